@@ -1,0 +1,173 @@
+"""Flags from fields: a section is a frozen dataclass, each field of it one command line flag."""
+
+import ast
+import difflib
+import inspect
+import textwrap
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from itertools import pairwise
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from megatron.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The option string of a flag whose spelling does not follow its field.
+
+    Args:
+        option: the spelling shown in the help.
+        older: other spellings that scripts in use have.
+    """
+
+    option: str
+    older: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Legacy:
+    """A flag of other systems that has no field here.
+
+    Args:
+        option: its spelling.
+        reason: one sentence: what happens instead, or what to write.
+        takes: how many values follow it ("*": any number).
+        refused: whether using it is an error; otherwise it is accepted and the reason printed.
+    """
+
+    option: str
+    reason: str
+    takes: int | str = 0
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a command line said."""
+
+    sections: dict[str, Any]  # section name -> instance of its dataclass
+    notices: tuple[str, ...]  # one sentence for each accepted flag without effect
+
+
+def parse_sections(
+    argv: Sequence[str],
+    sections: Mapping[str, type],
+    *,
+    description: str = "",
+    legacy: Iterable[Legacy] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> Parsed:
+    """Return one instance per section of what `argv` says.
+
+    Args:
+        description: the first lines of `--help`.
+        legacy: flags of other systems to refuse or to accept with a notice.
+        defaults: values by field name that replace the fields' own defaults.
+
+    Raises:
+        ConfigError: a flag is unknown, refused, missing, or its value is not of its type.
+    """
+    parser = _Parser(allow_abbrev=False, description=description)
+    for section in sections.values():
+        add_section(parser, section, defaults or {})
+    for flag in legacy:
+        _add_legacy(parser, flag)
+    said = vars(parser.parse_args(list(argv), Namespace(notices=[])))
+    built = {
+        name: section(**{field.name: said[field.name] for field in fields(section)})
+        for name, section in sections.items()
+    }
+    return Parsed(built, tuple(dict.fromkeys(said["notices"])))
+
+
+def add_section(
+    parser: ArgumentParser, section: type, defaults: Mapping[str, Any] | None = None
+) -> None:
+    """Add one flag per field of `section`, in a group headed by its docstring."""
+    group = parser.add_argument_group(section.__name__, inspect.getdoc(section))
+    hints = get_type_hints(section, include_extras=True)
+    helps = field_docstrings(section)
+    for field in fields(section):
+        options, keywords = argparse_form(field, hints[field.name])
+        if defaults and field.name in defaults:
+            keywords |= {"required": False, "default": defaults[field.name]}
+            if keywords.get("action"):
+                del keywords["required"]
+        prefix = "Turn off: " if field.default is True else ""
+        help_text = (prefix + helps[field.name]).replace("%", "%%")
+        group.add_argument(*options, dest=field.name, help=help_text, **keywords)
+
+
+def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return the option strings of `field` and its keywords for `add_argument`."""
+    turned_off = field.default is True
+    options = [("--no-" if turned_off else "--") + field.name.replace("_", "-")]
+    if get_origin(hint) is Annotated:
+        hint, spelling = get_args(hint)
+        options = [spelling.option, *spelling.older]
+    if get_origin(hint) in (Union, UnionType):
+        (hint,) = (arm for arm in get_args(hint) if arm is not NoneType)
+    if hint is bool:
+        return options, {"action": "store_false" if turned_off else "store_true"}
+    required = field.default is MISSING and field.default_factory is MISSING
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    keywords: dict[str, Any] = {"required": required, "default": None if required else default}
+    if get_origin(hint) is Literal:
+        return options, keywords | {"choices": get_args(hint), "type": type(get_args(hint)[0])}
+    if get_origin(hint) is list:
+        return options, keywords | {"nargs": "+", "type": get_args(hint)[0]}
+    return options, keywords | {"type": hint}
+
+
+def field_docstrings(section: type) -> dict[str, str]:
+    """Return {field name: the string literal written under it}."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for field, below in pairwise(definition.body):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                docs[name] = inspect.cleandoc(doc)
+    return docs
+
+
+class _Parser(ArgumentParser):
+    """Raises instead of exiting, so that one rank of many can print the message."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        said, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            raise ConfigError(*(self._unknown(word) for word in _flags_of(unknown)))
+        return said
+
+    def _unknown(self, word: str) -> str:
+        known = [option for action in self._actions for option in action.option_strings]
+        nearest = difflib.get_close_matches(word.replace("_", "-"), known, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else "; --help lists all flags"
+        return f"unknown flag {word}{hint}"
+
+
+def _flags_of(unknown: Sequence[str]) -> list[str]:
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    return flags or [f"{unknown[0]} (a value without a flag)"]
+
+
+def _add_legacy(parser: ArgumentParser, flag: Legacy) -> None:
+    class Used(Action):
+        def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+            if flag.refused:
+                raise ConfigError(f"{flag.option}: {flag.reason}")
+            namespace.notices.append(f"{flag.option}: {flag.reason}")
+
+    parser.add_argument(
+        flag.option, action=Used, nargs=flag.takes, dest="notices", help=flag.reason.replace("%", "%%")
+    )
