@@ -169,5 +169,9 @@ def _add_legacy(parser: ArgumentParser, flag: Legacy) -> None:
             namespace.notices.append(f"{flag.option}: {flag.reason}")
 
     parser.add_argument(
-        flag.option, action=Used, nargs=flag.takes, dest="notices", help=flag.reason.replace("%", "%%")
+        flag.option,
+        action=Used,
+        nargs=flag.takes,
+        dest="notices",
+        help=flag.reason.replace("%", "%%"),
     )

@@ -1,0 +1,70 @@
+"""The whole of what a user can ask of a training run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from megatron.config.checkpoint import CheckpointConfig
+from megatron.config.data import DataConfig
+from megatron.config.deepspeed import DeepSpeedConfig
+from megatron.config.evaluation import EvaluationConfig
+from megatron.config.files import with_file_flags
+from megatron.config.flags import parse_sections
+from megatron.config.legacy import LEGACY
+from megatron.config.logging import LoggingConfig
+from megatron.config.model import ModelConfig
+from megatron.config.optimizer import OptimizerConfig
+from megatron.config.parallel import ParallelConfig
+from megatron.config.precision import PrecisionConfig
+from megatron.config.recompute import RecomputeConfig
+from megatron.config.schedule import ScheduleConfig
+from megatron.config.tokenizer import TokenizerConfig
+from megatron.config.training import TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Every wish, by section. Flags are flat on the command line and nested here."""
+
+    model: ModelConfig
+    parallel: ParallelConfig
+    precision: PrecisionConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    data: DataConfig
+    tokenizer: TokenizerConfig
+    checkpoint: CheckpointConfig
+    recompute: RecomputeConfig
+    logging: LoggingConfig
+    deepspeed: DeepSpeedConfig
+
+    def to_json(self) -> str:
+        """Return the wishes as indented JSON, for a checkpoint."""
+        return json.dumps(asdict(self), indent=1)
+
+
+SECTIONS: Mapping[str, type] = {
+    name: annotation
+    for name, annotation in Config.__annotations__.items()
+    if isinstance(annotation, type)
+}
+
+
+def parse_config(argv: Sequence[str], *, description: str = "") -> tuple[Config, tuple[str, ...]]:
+    """Return what the command line `argv` asks for, and the notices its user should read.
+
+    A `--config` file is read first; what the command line says wins over it.
+
+    Raises:
+        ConfigError: a flag is unknown, refused, missing or malformed.
+    """
+    parsed = parse_sections(with_file_flags(argv), SECTIONS, description=description, legacy=LEGACY)
+    return Config(**parsed.sections), parsed.notices
+
+
+def flatten(nested: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return {field: value} of a Config's dictionary. Names are unique over all sections."""
+    return {name: value for section in nested.values() for name, value in section.items()}

@@ -1,0 +1,32 @@
+"""How the work is divided over processes, and on which devices."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from megatron.config.flags import Spelling
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """The layout, as the user asked for it."""
+
+    tensor_model_parallel_size: Annotated[
+        int, Spelling("--tensor-model-parallel-size", ("--model-parallel-size",))
+    ] = 1
+    """Number of processes that share each layer."""
+
+    pipeline_model_parallel_size: int = 1
+    """Number of stages that the layers are divided into."""
+
+    pp_partition_method: str = "type:transformer"
+    """How DeepSpeed cuts the layers into stages: type:REGEX balances the layers whose class name
+    matches, uniform balances their number, parameters their weights."""
+
+    distributed_backend: Literal["nccl", "gloo"] | None = None
+    """How processes talk; nccl on GPUs and gloo on CPUs when not said."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where tensors live; auto takes the GPUs when there are any."""
+
+    local_rank: Annotated[int | None, Spelling("--local_rank", ("--local-rank",))] = None
+    """Number of this process on its node; the launcher says it."""

@@ -1,0 +1,161 @@
+"""DeepSpeed's JSON: one number has one owner, the flag.
+
+JSON that repeats a flag is fine, JSON that contradicts it is an error that names both, "auto" and
+silence are filled in from the flag, and keys without a flag pass through untouched.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.errors import ConfigError
+from megatron.plan.batch_plan import BatchPlan
+from megatron.plan.parallel_plan import ParallelPlan
+from megatron.plan.precision_plan import PrecisionPlan
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A key of the JSON that a flag owns."""
+
+    key: str  # dotted path
+    flag: str
+    value: Any
+
+
+def read_ds_config(file: str | None) -> dict[str, Any]:
+    """Return the user's JSON, or an empty dictionary when there is none.
+
+    Raises:
+        ConfigError: the file is missing or is not a JSON object.
+    """
+    if file is None:
+        return {}
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--deepspeed_config {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"--deepspeed_config {file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--deepspeed_config {file}: expected an object at the top")
+    return content
+
+
+def value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Return the value at the dotted `key`; `default` where it is absent or "auto"."""
+    node: Any = tree
+    for name in key.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return default
+        node = node[name]
+    return default if node == "auto" else node
+
+
+def twins(
+    *, batch: BatchPlan, precision: PrecisionPlan, zero_stage: int, clip_grad: float
+) -> list[Twin]:
+    """Return every key that a flag owns, with the flag's value."""
+    start = batch.size_at(0)
+    return [
+        Twin("train_micro_batch_size_per_gpu", "--micro-batch-size", batch.micro_batch_size),
+        Twin("train_batch_size", "--global-batch-size", start),
+        Twin(
+            "gradient_accumulation_steps",
+            "--global-batch-size / (--micro-batch-size * replicas)",
+            batch.num_micro_batches(start),
+        ),
+        Twin("gradient_clipping", "--clip-grad", clip_grad),
+        Twin("fp16.enabled", "--fp16", precision.dtype == "fp16"),
+        Twin("bf16.enabled", "--bf16", precision.dtype == "bf16"),
+        Twin("zero_optimization.stage", "--zero-stage", zero_stage),
+    ]
+
+
+def ds_config_problems(
+    user: Mapping[str, Any], owned: list[Twin], batch: BatchPlan, file: str | None
+) -> Iterator[str]:
+    """Yield every key of the JSON that contradicts its flag."""
+    for twin in owned:
+        said = value_at(user, twin.key, _ABSENT)
+        # With a ramp, scripts write the final size where DeepSpeed needs the first one.
+        final = twin.key == "train_batch_size" and said == batch.global_batch_size
+        if said is _ABSENT or said == twin.value or final:
+            continue
+        yield (
+            f"{file}: {twin.key} is {json.dumps(said)}, but {twin.flag} is {twin.value}; "
+            "make them equal, or take the key out of the JSON"
+        )
+    if value_at(user, "scheduler") is not None:
+        yield (
+            f"{file}: scheduler: the learning rate is set by --lr, --min-lr and the --lr-… flags; "
+            "take the key out of the JSON"
+        )
+
+
+def merge_ds_config(
+    user: Mapping[str, Any], owned: list[Twin], parallel: ParallelPlan, precision: PrecisionPlan
+) -> dict[str, Any]:
+    """Return what DeepSpeed is given: the user's JSON with everything the plan decides in it."""
+    merged = _without_auto(user)
+    # The optimizer is ours (its constants are flags), and the schedule a function of the samples.
+    merged.pop("optimizer", None)
+    merged.pop("scheduler", None)
+    for twin in owned:
+        _put(merged, twin.key, twin.value)
+    _put(merged, "zero_optimization.stage", parallel.zero_stage)
+    for key, value in _silent_defaults(parallel, precision, merged).items():
+        if value_at(merged, key, _ABSENT) is _ABSENT:
+            _put(merged, key, value)
+    return merged
+
+
+def _silent_defaults(
+    parallel: ParallelPlan, precision: PrecisionPlan, merged: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what is written where the JSON is silent and DeepSpeed's own default would hurt."""
+    defaults: dict[str, Any] = {
+        # The loop prints; DeepSpeed's own progress line stays quiet.
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+        "zero_allow_untested_optimizer": True,
+    }
+    if precision.dtype == "bf16":
+        # bf16 keeps 8 bits of mantissa: sums over micro-batches and ranks need 32-bit floats.
+        defaults |= {
+            "data_types.grad_accum_dtype": "fp32",
+            "communication_data_type": "fp32",
+        }
+    if precision.dtype == "fp16":
+        defaults |= {
+            "fp16.loss_scale": 0,
+            "fp16.initial_scale_power": 32,
+            "fp16.loss_scale_window": 1000,
+            "fp16.hysteresis": 2,
+            "fp16.min_loss_scale": 1,
+        }
+    if parallel.zero_stage == 3:
+        defaults["zero_optimization.memory_efficient_linear"] = False
+    if value_at(merged, "zero_optimization.offload_optimizer") is not None:
+        # Our Adam runs on the CPU too; DeepSpeed's own would have to be compiled first.
+        defaults["zero_force_ds_cpu_optimizer"] = False
+    return defaults
+
+
+def _without_auto(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_auto(value) if isinstance(value, Mapping) else value
+        for key, value in tree.items()
+        if value != "auto"
+    }
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})
+    tree[last] = value

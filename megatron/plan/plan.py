@@ -1,0 +1,191 @@
+"""Wishes become decisions here, or a list of the reasons why they cannot."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any
+
+from megatron.config.config import Config
+from megatron.errors import ConfigError, raise_if_any
+from megatron.plan.batch_plan import BatchPlan, batch_problems, plan_batch
+from megatron.plan.ds_config import (
+    ds_config_problems,
+    merge_ds_config,
+    read_ds_config,
+    twins,
+    value_at,
+)
+from megatron.plan.model_spec import ModelSpec, model_problems, plan_model, vocab_problems
+from megatron.plan.parallel_plan import ParallelPlan, parallel_problems, plan_parallel
+from megatron.plan.precision_plan import PrecisionPlan, plan_precision, precision_problems
+from megatron.plan.run_plan import (
+    CheckpointPlan,
+    DataPlan,
+    EvaluationPlan,
+    LoggingPlan,
+    OptimizerPlan,
+    plan_checkpoint,
+    plan_data,
+    plan_evaluation,
+    plan_logging,
+    plan_optimizer,
+    run_problems,
+)
+from megatron.plan.schedule_plan import (
+    SchedulePlan,
+    TrainingPlan,
+    plan_schedule,
+    plan_training,
+    schedule_problems,
+    training_problems,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that will be built and run. Nothing in it is None."""
+
+    model: ModelSpec
+    parallel: ParallelPlan
+    batch: BatchPlan
+    training: TrainingPlan
+    schedule: SchedulePlan
+    optimizer: OptimizerPlan
+    precision: PrecisionPlan
+    data: DataPlan
+    evaluation: EvaluationPlan
+    checkpoint: CheckpointPlan
+    logging: LoggingPlan
+    recompute: bool
+    deepspeed: dict[str, Any]
+    notices: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """Return the decisions as indented JSON, for a checkpoint."""
+        return json.dumps(asdict(self), indent=1)
+
+
+def check(config: Config, *, world_size: int, device: str) -> None:
+    """Refuse wishes that no vocabulary can mend, before anything slow is started.
+
+    Raises:
+        ConfigError: lists every problem.
+    """
+    raise_if_any(_problems(config, world_size=world_size, device=device))
+
+
+def plan(config: Config, *, world_size: int, vocab_size: int, device: str) -> Plan:
+    """Decide what `world_size` processes on `device` ("cpu" or "cuda") will build and run.
+
+    Args:
+        vocab_size: number of tokens that the tokenizer knows.
+
+    Raises:
+        ConfigError: lists every problem.
+    """
+    tensor = config.parallel.tensor_model_parallel_size
+    check(config, world_size=world_size, device=device)
+    raise_if_any(vocab_problems(config.tokenizer, vocab_size=vocab_size, tensor=tensor))
+
+    user = read_ds_config(config.deepspeed.deepspeed_config)
+    precision = plan_precision(config.precision)
+    stage = _asked_zero_stage(config, user)
+    parallel = plan_parallel(
+        config.parallel, world_size=world_size, zero_stage=_zero_stage(stage, precision)
+    )
+    batch = plan_batch(
+        config.training,
+        global_batch_size=_global_batch_size(config, user),
+        data_parallel_size=parallel.data,
+    )
+    owned = twins(
+        batch=batch, precision=precision, zero_stage=stage, clip_grad=config.optimizer.clip_grad
+    )
+    training = plan_training(config.training, batch)
+    schedule = plan_schedule(config.schedule, training, batch)
+    raise_if_any(
+        chain(
+            schedule_problems(config.schedule, schedule),
+            ds_config_problems(user, owned, batch, config.deepspeed.deepspeed_config),
+        )
+    )
+    return Plan(
+        model=plan_model(config.model, config.tokenizer, vocab_size=vocab_size, tensor=tensor),
+        parallel=parallel,
+        batch=batch,
+        training=training,
+        schedule=schedule,
+        optimizer=plan_optimizer(config.optimizer),
+        precision=precision,
+        data=plan_data(config, training, batch.global_batch_size),
+        evaluation=plan_evaluation(config),
+        checkpoint=plan_checkpoint(config.checkpoint),
+        logging=plan_logging(config),
+        recompute=config.recompute.checkpoint_activations,
+        deepspeed=merge_ds_config(user, owned, parallel, precision),
+        notices=tuple(_notices(user, stage, parallel)),
+    )
+
+
+def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
+    try:
+        user = read_ds_config(config.deepspeed.deepspeed_config)
+    except ConfigError as error:
+        yield from error.problems
+        user = {}
+    parallel = config.parallel
+    tensor = max(1, parallel.tensor_model_parallel_size)
+    replica = tensor * max(1, parallel.pipeline_model_parallel_size)
+    yield from model_problems(config.model, tensor=tensor)
+    yield from parallel_problems(
+        parallel,
+        world_size=world_size,
+        num_layers=config.model.num_layers,
+        zero_stage=_asked_zero_stage(config, user),
+    )
+    yield from precision_problems(config.precision, device=device)
+    if world_size % replica == 0:
+        yield from batch_problems(
+            config.training,
+            global_batch_size=_global_batch_size(config, user),
+            data_parallel_size=world_size // replica,
+        )
+    yield from training_problems(config.training, config.schedule)
+    yield from run_problems(config)
+    if parallel.distributed_backend == "nccl" and device == "cpu":
+        yield (
+            "--distributed-backend nccl needs GPUs and this run is on CPUs: write gloo, or leave "
+            "the flag out"
+        )
+
+
+def _asked_zero_stage(config: Config, user: dict[str, Any]) -> int:
+    if config.deepspeed.zero_stage is not None:
+        return config.deepspeed.zero_stage
+    return value_at(user, "zero_optimization.stage", 0)
+
+
+def _zero_stage(asked: int, precision: PrecisionPlan) -> int:
+    """Return the stage that runs: DeepSpeed's unsharded 16-bit optimizers are not used.
+
+    They accumulate in 16 bits, miscount the norm under tensor parallelism, and cannot resume a
+    pipeline; stage 1 computes the same step and shards its state.
+    """
+    return max(1, asked) if precision.is_mixed else asked
+
+
+def _global_batch_size(config: Config, user: dict[str, Any]) -> int | None:
+    if config.training.global_batch_size is not None:
+        return config.training.global_batch_size
+    return value_at(user, "train_batch_size")
+
+
+def _notices(user: dict[str, Any], stage: int, parallel: ParallelPlan) -> Iterator[str]:
+    if stage != parallel.zero_stage:
+        yield (
+            f"16-bit training at ZeRO stage {stage} runs as stage {parallel.zero_stage}: the same "
+            "steps, with the optimizer state divided over the replicas"
+        )
+    if "optimizer" in user:
+        yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"

@@ -1,0 +1,158 @@
+"""What surrounds the training steps, decided: data, evaluation, checkpoints, optimizer, logs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron.config.checkpoint import CheckpointConfig
+from megatron.config.config import Config
+from megatron.config.optimizer import OptimizerConfig
+from megatron.plan.schedule_plan import TrainingPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerPlan:
+    """The optimizer and its constants."""
+
+    name: str
+    weight_decay: float
+    clip_grad: float  # 0: no clipping
+    beta1: float
+    beta2: float
+    eps: float
+    momentum: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """Which tokens, and how many samples of each split the run takes."""
+
+    prefix: str
+    split: str
+    cache_path: str  # "": beside the token files
+    train_samples: int
+    valid_samples: int
+    test_samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """When and how long to evaluate."""
+
+    interval: int
+    iters: int  # 0: never
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPlan:
+    """What is saved and loaded; an empty path means not at all."""
+
+    save: str
+    interval: int
+    load: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingPlan:
+    """What is told; an empty path means no TensorBoard."""
+
+    interval: int
+    tensorboard_dir: str
+    tensorboard_interval: int
+    tensorboard_queue_size: int
+    timers: bool
+    batch_size: bool
+    validation_ppl: bool
+    learning_rate: bool
+    loss_scale: bool
+
+
+def plan_optimizer(optimizer: OptimizerConfig) -> OptimizerPlan:
+    """Return the decided optimizer."""
+    return OptimizerPlan(
+        name=optimizer.optimizer,
+        weight_decay=optimizer.weight_decay,
+        clip_grad=optimizer.clip_grad,
+        beta1=optimizer.adam_beta1,
+        beta2=optimizer.adam_beta2,
+        eps=optimizer.adam_eps,
+        momentum=optimizer.sgd_momentum,
+    )
+
+
+def plan_data(config: Config, training: TrainingPlan, global_batch_size: int) -> DataPlan:
+    """Return the decided data.
+
+    Validation gets its share for every evaluation during and after training, the test set for one.
+    """
+    iters = config.evaluation.eval_iters
+    evaluations = training.train_iters // config.evaluation.eval_interval + 1
+    return DataPlan(
+        prefix=(config.data.data_path or [""])[0],
+        split=config.data.split,
+        cache_path=config.data.data_cache_path or "",
+        train_samples=training.train_samples,
+        valid_samples=evaluations * iters * global_batch_size,
+        test_samples=iters * global_batch_size,
+    )
+
+
+def plan_evaluation(config: Config) -> EvaluationPlan:
+    """Return when and how long to evaluate."""
+    return EvaluationPlan(
+        interval=config.evaluation.eval_interval, iters=config.evaluation.eval_iters
+    )
+
+
+def plan_checkpoint(checkpoint: CheckpointConfig) -> CheckpointPlan:
+    """Return what is saved and loaded."""
+    return CheckpointPlan(
+        save=checkpoint.save or "",
+        interval=checkpoint.save_interval or 0,
+        load=checkpoint.load or "",
+    )
+
+
+def plan_logging(config: Config) -> LoggingPlan:
+    """Return what is told."""
+    logging = config.logging
+    return LoggingPlan(
+        interval=logging.log_interval,
+        tensorboard_dir=logging.tensorboard_dir or "",
+        tensorboard_interval=logging.tensorboard_log_interval,
+        tensorboard_queue_size=logging.tensorboard_queue_size,
+        timers=logging.log_timers_to_tensorboard,
+        batch_size=logging.log_batch_size_to_tensorboard,
+        validation_ppl=logging.log_validation_ppl_to_tensorboard,
+        learning_rate=logging.log_learning_rate_to_tensorboard,
+        loss_scale=logging.log_loss_scale_to_tensorboard,
+    )
+
+
+def run_problems(config: Config) -> Iterator[str]:
+    """Yield every reason why the run cannot be surrounded as asked."""
+    paths = config.data.data_path or []
+    if not paths:
+        yield "--data-path is missing: the prefix of a .bin/.idx pair of tools/preprocess_data.py"
+    if len(paths) > 1:
+        yield f"--data-path takes one prefix; {len(paths)} values were given"
+    for flag, value, least in (
+        ("--log-interval", config.logging.log_interval, 1),
+        ("--tensorboard-log-interval", config.logging.tensorboard_log_interval, 1),
+        ("--eval-interval", config.evaluation.eval_interval, 1),
+        ("--eval-iters", config.evaluation.eval_iters, 0),
+        ("--save-interval", config.checkpoint.save_interval, 1),
+        ("--clip-grad", config.optimizer.clip_grad, 0),
+        ("--weight-decay", config.optimizer.weight_decay, 0),
+    ):
+        if value is not None and value < least:
+            yield f"{flag} {value} must be at least {least}"
+    for flag, beta in (
+        ("--adam-beta1", config.optimizer.adam_beta1),
+        ("--adam-beta2", config.optimizer.adam_beta2),
+    ):
+        if not 0 <= beta < 1:
+            yield f"{flag} {beta} must be at least 0 and less than 1"
+    if config.checkpoint.save and not config.checkpoint.save_interval:
+        yield "--save needs --save-interval: how many iterations apart"
+    if config.checkpoint.save_interval and not config.checkpoint.save:
+        yield "--save-interval needs --save: the directory"

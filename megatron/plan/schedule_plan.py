@@ -1,0 +1,117 @@
+"""The learning rate's path and the run's length, in samples."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron.config.schedule import ScheduleConfig
+from megatron.config.training import TrainingConfig
+from megatron.plan.batch_plan import BatchPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePlan:
+    """The learning rate as a function of training samples."""
+
+    style: str
+    peak: float
+    floor: float
+    warmup_samples: int
+    decay_samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """How long the run is."""
+
+    train_iters: int
+    train_samples: int
+    exit_interval: int  # 0: never
+    seed: int
+
+
+def plan_training(training: TrainingConfig, batch: BatchPlan) -> TrainingPlan:
+    """Return the run's length in steps and in samples."""
+    if training.train_samples is not None:
+        iterations, samples = batch.iterations_for(training.train_samples), training.train_samples
+    else:
+        iterations = training.train_iters or 0
+        samples = iterations * batch.global_batch_size
+    return TrainingPlan(
+        train_iters=iterations,
+        train_samples=samples,
+        exit_interval=training.exit_interval or 0,
+        seed=training.seed,
+    )
+
+
+def plan_schedule(
+    schedule: ScheduleConfig, training: TrainingPlan, batch: BatchPlan
+) -> SchedulePlan:
+    """Return the learning rate's path; iterations count as full global batches."""
+    iteration = batch.global_batch_size
+    if schedule.lr_decay_samples is not None:
+        decay = schedule.lr_decay_samples
+    elif schedule.lr_decay_iters is not None:
+        decay = schedule.lr_decay_iters * iteration
+    else:
+        decay = training.train_samples
+    if schedule.lr_warmup_fraction is not None:
+        warmup = int(schedule.lr_warmup_fraction * decay)
+    else:
+        warmup = schedule.lr_warmup_samples or schedule.lr_warmup_iters * iteration
+    return SchedulePlan(
+        style=schedule.lr_decay_style,
+        peak=schedule.lr,
+        floor=schedule.min_lr,
+        warmup_samples=warmup,
+        decay_samples=decay,
+    )
+
+
+def training_problems(training: TrainingConfig, schedule: ScheduleConfig) -> Iterator[str]:
+    """Yield every contradiction in how long the run is and what that is counted in."""
+    if (training.train_iters is None) == (training.train_samples is None):
+        yield "give exactly one of --train-iters and --train-samples"
+        return
+    for flag, length in (
+        ("--train-iters", training.train_iters),
+        ("--train-samples", training.train_samples),
+        ("--exit-interval", training.exit_interval),
+    ):
+        if length is not None and length < 1:
+            yield f"{flag} {length} must be at least 1"
+    if training.seed < 1:
+        yield f"--seed {training.seed} must be at least 1"
+    by_iters = training.train_iters is not None
+    run, wrong = ("--train-iters", "samples") if by_iters else ("--train-samples", "iters")
+    decay, warmup = (
+        (schedule.lr_decay_samples, schedule.lr_warmup_samples)
+        if by_iters
+        else (schedule.lr_decay_iters, schedule.lr_warmup_iters)
+    )
+    if decay is not None:
+        yield f"--lr-decay-{wrong} does not go with {run}: count both in the same unit"
+    if warmup:
+        yield f"--lr-warmup-{wrong} does not go with {run}: count both in the same unit"
+    if by_iters and training.rampup_batch_size is not None:
+        yield "--rampup-batch-size is counted in samples: give --train-samples instead of --train-iters"
+
+
+def schedule_problems(schedule: ScheduleConfig, plan: SchedulePlan) -> Iterator[str]:
+    """Yield every reason why the learning rate has no such path."""
+    fraction = schedule.lr_warmup_fraction
+    if schedule.lr < 0 or schedule.min_lr < 0:
+        yield f"--lr {schedule.lr} and --min-lr {schedule.min_lr} must not be negative"
+    if schedule.min_lr > schedule.lr:
+        yield f"--min-lr {schedule.min_lr} is more than --lr {schedule.lr}"
+    if fraction is not None and not 0 <= fraction <= 1:
+        yield f"--lr-warmup-fraction {fraction} must be between 0 and 1"
+    if fraction is not None and (schedule.lr_warmup_iters or schedule.lr_warmup_samples):
+        yield "--lr-warmup-fraction and --lr-warmup-iters/samples say the same: give one of them"
+    if plan.decay_samples < 1:
+        yield f"the learning rate decays over {plan.decay_samples} samples; at least 1 is needed"
+    elif plan.warmup_samples >= plan.decay_samples:
+        yield (
+            f"the warm-up ({plan.warmup_samples} samples) is not shorter than the decay "
+            f"({plan.decay_samples} samples)"
+        )
