@@ -1,0 +1,44 @@
+"""One transformer layer: attention and MLP, each behind a norm and beside a residual."""
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron.model.attention import ParallelAttention
+from megatron.model.mlp import ParallelMLP
+from megatron.parallel.random import RngTracker
+from megatron.plan.model_spec import ModelSpec
+
+
+class ParallelTransformerLayerPipe(nn.Module):
+    """x + dropout(attention(norm(x))), then the same with the MLP.
+
+    Shapes: x_sbh [s, b, h] -> [s, b, h].
+    Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
+    Randomness: residual dropout draws from the ordinary stream, attention from `rng`.
+    """
+
+    def __init__(self, *, spec: ModelSpec, group: dist.ProcessGroup, rng: RngTracker):
+        super().__init__()
+        width, eps = spec.hidden_size, spec.layernorm_epsilon
+        self.hidden_dropout = spec.hidden_dropout
+        self.input_layernorm = nn.LayerNorm(width, eps=eps)
+        self.self_attention = ParallelAttention(
+            width,
+            num_heads=spec.num_attention_heads,
+            head_dim=spec.head_dim,
+            dropout=spec.attention_dropout,
+            group=group,
+            rng=rng,
+        )
+        self.post_attention_layernorm = nn.LayerNorm(width, eps=eps)
+        self.mlp = ParallelMLP(width, ffn_hidden_size=spec.ffn_hidden_size, group=group)
+
+    def forward(self, x_sbh: Tensor) -> Tensor:
+        y_sbh, bias = self.self_attention(self.input_layernorm(x_sbh))
+        x_sbh = self._add(x_sbh, y_sbh, bias)
+        y_sbh, bias = self.mlp(self.post_attention_layernorm(x_sbh))
+        return self._add(x_sbh, y_sbh, bias)
+
+    def _add(self, residual_sbh: Tensor, y_sbh: Tensor, bias: Tensor) -> Tensor:
+        return residual_sbh + F.dropout(y_sbh + bias, self.hidden_dropout, self.training)

@@ -1,0 +1,71 @@
+"""GPT, front to back, as a list. Numbers and names are BLOOM's, so its checkpoints open."""
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
+from megatron.model.layers import Layer, Step, Tie
+from megatron.parallel.random import RngTracker
+from megatron.plan.model_spec import ModelSpec
+
+
+def gpt_layers(
+    spec: ModelSpec, *, group: dist.ProcessGroup, rng: RngTracker, mixed: bool
+) -> list[Step]:
+    """Return the network: (tokens_bs, positions_bs) in, logits_bsv [b, s, V/t] out.
+
+    Args:
+        group: the tensor-parallel ranks.
+        rng: the stream for what differs between them.
+        mixed: whether weights are 16-bit, so that logits are cast up at the end.
+    """
+    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
+    weight = "word_embeddings.weight"
+    embedding = Layer(
+        EmbeddingPipe,
+        {
+            **sizes,
+            "max_position_embeddings": spec.max_position_embeddings,
+            "hidden_dropout": spec.hidden_dropout,
+            "group": group,
+        },
+        tie=Tie("embed", weight),
+    )
+    block = Layer(ParallelTransformerLayerPipe, {"spec": spec, "group": group, "rng": rng})
+    norm = Layer(
+        nn.LayerNorm, {"normalized_shape": spec.hidden_size, "eps": spec.layernorm_epsilon}
+    )
+    head = Layer(
+        OutputEmbeddingPipe, {**sizes, "group": group}, tie=Tie("embed", weight, tied_logits)
+    )
+    return [
+        take_tokens,
+        embedding,
+        to_sequence_first,
+        *[block] * spec.num_layers,
+        to_batch_first,
+        norm,
+        head,
+        *([to_float32] if mixed else []),
+    ]
+
+
+def take_tokens(inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the inputs themselves; the entry keeps the layers' numbers those of BLOOM."""
+    return inputs
+
+
+def to_sequence_first(x_bsh: Tensor) -> Tensor:
+    """Return [s, b, h]."""
+    return x_bsh.transpose(0, 1).contiguous()
+
+
+def to_batch_first(x_sbh: Tensor) -> Tensor:
+    """Return [b, s, h]."""
+    return x_sbh.transpose(0, 1).contiguous()
+
+
+def to_float32(x: Tensor) -> Tensor:
+    """Return `x` in 32 bits."""
+    return x.float()

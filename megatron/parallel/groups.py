@@ -1,0 +1,71 @@
+"""This rank's process groups, one per axis."""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from megatron.parallel.topology import Topology
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The ranks that this rank works with.
+
+    Args:
+        topology: the whole grid.
+        rank: this process.
+        tensor: those that share its layers.
+        data: those that hold the same shard of the model.
+        model: those that make up its replica.
+    """
+
+    topology: Topology
+    rank: int
+    tensor: dist.ProcessGroup
+    data: dist.ProcessGroup
+    model: dist.ProcessGroup
+
+    @property
+    def stage(self) -> int:
+        """This rank's pipeline stage."""
+        return self.topology.stage_of(self.rank)
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among the replicas."""
+        return self.topology.data_rank_of(self.rank)
+
+    @property
+    def tensor_rank(self) -> int:
+        """This rank's place among those that share its layers."""
+        return self.topology.tensor_rank_of(self.rank)
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this rank takes tokens in."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this rank computes the loss."""
+        return self.stage == self.topology.pipeline - 1
+
+
+def build_groups(topology: Topology) -> Groups:
+    """Create this rank's groups. Every rank of the world must call this, in step.
+
+    Communication: creates one process group per set of ranks.
+    """
+    rank = dist.get_rank()
+    return Groups(
+        topology=topology,
+        rank=rank,
+        tensor=_own_group(rank, topology.tensor_groups()),
+        data=_own_group(rank, topology.data_groups()),
+        model=_own_group(rank, topology.model_groups()),
+    )
+
+
+def _own_group(rank: int, sets: list[list[int]]) -> dist.ProcessGroup:
+    own = [group for ranks in sets if (group := dist.new_group(ranks)) and rank in ranks]
+    return own[0]
