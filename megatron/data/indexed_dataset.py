@@ -1,0 +1,295 @@
+"""A .bin/.idx pair: how token sequences lie on disk. What a token means is not known here."""
+
+import struct
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from megatron.data.publish import publish, temporary_beside, write_errors_name
+from megatron.errors import DataError
+
+MAGIC = b"MMIDIDX\0\0"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document entries
+DTYPES: dict[int, np.dtype] = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    6: np.dtype("<f8"),
+    7: np.dtype("<f8"),
+    8: np.dtype("<u2"),
+}
+"""Data type of the tokens, by its code in the header."""
+
+_CHUNK = 1 << 20  # entries of an index handled at a time, so that memory stays bounded
+
+
+def best_dtype(vocab_size: int) -> np.dtype:
+    """Return the smallest type that preprocessing uses for ids below `vocab_size`."""
+    return np.dtype("<u2") if vocab_size < 65500 else np.dtype("<i4")
+
+
+class IndexedDataset:
+    """Sequences of tokens in PREFIX.bin, found through PREFIX.idx; both are mapped, not read.
+
+    A sequence is a document, unless preprocessing split documents into sentences: then
+    sequences `document_starts[k]` to `document_starts[k + 1]` make document k.
+
+    Args:
+        prefix: path of the pair without `.bin` and `.idx`.
+
+    Raises:
+        DataError: a file is missing, truncated, too long, or of another format.
+
+    Shapes: sizes [sequences] int32, in tokens; pointers [sequences] int64, in bytes;
+        document_starts [documents + 1] int64; tokens [tokens], all sequences back to back.
+    """
+
+    def __init__(self, prefix: str | Path):
+        self.prefix = str(prefix)
+        self.bin_path, self.idx_path = _existing_pair(self.prefix)
+        self.dtype, num_sequences, num_entries = _read_header(self.idx_path)
+
+        index = _map(self.idx_path, np.dtype("u1"))
+        sizes_end = HEADER.size + 4 * num_sequences
+        self.sizes = np.frombuffer(index, "<i4", num_sequences, HEADER.size)
+        self.pointers = np.frombuffer(index, "<i8", num_sequences, sizes_end)
+        self.document_starts = np.frombuffer(
+            index, "<i8", num_entries, sizes_end + 8 * num_sequences
+        )
+
+        expected_bytes = 0
+        if num_sequences:
+            expected_bytes = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
+        _require_length(self.bin_path, expected_bytes)
+        self.tokens = _map(self.bin_path, self.dtype)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, i: int) -> NDArray:
+        return self.get(i)
+
+    def get(self, i: int, offset: int = 0, length: int | None = None) -> NDArray:
+        """Return `length` tokens of sequence i from `offset` on; to its end when not said.
+
+        Shapes: -> [length], of the type on disk, a read-only view of the file.
+        """
+        if not 0 <= i < len(self):
+            raise IndexError(f"sequence {i} of {len(self)} in {self.prefix}")
+        size = int(self.sizes[i])
+        if length is None:
+            length = size - offset
+        if not 0 <= offset <= offset + length <= size:
+            raise ValueError(
+                f"tokens {offset} to {offset + length} of sequence {i} in {self.prefix}, "
+                f"which has {size} tokens"
+            )
+        start = int(self.pointers[i]) // self.dtype.itemsize + offset
+        return self.tokens[start : start + length]
+
+    def verify(self) -> None:
+        """Check that every pointer is the sum of the sizes before it.
+
+        Reads the whole index, so it is for once per index map, not for every opening.
+
+        Raises:
+            DataError: a pointer or a size is damaged.
+        """
+        end = 0
+        for first in range(0, len(self), _CHUNK):
+            sizes = self.sizes[first : first + _CHUNK].astype(np.int64)
+            ends = end + np.cumsum(sizes) * self.dtype.itemsize
+            starts = ends - sizes * self.dtype.itemsize
+            wrong = (starts != self.pointers[first : first + _CHUNK]) | (sizes < 0)
+            if wrong.any():
+                i = first + int(wrong.argmax())
+                raise DataError(
+                    f"{self.idx_path} is damaged: sequence {i} has size {self.sizes[i]} and "
+                    f"starts at byte {self.pointers[i]}, expected {starts[i - first]}; "
+                    "make the file again"
+                )
+            end = int(ends[-1])
+
+
+class IndexedDatasetWriter:
+    """Writes a .bin/.idx pair of one sequence per document; memory does not grow with it.
+
+    The files have temporary names until `publish`. As a context manager it publishes on
+    success and leaves nothing behind on failure.
+
+    Args:
+        prefix: path of the pair without `.bin` and `.idx`; an existing pair is replaced.
+        dtype: an integer type of `DTYPES`.
+
+    Raises:
+        DataError: the files cannot be written.
+    """
+
+    def __init__(self, prefix: str | Path, dtype: DTypeLike):
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.num_documents = 0
+        self.num_tokens = 0
+        self._code = {known: code for code, known in DTYPES.items()}[self.dtype]
+        self._bin_path, self._idx_path = _pair(str(prefix))
+        self._bin_temporary = temporary_beside(self._bin_path)
+        self._idx_temporary = temporary_beside(self._idx_path)
+        try:
+            with write_errors_name(self._bin_path):
+                self._bin = self._bin_temporary.open("wb")
+            with write_errors_name(self._idx_path):
+                self._idx = self._idx_temporary.open("wb")
+                self._idx.write(bytes(HEADER.size))
+        except DataError:
+            self._bin_temporary.unlink(missing_ok=True)
+            raise
+
+    def append(self, tokens: ArrayLike, sizes: ArrayLike | None = None) -> None:
+        """Append documents.
+
+        Args:
+            tokens: the documents back to back.
+            sizes: tokens of each document; one document when not said.
+
+        Raises:
+            DataError: a token does not fit the data type, or a document the format.
+
+        Shapes: tokens [sum of sizes], sizes [documents].
+        """
+        tokens = np.asarray(tokens)
+        sizes = np.asarray([tokens.size] if sizes is None else sizes, dtype=np.int64)
+        if sizes.sum() != tokens.size:
+            raise ValueError(f"sizes sum to {sizes.sum()}, tokens are {tokens.size}")
+        self._require_fit(tokens, self.dtype, "token id")
+        self._require_fit(sizes, np.dtype("<i4"), "number of tokens of a document")
+        with write_errors_name(self._bin_path):
+            self._bin.write(tokens.astype(self.dtype, copy=False).tobytes())
+        # Sizes come right after the header, so they stream to their place while N is unknown.
+        with write_errors_name(self._idx_path):
+            self._idx.write(sizes.astype("<i4").tobytes())
+        self.num_documents += sizes.size
+        self.num_tokens += tokens.size
+
+    def finish(self) -> None:
+        """Complete both files under their temporary names."""
+        with write_errors_name(self._bin_path):
+            self._bin.close()
+        with write_errors_name(self._idx_path):
+            self._write_pointers()
+            for first in range(0, self.num_documents + 1, _CHUNK):
+                last = min(first + _CHUNK, self.num_documents + 1)
+                self._idx.write(np.arange(first, last, dtype="<i8").tobytes())
+            self._idx.seek(0)
+            self._idx.write(
+                HEADER.pack(MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1)
+            )
+            self._idx.close()
+
+    def publish(self) -> None:
+        """Give the finished files their names."""
+        with write_errors_name(self._bin_path):
+            publish(self._bin_temporary, self._bin_path)
+        with write_errors_name(self._idx_path):
+            publish(self._idx_temporary, self._idx_path)
+
+    def discard(self) -> None:
+        """Remove what is not published."""
+        for file in (self._bin, self._idx):
+            with suppress(OSError):  # closing writes what is buffered, and the disk may be full
+                file.close()
+        self._bin_temporary.unlink(missing_ok=True)
+        self._idx_temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> "IndexedDatasetWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+                self.publish()
+        finally:
+            self.discard()
+
+    def _write_pointers(self) -> None:
+        self._idx.flush()
+        end = 0
+        for first in range(0, self.num_documents, _CHUNK):
+            count = min(_CHUNK, self.num_documents - first)
+            sizes = np.fromfile(self._idx_temporary, "<i4", count, offset=HEADER.size + 4 * first)
+            ends = end + np.cumsum(sizes, dtype="<i8") * self.dtype.itemsize
+            self._idx.write(np.concatenate([[end], ends[:-1]]).astype("<i8").tobytes())
+            end = ends[-1]
+
+    def _require_fit(self, values: NDArray, dtype: np.dtype, what: str) -> None:
+        if not values.size or np.can_cast(values.dtype, dtype):
+            return
+        limits = np.iinfo(dtype)
+        for value in (int(values.min()), int(values.max())):
+            if not limits.min <= value <= limits.max:
+                raise DataError(
+                    f"{what} {value} does not fit {dtype.name} in {self._bin_path} "
+                    f"({limits.min} to {limits.max})"
+                )
+
+
+def _pair(prefix: str) -> tuple[Path, Path]:
+    return Path(prefix + ".bin"), Path(prefix + ".idx")
+
+
+def _existing_pair(prefix: str) -> tuple[Path, Path]:
+    pair = _pair(prefix)
+    missing = [str(path) for path in pair if not path.is_file()]
+    if not missing:
+        return pair
+    hint = "give the path of a .bin/.idx pair without its suffix"
+    if prefix.endswith((".bin", ".idx")):
+        hint = f"give the path without its suffix: {prefix[:-4]}"
+    raise DataError(f"no token files at {prefix}: {' and '.join(missing)} missing; {hint}")
+
+
+def _read_header(idx_path: Path) -> tuple[np.dtype, int, int]:
+    """Return the tokens' type and the numbers of sequences and of document entries."""
+    with idx_path.open("rb") as file:
+        header = file.read(HEADER.size)
+    if header[: len(MAGIC)] != MAGIC[: len(header)]:
+        raise DataError(
+            f"{idx_path} is not an index of the mmap format: it starts with {header[:9]!r}, "
+            f"expected {MAGIC!r}; make it with tools/preprocess_data.py --dataset-impl mmap"
+        )
+    if len(header) < HEADER.size:
+        raise DataError(f"{idx_path} is truncated: {len(header)} of {HEADER.size} header bytes")
+    version, code, num_sequences, num_entries = HEADER.unpack(header)[1:]
+    if version != VERSION:
+        raise DataError(f"{idx_path} has format version {version}; this code reads {VERSION}")
+    if code not in DTYPES:
+        raise DataError(f"{idx_path} has unknown data type code {code}; known are 1 to 8")
+    _require_length(idx_path, HEADER.size + 12 * num_sequences + 8 * num_entries)
+    return DTYPES[code], num_sequences, num_entries
+
+
+def _require_length(path: Path, expected_bytes: int) -> None:
+    found_bytes = path.stat().st_size
+    if found_bytes != expected_bytes:
+        state = "truncated" if found_bytes < expected_bytes else "not of this index"
+        raise DataError(
+            f"{path} is {state}: expected {expected_bytes} bytes, found {found_bytes}; "
+            "copy or make the .bin/.idx pair again"
+        )
+
+
+def _map(path: Path, dtype: np.dtype) -> NDArray:
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype)  # an empty file cannot be mapped
+    # A plain array over the same pages: slicing a memmap object costs several times as much.
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))

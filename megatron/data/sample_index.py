@@ -1,0 +1,137 @@
+"""Which tokens make sample i: Megatron's order of documents and samples, from a seed.
+
+Documents are shuffled and laid end to end, epoch after epoch; the stream is cut into samples
+that share one token with their neighbours; the samples are shuffled once more.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_CHUNK = 1 << 18  # documents looked at in one go, so that temporary arrays stay small
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How often the documents are repeated, and how many samples that gives."""
+
+    num_epochs: int
+    num_samples: int  # in all epochs together
+    num_early_samples: int  # shuffled among themselves, before those that follow
+
+    @property
+    def has_separate_last(self) -> bool:
+        """Whether the last epoch is shuffled apart, because little of it is wanted."""
+        return self.num_early_samples < self.num_samples
+
+
+@dataclass(frozen=True)
+class SampleIndex:
+    """The three maps from a sample's number to its tokens.
+
+    Sample i is number j = sample_order[i] in the stream. It starts at the place sample_starts[j]
+    and ends with the token at sample_starts[j + 1], which the next one shares.
+
+    Shapes: document_order [epochs * documents], document numbers; sample_starts
+        [samples + 1, 2], place in document_order and token in that document;
+        sample_order [samples].
+    """
+
+    document_order: NDArray
+    sample_starts: NDArray
+    sample_order: NDArray
+
+
+def plan_epochs(tokens_per_epoch: int, *, num_samples: int, seq_length: int) -> Epochs:
+    """Return the fewest epochs that hold `num_samples` samples.
+
+    Source: Megatron-LM. The last epoch is shuffled apart when fewer than 95% of its samples
+        are wanted: mixed into the others, it would show part of the documents once more than
+        the rest.
+    """
+    num_epochs = max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
+    all_samples = (num_epochs * tokens_per_epoch - 1) // seq_length
+    if num_epochs == 1:
+        return Epochs(1, all_samples, all_samples)
+    early_samples = ((num_epochs - 1) * tokens_per_epoch - 1) // seq_length
+    samples_per_epoch = (tokens_per_epoch - 1) // seq_length
+    is_separate = num_samples - early_samples < int(0.95 * samples_per_epoch)
+    return Epochs(num_epochs, all_samples, early_samples if is_separate else all_samples)
+
+
+def build_sample_index(
+    sizes: NDArray, documents: range, epochs: Epochs, *, seq_length: int, seed: int
+) -> SampleIndex:
+    """Build the maps over `documents` of a corpus.
+
+    Args:
+        sizes: tokens of every document of the corpus.
+        epochs: made by `plan_epochs` from the tokens in `documents`.
+
+    Shapes: sizes [at least documents.stop] int32.
+    Randomness: one generator seeded with `seed`, for the documents and then for the samples.
+    """
+    rng = np.random.RandomState(seed)
+    document_order = _document_order(documents, epochs, rng)
+    sample_starts = _sample_starts(
+        # A copy: entries of the mapped file are not aligned, which slows random access.
+        np.array(sizes[documents.start : documents.stop], dtype=np.int32),
+        document_order,
+        first_document=documents.start,
+        num_samples=epochs.num_samples,
+        seq_length=seq_length,
+    )
+    return SampleIndex(document_order, sample_starts, _sample_order(epochs, rng))
+
+
+def _document_order(documents: range, epochs: Epochs, rng: np.random.RandomState) -> NDArray:
+    dtype = _signed_dtype(documents.stop)
+    one_epoch = np.arange(documents.start, documents.stop, dtype=dtype)
+    order = np.tile(one_epoch, epochs.num_epochs)
+    if not epochs.has_separate_last:
+        rng.shuffle(order)
+        return order
+    rng.shuffle(order[: -len(documents)])
+    rng.shuffle(order[-len(documents) :])
+    return order
+
+
+def _sample_starts(
+    sizes: NDArray,
+    document_order: NDArray,
+    *,
+    first_document: int,
+    num_samples: int,
+    seq_length: int,
+) -> NDArray:
+    """Find the document that holds token k * seq_length of the stream, for every k."""
+    starts = np.empty((num_samples + 1, 2), _signed_dtype(len(document_order)))
+    row = 0
+    tokens_before = 0
+    for first in range(0, len(document_order), _CHUNK):
+        chunk_sizes = sizes[document_order[first : first + _CHUNK] - first_document]
+        ends = tokens_before + np.cumsum(chunk_sizes, dtype=np.int64)
+        tokens_before = int(ends[-1])
+        next_row = min((tokens_before - 1) // seq_length, num_samples) + 1
+        tokens = np.arange(row, next_row, dtype=np.int64) * seq_length
+        places = np.searchsorted(ends, tokens, side="right")
+        starts[row:next_row, 0] = first + places
+        starts[row:next_row, 1] = tokens - (ends[places] - chunk_sizes[places])
+        row = next_row
+    # Megatron starts at the first document even if that one is empty.
+    starts[0] = 0
+    return starts
+
+
+def _sample_order(epochs: Epochs, rng: np.random.RandomState) -> NDArray:
+    fits = epochs.num_samples < np.iinfo(np.uint32).max - 1
+    order = np.arange(epochs.num_samples, dtype=np.uint32 if fits else np.int64)
+    rng.shuffle(order[: epochs.num_early_samples])
+    if epochs.has_separate_last:
+        rng.shuffle(order[epochs.num_early_samples :])
+    return order
+
+
+def _signed_dtype(count: int) -> type[np.signedinteger]:
+    return np.int32 if count <= np.iinfo(np.int32).max else np.int64

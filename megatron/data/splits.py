@@ -1,0 +1,45 @@
+"""Which documents are for training, validation and test, from proportions."""
+
+import math
+
+from megatron.errors import ConfigError
+
+
+def split_ranges(split: str, size: int) -> tuple[range, range, range]:
+    """Cut range(size) into training, validation and test by the proportions of `--split`.
+
+    Args:
+        split: up to three weights with `,` or `/` between them, or a single one; of any sum.
+
+    Raises:
+        ConfigError: a weight is not a number or negative, or their sum is not positive.
+
+    Source: Megatron-LM's rule: each share is rounded, and the difference that rounding
+        leaves moves every boundary but the first.
+
+    >>> split_ranges("969, 30, 1", 1000)
+    (range(0, 969), range(969, 999), range(999, 1000))
+    >>> split_ranges("949,50,1", 1001)
+    (range(0, 950), range(950, 1000), range(1000, 1001))
+    """
+    weights = _weights(split)
+    total = sum(weights)
+    bounds = [0]
+    for weight in weights:
+        bounds.append(bounds[-1] + round(weight / total * size))
+    excess = bounds[-1] - size
+    # Rounding up twice can push a boundary below zero, where there is no document.
+    train, valid, test = (max(bound - excess, 0) for bound in bounds[1:])
+    return range(train), range(train, valid), range(valid, test)
+
+
+def _weights(split: str) -> list[float]:
+    separator = "," if "," in split else "/"
+    try:
+        weights = [float(word) for word in split.split(separator)]
+    except ValueError:
+        raise ConfigError(f"--split {split!r} is not numbers such as 969,30,1") from None
+    weights = [*weights, 0.0, 0.0][:3]
+    if min(weights) < 0 or not 0 < sum(weights) < math.inf:
+        raise ConfigError(f"--split {split!r}: weights are 0 or more, and one is above 0")
+    return weights
