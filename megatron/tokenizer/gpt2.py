@@ -1,0 +1,107 @@
+"""GPT-2's byte-level BPE, from its two files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from megatron.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+
+# Not in the vocabulary on purpose: a byte without a token is then an error, not left out.
+_UNKNOWN = "<|byte without a token|>"
+
+
+class GPT2BPETokenizer:
+    """The tokenizer of GPT-2. Every text has ids, and the ids give the same text back.
+
+    As in OpenAI's reference, `<|endoftext|>` written in a text is ordinary text: only code can
+    end a document, not data. Letters that Unicode assigned after the `tokenizers` library was
+    built count as symbols when words are cut.
+
+    Args:
+        vocab_file: JSON object, token to id; the ids are 0 to its length - 1.
+        merge_file: one pair of tokens a line, the most frequent first; `#version` is skipped.
+
+    Raises:
+        DataError: a file is missing or damaged, or the two do not belong together.
+    """
+
+    def __init__(self, vocab_file: str | Path, merge_file: str | Path):
+        self._vocab_file = vocab_file
+        vocab = _read_vocab(Path(vocab_file))
+        merges = _read_merges(Path(merge_file), vocab)
+        self._backend = Backend(models.BPE(vocab, merges, unk_token=_UNKNOWN))
+        self._backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        self._backend.decoder = decoders.ByteLevel()
+        self._eod = vocab.get(END_OF_TEXT)
+        self.vocab_size = len(vocab)
+
+    @property
+    def eod(self) -> int:
+        """Id of `<|endoftext|>`."""
+        if self._eod is None:
+            raise DataError(f"{self._vocab_file} has no token {END_OF_TEXT} to end documents with")
+        return self._eod
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        try:
+            return self._backend.encode(text).ids
+        except Exception as error:  # the library has no exception of its own
+            reason = f"one of its bytes has no token in {self._vocab_file}"
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                reason = "it holds half of a surrogate pair, which is not a character"
+            raise DataError(f"no tokens for the text {text[:80]!r}: {reason}") from error
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`."""
+        return self._backend.decode(list(ids), skip_special_tokens=False)
+
+
+def _read_text(path: Path, flag: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {flag} {path}: {error}") from error
+
+
+def _read_vocab(path: Path) -> dict[str, int]:
+    try:
+        vocab = json.loads(_read_text(path, "--vocab-file"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"--vocab-file {path} is not JSON: {error}") from error
+    if not isinstance(vocab, dict) or set(vocab.values()) != set(range(len(vocab))):
+        raise DataError(
+            f"--vocab-file {path} is not a JSON object of tokens to the ids 0, 1, 2 and so on, "
+            "each once"
+        )
+    return vocab
+
+
+def _read_merges(path: Path, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    merges = []
+    for number, line in enumerate(_read_text(path, "--merge-file").split("\n"), start=1):
+        if not line or line.startswith("#version"):
+            continue
+        match line.split(" "):
+            case [left, right] if {left, right, left + right} <= vocab.keys():
+                merges.append((left, right))
+            case [_, _]:
+                raise DataError(
+                    f"--merge-file {path}, line {number}: {line!r} merges tokens that are not in "
+                    "the vocabulary; --vocab-file and --merge-file are of different tokenizers"
+                )
+            case _:
+                raise DataError(
+                    f"--merge-file {path}, line {number}: {line[:80]!r} is not two tokens with a "
+                    "space between them"
+                )
+    return merges
