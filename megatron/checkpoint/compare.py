@@ -1,0 +1,52 @@
+"""Whether the run at hand can go on from a checkpoint: all differences at once."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from megatron.errors import CheckpointError
+
+
+def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
+    """Refuse a checkpoint of another network, layout or number format.
+
+    Args:
+        then: the plan in the checkpoint's manifest, as nested dictionaries.
+        now: this run's plan, likewise.
+
+    Raises:
+        CheckpointError: lists every difference.
+    """
+    differences = [
+        *_differences(then, now, "model"),
+        *_differences(then, now, "parallel", skip=("partition_method",)),
+        *_differences(then, now, "precision"),
+        *_differences(then, now, "optimizer", only=("name",)),
+    ]
+    if differences:
+        raise CheckpointError(
+            f"{folder} was saved by a run that differs in what must be equal:\n"
+            + "\n".join(differences)
+        )
+
+
+def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
+    """Refuse a checkpoint of another network; see require_same_run."""
+    if differences := [*_differences(then, now, "model")]:
+        raise CheckpointError(
+            f"{folder} holds another network than asked for:\n" + "\n".join(differences)
+        )
+
+
+def _differences(
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    section: str,
+    *,
+    only: tuple[str, ...] = (),
+    skip: tuple[str, ...] = (),
+) -> Iterator[str]:
+    names = only or sorted({*then[section], *now[section]} - set(skip))
+    for name in names:
+        saved, asked = then[section].get(name), now[section].get(name)
+        if saved != asked:
+            yield f"  {section}.{name}: {saved} in the checkpoint, {asked} now"

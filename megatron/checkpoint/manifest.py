@@ -1,0 +1,113 @@
+"""What makes a checkpoint count: a list of its files, their sizes and their hashes.
+
+Written last and read first, without torch.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.checkpoint.names import MANIFEST
+from megatron.errors import CheckpointError
+from megatron.version import CHECKPOINT_FORMAT
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file of a checkpoint."""
+
+    name: str
+    size: int  # bytes
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint is.
+
+    Args:
+        state: the fields of TrainState.
+        plan: the decisions of the run that saved it, as nested dictionaries.
+        config: its wishes, likewise.
+        versions: of the libraries that wrote it.
+        partition_dims: parameter name -> the dimension that its shards are laid along.
+        files: everything else in the folder.
+    """
+
+    state: dict[str, int]
+    plan: dict[str, Any]
+    config: dict[str, Any]
+    versions: dict[str, str]
+    partition_dims: dict[str, int]
+    files: tuple[FileRecord, ...]
+    format: int = CHECKPOINT_FORMAT
+
+
+def record_file(file: Path) -> FileRecord:
+    """Return name, size and hash of `file`, after making sure that it is on disk."""
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+        while chunk := stream.read(1 << 22):
+            digest.update(chunk)
+        size = stream.tell()
+    return FileRecord(file.name, size, digest.hexdigest())
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest into `folder`, and make sure that it is on disk."""
+    with (folder / MANIFEST).open("w", encoding="utf-8") as stream:
+        json.dump(asdict(manifest), stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    sync_folder(folder)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of the checkpoint in `folder`.
+
+    Raises:
+        CheckpointError: there is none, it is damaged, or a newer version wrote it.
+    """
+    file = folder / MANIFEST
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        files = tuple(FileRecord(**record) for record in content.pop("files"))
+        manifest = Manifest(files=files, **content)
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}; {folder} is no checkpoint") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+    if manifest.format > CHECKPOINT_FORMAT:
+        raise CheckpointError(
+            f"{file} has format {manifest.format} and this version reads up to "
+            f"{CHECKPOINT_FORMAT}: update it"
+        )
+    return manifest
+
+
+def damage(folder: Path, records: Iterable[FileRecord]) -> list[str]:
+    """Return what is wrong with the files on disk: missing, of another size, or other bytes."""
+    problems = []
+    for record in records:
+        file = folder / record.name
+        if not file.is_file():
+            problems.append(f"{file} is missing")
+        elif file.stat().st_size != record.size:
+            problems.append(f"{file} has {file.stat().st_size} bytes instead of {record.size}")
+        elif record_file(file).sha256 != record.sha256:
+            problems.append(f"{file} is damaged: its hash is not that of the manifest")
+    return problems
+
+
+def sync_folder(folder: Path) -> None:
+    """Make sure that the names in `folder` are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,33 @@
+"""What things in a checkpoint directory are called."""
+
+import re
+from pathlib import Path
+
+LATEST = "latest"
+MANIFEST = "manifest.json"
+
+_TAG = re.compile(r"global_step(\d+)")
+
+
+def tag_of(iteration: int) -> str:
+    """Return the folder name of the checkpoint of `iteration`."""
+    return f"global_step{iteration}"
+
+
+def staging_tag_of(iteration: int) -> str:
+    """Return the folder name under which the checkpoint of `iteration` is written."""
+    return f"staging-global_step{iteration}"
+
+
+def iteration_of(tag: str) -> int | None:
+    """Return the iteration that a folder name stands for; None for other folders."""
+    match = _TAG.fullmatch(tag)
+    return int(match.group(1)) if match else None
+
+
+def published_tags(directory: Path) -> list[str]:
+    """Return the checkpoints of `directory` that have a manifest, the newest first."""
+    if not directory.is_dir():
+        return []
+    iterations = (iteration_of(file.parent.name) for file in directory.glob(f"*/{MANIFEST}"))
+    return [tag_of(i) for i in sorted((i for i in iterations if i is not None), reverse=True)]

@@ -1,0 +1,215 @@
+"""The list of layers as a DeepSpeed engine, behind the few verbs that training needs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megatron.engine.clipping import clip_gradients
+from megatron.engine.mpu import Mpu
+from megatron.engine.pipeline import RECOMPUTED, pipeline_module
+from megatron.engine.recompute import recompute, restore_streams, stream_states
+from megatron.errors import CheckpointError
+from megatron.model.layers import SequentialModel, Step
+from megatron.model.loss import Loss
+from megatron.parallel.groups import Groups
+from megatron.plan.parallel_plan import ParallelPlan
+
+MicroBatch = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""((tokens_bs, positions_bs), (labels_bs, loss_mask_bs))"""
+
+
+class Engine:
+    """A model in training. Subclasses differ in how a batch passes through it."""
+
+    def __init__(self, engine: Any, groups: Groups):
+        self._engine = engine
+        self._groups = groups
+        if type(engine.optimizer) is engine.basic_optimizer.__class__:
+            engine.clip_fp32_gradients = self._clip_gradients
+
+    @property
+    def module(self) -> nn.Module:
+        """This rank's part of the model."""
+        return self._engine.module
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm of the last step's gradient before clipping; None when DeepSpeed took none."""
+        norm = self._engine.get_global_grad_norm()
+        return None if norm is None else float(norm)
+
+    @property
+    def loss_scale(self) -> float:
+        """What fp16 multiplies the loss by; 1 in other formats."""
+        return float(getattr(self._engine.optimizer, "cur_scale", 1.0))
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps so far whose gradient overflowed and was thrown away."""
+        return self._engine.skipped_steps
+
+    def set_lr(self, lr: float) -> None:
+        """Use this learning rate from the next step on."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+
+    def set_global_batch_size(self, samples: int) -> None:
+        """Take so many samples per step, over all replicas, from the next step on."""
+        if samples != self._engine.train_batch_size():
+            self._engine.set_train_batch_size(samples)
+
+    def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
+        """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
+        raise NotImplementedError
+
+    def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
+        """Return the mean loss of the next micro-batches of every replica, on all ranks."""
+        raise NotImplementedError
+
+    def save(self, directory: Path, tag: str, client_state: dict[str, Any]) -> None:
+        """Write weights, optimizer and random streams to `directory`/`tag`.
+
+        Communication: every rank must call this, in step.
+        """
+        self._engine.save_checkpoint(
+            str(directory), tag=tag, client_state=client_state, save_latest=False
+        )
+        torch.save(stream_states(), self._streams_file(directory / tag))
+
+    def load(self, directory: Path, tag: str) -> None:
+        """Restore what `save` wrote.
+
+        Raises:
+            CheckpointError: a file is missing or does not fit this model.
+        """
+        try:
+            found, _ = self._engine.load_checkpoint(str(directory), tag=tag)
+            states = torch.load(self._streams_file(directory / tag), weights_only=True)
+        except (OSError, RuntimeError, KeyError, AssertionError) as error:
+            raise CheckpointError(f"{directory / tag} cannot be loaded: {error}") from error
+        if found is None:
+            raise CheckpointError(f"{directory / tag} holds no DeepSpeed checkpoint")
+        restore_streams(states)
+
+    def _streams_file(self, folder: Path) -> Path:
+        return folder / f"rng_rank_{self._groups.rank:05d}.pt"
+
+    def _clip_gradients(self) -> None:
+        # DeepSpeed keeps the norm of its own optimizers here; nobody else fills it for torch's.
+        self._engine._global_grad_norm = clip_gradients(
+            self._engine.module.parameters(), self._groups, self._engine.gradient_clipping()
+        )
+
+
+class PlainEngine(Engine):
+    """The whole model in one module, so that all ZeRO stages work."""
+
+    def __init__(self, engine: Any, groups: Groups, loss: Loss):
+        super().__init__(engine, groups)
+        self._loss = loss
+
+    def set_global_batch_size(self, samples: int) -> None:
+        """Take so many samples per step, over all replicas, from the next step on."""
+        super().set_global_batch_size(samples)
+        # DeepSpeed finds a step's end by counting micro-batches since the start of the run; with
+        # another number per step the count has to begin anew.
+        self._engine.micro_steps = 0
+
+    def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
+        """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
+        self._engine.module.train()
+        losses = []
+        for _ in range(self._engine.gradient_accumulation_steps()):
+            inputs, target = next(batches)
+            loss = self._loss(self._engine(inputs), target)
+            self._engine.backward(loss)
+            self._engine.step()
+            losses.append(loss.detach())
+        return self._mean(losses)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
+        """Return the mean loss of the next micro-batches of every replica, on all ranks."""
+        self._engine.module.eval()
+        losses = []
+        for _ in range(num_micro_batches):
+            inputs, target = next(batches)
+            losses.append(self._loss(self._engine(inputs), target))
+        return self._mean(losses)
+
+    def _mean(self, losses: Sequence[Tensor]) -> Tensor:
+        mean = torch.stack(tuple(losses)).mean()
+        dist.all_reduce(mean, group=self._groups.data)
+        return mean / self._groups.data.size()
+
+
+class PipelinedEngine(Engine):
+    """One stage of the model on each rank; DeepSpeed schedules the micro-batches."""
+
+    def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
+        """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
+        return self._engine.train_batch(data_iter=batches)
+
+    def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
+        """Return the mean loss of the next micro-batches of every replica, on all ranks."""
+        return self._engine.eval_batch(batches, num_micro_batches=num_micro_batches)
+
+
+def build_engine(
+    steps: Sequence[Step],
+    *,
+    loss: Loss,
+    groups: Groups,
+    parallel: ParallelPlan,
+    recomputes: bool,
+    initialise: Callable[[nn.Module], None],
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    config: dict[str, Any],
+) -> Engine:
+    """Build this rank's part of the model, its optimizer, and the engine around them.
+
+    Args:
+        initialise: fills the weights in place.
+        config: DeepSpeed's JSON.
+
+    Communication: every rank must call this, in step.
+    """
+    if parallel.pipeline > 1:
+        pipeline = pipeline_module(
+            steps,
+            topology=groups.topology,
+            loss=loss,
+            partition_method=parallel.partition_method,
+            recomputes=recomputes,
+        )
+        return PipelinedEngine(
+            _deepspeed(pipeline, None, initialise, build_optimizer, config), groups
+        )
+    model = SequentialModel(
+        steps, recompute=recompute if recomputes else None, recomputed=RECOMPUTED
+    )
+    engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
+    return PlainEngine(engine, groups, loss)
+
+
+def _deepspeed(
+    model: nn.Module,
+    mpu: Mpu | None,
+    initialise: Callable[[nn.Module], None],
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    config: dict[str, Any],
+) -> Any:
+    initialise(model)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=build_optimizer(model),
+        config=config,
+        mpu=mpu,
+        dist_init_required=False,
+    )
+    return engine

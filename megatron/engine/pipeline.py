@@ -1,0 +1,76 @@
+"""The list of layers as DeepSpeed's pipeline: every rank builds the stage that it owns."""
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+from megatron.engine.recompute import recompute
+from megatron.errors import ConfigError
+from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.model.layers import Layer, Step
+from megatron.parallel.topology import Topology
+
+RECOMPUTED = [ParallelTransformerLayerPipe.__name__]
+"""Classes of layers whose activations may be computed again."""
+
+
+def pipeline_module(
+    steps: Sequence[Step],
+    *,
+    topology: Topology,
+    loss: Callable[..., Any],
+    partition_method: str,
+    recomputes: bool,
+) -> PipelineModule:
+    """Return DeepSpeed's view of `steps`: this rank's stage, with its weights allocated.
+
+    Raises:
+        ConfigError: the partition leaves a stage without a transformer layer.
+
+    Communication: creates process groups; every rank must call this, in step.
+    """
+    # DeepSpeed prints the partition to stdout; ours is a line of the log.
+    with contextlib.redirect_stdout(io.StringIO()):
+        module = PipelineModule(
+            layers=[_spec(step) for step in steps],
+            topology=PipeModelDataParallelTopology(
+                num_pp=topology.pipeline, num_dp=topology.data, num_mp=topology.tensor
+            ),
+            loss_fn=loss,
+            partition_method=partition_method,
+            activation_checkpoint_interval=1 if recomputes else 0,
+            activation_checkpoint_func=recompute,
+            # Said outright: without it DeepSpeed decides by the *name* of the module's class.
+            checkpointable_layers=RECOMPUTED,
+        )
+    _require_work(steps, module.parts, partition_method)
+    return module
+
+
+def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> None:
+    """Refuse a stage without a transformer layer: DeepSpeed's gradient norm would wait forever.
+
+    It takes one collective per parameter group, and such a stage has fewer groups.
+    """
+    for stage, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        names = [step.cls.__name__ for step in steps[start:stop] if isinstance(step, Layer)]
+        if not set(names) & set(RECOMPUTED):
+            raise ConfigError(
+                f"--pp-partition-method {method} leaves stage {stage} (layers {start} to "
+                f"{stop - 1}) without a transformer layer; write type:transformer, or fewer stages"
+            )
+
+
+def _spec(step: Step) -> Any:
+    if not isinstance(step, Layer):
+        return step
+    if step.tie is None:
+        return LayerSpec(step.cls, **step.kwargs)
+    tie = step.tie
+    return TiedLayerSpec(
+        tie.key, step.cls, forward_fn=tie.forward, tied_weight_attr=tie.weight, **step.kwargs
+    )

@@ -1,0 +1,68 @@
+"""Recomputation and the random streams it has to rewind, both DeepSpeed's."""
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.activation_checkpointing import checkpointing
+
+from megatron.engine.mpu import Mpu
+from megatron.parallel.groups import Groups
+from megatron.parallel.random import RngTracker, stream_seed
+
+
+def start_streams(
+    groups: Groups, *, seed: int, activation_checkpointing: Mapping[str, Any]
+) -> RngTracker:
+    """Seed every random stream of this process and return the tensor-parallel one.
+
+    Args:
+        activation_checkpointing: the block of that name of DeepSpeed's JSON.
+    """
+    checkpointing.configure(
+        Mpu(groups),
+        partition_activations=activation_checkpointing.get("partition_activations"),
+        contiguous_checkpointing=activation_checkpointing.get("contiguous_memory_optimization"),
+        num_checkpoints=activation_checkpointing.get("number_checkpoints"),
+        checkpoint_in_cpu=activation_checkpointing.get("cpu_checkpointing"),
+        synchronize=activation_checkpointing.get("synchronize_checkpoint_boundary"),
+        profile=activation_checkpointing.get("profile"),
+    )
+    own = stream_seed(seed, stage=groups.stage, data_rank=groups.data_rank)
+    random.seed(own)
+    np.random.seed(own % 2**32)
+    torch.manual_seed(own)
+    checkpointing.model_parallel_cuda_manual_seed(own)
+    return checkpointing.get_cuda_rng_tracker()
+
+
+def recompute(layer: Callable[..., Any], *inputs: Any) -> Any:
+    """Call `layer` and keep its inputs alone; what backward needs is computed again there."""
+    if torch.is_grad_enabled():
+        return checkpointing.checkpoint(layer, *inputs)
+    return layer(*inputs)
+
+
+def stream_states() -> dict[str, Any]:
+    """Return where every random stream of this process stands."""
+    version, words, gauss = random.getstate()
+    return {
+        "python": (version, list(words), gauss),
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "device": get_accelerator().get_rng_state(),
+        "tensor_parallel": checkpointing.get_cuda_rng_tracker().get_states(),
+    }
+
+
+def restore_streams(states: Mapping[str, Any]) -> None:
+    """Put every random stream of this process where `states` says."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    get_accelerator().set_rng_state(states["device"])
+    checkpointing.get_cuda_rng_tracker().set_states(states["tensor_parallel"])

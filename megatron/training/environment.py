@@ -1,0 +1,82 @@
+"""What started this process: the only file that reads environment variables."""
+
+import os
+import socket
+from dataclasses import dataclass
+
+from megatron.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process's place among those that were started together."""
+
+    rank: int
+    world_size: int
+    local_rank: int  # on this node
+    local_size: int  # processes on this node
+
+
+def read_launch(local_rank: int | None) -> Launch:
+    """Return this process's place, from the launcher's variables; a lone process without them.
+
+    Works under the deepspeed launcher, torch.distributed.run and launch, and without a launcher.
+
+    Args:
+        local_rank: what `--local_rank` says, for launchers that say it there alone.
+
+    Raises:
+        ConfigError: the variables contradict each other.
+    """
+    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if not 0 <= rank < world_size:
+        raise ConfigError(
+            f"RANK={rank} with WORLD_SIZE={world_size}: ranks go from 0 to {world_size - 1}; "
+            "set both, or start through a launcher"
+        )
+    local = _number("LOCAL_RANK", rank if local_rank is None else local_rank)
+    if local_rank is not None and local != local_rank:
+        raise ConfigError(
+            f"LOCAL_RANK={local} but --local_rank {local_rank}: leave one of them out"
+        )
+    size = _number("LOCAL_WORLD_SIZE", _number("LOCAL_SIZE", world_size))
+    return Launch(rank, world_size, local, size)
+
+
+def export_launch(launch: Launch, device: str) -> None:
+    """Write what libraries look for and a launcher may not have said.
+
+    DeepSpeed's pipeline reads LOCAL_RANK, torch.distributed the others; DS_ACCELERATOR keeps
+    DeepSpeed from choosing another device than we do.
+    """
+    os.environ["RANK"] = str(launch.rank)
+    os.environ["WORLD_SIZE"] = str(launch.world_size)
+    os.environ["LOCAL_RANK"] = str(launch.local_rank)
+    os.environ["DS_ACCELERATOR"] = device
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if launch.world_size == 1:
+        os.environ.setdefault("MASTER_PORT", str(_free_port()))
+    elif "MASTER_PORT" not in os.environ:
+        raise ConfigError(
+            f"WORLD_SIZE={launch.world_size} but MASTER_PORT is not set: start through "
+            "`deepspeed` or `python -m torch.distributed.run`, or set MASTER_ADDR and MASTER_PORT"
+        )
+
+
+def cpu_threads(launch: Launch) -> int:
+    """Return how many threads this process computes with on a CPU, so that all have a share."""
+    return _number("OMP_NUM_THREADS", max(1, len(os.sched_getaffinity(0)) // launch.local_size))
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    try:
+        return int(text) if text else default
+    except ValueError as error:
+        raise ConfigError(f"environment variable {name}={text!r} is not a number") from error
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

@@ -1,0 +1,29 @@
+"""The run's record: one JSON object a line, appended, never rewritten."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+JOURNAL = "journal.jsonl"
+
+
+class Journal:
+    """Appends records to `directory`/journal.jsonl."""
+
+    def __init__(self, directory: Path):
+        directory.mkdir(parents=True, exist_ok=True)
+        self.file = directory / JOURNAL
+
+    def write(self, event: str, record: dict[str, Any]) -> None:
+        """Append `record` under the name of what happened."""
+        line = json.dumps({"event": event, **record})
+        with self.file.open("a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+
+
+def read_journal(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run, the oldest first."""
+    with (directory / JOURNAL).open(encoding="utf-8") as stream:
+        for line in stream:
+            yield json.loads(line)

@@ -1,0 +1,44 @@
+"""How a training process starts and, whatever happens, ends."""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+
+from megatron import log
+from megatron.errors import MegatronError
+from megatron.training.environment import read_launch
+
+_HEAD_START_S = 5.0
+
+
+def run_rank(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
+    """Run `main(argv)` and leave with an exit code: 0, or that of the error.
+
+    A mistake that every rank finds is told once: rank 0 speaks, and the others wait a moment in
+    which the launcher ends them; one that is alone with its error then speaks too. Nobody waits
+    for another rank: a process that failed leaves hard, and the launcher ends the rest.
+    """
+    try:
+        rank = read_launch(None).rank
+    except MegatronError:
+        rank = 0
+    log.configure(rank)
+    try:
+        main(argv)
+    except MegatronError as error:
+        if rank:
+            time.sleep(_HEAD_START_S)
+        _leave(f"error{f' [rank {rank}]' if rank else ''}: {error}", error.exit_code)
+    except KeyboardInterrupt:
+        _leave("interrupted", 130)
+    except Exception:
+        _leave(f"[rank {rank}] {traceback.format_exc()}", 1)
+
+
+def _leave(message: str, code: int) -> None:
+    print(message, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    # Not sys.exit: destructors of process groups can wait for ranks that never answer.
+    os._exit(code)

@@ -1,0 +1,105 @@
+"""The loop. What happens around a step is a hook."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from megatron.training.state import TrainState
+
+
+class Engine(Protocol):
+    """What a step needs of an engine."""
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm of the last gradient."""
+
+    @property
+    def loss_scale(self) -> float:
+        """What the last loss was multiplied by."""
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps thrown away so far."""
+
+    def set_lr(self, lr: float) -> None:
+        """Use this learning rate."""
+
+    def set_global_batch_size(self, samples: int) -> None:
+        """Take so many samples per step."""
+
+    def train_batch(self, batches: Iterator[Any]) -> Any:
+        """Take one step; return its loss."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a step does, as functions of the samples consumed before it."""
+
+    lr: Callable[[int], float]
+    batch_size: Callable[[int], int]
+    seq_length: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one step did."""
+
+    loss: float
+    lr: float
+    batch_size: int  # samples, over all replicas
+    seconds: float
+    grad_norm: float | None
+    loss_scale: float
+    skipped: bool
+
+
+class Hook(Protocol):
+    """What happens after a step."""
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Act on what the step did; `state` counts it already."""
+
+
+def train(
+    engine: Engine,
+    batches: Iterator[Any],
+    *,
+    schedule: Schedule,
+    state: TrainState,
+    hooks: Sequence[Hook],
+    stop: Callable[[TrainState], str | None],
+) -> str:
+    """Take optimizer steps until `stop` gives a reason; return the reason.
+
+    `state` is updated in place, so a hook that saves it always saves where we are.
+    """
+    while (reason := stop(state)) is None:
+        step = _take_step(engine, batches, schedule, state)
+        state.iteration += 1
+        state.samples += step.batch_size
+        state.tokens += step.batch_size * schedule.seq_length
+        state.skipped += step.skipped
+        for hook in hooks:
+            hook.after_step(state, step)
+    return reason
+
+
+def _take_step(
+    engine: Engine, batches: Iterator[Any], schedule: Schedule, state: TrainState
+) -> StepResult:
+    started_at, skipped_before = time.perf_counter(), engine.skipped_steps
+    batch_size, lr = schedule.batch_size(state.samples), schedule.lr(state.samples)
+    engine.set_global_batch_size(batch_size)
+    engine.set_lr(lr)
+    loss = float(engine.train_batch(batches))
+    return StepResult(
+        loss=loss,
+        lr=lr,
+        batch_size=batch_size,
+        seconds=time.perf_counter() - started_at,
+        grad_norm=engine.grad_norm,
+        loss_scale=engine.loss_scale,
+        skipped=engine.skipped_steps > skipped_before,
+    )

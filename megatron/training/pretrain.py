@@ -1,0 +1,164 @@
+"""A training run from its command line to its last checkpoint."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron.config.config import Config
+from megatron.engine.engine import Engine
+from megatron.optim.schedule import learning_rate
+from megatron.parallel.groups import Groups
+from megatron.plan.plan import Plan, check, plan
+from megatron.training import setup
+from megatron.training.environment import read_launch
+from megatron.training.evaluate import Evaluation
+from megatron.training.journal import Journal
+from megatron.training.loop import Hook, Schedule, train
+from megatron.training.report import Report
+from megatron.training.save import Checkpoints, resume, warn_of_others
+from megatron.training.state import TrainState
+from megatron.training.stop import Stop
+from megatron.training.tensorboard import TensorBoard, build_writer
+
+log = logging.getLogger(__name__)
+
+
+def pretrain(config: Config, notices: Sequence[str] = ()) -> None:
+    """Train what `config` asks for, after telling the `notices` of its flags.
+
+    Raises:
+        MegatronError: something that the user can mend.
+    """
+    started_at = time.perf_counter()
+    launch = read_launch(config.parallel.local_rank)
+    device = setup.choose_device(config.parallel.device, launch)
+    check(config, world_size=launch.world_size, device=device.type)
+    tokenizer = setup.build_gpt_tokenizer(config.tokenizer)
+    decided = plan(
+        config,
+        world_size=launch.world_size,
+        vocab_size=tokenizer.vocab_size,
+        device=device.type,
+    )
+    setup.start_processes(config, launch, device)
+    log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
+    _tell(decided, notices)
+    groups = setup.build_process_groups(decided)
+    sets = setup.build_datasets(decided)
+    _say_when("after dataloaders are built")
+    engine = setup.build_gpt_engine(decided, groups)
+    _say_when("after model, optimizer, and learning rate scheduler are built")
+
+    state = TrainState()
+    warn_of_others(decided)
+    if decided.checkpoint.load:
+        resume(engine, decided, state)
+    train_set, valid_set, test_set = sets
+    batches = partial(setup.batches_of, plan=decided, groups=groups, device=device)
+    run = _Run(engine, decided, config, groups, state)
+    run.train(
+        batches(train_set, consumed_samples=state.samples),
+        valid_set and partial(batches, valid_set),
+        test_set and batches(test_set, consumed_samples=0),
+    )
+
+
+class _Run:
+    """The hooks of a run, and what follows its last step."""
+
+    def __init__(
+        self, engine: Engine, plan: Plan, config: Config, groups: Groups, state: TrainState
+    ):
+        self.engine, self.plan, self.config, self.state = engine, plan, config, state
+        speaks = groups.rank == 0
+        saves = plan.checkpoint.save
+        self.journal = Journal(Path(saves)) if speaks and saves else None
+        self.tensorboard = (
+            TensorBoard(build_writer(plan), plan, asdict(config), state)
+            if speaks and plan.logging.tensorboard_dir
+            else None
+        )
+        self.report = Report(plan, self.journal) if speaks else None
+        self.checkpoints = Checkpoints(engine, plan, config) if saves else None
+
+    def train(self, batches: Iterator[Any], valid_batches: Any, test_batches: Any) -> None:
+        """Train to the end or to the reason to stop; then evaluate and save."""
+        evaluation = Evaluation(
+            self.engine,
+            valid_batches,
+            self.plan,
+            journal=self.journal,
+            tensorboard=self.tensorboard,
+        )
+        hooks: list[Hook | None] = [
+            self.report,
+            self.tensorboard,
+            evaluation if valid_batches else None,
+            self.checkpoints,
+        ]
+        plan, state = self.plan, self.state
+        _say_when("before the start of training step")
+        reason = train(
+            self.engine,
+            batches,
+            schedule=Schedule(
+                lr=partial(learning_rate, plan=plan.schedule),
+                batch_size=plan.batch.size_at,
+                seq_length=plan.model.seq_length,
+            ),
+            state=state,
+            hooks=[hook for hook in hooks if hook],
+            stop=Stop(plan.training, started_from=state.iteration),
+        )
+        _say_when("after training is done")
+        if state.iteration >= plan.training.train_iters and valid_batches:
+            evaluation.validate(state, "the end of training for val data")
+        if self.checkpoints:
+            self.checkpoints.save(state)
+        if state.iteration >= plan.training.train_iters and test_batches:
+            evaluation.test(test_batches, state)
+        if self.tensorboard:
+            self.tensorboard.close()
+        log.info(reason)
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _tell(plan: Plan, notices: Sequence[str]) -> None:
+    """Log what is about to be built."""
+    model, parallel = plan.model, plan.parallel
+    for notice in (*notices, *plan.notices):
+        log.info(notice)
+    log.info(
+        " > padded vocab (size: %d) with %d dummy tokens (new size: %d)",
+        model.vocab_size,
+        model.padded_vocab_size - model.vocab_size,
+        model.padded_vocab_size,
+    )
+    log.info(
+        "using world size: %d, data-parallel-size: %d, tensor-model-parallel size: %d, "
+        "pipeline-model-parallel size: %d, ZeRO stage: %d, precision: %s",
+        parallel.world_size,
+        parallel.data,
+        parallel.tensor,
+        parallel.pipeline,
+        parallel.zero_stage,
+        plan.precision.dtype,
+    )
+    log.info("estimated model parameters: %.6f B", model.num_parameters / 1e9)
+    log.info(
+        "estimated model parameters without embeddings: %.6f B",
+        model.num_parameters_without_embeddings / 1e9,
+    )
+    log.info("setting training iterations to %d", plan.training.train_iters)
+
+
+def _say_when(stage: str) -> None:
+    log.info("[%s] datetime: %s ", stage, datetime.now().strftime("%Y-%m-%d %H:%M:%S"))

@@ -1,0 +1,125 @@
+"""The log line, and the journal's record that it is made from."""
+
+import logging
+import math
+import resource
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch
+
+from megatron.plan.plan import Plan
+from megatron.training.journal import Journal
+from megatron.training.loop import StepResult
+from megatron.training.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """What happened since the last log line. Loss and time are means over its steps."""
+
+    iteration: int
+    train_iters: int
+    consumed_samples: int
+    consumed_tokens: int
+    iteration_ms: float
+    learning_rate: float
+    global_batch_size: int
+    lm_loss: float
+    loss_scale: float
+    grad_norm: float | None
+    skipped_iterations: int
+    nan_iterations: int
+    samples_per_second: float
+    tflops: float  # per rank
+    eta_s: float
+
+    def line(self, *, with_loss_scale: bool) -> str:
+        """Return the log line. Tools parse it: names, order and formats are BigScience's."""
+        fields = [
+            f"iteration {self.iteration:8d}/{self.train_iters:8d}",
+            f"consumed samples: {self.consumed_samples:12d}",
+            f"consumed tokens: {self.consumed_tokens:12d}",
+            f"elapsed time per iteration (ms): {self.iteration_ms:.1f}",
+            f"learning rate: {self.learning_rate:.3E}",
+            f"global batch size: {self.global_batch_size:5d}",
+            f"lm loss: {self.lm_loss:.6E}",
+        ]
+        if with_loss_scale:
+            fields.append(f"loss scale: {self.loss_scale:.1f}")
+        if self.grad_norm is not None:
+            fields.append(f"grad norm: {self.grad_norm:.3f}")
+        fields += [
+            f"number of skipped iterations: {self.skipped_iterations:3d}",
+            f"number of nan iterations: {self.nan_iterations:3d}",
+            f"samples per second: {self.samples_per_second:.3f}",
+            f"TFLOPs: {self.tflops:.2f}",
+            f"done: {100 * self.iteration / self.train_iters:.1f}%",
+            f"ETA: {timedelta(seconds=round(self.eta_s))}",
+        ]
+        return " " + " | ".join(fields) + " |"
+
+
+class Report:
+    """Says every --log-interval iterations how the run goes. For rank 0."""
+
+    def __init__(self, plan: Plan, journal: Journal | None):
+        self._plan = plan
+        self._journal = journal
+        self._steps: list[StepResult] = []
+        self._told_memory = False
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Collect the step; log the interval when it is full."""
+        self._steps.append(step)
+        if state.iteration % self._plan.logging.interval:
+            return
+        interval = self._interval(state)
+        self._steps.clear()
+        log.info(interval.line(with_loss_scale=self._plan.precision.dtype == "fp16"))
+        if self._journal:
+            self._journal.write("train", asdict(interval))
+        if not self._told_memory:
+            self._told_memory = True
+            log.info(memory_line(state.iteration))
+
+    def _interval(self, state: TrainState) -> Interval:
+        plan, steps = self._plan, self._steps
+        finite = [step.loss for step in steps if math.isfinite(step.loss)]
+        seconds = sum(step.seconds for step in steps)
+        samples = sum(step.batch_size for step in steps)
+        flops = samples * plan.model.flops_per_sample(recompute=plan.recompute)
+        left = max(0, plan.training.train_samples - state.samples)
+        return Interval(
+            iteration=state.iteration,
+            train_iters=plan.training.train_iters,
+            consumed_samples=state.samples,
+            consumed_tokens=state.tokens,
+            iteration_ms=1000 * seconds / len(steps),
+            learning_rate=steps[-1].lr,
+            global_batch_size=steps[-1].batch_size,
+            lm_loss=sum(finite) / len(finite) if finite else math.nan,
+            loss_scale=steps[-1].loss_scale,
+            grad_norm=steps[-1].grad_norm,
+            skipped_iterations=sum(step.skipped for step in steps),
+            nan_iterations=len(steps) - len(finite),
+            samples_per_second=samples / seconds,
+            tflops=flops / (seconds * plan.parallel.world_size * 1e12),
+            eta_s=left * seconds / samples,
+        )
+
+
+def memory_line(iteration: int) -> str:
+    """Return how much memory this process has taken at most."""
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    line = f"[Rank 0] (after {iteration} iterations) memory (MB) | max resident: {peak_mib:.1f}"
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        line += (
+            f" | allocated: {torch.cuda.memory_allocated() / 2**20:.1f}"
+            f" | max allocated: {torch.cuda.max_memory_allocated() / 2**20:.1f}"
+            f" | reserved: {torch.cuda.memory_reserved() / 2**20:.1f}"
+            f" | max reserved: {torch.cuda.max_memory_reserved() / 2**20:.1f}"
+        )
+    return line

@@ -1,0 +1,168 @@
+"""From the plan to the objects of a run: one function per thing."""
+
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from megatron.config.config import Config
+from megatron.config.tokenizer import TokenizerConfig
+from megatron.data.gpt_dataset import GPTDataset, build_splits
+from megatron.data.samplers import SampleSource
+from megatron.engine import distributed
+from megatron.engine.engine import Engine, build_engine
+from megatron.engine.recompute import start_streams
+from megatron.errors import ConfigError, DataError
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.loss import next_token_loss
+from megatron.optim.build import build_optimizer
+from megatron.parallel.groups import Groups, build_groups
+from megatron.parallel.topology import Topology
+from megatron.plan.plan import Plan
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.training.batch import gpt_batches
+from megatron.training.environment import Launch, cpu_threads, export_launch
+
+log = logging.getLogger(__name__)
+
+
+def choose_device(asked: str, launch: Launch) -> torch.device:
+    """Return where this process's tensors live.
+
+    Raises:
+        ConfigError: a GPU was asked for and there is none, or none is left for this process.
+    """
+    available = torch.cuda.is_available()
+    if asked == "cpu" or (asked == "auto" and not available):
+        return torch.device("cpu")
+    if not available:
+        raise ConfigError(
+            "--device cuda: no GPU is visible on this node; look at nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, or write --device cpu"
+        )
+    if launch.local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{launch.local_size} processes were started on this node, but it has "
+            f"{torch.cuda.device_count()} visible GPUs; start one process per GPU, or write "
+            "--device cpu"
+        )
+    return torch.device("cuda", launch.local_rank)
+
+
+def start_processes(config: Config, launch: Launch, device: torch.device) -> None:
+    """Join the other processes.
+
+    Communication: waits for every rank.
+    """
+    export_launch(launch, device.type)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(cpu_threads(launch))
+    default = "nccl" if device.type == "cuda" else "gloo"
+    distributed.start(config.parallel.distributed_backend or default)
+
+
+def build_gpt_tokenizer(config: TokenizerConfig) -> Tokenizer:
+    """Return the tokenizer; GPT2BPETokenizer when none is said."""
+    return build_tokenizer(
+        tokenizer_type=config.tokenizer_type or "GPT2BPETokenizer",
+        vocab_file=config.vocab_file,
+        merge_file=config.merge_file,
+        tokenizer_name_or_path=config.tokenizer_name_or_path,
+    )
+
+
+def build_process_groups(plan: Plan) -> Groups:
+    """Create this rank's process groups.
+
+    Communication: every rank must call this, in step.
+    """
+    parallel = plan.parallel
+    return build_groups(
+        Topology(pipeline=parallel.pipeline, data=parallel.data, tensor=parallel.tensor)
+    )
+
+
+def build_gpt_engine(plan: Plan, groups: Groups) -> Engine:
+    """Build this rank's part of a GPT with its optimizer.
+
+    Communication: every rank must call this, in step.
+    """
+    model, seed = plan.model, plan.training.seed
+    rng = start_streams(
+        groups,
+        seed=seed,
+        activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
+    )
+    return build_engine(
+        gpt_layers(model, group=groups.tensor, rng=rng, mixed=plan.precision.is_mixed),
+        loss=next_token_loss(groups.tensor),
+        groups=groups,
+        parallel=plan.parallel,
+        recomputes=plan.recompute,
+        initialise=partial(initialise, seed=seed, std=model.init_std, num_layers=model.num_layers),
+        build_optimizer=partial(build_optimizer, plan=plan.optimizer, lr=plan.schedule.peak),
+        config=plan.deepspeed,
+    )
+
+
+def build_datasets(
+    plan: Plan,
+) -> tuple[GPTDataset, GPTDataset | None, GPTDataset | None]:
+    """Return the training, validation and test sets.
+
+    Raises:
+        DataError: the files are missing or damaged, or hold nothing to train on.
+
+    Communication: rank 0 builds the index maps first, the others read them where they can.
+    """
+    data = plan.data
+    build = partial(
+        build_splits,
+        data.prefix,
+        split=data.split,
+        num_samples=(data.train_samples, data.valid_samples, data.test_samples),
+        seq_length=plan.model.seq_length,
+        seed=plan.training.seed,
+        cache_directory=data.cache_path or None,
+    )
+    if dist.get_rank() == 0:
+        sets = build()
+    dist.barrier()
+    if dist.get_rank() != 0:
+        sets = build()
+    train, valid, test = sets
+    if train is None:
+        raise DataError(f"--split {data.split} leaves no document of {data.prefix} for training")
+    for flag, found, wanted in (
+        ("validation", valid, data.valid_samples),
+        ("test", test, data.test_samples),
+    ):
+        if wanted and found is None:
+            log.info("--split %s leaves no documents for %s: it is left out", data.split, flag)
+    return train, valid, test
+
+
+def batches_of(
+    dataset: SampleSource,
+    consumed_samples: int,
+    *,
+    plan: Plan,
+    groups: Groups,
+    device: torch.device,
+) -> Iterator[Any]:
+    """Return this replica's micro-batches of `dataset` from `consumed_samples` on."""
+    return gpt_batches(
+        dataset,
+        consumed_samples=consumed_samples,
+        batch=plan.batch,
+        model=plan.model,
+        groups=groups,
+        device=device,
+    )

@@ -1,0 +1,102 @@
+"""TensorBoard scalars, under the tags that dashboards of this field have."""
+
+from typing import Any
+
+from megatron.config.config import flatten
+from megatron.plan.plan import Plan
+from megatron.training.loop import StepResult
+from megatron.training.state import TrainState
+
+
+class TensorBoard:
+    """Writes scalars over iterations, samples and tokens. For rank 0.
+
+    Args:
+        writer: a SummaryWriter.
+        config: the wishes, as nested dictionaries, for the text entries.
+    """
+
+    def __init__(self, writer: Any, plan: Plan, config: dict[str, Any], state: TrainState):
+        self._writer = writer
+        self._plan = plan
+        for name, value in flatten(config).items():
+            writer.add_text(name, str(value), state.iteration)
+        # A value and then a zero: where the run was started shows as a spike.
+        tag = "iteration-time/world_size"
+        writer.add_scalar(tag, plan.parallel.world_size, state.iteration)
+        writer.add_scalar(tag, 0, state.iteration + 1)
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Write what is due after this step."""
+        logging = self._plan.logging
+        if state.iteration % logging.tensorboard_interval == 0:
+            self._write_step(state, step)
+        if logging.timers and state.iteration % logging.interval == 0:
+            self._write_speed(state, step)
+
+    def after_evaluation(self, name: str, loss: float, ppl: float, state: TrainState) -> None:
+        """Write an evaluation on the data set `name`."""
+        tag = f"lm-loss-validation/{name}/lm loss validation"
+        self._over_all(tag, loss, state)
+        self._over_flops(tag, loss, state)
+        if self._plan.logging.validation_ppl:
+            self._over_all(f"{tag} ppl", ppl, state)
+            self._over_flops(f"{tag} ppl", ppl, state)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what is still held back."""
+        self._writer.close()
+
+    def _write_step(self, state: TrainState, step: StepResult) -> None:
+        logging, writer = self._plan.logging, self._writer
+        writer.add_scalar("steps-vs-samples/y=steps,x=samples", state.iteration, state.samples)
+        writer.add_scalar("steps-vs-samples/y=samples,x=steps", state.samples, state.iteration)
+        writer.add_scalar("steps-vs-tokens/y=steps,x=tokens", state.iteration, state.tokens)
+        writer.add_scalar("steps-vs-tokens/y=tokens,x=steps", state.tokens, state.iteration)
+        self._over_all("lm-loss-training/lm loss", step.loss, state)
+        self._over_flops("lm-loss-training/lm loss", step.loss, state)
+        if logging.learning_rate:
+            self._over_all("learning-rate/learning-rate", step.lr, state)
+        if logging.batch_size:
+            tag = "batch-size/batch-size"
+            writer.add_scalar(tag, step.batch_size, state.iteration)
+            writer.add_scalar(f"{tag} vs samples", step.batch_size, state.samples)
+        if logging.loss_scale and self._plan.precision.dtype == "fp16":
+            self._over_all("loss-scale/loss-scale", step.loss_scale, state)
+        if step.grad_norm is not None:
+            self._over_all("grad-norm/grad-norm", step.grad_norm, state)
+
+    def _write_speed(self, state: TrainState, step: StepResult) -> None:
+        plan = self._plan
+        samples = step.batch_size / step.seconds
+        tokens = samples * plan.model.seq_length
+        flops = samples * plan.model.flops_per_sample(recompute=plan.recompute)
+        self._over_all("iteration-time/iteration-time", step.seconds, state)
+        for tag, value in (
+            ("samples per second", samples),
+            ("samples per second per replica", samples / plan.parallel.data),
+            ("tokens per second", tokens),
+            ("tokens per second per replica", tokens / plan.parallel.data),
+            ("TFLOPs per gpu (estimated)", flops / plan.parallel.world_size / 1e12),
+        ):
+            self._writer.add_scalar(f"iteration-time/{tag}", value, state.iteration)
+
+    def _over_all(self, tag: str, value: float, state: TrainState) -> None:
+        self._writer.add_scalar(tag, value, state.iteration)
+        self._writer.add_scalar(f"{tag} vs samples", value, state.samples)
+        self._writer.add_scalar(f"{tag} vs tokens", value, state.tokens)
+
+    def _over_flops(self, tag: str, value: float, state: TrainState) -> None:
+        model = self._plan.model
+        gigaflos = 6 * state.tokens * model.num_parameters_without_embeddings / 1e9
+        self._writer.add_scalar(f"{tag} vs gigaflos (without embeddings)", value, int(gigaflos))
+
+
+def build_writer(plan: Plan) -> Any:
+    """Return TensorBoard's writer of event files."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(
+        log_dir=plan.logging.tensorboard_dir, max_queue=plan.logging.tensorboard_queue_size
+    )
