@@ -136,7 +136,8 @@ class IndexedDatasetWriter:
         self.num_documents = 0
         self.num_tokens = 0
         self._code = {known: code for code, known in DTYPES.items()}[self.dtype]
-        self._bin_path, self._idx_path = _pair(str(prefix))
+        self.prefix = str(prefix)
+        self._bin_path, self._idx_path = _pair(self.prefix)
         self._bin_temporary = temporary_beside(self._bin_path)
         self._idx_temporary = temporary_beside(self._idx_path)
         try:

@@ -1,0 +1,31 @@
+"""How a command-line tool ends: an exit code, and no traceback for what a user can mend."""
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn
+
+from megatron.errors import MegatronError
+
+
+def run_tool(main: Callable[[Sequence[str]], None]) -> NoReturn:
+    """Run `main` on the command line's words and exit.
+
+    The code is 0 on success, a MegatronError's own after its message on stderr, 130 when
+    interrupted and 143 when terminated; files in the making are removed in all these cases.
+    """
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        main(sys.argv[1:])
+    except MegatronError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    sys.exit(0)
+
+
+def _leave(signum: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + signum)
