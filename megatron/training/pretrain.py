@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from megatron.config.config import Config
@@ -17,7 +18,7 @@ from megatron.optim.schedule import learning_rate
 from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan, check, plan
 from megatron.training import setup
-from megatron.training.environment import read_launch
+from megatron.training.environment import Launch
 from megatron.training.evaluate import Evaluation
 from megatron.training.journal import Journal
 from megatron.training.loop import Hook, Schedule, train
@@ -30,15 +31,13 @@ from megatron.training.tensorboard import TensorBoard, build_writer
 log = logging.getLogger(__name__)
 
 
-def pretrain(config: Config, notices: Sequence[str] = ()) -> None:
+def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: torch.device) -> None:
     """Train what `config` asks for, after telling the `notices` of its flags.
 
     Raises:
         MegatronError: something that the user can mend.
     """
     started_at = time.perf_counter()
-    launch = read_launch(config.parallel.local_rank)
-    device = setup.choose_device(config.parallel.device, launch)
     check(config, world_size=launch.world_size, device=device.type)
     tokenizer = setup.build_gpt_tokenizer(config.tokenizer)
     decided = plan(

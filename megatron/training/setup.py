@@ -15,7 +15,7 @@ from megatron.data.samplers import SampleSource
 from megatron.engine import distributed
 from megatron.engine.engine import Engine, build_engine
 from megatron.engine.recompute import start_streams
-from megatron.errors import ConfigError, DataError
+from megatron.errors import DataError
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.model.loss import next_token_loss
@@ -26,32 +26,9 @@ from megatron.plan.plan import Plan
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training.batch import gpt_batches
-from megatron.training.environment import Launch, cpu_threads, export_launch
+from megatron.training.environment import Launch, cpu_threads
 
 log = logging.getLogger(__name__)
-
-
-def choose_device(asked: str, launch: Launch) -> torch.device:
-    """Return where this process's tensors live.
-
-    Raises:
-        ConfigError: a GPU was asked for and there is none, or none is left for this process.
-    """
-    available = torch.cuda.is_available()
-    if asked == "cpu" or (asked == "auto" and not available):
-        return torch.device("cpu")
-    if not available:
-        raise ConfigError(
-            "--device cuda: no GPU is visible on this node; look at nvidia-smi and "
-            "CUDA_VISIBLE_DEVICES, or write --device cpu"
-        )
-    if launch.local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"{launch.local_size} processes were started on this node, but it has "
-            f"{torch.cuda.device_count()} visible GPUs; start one process per GPU, or write "
-            "--device cpu"
-        )
-    return torch.device("cuda", launch.local_rank)
 
 
 def start_processes(config: Config, launch: Launch, device: torch.device) -> None:
@@ -59,7 +36,6 @@ def start_processes(config: Config, launch: Launch, device: torch.device) -> Non
 
     Communication: waits for every rank.
     """
-    export_launch(launch, device.type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:

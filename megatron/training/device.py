@@ -1,0 +1,42 @@
+"""Which device this process computes on, decided before anything is imported that asks too."""
+
+import torch
+
+from megatron.config.parallel import ParallelConfig
+from megatron.errors import ConfigError
+from megatron.training.environment import Launch, export_launch, read_launch
+
+
+def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
+    """Return this process's place and device, and tell the libraries that will look for them.
+
+    Raises:
+        ConfigError: what the launcher said contradicts itself or the machine.
+    """
+    launch = read_launch(parallel.local_rank)
+    device = choose_device(parallel.device, launch)
+    export_launch(launch, device.type)
+    return launch, device
+
+
+def choose_device(asked: str, launch: Launch) -> torch.device:
+    """Return where this process's tensors live.
+
+    Raises:
+        ConfigError: a GPU was asked for and there is none, or none is left for this process.
+    """
+    available = torch.cuda.is_available()
+    if asked == "cpu" or (asked == "auto" and not available):
+        return torch.device("cpu")
+    if not available:
+        raise ConfigError(
+            "--device cuda: no GPU is visible on this node; look at nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, or write --device cpu"
+        )
+    if launch.local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{launch.local_size} processes were started on this node, but it has "
+            f"{torch.cuda.device_count()} visible GPUs; start one process per GPU, or write "
+            "--device cpu"
+        )
+    return torch.device("cuda", launch.local_rank)
