@@ -1,0 +1,162 @@
+"""The sample index on disk: found again, built again when damaged, never half there."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.data import index_cache
+from megatron.data.index_cache import cached_sample_index
+from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.data.sample_index import plan_epochs
+from megatron.errors import DataError
+
+SIZES = [5, 3, 9, 1, 20, 7]
+
+
+def corpus(prefix, sizes=SIZES):
+    with IndexedDatasetWriter(prefix, "u2") as writer:
+        writer.append(np.arange(sum(sizes)), sizes)
+    return IndexedDataset(prefix)
+
+
+def cached(dataset, documents=range(6), *, num_samples=9, seq_length=4, seed=1, directory=None):
+    tokens = int(dataset.sizes[documents.start : documents.stop].sum())
+    epochs = plan_epochs(tokens, num_samples=num_samples, seq_length=seq_length)
+    return cached_sample_index(
+        dataset, documents, epochs, seq_length=seq_length, seed=seed, directory=directory
+    )
+
+
+def as_lists(index):
+    return [
+        index.document_order.tolist(),
+        index.sample_starts.tolist(),
+        index.sample_order.tolist(),
+    ]
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """Count how often an index is built."""
+    calls = []
+
+    def build(*args, **kwargs):
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    original = index_cache.build_sample_index
+    monkeypatch.setattr(index_cache, "build_sample_index", build)
+    return calls
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home directory of the test's own."""
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    return tmp_path / "home"
+
+
+def test_an_index_is_built_once_and_stands_beside_the_data(tmp_path, builds):
+    dataset = corpus(tmp_path / "c")
+    first, second = cached(dataset), cached(dataset)
+    assert as_lists(first) == as_lists(second)
+    assert len(builds) == 1
+    names = sorted(path.name.partition("-")[2] for path in (tmp_path / "c-index-cache").iterdir())
+    assert names == ["document_order.npy", "sample_order.npy", "sample_starts.npy"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"documents": range(5)},
+        {"documents": range(1, 6)},
+        {"num_samples": 20},
+        {"seq_length": 5},
+        {"seed": 2},
+    ],
+)
+def test_other_wishes_give_another_index(tmp_path, builds, other):
+    dataset = corpus(tmp_path / "c")
+    cached(dataset)
+    cached(dataset, **other)
+    assert len(builds) == 2
+
+
+def test_another_corpus_of_the_same_size_under_the_same_name_gives_another_index(tmp_path, builds):
+    cached(corpus(tmp_path / "c"))
+    cached(corpus(tmp_path / "c", [3, 5, 9, 1, 20, 7]))
+    assert len(builds) == 2
+
+
+def test_a_corpus_copied_elsewhere_keeps_its_index(tmp_path, builds):
+    cached(corpus(tmp_path / "a"), directory=tmp_path / "cache")
+    cached(corpus(tmp_path / "b"), directory=tmp_path / "cache")
+    assert len(builds) == 1
+
+
+@pytest.mark.parametrize("name", ["document_order", "sample_starts", "sample_order"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "another shape", "missing"])
+def test_a_damaged_file_is_built_again(tmp_path, builds, caplog, name, damage):
+    dataset = corpus(tmp_path / "c")
+    expected = as_lists(cached(dataset))
+    (path,) = (tmp_path / "c-index-cache").glob(f"*-{name}.npy")
+    if damage == "missing":
+        path.unlink()
+    elif damage == "another shape":
+        np.save(path, np.arange(3))
+    else:
+        path.write_bytes(path.read_bytes()[:-1] if damage == "truncated" else b"")
+    assert as_lists(cached(dataset)) == expected
+    assert len(builds) == 2
+    assert ("it is built again" in caplog.text) == (damage != "missing")
+    assert as_lists(cached(dataset)) == expected
+    assert len(builds) == 2
+
+
+def test_a_damaged_token_index_is_not_used(tmp_path):
+    dataset = corpus(tmp_path / "c")
+    pointers = dataset.pointers.copy()
+    pointers[2] += 2
+    dataset.pointers = pointers
+    with pytest.raises(DataError, match="sequence 2 has size 9"):
+        cached(dataset)
+
+
+def test_the_home_directory_serves_where_the_data_cannot_be_written(tmp_path, builds, home):
+    dataset = corpus(tmp_path / "c")
+    (tmp_path / "c-index-cache").write_text("a file, where a directory cannot be made")
+    assert as_lists(cached(dataset)) == as_lists(cached(dataset))
+    assert len(builds) == 1
+    assert len(list((home / ".cache" / "megatron" / "index-cache").iterdir())) == 3
+
+
+def test_without_any_place_the_index_stays_in_memory_and_this_is_said(
+    tmp_path, builds, home, caplog
+):
+    dataset = corpus(tmp_path / "c")
+    home.write_text("")
+    (tmp_path / "c-index-cache").write_text("")
+    with caplog.at_level(logging.WARNING):
+        assert as_lists(cached(dataset)) == as_lists(cached(dataset))
+    assert len(builds) == 2
+    assert "cannot write the index cache" in caplog.text
+    assert "stays in memory" in caplog.text
+
+
+def test_a_chosen_place_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(DataError, match="cannot write the index cache .*/cache"):
+        cached(corpus(tmp_path / "c"), directory=tmp_path / "cache")
+
+
+def test_a_write_that_fails_leaves_no_file(tmp_path, home, monkeypatch):
+    def fail(file, array, allow_pickle):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises(DataError, match="No space left on device"):
+        cached(corpus(tmp_path / "c"), directory=tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
