@@ -1,0 +1,248 @@
+"""JSON lines to token files: the same bytes for any number of workers, or nothing at all."""
+
+import json
+import logging
+import os
+import signal
+from functools import partial
+
+import pytest
+
+from megatron.data import preprocess as preprocess_module
+from megatron.data.indexed_dataset import IndexedDataset
+from megatron.data.preprocess import input_problems, preprocess
+from megatron.errors import DataError, MegatronError
+
+
+class Bytes:
+    """A tokenizer whose ids are the bytes of the text."""
+
+    vocab_size = 257
+    eod = 256
+
+    def encode(self, text):
+        if text == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if text == "refuse":
+            raise DataError("no tokens for this text")
+        return list(text.encode())
+
+
+def write_lines(path, documents):
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents))
+    return str(path)
+
+
+def run(tmp_path, inputs, **wishes):
+    wishes = {"json_keys": ["text"], "make_encoder": Bytes} | wishes
+    return preprocess(inputs, output_prefix=str(tmp_path / "out"), **wishes)
+
+
+def read_texts(prefix):
+    dataset = IndexedDataset(prefix)
+    return [bytes(dataset[i].astype("u1")).decode() for i in range(len(dataset))]
+
+
+def outputs(tmp_path):
+    return sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("out"))
+
+
+def test_each_line_becomes_a_document_in_the_order_of_the_input(tmp_path):
+    first = write_lines(tmp_path / "1.jsonl", [{"text": "one", "id": 1}, {"text": "two é"}])
+    second = write_lines(tmp_path / "2.jsonl", [{"text": "three"}])
+    (written,) = run(tmp_path, [second, first])
+    assert read_texts(tmp_path / "out_text_document") == ["three", "one", "two é"]
+    assert written.prefix == str(tmp_path / "out_text_document")
+    assert (written.documents, written.tokens, written.dropped) == (3, 14, 0)
+    assert written.bytes == 14 * 2 + 34 + 12 * 3 + 8 * 4
+
+
+def test_every_document_ends_with_eod_when_asked(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "ab"}, {"text": ""}, {"text": "c"}])
+    (written,) = run(tmp_path, [path], append_eod=True)
+    dataset = IndexedDataset(written.prefix)
+    assert [dataset[i].tolist() for i in range(len(dataset))] == [[97, 98, 256], [99, 256]]
+    assert written.dropped == 1
+
+
+def test_each_key_has_files_of_its_own_without_its_empty_documents(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"src": "a", "dst": ""}, {"src": "b", "dst": "c"}])
+    src, dst = run(tmp_path, [path], json_keys=["src", "dst"])
+    assert read_texts(src.prefix) == ["a", "b"]
+    assert read_texts(dst.prefix) == ["c"]
+    assert (src.dropped, dst.dropped) == (0, 1)
+
+
+def test_blank_lines_byte_order_marks_and_line_ends_are_no_documents(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b\\n"}')
+    run(tmp_path, [str(tmp_path / "a.jsonl")])
+    assert read_texts(tmp_path / "out_text_document") == ["a", "b\n"]
+
+
+def test_the_bytes_do_not_depend_on_workers_or_chunks(tmp_path, monkeypatch):
+    documents = [{"text": "x" * (i * 37 % 101)} for i in range(200)]
+    path = write_lines(tmp_path / "a.jsonl", documents)
+    found = set()
+    for workers, chunk_size, max_bytes in [
+        (1, 512, 1 << 20),
+        (1, 7, 50),
+        (2, 1, 1 << 20),
+        (3, 9, 99),
+    ]:
+        monkeypatch.setattr(preprocess_module, "_MAX_CHUNK_BYTES", max_bytes)
+        (written,) = run(tmp_path, [path], workers=workers, chunk_size=chunk_size, append_eod=True)
+        found.add(
+            tuple((tmp_path / f"out_text_document{s}").read_bytes() for s in (".bin", ".idx"))
+        )
+        assert written.documents == 198
+    assert len(found) == 1
+
+
+def test_few_chunks_are_read_ahead_of_the_writer(tmp_path):
+    """The input is not read into memory: reading waits for the workers."""
+    given = []
+
+    def chunks():
+        for number in range(100):
+            given.append(number)
+            yield preprocess_module._Chunk("a", number, [b'{"text": "a"}'])
+
+    encoded = preprocess_module._encoded_by_workers(chunks(), 2, (Bytes, ("text",), None))
+    next(encoded)
+    assert len(given) == 2 * preprocess_module._CHUNKS_PER_WORKER
+    encoded.close()
+
+
+BAD_LINES = [
+    (b"plain text", "line 3: not JSON: 'plain text' .*each line must be an object such as"),
+    (b'{"text": "a"', "line 3: not JSON: "),
+    (b'{"text": "\xff"}', "line 3: not JSON: .*utf-8"),
+    (b"[" * 200_000, r"line 3: not JSON: '\[\[\[\["),
+    (b'"text"', "line 3: not a JSON object: '\"text\"'"),
+    (b'{"body": "a", "id": 1}', "line 3: no key 'text'; it has 'body', 'id' .--json-keys"),
+    (b"{}", "line 3: no key 'text'; it has none"),
+    (b'{"text": null}', "line 3: key 'text' holds null, which is not a text"),
+    (b'{"text": ["a"]}', "line 3: key 'text' holds ..a.., which is not a text"),
+    (b'{"text": "refuse"}', "line 3: no tokens for this text"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES)
+def test_a_bad_line_is_named_and_nothing_is_written(tmp_path, line, message):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n\n' + line + b"\n")
+    with pytest.raises(DataError, match=f"a.jsonl, {message}"):
+        run(tmp_path, [str(path)], chunk_size=1)
+    assert outputs(tmp_path) == []
+
+
+def test_a_bad_line_is_named_by_a_worker_too(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' * 50 + b"x\n" + b'{"text": "a"}\n' * 50)
+    with pytest.raises(DataError, match="a.jsonl, line 51: not JSON: 'x'"):
+        run(tmp_path, [str(path)], workers=2, chunk_size=4)
+    assert outputs(tmp_path) == []
+
+
+def test_a_killed_worker_is_an_error_and_nothing_is_written(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}] * 9 + [{"text": "kill"}])
+    with pytest.raises(MegatronError, match="a worker process was killed.*--workers than 2"):
+        run(tmp_path, [path], workers=2, chunk_size=1)
+    assert outputs(tmp_path) == []
+
+
+def test_the_old_files_stay_when_the_new_ones_fail(tmp_path):
+    good = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    bad = write_lines(tmp_path / "b.jsonl", [{"text": "b"}, {"text": None}])
+    run(tmp_path, [good])
+    with pytest.raises(DataError):
+        run(tmp_path, [bad])
+    assert read_texts(tmp_path / "out_text_document") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "count"), [("", 0), ("\n \n", 0), ('{"text": ""}\n{"text": ""}\n', 2)]
+)
+def test_an_input_without_text_is_an_error(tmp_path, content, count):
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(
+        DataError, match=f"nothing to write for key 'text': none of the {count} documents in .*a.js"
+    ):
+        run(tmp_path, [str(tmp_path / "a.jsonl")])
+    assert outputs(tmp_path) == []
+
+
+def test_one_key_without_text_leaves_no_files_of_the_others(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"src": "a", "dst": ""}])
+    with pytest.raises(DataError, match="nothing to write for key 'dst'"):
+        run(tmp_path, [path], json_keys=["src", "dst"])
+    assert outputs(tmp_path) == []
+
+
+def test_an_input_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(DataError, match="cannot read --input .*none.jsonl: No such file"):
+        run(tmp_path, [str(tmp_path / "none.jsonl")])
+    with pytest.raises(DataError, match="cannot read --input .*: Is a directory"):
+        run(tmp_path, [str(tmp_path)])
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    with pytest.raises(DataError, match="cannot write .*nowhere/out_text_document.bin: No such"):
+        preprocess(
+            [path],
+            output_prefix=str(tmp_path / "nowhere" / "out"),
+            json_keys=["text"],
+            make_encoder=Bytes,
+        )
+
+
+def test_large_vocabularies_get_four_bytes(tmp_path):
+    class Large(Bytes):
+        vocab_size = 70_000
+
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    run(tmp_path, [path], make_encoder=Large)
+    assert IndexedDataset(tmp_path / "out_text_document").dtype == "int32"
+
+
+def test_progress_is_a_line_each_interval_where_there_is_no_terminal(tmp_path, caplog):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}] * 10)
+    with caplog.at_level(logging.INFO, "megatron"):
+        run(tmp_path, [path], chunk_size=1, log_interval=4)
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" | documents/s")[0] for line in lines] == [
+        "documents: 4 | tokens: 4",
+        "documents: 8 | tokens: 8",
+    ]
+    assert "MB/s: " in lines[0]
+    assert lines[1].endswith("input: 80.0%")
+
+
+def test_a_first_look_names_what_is_wrong_with_each_input(tmp_path):
+    (tmp_path / "plain.txt").write_text("\nonce upon\n")
+    (tmp_path / "empty.jsonl").write_text("")
+    keyless = write_lines(tmp_path / "keyless.jsonl", [{"body": "a"}])
+    good = write_lines(tmp_path / "good.jsonl", [{"text": "a"}])
+    names = ["plain.txt", "empty.jsonl", "none.jsonl"]
+    inputs = [*(str(tmp_path / name) for name in names), keyless, good]
+    plain, missing, no_key = input_problems(inputs, ["text"])
+    assert "plain.txt, line 2: not JSON: 'once upon'" in plain
+    assert "cannot read --input" in missing
+    assert "no key 'text'" in no_key
+
+
+def test_an_encoder_maker_with_arguments_reaches_the_workers(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    run(tmp_path, [path], make_encoder=partial(Shifted, by=1), workers=2)
+    assert read_texts(tmp_path / "out_text_document") == ["b"]
+
+
+class Shifted(Bytes):
+    """Bytes, each a little larger."""
+
+    def __init__(self, *, by):
+        self.by = by
+
+    def encode(self, text):
+        return [token + self.by for token in super().encode(text)]
