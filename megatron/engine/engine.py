@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import deepspeed
@@ -90,7 +91,7 @@ class Engine:
         try:
             found, _ = self._engine.load_checkpoint(str(directory), tag=tag)
             states = torch.load(self._streams_file(directory / tag), weights_only=True)
-        except (OSError, RuntimeError, KeyError, AssertionError) as error:
+        except (OSError, RuntimeError, KeyError, AssertionError, UnpicklingError) as error:
             raise CheckpointError(f"{directory / tag} cannot be loaded: {error}") from error
         if found is None:
             raise CheckpointError(f"{directory / tag} holds no DeepSpeed checkpoint")

@@ -49,9 +49,10 @@ def recompute(layer: Callable[..., Any], *inputs: Any) -> Any:
 def stream_states() -> dict[str, Any]:
     """Return where every random stream of this process stands."""
     version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state()
     return {
         "python": (version, list(words), gauss),
-        "numpy": np.random.get_state(legacy=False),
+        "numpy": (name, torch.from_numpy(keys), *rest),
         "torch": torch.get_rng_state(),
         "device": get_accelerator().get_rng_state(),
         "tensor_parallel": checkpointing.get_cuda_rng_tracker().get_states(),
@@ -62,7 +63,8 @@ def restore_streams(states: Mapping[str, Any]) -> None:
     """Put every random stream of this process where `states` says."""
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
-    np.random.set_state(states["numpy"])
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))
     torch.set_rng_state(states["torch"])
     get_accelerator().set_rng_state(states["device"])
     checkpointing.get_cuda_rng_tracker().set_states(states["tensor_parallel"])
