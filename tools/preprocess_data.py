@@ -13,6 +13,7 @@ from megatron.config.preprocess import PreprocessConfig
 from megatron.config.tokenizer import TokenizerConfig
 from megatron.data.preprocess import Written, input_problems, preprocess
 from megatron.errors import ConfigError
+from megatron.plan.tokenizer_plan import tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tool import run_tool
 
@@ -25,12 +26,7 @@ def main(argv: Sequence[str]) -> None:
     tokenizer: TokenizerConfig = said["tokenizer"]
     log.configure(rank=0)
 
-    wishes = {
-        "tokenizer_type": tokenizer.tokenizer_type,
-        "vocab_file": tokenizer.vocab_file,
-        "merge_file": tokenizer.merge_file,
-        "tokenizer_name_or_path": tokenizer.tokenizer_name_or_path,
-    }
+    wishes = tokenizer_arguments(tokenizer)
     problems = [*tokenizer_problems(**wishes), *number_problems(config)]
     if problems:
         raise ConfigError(*problems, *input_problems(config.input, config.json_keys))

@@ -65,6 +65,33 @@ def parse_config(argv: Sequence[str], *, description: str = "") -> tuple[Config,
     return Config(**parsed.sections), parsed.notices
 
 
+def parse_config_for_checkpoint(
+    argv: Sequence[str],
+    saved: Mapping[str, Mapping[str, Any]],
+    extra: Mapping[str, type],
+    *,
+    description: str = "",
+) -> tuple[Config, dict[str, Any]]:
+    """Return what `argv` asks of a trained model; flags it leaves out are those of training.
+
+    Args:
+        saved: the config in the checkpoint's manifest, as nested dictionaries.
+        extra: further sections of the tool at hand.
+
+    Raises:
+        ConfigError: a flag is unknown, refused or malformed.
+    """
+    parsed = parse_sections(
+        with_file_flags(argv),
+        {**SECTIONS, **extra},
+        description=description,
+        legacy=LEGACY,
+        defaults=flatten(saved),
+    )
+    own = {name: parsed.sections.pop(name) for name in extra}
+    return Config(**parsed.sections), own
+
+
 def flatten(nested: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return {field: value} of a Config's dictionary. Names are unique over all sections."""
     return {name: value for section in nested.values() for name, value in section.items()}

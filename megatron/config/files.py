@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from megatron.config.flags import value_in
 from megatron.errors import ConfigError
 
 
@@ -13,7 +14,7 @@ def with_file_flags(argv: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: the file is missing, is not YAML, or holds something other than flags.
     """
-    file = _config_file(argv)
+    file = value_in(argv, "--config")
     return [*(file_flags(Path(file)) if file else []), *argv]
 
 
@@ -53,11 +54,3 @@ def _words(content: dict[Any, Any]) -> Iterator[str]:
 
 
 _UNDERSCORED = {"--deepspeed_config", "--local_rank"}
-
-
-def _config_file(argv: Sequence[str]) -> str | None:
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
-        option, equals, value = word.partition("=")
-        if option == "--config":
-            return value if equals else following
-    return None

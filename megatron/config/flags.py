@@ -137,6 +137,15 @@ def field_docstrings(section: type) -> dict[str, str]:
     return docs
 
 
+def value_in(argv: Sequence[str], option: str) -> str | None:
+    """Return what `argv` says after `option`, without parsing the rest; None if nothing."""
+    for word, following in zip(argv, [*argv[1:], None], strict=True):
+        name, equals, value = word.partition("=")
+        if name == option:
+            return value if equals else following
+    return None
+
+
 class _Parser(ArgumentParser):
     """Raises instead of exiting, so that one rank of many can print the message."""
 

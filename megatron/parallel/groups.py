@@ -66,6 +66,14 @@ def build_groups(topology: Topology) -> Groups:
     )
 
 
+def lone_group() -> dist.ProcessGroup:
+    """Return a group of this process alone, for inference, conversion and tests."""
+    if not dist.is_initialized():
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+
+
 def _own_group(rank: int, sets: list[list[int]]) -> dist.ProcessGroup:
     own = [group for ranks in sets if (group := dist.new_group(ranks)) and rank in ranks]
     return own[0]

@@ -1,6 +1,6 @@
 """Random streams: which ranks draw the same numbers and which draw their own."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 
@@ -10,6 +10,14 @@ class RngTracker(Protocol):
     def fork(self) -> AbstractContextManager[None]:
         """Draw from the tensor-parallel stream inside the `with` block."""
         ...
+
+
+class OrdinaryStream:
+    """One rank alone: its tensor-parallel stream is the ordinary one."""
+
+    def fork(self) -> AbstractContextManager[None]:
+        """Draw from the ordinary stream."""
+        return nullcontext()
 
 
 def stream_seed(seed: int, *, stage: int, data_rank: int) -> int:

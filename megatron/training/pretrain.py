@@ -17,6 +17,8 @@ from megatron.engine.engine import Engine
 from megatron.optim.schedule import learning_rate
 from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan, check, plan
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.tokenizer.build import build_tokenizer
 from megatron.training import setup
 from megatron.training.environment import Launch
 from megatron.training.evaluate import Evaluation
@@ -39,7 +41,7 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
     """
     started_at = time.perf_counter()
     check(config, world_size=launch.world_size, device=device.type)
-    tokenizer = setup.build_gpt_tokenizer(config.tokenizer)
+    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
     decided = plan(
         config,
         world_size=launch.world_size,

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from megatron.config.config import Config
-from megatron.config.tokenizer import TokenizerConfig
 from megatron.data.gpt_dataset import GPTDataset, build_splits
 from megatron.data.samplers import SampleSource
 from megatron.engine import distributed
@@ -23,8 +22,6 @@ from megatron.optim.build import build_optimizer
 from megatron.parallel.groups import Groups, build_groups
 from megatron.parallel.topology import Topology
 from megatron.plan.plan import Plan
-from megatron.tokenizer.build import build_tokenizer
-from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training.batch import gpt_batches
 from megatron.training.environment import Launch, cpu_threads
 
@@ -42,16 +39,6 @@ def start_processes(config: Config, launch: Launch, device: torch.device) -> Non
         torch.set_num_threads(cpu_threads(launch))
     default = "nccl" if device.type == "cuda" else "gloo"
     distributed.start(config.parallel.distributed_backend or default)
-
-
-def build_gpt_tokenizer(config: TokenizerConfig) -> Tokenizer:
-    """Return the tokenizer; GPT2BPETokenizer when none is said."""
-    return build_tokenizer(
-        tokenizer_type=config.tokenizer_type or "GPT2BPETokenizer",
-        vocab_file=config.vocab_file,
-        merge_file=config.merge_file,
-        tokenizer_name_or_path=config.tokenizer_name_or_path,
-    )
 
 
 def build_process_groups(plan: Plan) -> Groups:
