@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -78,7 +79,8 @@ def _read_vocab(path: Path) -> dict[str, int]:
         vocab = json.loads(_read_text(path, "--vocab-file"))
     except json.JSONDecodeError as error:
         raise DataError(f"--vocab-file {path} is not JSON: {error}") from error
-    if not isinstance(vocab, dict) or set(vocab.values()) != set(range(len(vocab))):
+    ids: list[Any] = list(vocab.values()) if isinstance(vocab, dict) else [None]
+    if not all(isinstance(i, int) for i in ids) or sorted(ids) != list(range(len(ids))):
         raise DataError(
             f"--vocab-file {path} is not a JSON object of tokens to the ids 0, 1, 2 and so on, "
             "each once"

@@ -142,9 +142,8 @@ def _from_transformers(name: str) -> _Loaded:
     except Exception as error:  # of many types: files, network, missing libraries
         reason = str(error).strip().partition("\n")[0]
         raise DataError(
-            f"no tokenizer at --tokenizer-name-or-path {name}: it is not a directory with a "
-            f"tokenizer, and the Hugging Face hub did not give one ({reason}); where there is no "
-            "network, give a directory"
+            f"cannot load the tokenizer --tokenizer-name-or-path {name}: {reason}; give a "
+            "directory that holds a tokenizer or, where there is a network, a name on the hub"
         ) from error
     return _Loaded(
         encode=lambda text: tokenizer(text, verbose=False)["input_ids"],
