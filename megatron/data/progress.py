@@ -35,7 +35,8 @@ class Progress:
         self.tokens += tokens
         self.bytes += num_bytes
         if not self._bar.disable:
-            self._bar.set_postfix_str(f"{self.documents} documents, {self.tokens} tokens", False)
+            counts = f"{self.documents} documents, {self.tokens} tokens"
+            self._bar.set_postfix_str(counts, refresh=False)
             self._bar.update(num_bytes)
         elif is_due:
             log.info(self._line())

@@ -11,14 +11,22 @@ from megatron.errors import MegatronError
 from megatron.training.environment import read_launch
 
 _HEAD_START_S = 5.0
+_LOST_PEER = (
+    "Connection reset",
+    "Connection closed",
+    "Broken pipe",
+    "Socket closed",
+    "Connection refused",
+)
 
 
 def run_rank(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
     """Run `main(argv)` and leave with an exit code: 0, or that of the error.
 
     A mistake that every rank finds is told once: rank 0 speaks, and the others wait a moment in
-    which the launcher ends them; one that is alone with its error then speaks too. Nobody waits
-    for another rank: a process that failed leaves hard, and the launcher ends the rest.
+    which the launcher ends them; one that is alone with its error then speaks too. So do those
+    whose only trouble is that another rank has gone. Nobody waits for another rank's answer: a
+    process that failed leaves hard, and the launcher ends the rest.
     """
     try:
         rank = read_launch(None).rank
@@ -33,7 +41,9 @@ def run_rank(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None
         _leave(f"error{f' [rank {rank}]' if rank else ''}: {error}", error.exit_code)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
-    except Exception:
+    except Exception as error:
+        if any(sign in str(error) for sign in _LOST_PEER):
+            time.sleep(_HEAD_START_S)
         _leave(f"[rank {rank}] {traceback.format_exc()}", 1)
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -79,7 +80,8 @@ def test_a_directory_with_a_tokenizer_file_needs_no_transformers(directory):
         "PretrainedFromHF(sys.argv[1]).encode('a'); "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program, str(directory)], check=True)
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", program, str(directory)], check=True, cwd=root)
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
