@@ -1,0 +1,118 @@
+"""Starting training jobs as a user would, and reading what they left."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PRETRAIN = str(REPOSITORY / "pretrain_gpt.py")
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token files and the tokenizer that made them."""
+
+    prefix: str
+    vocab_file: str
+    merge_file: str
+    text_file: str
+
+    @property
+    def flags(self) -> list[str]:
+        return [
+            *("--data-path", self.prefix),
+            *("--vocab-file", self.vocab_file),
+            *("--merge-file", self.merge_file),
+        ]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job that has ended: one exit code and one text per rank."""
+
+    codes: list[int]
+    outputs: list[str]
+
+    def succeeded(self) -> "Finished":
+        assert set(self.codes) == {0}, "\n".join(self.outputs)
+        return self
+
+
+def start_ranks(ranks: int, *flags: str, **environment: str) -> Finished:
+    """Run pretrain_gpt.py as `ranks` plain processes with the variables a launcher would set."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, PRETRAIN, *flags],
+            env={
+                **clean_environment(),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return Finished([process.returncode for process in processes], outputs)
+
+
+def start(*words: str, cwd: Path | None = None, **environment: str) -> Finished:
+    """Run a command to its end."""
+    done = subprocess.run(
+        words,
+        env=clean_environment() | environment,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    return Finished([done.returncode], [done.stdout])
+
+
+def launched(ranks: int, *flags: str) -> Finished:
+    """Run pretrain_gpt.py under the deepspeed launcher."""
+    launcher = str(Path(sys.executable).with_name("deepspeed"))
+    port = str(29500 + os.getpid() % 10000)
+    return start(launcher, "--num_gpus", str(ranks), "--master_port", port, PRETRAIN, *flags)
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's variables without those that describe a job."""
+    bin_folder = str(Path(sys.executable).parent)
+    return {
+        **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
+        "PATH": bin_folder + os.pathsep + os.environ["PATH"],
+    }
+
+
+def journal(save: Path, event: str) -> list[dict[str, Any]]:
+    """Return the records of `event` that a run left, the oldest first."""
+    lines = (save / "journal.jsonl").read_text().splitlines()
+    return [record for line in lines if (record := json.loads(line))["event"] == event]
+
+
+def losses(save: Path) -> list[float]:
+    """Return the loss of every logged interval."""
+    return [record["lm_loss"] for record in journal(save, "train")]

@@ -1,0 +1,80 @@
+"""A run of 2N steps is N steps, a resume, and N steps: bit for bit."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import Corpus, journal, launched, start_ranks
+
+RUN = [
+    *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
+    *("--seq-length", "32", "--max-position-embeddings", "32"),
+    *("--micro-batch-size", "1", "--global-batch-size", "8"),
+    *("--lr", "3e-3", "--min-lr", "1e-4", "--lr-decay-style", "cosine"),
+    *("--log-interval", "1", "--eval-interval", "3", "--eval-iters", "2", "--split", "80,20"),
+    *("--save-interval", "4", "--pad-vocab-size-to", "512"),
+]
+ITERATIONS = ["--train-iters", "8", "--lr-warmup-iters", "3"]
+RAMP = ["--train-samples", "48", "--lr-warmup-samples", "10", "--rampup-batch-size", "4", "2", "20"]
+
+
+@pytest.mark.parametrize(
+    ("start", "ranks", "extra"),
+    [
+        (start_ranks, 1, ITERATIONS),
+        (start_ranks, 1, [*RAMP, "--bf16", "--checkpoint-activations"]),
+        (start_ranks, 2, [*ITERATIONS, "--bf16", "--pipeline-model-parallel-size", "2"]),
+        (launched, 2, [*RAMP, "--zero-stage", "1"]),
+        (start_ranks, 2, [*ITERATIONS, "--bf16", "--zero-stage", "3"]),
+        (start_ranks, 2, [*RAMP, "--tensor-model-parallel-size", "2", "--zero-stage", "2"]),
+        (start_ranks, 2, [*RAMP, "--pipeline-model-parallel-size", "2"]),
+    ],
+    ids=["fp32", "bf16-ramp", "bf16-pp2", "zero1-dp2", "bf16-zero3", "tp2-zero2", "fp32-pp2-ramp"],
+)
+def test_a_resumed_run_equals_the_uninterrupted_one(
+    start: Any, ranks: int, extra: list[str], corpus: Corpus, tmp_path: Path
+) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    flags = [*RUN, *extra, *corpus.flags]
+    start(ranks, *flags, "--save", str(whole)).succeeded()
+    shutil.copytree(whole / "global_step4", resumed / "global_step4")
+    again = start(ranks, *flags, "--save", str(resumed), "--load", str(resumed)).succeeded()
+
+    assert "successfully loaded checkpoint" in again.outputs[0]
+    last = len(journal(whole, "train"))
+    assert last > 4
+    assert told(resumed, "train") == told(whole, "train")[4:]
+    assert told(resumed, "evaluation") == told(whole, "evaluation")[1:]
+    assert_same_files(whole / f"global_step{last}", resumed / f"global_step{last}")
+
+
+def told(save: Path, event: str) -> list[dict[str, Any]]:
+    """Return the journal's records without what depends on the clock."""
+    clock = ("iteration_ms", "samples_per_second", "tflops", "eta_s")
+    return [{k: v for k, v in r.items() if k not in clock} for r in journal(save, event)]
+
+
+def assert_same_files(expected: Path, found: Path) -> None:
+    names = sorted(file.name for file in expected.glob("*.pt"))
+    assert names == sorted(file.name for file in found.glob("*.pt"))
+    for name in names:
+        pair = (torch.load(folder / name, weights_only=False) for folder in (expected, found))
+        assert_same(*pair, name)
+
+
+def assert_same(expected: Any, found: Any, where: str) -> None:
+    assert type(expected) is type(found), where
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(expected, found), where
+    elif isinstance(expected, dict):
+        assert expected.keys() == found.keys(), where
+        for key, value in expected.items():
+            assert_same(value, found[key], f"{where}: {key}")
+    elif isinstance(expected, list | tuple):
+        assert len(expected) == len(found), where
+        for i, pair in enumerate(zip(expected, found, strict=True)):
+            assert_same(*pair, f"{where}: {i}")
+    elif isinstance(expected, int | float | str | bytes | None):
+        assert expected == found, where
