@@ -147,21 +147,23 @@ def test_a_failing_late_line_leaves_nothing(directory):
 
 
 def start_in_the_middle(directory):
-    """Start a run whose input is a pipe, and return it with the open pipe once it writes."""
+    """Start a run whose input is a pipe, and return it with the open pipe once workers work."""
     os.mkfifo(directory / "endless.jsonl")
     process = subprocess.Popen(
         command(
             "--input endless.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
-            "--json-keys content --workers 2 --chunk-size 1"
+            "--json-keys content --workers 2 --chunk-size 1 --log-interval 1"
         ),
         cwd=directory,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     pipe = (directory / "endless.jsonl").open("w")
     pipe.write('{"content": "a"}\n' * 9)
     pipe.flush()
-    wait_until(lambda: len(new_files(directory)) == 3)
+    assert process.stdout.readline().startswith("documents: 1 ")
+    assert len(new_files(directory)) == 3
     return process, pipe
 
 
