@@ -1,0 +1,153 @@
+"""Every flag has a meaning: a help text, a name of its own, and somebody who reads it."""
+
+import ast
+from collections import Counter
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from source import PACKAGE, SCRIPTS, files_of, module_name
+
+from megatron.config.config import SECTIONS
+from megatron.config.flags import argparse_form, field_docstrings, get_type_hints
+from megatron.config.generation import GenerationConfig
+from megatron.config.legacy import LEGACY
+from megatron.config.preprocess import PreprocessConfig
+from megatron.config.tokenizer import TokenizerConfig
+
+PROGRAMS = {
+    "pretrain_gpt.py": list(SECTIONS.values()),
+    "tools/preprocess_data.py": [TokenizerConfig, PreprocessConfig],
+    "tools/generate_samples_gpt.py": [*SECTIONS.values(), GenerationConfig],
+}
+ALL_SECTIONS = sorted({*SECTIONS.values(), PreprocessConfig, GenerationConfig}, key=str)
+READ_BEFORE_PARSING = {("TrainingConfig", "config")}
+
+
+def fields_read(file: Path) -> set[tuple[str, str]]:
+    """Return (section class, field) for every read of a field that `file` contains.
+
+    A section is known by the annotation of a parameter or variable, or as an attribute of what is
+    annotated Config.
+    """
+    found = set()
+    for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(function, ast.FunctionDef):
+            found |= _read_in(function)
+    return found
+
+
+def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
+    arguments = [*function.args.args, *function.args.kwonlyargs]
+    types = {a.arg: a.annotation.id for a in arguments if isinstance(a.annotation, ast.Name)}
+
+    def type_of(node: ast.AST) -> str | None:
+        if isinstance(node, ast.Name):
+            return types.get(node.id)
+        if isinstance(node, ast.Attribute) and type_of(node.value) == "Config":
+            section = SECTIONS.get(node.attr)
+            return section.__name__ if section else None
+        return None
+
+    for node in ast.walk(function):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Name):
+            types[node.target.id] = node.annotation.id
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            types[node.targets[0].id] = type_of(node.value)
+    return {
+        (section, node.attr)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and (section := type_of(node.value))
+    }
+
+
+def test_every_field_is_read():
+    readers = [file for file in PACKAGE.rglob("*.py") if "config" not in file.parts] + SCRIPTS
+    read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING
+    asked = {
+        (section.__name__, field.name) for section in ALL_SECTIONS for field in fields(section)
+    }
+    assert sorted(asked - read) == []
+
+
+def test_a_read_is_told_from_one_of_another_section(tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text(
+        "def decide(config: Config, model: ModelConfig, other: Plan):\n"
+        "    logging = config.logging\n"
+        "    return logging.log_interval, model.num_layers, other.seed, config.data.split\n"
+    )
+    sections = {"LoggingConfig": "log_interval", "ModelConfig": "num_layers", "DataConfig": "split"}
+    assert fields_read(file) & {(s.__name__, f.name) for s in ALL_SECTIONS for f in fields(s)} == {
+        *sections.items()
+    }
+
+
+@pytest.mark.parametrize("section", ALL_SECTIONS, ids=lambda section: section.__name__)
+def test_every_field_has_its_help_under_it(section):
+    documented = {name for name, text in field_docstrings(section).items() if text}
+    assert documented == {field.name for field in fields(section)}
+
+
+@pytest.mark.parametrize("section", ALL_SECTIONS, ids=lambda section: section.__name__)
+def test_help_is_sentences(section):
+    for name, text in field_docstrings(section).items():
+        assert text[0].isupper() or text.split()[0] in ("adam", "sgd"), name
+        assert text.endswith("."), name
+
+
+def test_every_section_is_of_some_program():
+    defined = {
+        value.__name__
+        for file in files_of("config")
+        for value in vars(import_module(module_name(file))).values()
+        if isinstance(value, type) and is_dataclass(value) and value.__name__.endswith("Config")
+    }
+    assert defined - {"Config"} == {section.__name__ for section in ALL_SECTIONS}
+
+
+def test_every_attribute_of_a_section_is_annotated():
+    # Without an annotation an attribute is no field: it would have no flag and could not be set.
+    bare = [
+        f"{file.name}: {node.name}"
+        for file in files_of("config")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Config")
+        for statement in node.body
+        if isinstance(statement, ast.Assign)
+    ]
+    assert bare == []
+
+
+@pytest.mark.parametrize("section", ALL_SECTIONS, ids=lambda section: section.__name__)
+def test_sections_are_frozen_keyword_only_and_without_methods(section):
+    assert section.__dataclass_params__.frozen
+    assert all(field.kw_only for field in fields(section))
+    attributes = {name for name in vars(section) if not name.startswith("__")}
+    assert attributes <= {field.name for field in fields(section)}
+
+
+def options_of(section):
+    hints = get_type_hints(section, include_extras=True)
+    return [o for field in fields(section) for o in argparse_form(field, hints[field.name])[0]]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_names_and_spellings_exist_once(program):
+    names = Counter(field.name for section in PROGRAMS[program] for field in fields(section))
+    spellings = Counter(option for section in PROGRAMS[program] for option in options_of(section))
+    assert [name for name, count in (names + spellings).items() if count > 1] == []
+
+
+def test_a_flag_of_other_systems_is_none_of_ours():
+    ours = {option for section in PROGRAMS["pretrain_gpt.py"] for option in options_of(section)}
+    theirs = [flag.option for flag in LEGACY]
+    assert ours.isdisjoint(theirs)
+    assert len(theirs) == len(set(theirs))
+
+
+@pytest.mark.parametrize("flag", LEGACY, ids=lambda flag: flag.option)
+def test_a_flag_of_other_systems_says_what_to_expect(flag):
+    assert len(flag.reason.split()) >= 3
+    assert not flag.reason.endswith(".")

@@ -1,0 +1,192 @@
+"""The floors of the house: what may import what."""
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from source import (
+    PACKAGE,
+    REPOSITORY,
+    SCRIPTS,
+    files_of,
+    imported_libraries,
+    imported_modules,
+    module_name,
+)
+
+FLOORS = [
+    {"errors", "version", "log"},
+    {"tool"},
+    {"config"},
+    {"plan"},
+    {"parallel", "fused_kernels", "tokenizer", "data", "optim"},
+    {"model"},
+    {"engine", "checkpoint", "generation"},
+    {"training"},
+]
+GROUND = FLOORS[0] | FLOORS[1]
+FLOOR_OF = {part: height for height, floor in enumerate(FLOORS) for part in floor}
+
+
+def upward_imports(package: Path) -> list[str]:
+    """Return 'file: module' for every import between parts that does not go down."""
+    found = []
+    for file in sorted(package.rglob("*.py")):
+        here = file.relative_to(package).with_suffix("").parts[0]
+        if here == "__init__":
+            continue
+        for module in imported_modules(file):
+            name, _, there = module.partition(".")
+            there = there.partition(".")[0]
+            if name == package.name and there != here and FLOOR_OF[there] >= FLOOR_OF[here]:
+                found.append(f"{file.relative_to(package)}: {module}")
+    return found
+
+
+def test_imports_go_down():
+    assert upward_imports(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "line"),
+    [
+        ("plan/plan.py", "from megatron.training.loop import train"),
+        ("plan/plan.py", "import megatron.model.gpt"),
+        ("data/dataset.py", "from megatron.tokenizer.gpt2 import GPT2"),
+        ("errors.py", "from megatron.version import VERSION"),
+        ("model/gpt.py", "def lazy():\n    from megatron.engine import engine"),
+    ],
+)
+def test_an_import_sideways_or_up_is_found(tmp_path, importer, line):
+    file = tmp_path / "megatron" / importer
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(line)
+    assert len(upward_imports(tmp_path / "megatron")) == 1
+
+
+def test_every_part_has_a_floor():
+    parts = {file.relative_to(PACKAGE).with_suffix("").parts[0] for file in PACKAGE.rglob("*.py")}
+    assert parts - {"__init__"} <= set(FLOOR_OF)
+
+
+def test_modules_do_not_import_in_circles():
+    files = {module_name(file): file for file in PACKAGE.rglob("*.py")}
+    graph = {
+        name: {
+            target
+            for module in imported_modules(file)
+            for target in (module, module.rpartition(".")[0])
+            if target in files and files[target].name != "__init__.py"
+        }
+        for name, file in files.items()
+    }
+    assert len([*TopologicalSorter(graph).static_order()]) == len(files)
+
+
+def test_nothing_imports_an_entry_point():
+    entries = {script.stem for script in SCRIPTS} | {"tools", "tasks"}
+    importers = [*PACKAGE.rglob("*.py"), *SCRIPTS]
+    assert [str(file) for file in importers if imported_libraries(file) & entries] == []
+
+
+def test_package_init_files_are_empty():
+    assert [file for file in PACKAGE.rglob("__init__.py") if file.read_text()] == []
+
+
+def test_every_folder_of_the_package_is_a_package():
+    folders = {file.parent for file in PACKAGE.rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("library", "parts"),
+    [
+        ("deepspeed", {"engine"}),
+        ("transformers", {"tokenizer", "checkpoint"}),
+        ("tokenizers", {"tokenizer"}),
+    ],
+)
+def test_a_library_has_one_door(library, parts):
+    users = [file for file in PACKAGE.rglob("*.py") if library in imported_libraries(file)]
+    assert {file.relative_to(PACKAGE).parts[0] for file in users} <= parts
+
+
+def test_wishes_and_decisions_need_the_standard_library_only():
+    own = {"megatron", *sys.stdlib_module_names}
+    foreign = {
+        (file.name, library)
+        for file in files_of(*GROUND, "config", "plan")
+        for library in imported_libraries(file) - own
+    }
+    assert foreign <= {("files.py", "yaml")}
+
+
+def test_yaml_is_imported_only_when_a_file_is_read():
+    at_top = ast.parse((PACKAGE / "config/files.py").read_text()).body
+    names = [alias.name for node in at_top if isinstance(node, ast.Import) for alias in node.names]
+    assert "yaml" not in names
+
+
+def test_torch_is_not_needed_for_files_plans_and_tokens():
+    modules = [
+        module_name(file)
+        for file in files_of(*GROUND, "config", "plan", "tokenizer", "data")
+        if file.name != "__init__.py"
+    ]
+    modules += ["megatron.checkpoint.manifest", "megatron.checkpoint.publish"]
+    code = (
+        f"import sys, {', '.join(modules)}\n"
+        "print(*sorted({'torch', 'deepspeed', 'transformers'} & sys.modules.keys()))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert loaded.stdout.split() == []
+
+
+def test_one_file_reads_the_environment():
+    readers = {
+        str(file.relative_to(PACKAGE))
+        for file in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+    }
+    assert readers == {"training/environment.py"}
+
+
+def test_a_bare_string_is_a_docstring_or_stands_under_what_it_explains():
+    files = [*PACKAGE.rglob("*.py"), *SCRIPTS]
+    assert [f"{file}:{line}" for file in files for line in stray_strings(file)] == []
+
+
+def test_a_stray_string_is_found(tmp_path):
+    file = tmp_path / "module.py"
+    file.write_text('"""Doc."""\nx = 1\n"""Of x."""\ndef f():\n    y = x\n    """Stray."""\n')
+    assert stray_strings(file) == [6]
+
+
+def stray_strings(file: Path) -> list[int]:
+    """Return the lines of string statements that document nothing."""
+    nodes = [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    documenting = set()
+    for node in nodes:
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            documenting |= set(node.body[:1])
+        if isinstance(node, ast.Module | ast.ClassDef):
+            documenting |= {
+                below
+                for above, below in pairwise(node.body)
+                if isinstance(above, ast.AnnAssign | ast.Assign)
+            }
+    return [
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and node not in documenting
+    ]

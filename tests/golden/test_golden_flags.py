@@ -1,0 +1,45 @@
+"""The command lines: option strings, destinations, kinds and defaults of every flag."""
+
+from dataclasses import fields
+from typing import get_type_hints
+
+import pytest
+from golden import require_golden
+
+from megatron.config.config import SECTIONS
+from megatron.config.flags import argparse_form
+from megatron.config.generation import GenerationConfig
+from megatron.config.legacy import LEGACY
+from megatron.config.preprocess import PreprocessConfig
+
+
+def flag_lines(section):
+    """Yield 'options | destination | kind | default' for every field of `section`."""
+    hints = get_type_hints(section, include_extras=True)
+    for field in fields(section):
+        options, keywords = argparse_form(field, hints[field.name])
+        kind = keywords.get("action") or keywords["type"].__name__
+        if choices := keywords.get("choices"):
+            kind += " of " + " ".join(map(str, choices))
+        if nargs := keywords.get("nargs"):
+            kind += nargs
+        default = "required" if keywords.get("required") else repr(keywords.get("default"))
+        if "action" in keywords:
+            default = repr(field.default)
+        yield f"{' '.join(options)} | {field.name} | {kind} | {default}"
+
+
+def test_flags():
+    lines = []
+    for section in [*SECTIONS.values(), PreprocessConfig, GenerationConfig]:
+        lines += [f"[{section.__name__}]", *flag_lines(section), ""]
+    lines.append("[legacy]")
+    for flag in LEGACY:
+        fate = "refused" if flag.refused else "accepted"
+        lines.append(f"{flag.option} | {flag.takes} values | {fate} | {flag.reason}")
+    require_golden("flags.txt", "\n".join(lines) + "\n")
+
+
+def test_a_changed_interface_fails():
+    with pytest.raises(AssertionError, match=r"flags\.txt pins an interface"):
+        require_golden("flags.txt", "--other")

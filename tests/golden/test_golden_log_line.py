@@ -1,0 +1,54 @@
+"""The log line that tools parse."""
+
+import math
+
+import pytest
+
+from megatron.training.report import Interval
+
+INTERVAL = {
+    "iteration": 4710,
+    "train_iters": 115311,
+    "consumed_samples": 6031872,
+    "consumed_tokens": 12353273856,
+    "iteration_ms": 104123.46,
+    "learning_rate": 5.99e-5,
+    "global_batch_size": 2048,
+    "lm_loss": 2.4971234,
+    "loss_scale": 65536.0,
+    "grad_norm": 0.20349,
+    "skipped_iterations": 1,
+    "nan_iterations": 0,
+    "samples_per_second": 19.668954,
+    "tflops": 149.504,
+    "eta_s": 97_262.4,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "with_loss_scale", "line"),
+    [
+        (
+            {},
+            True,
+            " iteration     4710/  115311 | consumed samples:      6031872 | "
+            "consumed tokens:  12353273856 | elapsed time per iteration (ms): 104123.5 | "
+            "learning rate: 5.990E-05 | global batch size:  2048 | lm loss: 2.497123E+00 | "
+            "loss scale: 65536.0 | grad norm: 0.203 | number of skipped iterations:   1 | "
+            "number of nan iterations:   0 | samples per second: 19.669 | TFLOPs: 149.50 | "
+            "done: 4.1% | ETA: 1 day, 3:01:02 |",
+        ),
+        (
+            {"grad_norm": None, "lm_loss": math.nan, "nan_iterations": 10, "eta_s": 0.0},
+            False,
+            " iteration     4710/  115311 | consumed samples:      6031872 | "
+            "consumed tokens:  12353273856 | elapsed time per iteration (ms): 104123.5 | "
+            "learning rate: 5.990E-05 | global batch size:  2048 | lm loss: NAN | "
+            "number of skipped iterations:   1 | number of nan iterations:  10 | "
+            "samples per second: 19.669 | TFLOPs: 149.50 | done: 4.1% | ETA: 0:00:00 |",
+        ),
+    ],
+    ids=["fp16", "without loss scale, norm and finite loss"],
+)
+def test_log_line(changes, with_loss_scale, line):
+    assert Interval(**(INTERVAL | changes)).line(with_loss_scale=with_loss_scale) == line

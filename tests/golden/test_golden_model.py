@@ -1,0 +1,65 @@
+"""The network as files and tools see it: names, shapes, numbers of layers."""
+
+import pytest
+import torch
+from golden import require_golden
+from tiny import tiny_spec
+
+from megatron.model.gpt import gpt_layers
+from megatron.model.layers import Layer, SequentialModel
+from megatron.parallel.random import OrdinaryStream
+
+
+class Shards:
+    """A tensor-parallel group as constructors see it."""
+
+    def __init__(self, index, count):
+        self.index, self.count = index, count
+
+    def rank(self):
+        return self.index
+
+    def size(self):
+        return self.count
+
+
+def steps_of(count, *, mixed=False, **changes):
+    return gpt_layers(
+        tiny_spec(**changes), group=Shards(0, count), rng=OrdinaryStream(), mixed=mixed
+    )
+
+
+def test_state_dict():
+    lines = []
+    for count in (1, 2):
+        with torch.device("meta"):
+            model = SequentialModel(steps_of(count))
+        lines.append(f"[tensor-parallel size {count}]")
+        lines += [f"{name} {list(value.shape)}" for name, value in model.state_dict().items()]
+    require_golden("state_dict.txt", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["fp32", "mixed"])
+def test_the_list_is_numbered_like_the_layer_files_of_bloom(mixed):
+    names = [
+        s.cls.__name__ if isinstance(s, Layer) else s.__name__ for s in steps_of(1, mixed=mixed)
+    ]
+    assert names == [
+        "take_tokens",
+        "EmbeddingPipe",
+        "to_sequence_first",
+        "ParallelTransformerLayerPipe",
+        "ParallelTransformerLayerPipe",
+        "to_batch_first",
+        "LayerNorm",
+        "OutputEmbeddingPipe",
+        *(["to_float32"] if mixed else []),
+    ]
+
+
+def test_embedding_and_head_are_one_weight():
+    ties = {i: (s.tie.key, s.tie.weight) for i, s in enumerate(steps_of(1)) if getattr(s, "tie", 0)}
+    assert ties == {
+        1: ("embed", "word_embeddings.weight"),
+        7: ("embed", "word_embeddings.weight"),
+    }

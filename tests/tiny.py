@@ -1,0 +1,58 @@
+"""The smallest network, command line and plan that tests are built from."""
+
+from megatron.config.config import Config, parse_config
+from megatron.plan.model_spec import ModelSpec
+from megatron.plan.plan import Plan, plan
+
+VOCAB_SIZE = 11
+
+FLAGS = {
+    "--num-layers": "2",
+    "--hidden-size": "8",
+    "--num-attention-heads": "2",
+    "--seq-length": "6",
+    "--micro-batch-size": "2",
+    "--lr": "0.1",
+    "--train-iters": "10",
+    "--data-path": "corpus",
+    "--make-vocab-size-divisible-by": "4",
+}
+
+
+def tiny_argv(*flags: str, without: tuple[str, ...] = ()) -> list[str]:
+    """Return a command line of the smallest run, `flags` at its end."""
+    kept = {flag: value for flag, value in FLAGS.items() if flag not in without}
+    return [*(word for pair in kept.items() for word in pair), *flags]
+
+
+def tiny_config(*flags: str, without: tuple[str, ...] = ()) -> Config:
+    """Return the wishes of the smallest run, `flags` at its end."""
+    return parse_config(tiny_argv(*flags, without=without))[0]
+
+
+def tiny_plan(
+    *flags: str, world_size: int = 1, device: str = "cpu", without: tuple[str, ...] = ()
+) -> Plan:
+    """Return the decisions for the smallest run, `flags` at its end."""
+    config = tiny_config(*flags, without=without)
+    return plan(config, world_size=world_size, vocab_size=VOCAB_SIZE, device=device)
+
+
+def tiny_spec(**changes: int | float) -> ModelSpec:
+    """Return the smallest network, without dropout."""
+    sizes = {
+        "num_layers": 2,
+        "hidden_size": 8,
+        "ffn_hidden_size": 32,
+        "num_attention_heads": 2,
+        "head_dim": 4,
+        "seq_length": 6,
+        "max_position_embeddings": 6,
+        "vocab_size": VOCAB_SIZE,
+        "padded_vocab_size": 12,
+        "layernorm_epsilon": 1e-5,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        "init_std": 0.02,
+    }
+    return ModelSpec(**(sizes | changes))
