@@ -1,5 +1,7 @@
 """The list of layers as a DeepSpeed engine, behind the few verbs that training needs."""
 
+import contextlib
+import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -30,8 +32,13 @@ class Engine:
     def __init__(self, engine: Any, groups: Groups):
         self._engine = engine
         self._groups = groups
-        if type(engine.optimizer) is engine.basic_optimizer.__class__:
+        if engine.optimizer is engine.basic_optimizer:
             engine.clip_fp32_gradients = self._clip_gradients
+            if groups.data.size() == 1:
+                # One replica has nothing to reduce; DeepSpeed would still copy every gradient
+                # into a buffer and back.
+                engine.enable_backward_allreduce = False
+                engine.pipeline_enable_backward_allreduce = False
 
     @property
     def module(self) -> nn.Module:
@@ -206,11 +213,10 @@ def _deepspeed(
     config: dict[str, Any],
 ) -> Any:
     initialise(model)
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=build_optimizer(model),
-        config=config,
-        mpu=mpu,
-        dist_init_required=False,
-    )
+    optimizer = build_optimizer(model)
+    # Some of DeepSpeed's optimizers print memory figures to stdout; warnings go through its log.
+    with contextlib.redirect_stdout(io.StringIO()):
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=config, mpu=mpu, dist_init_required=False
+        )
     return engine

@@ -41,4 +41,5 @@ class ParallelTransformerLayerPipe(nn.Module):
         return self._add(x_sbh, y_sbh, bias)
 
     def _add(self, residual_sbh: Tensor, y_sbh: Tensor, bias: Tensor) -> Tensor:
-        return residual_sbh + F.dropout(y_sbh + bias, self.hidden_dropout, self.training)
+        # In place: y is a fresh product that backward does not need.
+        return residual_sbh + F.dropout(y_sbh.add_(bias), self.hidden_dropout, self.training)

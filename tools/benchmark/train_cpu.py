@@ -1,0 +1,107 @@
+"""Training speed of one process on CPUs, beside a plain PyTorch loop of the same model.
+
+Both take turns in one process, so that whatever else the machine does falls on both. Compare the
+ratios by CPU time: wall time depends on the neighbours.
+"""
+
+import statistics
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+import torch
+from plain_gpt import PlainLoop
+
+from megatron import log
+from megatron.config.config import parse_config
+from megatron.engine import distributed
+from megatron.engine.engine import MicroBatch
+from megatron.plan.plan import Plan, plan
+from megatron.tool import run_tool
+from megatron.training.batch import gpt_micro_batch
+from megatron.training.device import prepare_process
+from megatron.training.setup import build_gpt_engine, build_process_groups
+
+VOCAB_SIZE = 8192
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure every precision asked for and print one line each."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--dtypes", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
+    parser.add_argument("--steps", type=int, default=3, help="steps per turn")
+    parser.add_argument("--batch", type=int, default=8, help="samples per step")
+    parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
+    said = parser.parse_args(argv)
+    log.configure(rank=0)
+    for dtype in said.dtypes:
+        sides = build_sides(dtype, said.batch)
+        torch.set_num_threads(said.threads)
+        tokens_per_turn = said.steps * said.batch * 256
+        cpu: dict[str, list[float]] = {name: [] for name in sides}
+        wall: dict[str, list[float]] = {name: [] for name in sides}
+        for turn in range(said.rounds + 1):
+            for name, step in sides.items():
+                cpu_s, wall_s = timed(step, said.steps)
+                if turn:  # the first turn warms up
+                    cpu[name].append(tokens_per_turn / cpu_s)
+                    wall[name].append(tokens_per_turn / wall_s)
+        print(line(dtype, "CPU", cpu), line(dtype, "wall", wall), sep="\n", flush=True)
+
+
+def build_sides(dtype: str, batch: int) -> dict[str, Callable[[], object]]:
+    """Return, by name, what takes one step."""
+    flags = (
+        "--num-layers 6 --hidden-size 384 --num-attention-heads 6 --seq-length 256 "
+        f"--micro-batch-size {batch} --lr 1e-4 --train-iters 1000 --clip-grad 1.0 --device cpu "
+        "--attention-dropout 0 --hidden-dropout 0 --data-path none"
+    ).split()
+    config, _ = parse_config([*flags, "--bf16"] if dtype == "bf16" else flags)
+    launch, device = prepare_process(config.parallel)
+    decided = plan(config, world_size=1, vocab_size=VOCAB_SIZE, device=device.type)
+    if not torch.distributed.is_initialized():
+        distributed.start("gloo")
+    engine = build_gpt_engine(decided, build_process_groups(decided))
+    engine.set_lr(1e-4)
+    batches = random_batches(decided, batch)
+    loop = PlainLoop(decided.model, dtype, lr=1e-4)
+
+    def plain_step() -> float:
+        (tokens, _), (labels, _) = next(batches)
+        return loop.step(tokens, labels)
+
+    return {"megatron": lambda: float(engine.train_batch(batches)), "plain": plain_step}
+
+
+def random_batches(decided: Plan, batch: int) -> Iterator[MicroBatch]:
+    """Yield micro-batches of random tokens without end."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (batch, decided.model.seq_length + 1)
+    while True:
+        yield gpt_micro_batch(torch.randint(VOCAB_SIZE, shape, generator=generator))
+
+
+def timed(step: Callable[[], object], times: int) -> tuple[float, float]:
+    """Return the CPU and wall seconds of so many steps."""
+    cpu_at, wall_at = time.process_time(), time.perf_counter()
+    for _ in range(times):
+        step()
+    return time.process_time() - cpu_at, time.perf_counter() - wall_at
+
+
+def line(dtype: str, clock: str, tokens_per_s: dict[str, list[float]]) -> str:
+    """Return medians and their ratio."""
+    ours, plain = (statistics.median(tokens_per_s[name]) for name in ("megatron", "plain"))
+    return (
+        f"{dtype} | tokens per {clock} second: megatron {ours:.0f}, plain PyTorch {plain:.0f} | "
+        f"ratio {ours / plain:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    run_tool(main)
