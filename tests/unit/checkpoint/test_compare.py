@@ -1,0 +1,62 @@
+"""Whether a run can go on from a checkpoint."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from tiny import tiny_plan
+
+from megatron.checkpoint.compare import require_same_model, require_same_run
+from megatron.errors import CheckpointError
+
+
+def saved(*flags, **where):
+    return json.loads(json.dumps(asdict(tiny_plan(*flags, **where))))
+
+
+def test_the_same_run_goes_on():
+    require_same_run(saved("--bf16"), saved("--bf16"), "runs/global_step5")
+
+
+def test_what_may_change_between_runs_is_not_compared():
+    flags = "--lr 0.2 --seed 7 --global-batch-size 8 --clip-grad 0.5 --eval-iters 3"
+    now = saved(*flags.split())
+    moved = saved("--pp-partition-method", "uniform", "--log-interval", "3")
+    require_same_run(saved(), now, "f")
+    require_same_run(saved(), moved, "f")
+
+
+def test_all_differences_are_told_at_once():
+    flags = "--num-layers 3 --kv-channels 6 --tensor-model-parallel-size 2 --bf16 --optimizer sgd"
+    with pytest.raises(CheckpointError) as caught:
+        require_same_run(saved(), saved(*flags.split(), world_size=4), "runs/global_step5")
+    first, *differences = str(caught.value).splitlines()
+    assert first == "runs/global_step5 was saved by a run that differs in what must be equal:"
+    assert differences == [
+        "  model.head_dim: 4 in the checkpoint, 6 now",
+        "  model.num_layers: 2 in the checkpoint, 3 now",
+        "  model.padded_vocab_size: 12 in the checkpoint, 16 now",
+        "  parallel.data: 1 in the checkpoint, 2 now",
+        "  parallel.tensor: 1 in the checkpoint, 2 now",
+        "  parallel.zero_stage: 0 in the checkpoint, 1 now",
+        "  precision.dtype: fp32 in the checkpoint, bf16 now",
+        "  optimizer.name: adam in the checkpoint, sgd now",
+    ]
+
+
+def test_a_field_that_only_one_of_them_has_is_a_difference():
+    then, now = saved(), saved()
+    then["model"]["rotary"] = True
+    del now["model"]["init_std"]
+    with pytest.raises(CheckpointError) as caught:
+        require_same_run(then, now, "f")
+    assert str(caught.value).splitlines()[1:] == [
+        "  model.init_std: 0.02 in the checkpoint, None now",
+        "  model.rotary: True in the checkpoint, None now",
+    ]
+
+
+def test_for_generation_the_layout_may_differ():
+    require_same_model(saved(), saved("--bf16", world_size=2), "f")
+    with pytest.raises(CheckpointError, match="f holds another network than asked for:\n  model.n"):
+        require_same_model(saved(), saved("--num-layers", "3"), "f")

@@ -1,0 +1,111 @@
+"""What makes a checkpoint count."""
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+
+from megatron.checkpoint.manifest import (
+    FileRecord,
+    Manifest,
+    damage,
+    read_manifest,
+    record_file,
+    write_manifest,
+)
+from megatron.checkpoint.names import MANIFEST
+from megatron.errors import CheckpointError
+from megatron.version import CHECKPOINT_FORMAT
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"weights")
+    (tmp_path / "b.pt").write_bytes(bytes(5_000_000))
+    return Manifest(
+        state={"iteration": 7, "samples": 28},
+        plan={"model": {"num_layers": 2}, "notices": []},
+        config={"model": {"num_layers": 2, "ffn_hidden_size": None}},
+        versions={"megatron": "0.1.0"},
+        partition_dims={"3.mlp.dense_4h_to_h.weight": 1},
+        files=(record_file(tmp_path / "a.pt"), record_file(tmp_path / "b.pt")),
+    )
+
+
+def test_what_is_written_is_read(tmp_path, manifest):
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    assert manifest.format == CHECKPOINT_FORMAT
+
+
+def test_a_file_is_recorded_by_name_size_and_hash(tmp_path, manifest):
+    expected = hashlib.sha256(bytes(5_000_000)).hexdigest()
+    assert manifest.files[1] == FileRecord("b.pt", 5_000_000, expected)
+
+
+def test_whole_files_are_not_damaged(tmp_path, manifest):
+    assert damage(tmp_path, manifest.files) == []
+
+
+@pytest.mark.parametrize("position", [0, 2_500_000, 4_999_999])
+def test_one_flipped_bit_is_found(tmp_path, manifest, position):
+    content = bytearray((tmp_path / "b.pt").read_bytes())
+    content[position] ^= 1
+    (tmp_path / "b.pt").write_bytes(content)
+    (problem,) = damage(tmp_path, manifest.files)
+    assert problem == f"{tmp_path}/b.pt is damaged: its hash is not that of the manifest"
+
+
+def test_a_truncated_file_is_found(tmp_path, manifest):
+    (tmp_path / "b.pt").write_bytes(bytes(4_999_999))
+    assert damage(tmp_path, manifest.files) == [
+        f"{tmp_path}/b.pt has 4999999 bytes instead of 5000000"
+    ]
+
+
+def test_every_missing_file_is_found(tmp_path, manifest):
+    (tmp_path / "a.pt").unlink()
+    (tmp_path / "b.pt").unlink()
+    assert damage(tmp_path, manifest.files) == [
+        f"{tmp_path}/a.pt is missing",
+        f"{tmp_path}/b.pt is missing",
+    ]
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="manifest.json: No such file or directory; .* is no"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "null", '"x"', "{}", '{"files": [{"name": "a"}]}', '{"files": 3}'],
+)
+def test_a_damaged_manifest_is_told(tmp_path, text):
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(CheckpointError, match="manifest.json is damaged: "):
+        read_manifest(tmp_path)
+
+
+def test_a_truncated_manifest_is_damaged(tmp_path, manifest):
+    write_manifest(tmp_path, manifest)
+    text = (tmp_path / MANIFEST).read_text()
+    (tmp_path / MANIFEST).write_text(text[: len(text) // 2])
+    with pytest.raises(CheckpointError, match="manifest.json is damaged: "):
+        read_manifest(tmp_path)
+
+
+def test_a_newer_format_is_refused(tmp_path, manifest):
+    write_manifest(tmp_path, replace(manifest, format=CHECKPOINT_FORMAT + 1))
+    with pytest.raises(CheckpointError, match=r"has format 2 and this version reads up to 1"):
+        read_manifest(tmp_path)
+
+
+def test_a_newer_format_is_refused_as_such_when_it_has_other_fields(tmp_path, manifest):
+    write_manifest(tmp_path, replace(manifest, format=CHECKPOINT_FORMAT + 1))
+    content = json.loads((tmp_path / MANIFEST).read_text())
+    content["experts"] = content.pop("partition_dims")
+    (tmp_path / MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"has format 2 .*: update it"):
+        read_manifest(tmp_path)

@@ -1,0 +1,81 @@
+"""The whole of the wishes."""
+
+import json
+from dataclasses import FrozenInstanceError, asdict
+
+import pytest
+from tiny import tiny_argv, tiny_config
+
+from megatron.config.config import SECTIONS, flatten, parse_config, parse_config_for_checkpoint
+from megatron.config.generation import GenerationConfig
+from megatron.errors import ConfigError
+
+
+def test_the_sections_are_those_of_the_config():
+    assert set(SECTIONS) == set(asdict(tiny_config()))
+
+
+def test_wishes_do_not_change():
+    with pytest.raises(FrozenInstanceError):
+        tiny_config().model.num_layers = 3
+
+
+def test_a_command_line_of_the_field_is_read_whole():
+    config, notices = parse_config(
+        tiny_argv(
+            *("--model-parallel-size", "2"),
+            *("--DDP-impl", "torch"),
+            *("--num-workers", "2"),
+            *("--distributed-backend", "nccl"),
+            *("--vocab", "vocab.json"),
+            *("--no-log-learnig-rate-to-tensorboard", "--local_rank=3"),
+            *("--deepspeed", "--use-deepspeed", "--deepspeed-activation-checkpointing"),
+        )
+    )
+    assert config.parallel.tensor_model_parallel_size == 2
+    assert config.parallel.distributed_backend == "nccl"
+    assert config.parallel.local_rank == 3
+    assert config.tokenizer.vocab_file == "vocab.json"
+    assert config.logging.log_learning_rate_to_tensorboard is False
+    assert [notice.partition(":")[0] for notice in notices] == [
+        "--DDP-impl",
+        "--num-workers",
+        "--deepspeed",
+        "--use-deepspeed",
+        "--deepspeed-activation-checkpointing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--batch-size", "4"], "--batch-size: write --micro-batch-size instead"),
+        (["--warmup", "0.1"], "--warmup: write --lr-warmup-fraction instead"),
+        (["--num-layers-per-virtual-pipeline-stage", "2"], "no interleaved schedule"),
+        (["--optimizer", "lamb"], "argument --optimizer: invalid choice: 'lamb'"),
+        (["--data-impl", "lazy"], "argument --data-impl: invalid choice: 'lazy'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(flags, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny_config(*flags)
+
+
+def test_json_holds_every_field():
+    config = tiny_config("--rampup-batch-size", "2", "2", "8")
+    assert json.loads(config.to_json()) == asdict(config)
+    assert flatten(asdict(config))["rampup_batch_size"] == [2, 2, 8]
+    assert len(flatten(asdict(config))) == sum(map(len, asdict(config).values()))
+
+
+def test_a_tool_takes_the_rest_from_the_checkpoint():
+    saved = asdict(tiny_config("--bf16", "--no-log-loss-scale-to-tensorboard", "--seed", "5"))
+    config, own = parse_config_for_checkpoint(
+        ["--load", "runs", "--seed", "6", "--top_k", "3"],
+        saved,
+        {"generation": GenerationConfig},
+    )
+    expected = {**saved, "training": saved["training"] | {"seed": 6}}
+    expected["checkpoint"] = saved["checkpoint"] | {"load": "runs"}
+    assert asdict(config) == expected
+    assert own["generation"] == GenerationConfig(top_k=3)

@@ -1,0 +1,104 @@
+"""What is decided for a run."""
+
+import json
+from dataclasses import asdict, fields, is_dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import tiny_config, tiny_plan, tiny_spec
+
+from megatron.plan.model_spec import padded_vocab_size
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments, tokenizer_arguments
+
+
+def nones(decided, name="plan"):
+    if decided is None:
+        yield name
+    if is_dataclass(decided):
+        for field in fields(decided):
+            yield from nones(getattr(decided, field.name), f"{name}.{field.name}")
+
+
+def test_nothing_stays_undecided():
+    assert [*nones(tiny_plan())] == []
+
+
+def test_json_holds_every_decision():
+    plan = tiny_plan("--bf16")
+    assert json.loads(plan.to_json())["model"] == asdict(plan.model)
+    assert set(json.loads(plan.to_json())) == {field.name for field in fields(plan)}
+
+
+def test_sizes_that_are_not_said_follow_from_the_others():
+    model = tiny_plan().model
+    assert (model.ffn_hidden_size, model.head_dim) == (32, 4)
+    assert model.max_position_embeddings == 6
+
+
+def test_sizes_that_are_said_are_kept():
+    flags = "--ffn-hidden-size 12 --kv-channels 5 --max-position-embeddings 9 --hidden-size 7"
+    model = tiny_plan(*flags.split()).model
+    assert (model.ffn_hidden_size, model.head_dim, model.max_position_embeddings) == (12, 5, 9)
+
+
+@given(st.integers(1, 300_000), st.integers(1, 256), st.integers(1, 16))
+def test_the_vocabulary_is_padded_to_the_next_multiple(vocab_size, divisible_by, tensor):
+    padded = padded_vocab_size(vocab_size, divisible_by=divisible_by, tensor=tensor)
+    assert padded % (divisible_by * tensor) == 0
+    assert vocab_size <= padded < vocab_size + divisible_by * tensor
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "tensor", "padded"), [(50257, 1, 50304), (50257, 8, 51200), (50304, 1, 50304)]
+)
+def test_the_padded_sizes_of_gpt_2(vocab_size, tensor, padded):
+    assert padded_vocab_size(vocab_size, divisible_by=128, tensor=tensor) == padded
+
+
+def test_the_padded_size_can_be_said():
+    assert tiny_plan("--pad-vocab-size-to", "20").model.padded_vocab_size == 20
+    assert tiny_plan().model.padded_vocab_size == 12
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_flops_are_those_of_the_formula(recompute):
+    spec = tiny_spec(num_layers=24, hidden_size=1024, seq_length=512, padded_vocab_size=51200)
+    s, h, layers, v = 512, 1024, 24, 51200
+    matrices = 96 if recompute else 72
+    expected = matrices * s * layers * h * h * (1 + s / (6 * h) + v / (16 * layers * h))
+    assert spec.flops_per_sample(recompute=recompute) == pytest.approx(expected, rel=1e-12)
+
+
+def test_validation_data_last_for_every_evaluation():
+    flags = "--global-batch-size 4 --train-iters 10 --eval-interval 3 --eval-iters 5"
+    data = tiny_plan(*flags.split()).data
+    # After iterations 3, 6 and 9, and at the end.
+    assert (data.train_samples, data.valid_samples, data.test_samples) == (40, 4 * 5 * 4, 5 * 4)
+
+
+def test_no_evaluation_takes_no_data():
+    data = tiny_plan("--eval-iters", "0").data
+    assert (data.valid_samples, data.test_samples) == (0, 0)
+
+
+def test_the_layout_is_the_rest_of_the_processes():
+    flags = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+    parallel = tiny_plan(*flags.split(), world_size=12).parallel
+    assert (parallel.tensor, parallel.pipeline, parallel.data) == (2, 2, 3)
+    assert parallel.world_size == 12
+
+
+@pytest.mark.parametrize(
+    ("flag", "dtype", "is_mixed"), [("", "fp32", False), ("--bf16", "bf16", True)]
+)
+def test_precision(flag, dtype, is_mixed):
+    precision = tiny_plan(*flag.split()).precision
+    assert (precision.dtype, precision.is_mixed) == (dtype, is_mixed)
+
+
+def test_tokenizer_arguments():
+    said = tiny_config("--vocab-file", "v", "--merge-file", "m").tokenizer
+    files = {"vocab_file": "v", "merge_file": "m", "tokenizer_name_or_path": None}
+    assert tokenizer_arguments(said) == {"tokenizer_type": None, **files}
+    assert gpt_tokenizer_arguments(said) == {"tokenizer_type": "GPT2BPETokenizer", **files}
