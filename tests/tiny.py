@@ -56,3 +56,16 @@ def tiny_spec(**changes: int | float) -> ModelSpec:
         "init_std": 0.02,
     }
     return ModelSpec(**(sizes | changes))
+
+
+class Shards:
+    """A tensor-parallel group as constructors see it."""
+
+    def __init__(self, index: int, count: int):
+        self.index, self.count = index, count
+
+    def rank(self) -> int:
+        return self.index
+
+    def size(self) -> int:
+        return self.count

@@ -3,24 +3,11 @@
 import pytest
 import torch
 from golden import require_golden
-from tiny import tiny_spec
+from tiny import Shards, tiny_spec
 
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers import Layer, SequentialModel
 from megatron.parallel.random import OrdinaryStream
-
-
-class Shards:
-    """A tensor-parallel group as constructors see it."""
-
-    def __init__(self, index, count):
-        self.index, self.count = index, count
-
-    def rank(self):
-        return self.index
-
-    def size(self):
-        return self.count
 
 
 def steps_of(count, *, mixed=False, **changes):

@@ -1,0 +1,62 @@
+"""Causal attention, and the order of its fused weight's rows."""
+
+import math
+
+import pytest
+import torch
+
+from megatron.model.attention import ParallelAttention
+from megatron.parallel.random import OrdinaryStream
+
+
+def attention(group, *, hidden_size=8, num_heads=2, head_dim=3, dropout=0.0):
+    torch.manual_seed(0)
+    layer = ParallelAttention(
+        hidden_size,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        dropout=dropout,
+        group=group,
+        rng=OrdinaryStream(),
+    )
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    return layer
+
+
+def test_rows_are_query_key_and_value_head_by_head(group):
+    """Head by head, position by position, with the rows counted out by hand."""
+    layer, x_sbh = attention(group), torch.randn(5, 2, 8)
+    y_sbh, bias = layer(x_sbh)
+    weight, offset = layer.query_key_value.weight, layer.query_key_value.bias
+    dense = layer.dense.weight
+    for sample in range(2):
+        x = x_sbh[:, sample]
+        expected = torch.zeros(5, 8)
+        for head in range(2):
+            first = head * 9
+            q, k, v = (
+                x @ weight[rows : rows + 3].T + offset[rows : rows + 3]
+                for rows in (first, first + 3, first + 6)
+            )
+            for s in range(5):
+                scores = torch.stack([q[s] @ k[j] for j in range(s + 1)]) / math.sqrt(3)
+                mixed = scores.softmax(0) @ v[: s + 1]
+                expected[s] += dense[:, 3 * head : 3 * head + 3] @ mixed
+        torch.testing.assert_close(y_sbh[:, sample], expected)
+    assert bias is layer.dense.bias
+
+
+@pytest.mark.parametrize("position", [0, 2, 4])
+def test_a_position_sees_nothing_behind_it(group, position):
+    layer, x_sbh = attention(group), torch.randn(5, 1, 8, requires_grad=True)
+    layer(x_sbh)[0][position].sum().backward()
+    seen = x_sbh.grad.abs().sum((1, 2)) > 0
+    assert seen.tolist() == [other <= position for other in range(5)]
+
+
+def test_dropout_acts_in_training_only(group):
+    layer, x_sbh = attention(group, dropout=0.5), torch.randn(5, 2, 8)
+    exact = attention(group)(x_sbh)[0]
+    assert not torch.equal(layer(x_sbh)[0], exact)
+    torch.testing.assert_close(layer.eval()(x_sbh)[0], exact)

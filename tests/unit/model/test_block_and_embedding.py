@@ -1,0 +1,141 @@
+"""One transformer layer, the embedding and the head, from their parts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import tiny_spec
+
+from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
+from megatron.model.gpt import (
+    gpt_layers,
+    take_tokens,
+    to_batch_first,
+    to_float32,
+    to_sequence_first,
+)
+from megatron.model.layers import Layer, SequentialModel, Tie
+from megatron.model.mlp import ParallelMLP
+from megatron.parallel.random import OrdinaryStream
+
+
+def filled(module):
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    return module
+
+
+def block(group, **changes):
+    spec = tiny_spec(**changes)
+    return filled(ParallelTransformerLayerPipe(spec=spec, group=group, rng=OrdinaryStream()))
+
+
+def embedding(group, dropout=0.0):
+    return filled(
+        EmbeddingPipe(
+            padded_vocab_size=12,
+            hidden_size=8,
+            max_position_embeddings=6,
+            hidden_dropout=dropout,
+            group=group,
+        )
+    )
+
+
+def test_a_block_is_two_residuals_behind_norms(group):
+    layer, x = block(group), torch.randn(6, 2, 8)
+    attended, bias = layer.self_attention(layer.input_layernorm(x))
+    middle = x + attended + bias
+    narrowed, bias = layer.mlp(layer.post_attention_layernorm(middle))
+    torch.testing.assert_close(layer(x), middle + narrowed + bias)
+
+
+def test_a_block_drops_features_in_training_only(group):
+    layer, x = block(group, hidden_dropout=0.5), torch.randn(6, 2, 8)
+    assert not torch.equal(layer(x), layer(x))
+    assert torch.equal(layer.eval()(x), layer(x))
+
+
+def test_the_epsilon_of_the_norms_is_the_one_asked_for(group):
+    layer = block(group, layernorm_epsilon=0.25)
+    assert (layer.input_layernorm.eps, layer.post_attention_layernorm.eps) == (0.25, 0.25)
+    steps = gpt_layers(
+        tiny_spec(layernorm_epsilon=0.25), group=group, rng=OrdinaryStream(), mixed=False
+    )
+    assert steps[6].kwargs["eps"] == 0.25
+
+
+def test_the_mlp_is_linear_gelu_linear(group):
+    mlp, x = filled(ParallelMLP(8, ffn_hidden_size=12, group=group)), torch.randn(3, 8)
+    inner = x @ mlp.dense_h_to_4h.weight.T + mlp.dense_h_to_4h.bias
+    root = (2 / torch.pi) ** 0.5
+    gelu = 0.5 * inner * (1 + torch.tanh(root * (inner + 0.044715 * inner**3)))
+    y, bias = mlp(x)
+    torch.testing.assert_close(y, gelu @ mlp.dense_4h_to_h.weight.T)
+    assert bias is mlp.dense_4h_to_h.bias
+
+
+def test_the_embedding_is_token_plus_position(group):
+    layer, tokens = embedding(group), torch.tensor([[3, 11, 0], [5, 5, 5]])
+    positions = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    expected = layer.word_embeddings.weight[tokens] + layer.position_embeddings.weight[positions]
+    torch.testing.assert_close(layer((tokens, positions)), expected)
+
+
+def test_the_embedding_drops_features_in_training_only(group):
+    layer, inputs = embedding(group, 0.5), (torch.zeros(1, 3).long(), torch.arange(3)[None])
+    assert (layer(inputs) == 0).any()
+    assert not (layer.eval()(inputs) == 0).any()
+
+
+@pytest.mark.parametrize("kind", ["first stage", "last stage"])
+def test_logits_are_products_with_the_token_table(group, kind):
+    x = torch.randn(2, 3, 8)
+    if kind == "first stage":
+        layer = embedding(group)
+        logits = tied_logits(layer, x)
+    else:
+        layer = filled(OutputEmbeddingPipe(padded_vocab_size=12, hidden_size=8, group=group))
+        logits = layer(x)
+    torch.testing.assert_close(logits, F.linear(x, layer.word_embeddings.weight))
+
+
+def test_the_functions_between_the_layers_change_no_value():
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(to_sequence_first(x), x.permute(1, 0, 2))
+    assert to_sequence_first(x).is_contiguous()
+    assert torch.equal(to_batch_first(to_sequence_first(x)), x)
+    assert take_tokens((x, x)) == (x, x)
+    assert to_float32(x.bfloat16()).dtype == torch.float32
+
+
+def test_tied_layers_are_built_once():
+    steps = [
+        Layer(torch.nn.Embedding, {"num_embeddings": 5, "embedding_dim": 2}, Tie("e", "weight")),
+        torch.tanh,
+        Layer(
+            torch.nn.Embedding,
+            {"num_embeddings": 5, "embedding_dim": 2},
+            Tie("e", "weight", lambda layer, x: x @ layer.weight.T),
+        ),
+    ]
+    model = SequentialModel(steps)
+    assert [*model.state_dict()] == ["tied_modules.e.weight"]
+    table = model.tied_modules["e"].weight
+    tokens = torch.tensor([4, 0])
+    torch.testing.assert_close(model(tokens), table[tokens].tanh() @ table.T)
+
+
+def test_a_wrapper_goes_around_the_named_classes_only():
+    wrapped = []
+
+    def wrap(layer, x):
+        wrapped.append(type(layer).__name__)
+        return layer(x)
+
+    steps = [Layer(torch.nn.Linear, {"in_features": 2, "out_features": 2}), Layer(torch.nn.Tanh)]
+    model = SequentialModel(steps, recompute=wrap, recomputed=["Linear"])
+    model(torch.zeros(1, 2))
+    assert wrapped == ["Linear"]
+    assert [*model.state_dict()] == ["0.weight", "0.bias"]

@@ -1,0 +1,122 @@
+"""Initial weights: the same for every layout, spread as asked."""
+
+import math
+
+import pytest
+import torch
+from tiny import Shards, tiny_spec
+
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.sharding import shard_of
+
+SIZES = {
+    "num_layers": 2,
+    "hidden_size": 24,
+    "ffn_hidden_size": 200,
+    "num_attention_heads": 4,
+    "head_dim": 10,
+    "padded_vocab_size": 136,
+    "init_std": 0.05,
+}
+
+
+def model_of(index=0, count=1, seed=3, **changes):
+    spec = tiny_spec(**(SIZES | changes))
+    steps = gpt_layers(spec, group=Shards(index, count), rng=OrdinaryStream(), mixed=False)
+    model = SequentialModel(steps)
+    initialise(model, seed=seed, std=spec.init_std, num_layers=spec.num_layers)
+    return model
+
+
+def matrices(model):
+    return {name: p.detach() for name, p in model.named_parameters() if p.dim() == 2}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_shards_laid_side_by_side_are_the_whole(count):
+    whole = model_of()
+    shards = [dict(model_of(index, count).named_parameters()) for index in range(count)]
+    for name, parameter in whole.named_parameters():
+        shard = shard_of(shards[0][name])
+        pieces = [own[name] for own in shards]
+        if shard is None:
+            assert all(torch.equal(piece, parameter) for piece in pieces), name
+        else:
+            assert torch.equal(torch.cat(pieces, shard.dim), parameter), name
+
+
+def test_which_matrices_are_divided_and_along_what():
+    dims = {
+        name: shard.dim
+        for name, p in model_of().named_parameters()
+        if name.startswith(("3.", "tied")) and (shard := shard_of(p))
+    }
+    assert dims == {
+        "tied_modules.embed.word_embeddings.weight": 0,
+        "3.self_attention.query_key_value.weight": 0,
+        "3.self_attention.query_key_value.bias": 0,
+        "3.self_attention.dense.weight": 1,
+        "3.mlp.dense_h_to_4h.weight": 0,
+        "3.mlp.dense_h_to_4h.bias": 0,
+        "3.mlp.dense_4h_to_h.weight": 1,
+    }
+
+
+def test_a_larger_padding_leaves_the_rows_of_the_tokens_alone():
+    name = "tied_modules.embed.word_embeddings.weight"
+    small, large = model_of(), model_of(padded_vocab_size=200)
+    assert torch.equal(large.state_dict()[name][:136], small.state_dict()[name])
+
+
+def test_no_two_matrices_begin_alike():
+    starts = {name: tuple(p[0, :4].tolist()) for name, p in matrices(model_of()).items()}
+    assert len(set(starts.values())) == len(starts) == 10
+
+
+def test_no_two_rows_are_alike():
+    table = matrices(model_of())["tied_modules.embed.word_embeddings.weight"]
+    assert len({tuple(row.tolist()) for row in table}) == 136
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others():
+    first, again, other = (matrices(model_of(seed=seed)) for seed in (3, 3, 4))
+    for name in first:
+        assert torch.equal(first[name], again[name])
+        assert not torch.equal(first[name], other[name])
+
+
+def test_nothing_is_drawn_from_the_streams_of_training():
+    torch.manual_seed(0)
+    expected = torch.randn(3)
+    torch.manual_seed(0)
+    table = torch.nn.Embedding.from_pretrained(torch.empty(70, 3))
+    initialise(table, seed=1, std=1.0, num_layers=1)
+    assert torch.equal(torch.randn(3), expected)
+
+
+def test_biases_are_zero_and_norms_are_one():
+    for name, parameter in model_of().named_parameters():
+        if parameter.dim() == 1:
+            is_norm = "layernorm.weight" in name or name == "6.weight"
+            assert (parameter == float(is_norm)).all(), name
+
+
+def test_the_spread_is_the_one_asked_for():
+    for name, matrix in matrices(model_of(hidden_size=120, head_dim=30)).items():
+        before_residual = name.endswith(("self_attention.dense.weight", "dense_4h_to_h.weight"))
+        std = 0.05 / math.sqrt(2 * 2) if before_residual else 0.05
+        # Six standard errors of mean and of standard deviation of so many numbers.
+        error = 6 * std / math.sqrt(matrix.numel())
+        assert abs(float(matrix.mean())) < error, name
+        assert abs(float(matrix.std()) - std) < error / math.sqrt(2), name
+
+
+def test_16_bit_weights_are_the_rounded_32_bit_ones():
+    model = model_of()
+    half = model_of().bfloat16()
+    initialise(half, seed=3, std=0.05, num_layers=2)
+    for name, p in model.named_parameters():
+        assert torch.equal(half.state_dict()[name], p.detach().bfloat16()), name

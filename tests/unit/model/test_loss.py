@@ -1,0 +1,45 @@
+"""The loss against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from megatron.model.loss import next_token_loss
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(0)
+    logits = torch.randn(2, 5, 7, requires_grad=True)
+    return logits, torch.randint(7, (2, 5)), torch.tensor([[1.0, 1, 0, 1, 0], [0, 0, 1, 1, 1]])
+
+
+def reference(logits, labels, mask):
+    return F.cross_entropy(logits[mask.bool()], labels[mask.bool()])
+
+
+def test_the_loss_is_the_mean_over_what_the_mask_counts(group, batch):
+    logits, labels, mask = batch
+    loss = next_token_loss(group)(logits, (labels, mask))
+    torch.testing.assert_close(loss, reference(logits, labels, mask))
+
+
+def test_gradients_are_those_of_the_mean(group, batch):
+    logits, labels, mask = batch
+    (ours,) = torch.autograd.grad(next_token_loss(group)(logits, (labels, mask)), logits)
+    (expected,) = torch.autograd.grad(reference(logits, labels, mask), logits)
+    torch.testing.assert_close(ours, expected)
+    assert (ours[~mask.bool()] == 0).all()
+
+
+def test_a_mask_of_ones_counts_everything(group, batch):
+    logits, labels, _ = batch
+    loss = next_token_loss(group)(logits, (labels, torch.ones(2, 5)))
+    torch.testing.assert_close(loss, F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+def test_16_bit_logits_give_a_32_bit_loss(group, batch):
+    logits, labels, mask = batch
+    loss = next_token_loss(group)(logits.bfloat16(), (labels, mask))
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, reference(logits.bfloat16().float(), labels, mask))
