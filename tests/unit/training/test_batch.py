@@ -1,0 +1,70 @@
+"""From token rows to what the engine takes."""
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_plan, tiny_spec
+
+from megatron.errors import DataError
+from megatron.parallel.groups import Groups
+from megatron.parallel.topology import Topology
+from megatron.training.batch import gpt_batches, gpt_micro_batch
+
+
+class Counting:
+    """Sample i is the tokens i, i + 1, …, modulo `vocab_size`."""
+
+    def __init__(self, vocab_size, length=8):
+        self.vocab_size, self.length = vocab_size, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return (i + np.arange(7)) % self.vocab_size
+
+
+def batches(group, dataset, consumed_samples=0):
+    alone = Groups(
+        topology=Topology(pipeline=1, data=1, tensor=1),
+        rank=0,
+        tensor=group,
+        data=group,
+        model=group,
+    )
+    return gpt_batches(
+        dataset,
+        consumed_samples=consumed_samples,
+        batch=tiny_plan().batch,
+        model=tiny_spec(),
+        groups=alone,
+        device=torch.device("cpu"),
+    )
+
+
+def test_labels_are_the_next_tokens():
+    (tokens, positions), (labels, loss_mask) = gpt_micro_batch(
+        torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    )
+    assert tokens.tolist() == [[3, 1, 4, 1], [9, 2, 6, 5]]
+    assert labels.tolist() == [[1, 4, 1, 5], [2, 6, 5, 3]]
+    assert positions.tolist() == [[0, 1, 2, 3]] * 2
+    assert loss_mask.tolist() == [[1.0] * 4] * 2
+    assert {t.dtype for t in (tokens, positions, labels)} == {torch.int64}
+    assert loss_mask.dtype == torch.float32
+    assert all(t.is_contiguous() for t in (tokens, positions, labels, loss_mask))
+
+
+def test_batches_go_on_at_the_consumed_samples(group):
+    stream = batches(group, Counting(11), consumed_samples=4)
+    assert [next(stream)[0][0][:, 0].tolist() for _ in range(2)] == [[4, 5], [6, 7]]
+
+
+def test_a_token_of_another_vocabulary_is_told(group):
+    with pytest.raises(DataError, match="token 11 is not in the vocabulary of 11 tokens: the data"):
+        [*zip(range(4), batches(group, Counting(12)), strict=False)]
+
+
+def test_the_end_of_the_samples_is_told(group):
+    with pytest.raises(DataError, match="has 8 samples, 8 are consumed"):
+        [*batches(group, Counting(11))]

@@ -1,0 +1,64 @@
+"""Which device a process computes on."""
+
+import os
+
+import pytest
+import torch
+from tiny import tiny_config
+
+from megatron.errors import ConfigError
+from megatron.training.device import choose_device, prepare_process
+from megatron.training.environment import Launch
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def pretend(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return pretend
+
+
+def place(local_rank):
+    return Launch(local_rank, 4, local_rank, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "chosen"),
+    [
+        ("auto", 0, "cpu"),
+        ("cpu", 0, "cpu"),
+        ("cpu", 8, "cpu"),
+        ("auto", 8, "cuda:3"),
+        ("cuda", 4, "cuda:3"),
+    ],
+)
+def test_the_device_follows_from_the_wish_and_the_machine(gpus, asked, count, chosen):
+    gpus(count)
+    assert choose_device(asked, place(3)) == torch.device(chosen)
+
+
+def test_a_gpu_that_is_not_there_is_told(gpus):
+    gpus(0)
+    with pytest.raises(ConfigError, match="--device cuda: no GPU is visible .* --device cpu"):
+        choose_device("cuda", place(0))
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_too_few_gpus_are_told(gpus, asked):
+    gpus(2)
+    assert choose_device(asked, place(1)) == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match="4 processes were started .* it has 2 visible GPUs"):
+        choose_device(asked, place(2))
+
+
+def test_the_process_and_the_libraries_agree(gpus, monkeypatch):
+    gpus(0)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    launch, device = prepare_process(tiny_config().parallel)
+    assert (launch, device.type) == (Launch(0, 1, 0, 1), "cpu")
+    assert os.environ["DS_ACCELERATOR"] == "cpu"

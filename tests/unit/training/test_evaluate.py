@@ -1,0 +1,94 @@
+"""The loss on held-out data."""
+
+import math
+
+from tiny import tiny_plan
+
+from megatron.training.evaluate import Evaluation
+from megatron.training.journal import Journal, read_journal
+from megatron.training.state import TrainState
+
+FLAGS = ["--eval-interval", "5", "--eval-iters", "2", "--global-batch-size", "8"]
+
+
+class FakeEngine:
+    """The loss of each evaluation step is the next number of the stream."""
+
+    def __init__(self):
+        self.micro_batches = []
+
+    def evaluate(self, batches, num_micro_batches):
+        self.micro_batches.append(num_micro_batches)
+        return next(batches)
+
+
+class Recorder:
+    def __init__(self):
+        self.seen = []
+
+    def after_evaluation(self, *words):
+        self.seen.append(words[:3])
+
+
+def evaluation(losses=(2.0, 4.0), **where):
+    starts = []
+
+    def valid(consumed_samples):
+        starts.append(consumed_samples)
+        return iter(losses)
+
+    made = Evaluation(
+        FakeEngine(),
+        valid,
+        tiny_plan(*FLAGS),
+        journal=where.get("journal"),
+        tensorboard=where.get("tensorboard"),
+    )
+    return made, starts
+
+
+def test_the_loss_is_the_mean_over_global_batches():
+    made, _ = evaluation()
+    assert made.validate(TrainState(), "now") == 3.0
+    assert made._engine.micro_batches == [4, 4]
+
+
+def test_evaluation_is_due_at_multiples_of_the_interval():
+    made, starts = evaluation()
+    state = TrainState()
+    for iteration in range(1, 12):
+        state.iteration = iteration
+        made.after_step(state, step=None)
+    # Each takes the samples behind those of the last one.
+    assert starts == [0, 16]
+    assert state.valid_samples == 32
+
+
+def test_the_line_is_the_one_that_tools_look_for(told):
+    evaluation()[0].after_step(TrainState(iteration=5), step=None)
+    dashes, line, again = told[0].split("\n")
+    assert line == (
+        "valid loss at iteration 5 | lm loss value: 3.000000E+00 | lm loss PPL: 2.008554E+01 | "
+    )
+    assert dashes == again == "-" * len(line)
+
+
+def test_the_test_set_is_told_as_such(told):
+    state = TrainState()
+    assert evaluation()[0].test(iter([1.0, 1.0]), state) == 1.0
+    assert "test loss at the end of training for test data | lm loss value: 1.0" in told[0]
+    assert state.valid_samples == 0
+
+
+def test_perplexity_is_bounded():
+    recorder = Recorder()
+    evaluation([50.0, 50.0], tensorboard=recorder)[0].validate(TrainState(), "now")
+    assert recorder.seen == [("valid", 50.0, math.exp(20))]
+
+
+def test_the_journal_has_a_record(tmp_path):
+    made, _ = evaluation(journal=Journal(tmp_path))
+    made.validate(TrainState(iteration=5), "now")
+    assert [*read_journal(tmp_path)] == [
+        {"event": "evaluation", "set": "valid", "iteration": 5, "lm_loss": 3.0, "ppl": math.exp(3)}
+    ]

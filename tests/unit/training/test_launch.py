@@ -1,0 +1,111 @@
+"""How a training process ends: its code, and who says what."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+PROGRAM = """
+import sys
+from megatron.errors import CheckpointError, ConfigError, DataError
+from megatron.training import launch
+
+launch._HEAD_START_S = 0.0
+
+class Stubborn:
+    def __del__(self):
+        print("destructor")
+
+def main(argv):
+    global kept
+    kept = Stubborn()
+    print("begun", *argv)
+    {action}
+
+launch.run_rank(main, ["--a", "b"])
+"""
+
+
+def end(action, **environment):
+    """Return (code, stdout, stderr) of a process whose main does `action`."""
+    bare = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(action=action)],
+        cwd=REPOSITORY,
+        env=bare | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_success_is_0():
+    code, out, err = end("pass")
+    assert (code, out.splitlines()[0], err) == (0, "begun --a b", "")
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "message"),
+    [
+        ("raise ConfigError('first', 'second')", 2, "error: first\nsecond\n"),
+        ("raise DataError('no data')", 1, "error: no data\n"),
+        ("raise CheckpointError('none')", 1, "error: none\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted\n"),
+    ],
+)
+def test_what_a_user_can_mend_is_a_message_without_traceback(action, code, message):
+    assert end(action) == (code, "begun --a b\n", message)
+
+
+def test_other_errors_have_their_traceback_and_rank():
+    code, _, err = end("1 / 0", RANK="1", WORLD_SIZE="2")
+    assert code == 1
+    assert err.startswith("[rank 1] Traceback (most recent call last):")
+    assert err.rstrip().endswith("ZeroDivisionError: division by zero")
+
+
+def test_a_failed_process_leaves_hard():
+    # Destructors of process groups can wait for ranks that never answer.
+    assert "destructor" in end("pass")[1]
+    assert "destructor" not in end("raise DataError('no data')")[1]
+
+
+def test_other_ranks_say_which_they_are():
+    assert end("raise DataError('no data')", RANK="1", WORLD_SIZE="2")[2] == (
+        "error [rank 1]: no data\n"
+    )
+
+
+def test_a_broken_environment_does_not_hide_the_error():
+    assert end("raise DataError('no data')", RANK="x")[2] == "error: no data\n"
+
+
+def test_rank_0_speaks_and_the_others_warn_of_errors_only():
+    action = "import logging; l = logging.getLogger('megatron.x'); l.info('hello'); l.error('bad')"
+    assert end(action)[1].splitlines()[1:3] == ["hello", "ERROR [rank 0]: bad"]
+    out = end(action, RANK="1", WORLD_SIZE="2")[1]
+    assert out.splitlines()[1:2] == ["ERROR [rank 1]: bad"]
+    assert "hello" not in out
+
+
+@pytest.mark.parametrize(
+    ("action", "waits"),
+    [
+        ("raise RuntimeError('gloo: Connection reset by peer')", True),
+        ("raise DataError('no data')", True),
+        ("raise RuntimeError('shapes differ')", False),
+    ],
+)
+def test_the_rank_with_the_cause_speaks_first(action, waits):
+    told = "import time; time.sleep = lambda s: print('waits'); " + action
+    assert ("waits" in end(told, RANK="1", WORLD_SIZE="2")[1]) is waits

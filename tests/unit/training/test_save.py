@@ -1,0 +1,152 @@
+"""Saving and resuming, with an engine that writes one small file."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from tiny import tiny_config, tiny_plan
+from torch import nn
+
+from megatron.checkpoint.manifest import damage, read_manifest
+from megatron.checkpoint.names import MANIFEST, published_tags
+from megatron.errors import CheckpointError
+from megatron.parallel.sharding import sharded
+from megatron.training.save import Checkpoints, resume, warn_of_others
+from megatron.training.state import TrainState
+
+
+class FakeEngine:
+    """One sharded weight; loading remembers what was asked for."""
+
+    def __init__(self, group):
+        self.module = nn.Linear(2, 2)
+        sharded(self.module.weight, 1, group)
+        self.loaded = []
+
+    def save(self, directory, tag, client_state):
+        (directory / tag).mkdir(exist_ok=True)
+        torch.save(self.module.state_dict(), directory / tag / "weights.pt")
+        (directory / tag / "more.txt").write_text(str(client_state))
+
+    def load(self, directory, tag):
+        self.loaded.append((directory, tag))
+
+
+@pytest.fixture
+def job(tmp_path, group):
+    """A run that saves to and loads from one directory, every 5 iterations."""
+
+    class Job:
+        directory = tmp_path / "runs"
+        flags = ["--save", str(directory), "--save-interval", "5", "--load", str(directory)]
+
+        def __init__(self):
+            self.engine = FakeEngine(group)
+            self.plan = tiny_plan(*self.flags)
+            self.config = tiny_config(*self.flags)
+            self.checkpoints = Checkpoints(self.engine, self.plan, self.config)
+
+        def save(self, iteration):
+            self.checkpoints.save(TrainState(iteration=iteration, samples=2 * iteration))
+
+        def resume(self, *flags):
+            state = TrainState()
+            resume(self.engine, tiny_plan(*self.flags, *flags), state)
+            return state
+
+    return Job()
+
+
+def test_a_checkpoint_lists_all_its_files_and_who_wrote_it(job):
+    job.save(5)
+    folder = job.directory / "global_step5"
+    manifest = read_manifest(folder)
+    assert [record.name for record in manifest.files] == ["more.txt", "weights.pt"]
+    assert {file.name for file in folder.iterdir()} == {"more.txt", "weights.pt", MANIFEST}
+    assert damage(folder, manifest.files) == []
+    assert manifest.state == asdict(TrainState(iteration=5, samples=10))
+    assert manifest.plan == json.loads(job.plan.to_json())
+    assert manifest.config == json.loads(job.config.to_json())
+    assert manifest.partition_dims == {"weight": 1}
+    assert manifest.versions["torch"] == torch.__version__
+
+
+def test_saving_is_due_at_multiples_of_the_interval(job):
+    for iteration in range(1, 12):
+        job.checkpoints.after_step(TrainState(iteration=iteration), step=None)
+    assert published_tags(job.directory) == ["global_step10", "global_step5"]
+
+
+def test_the_same_iteration_is_saved_once(job):
+    job.save(5)
+    before = (job.directory / "global_step5" / MANIFEST).stat().st_mtime_ns
+    job.save(5)
+    assert (job.directory / "global_step5" / MANIFEST).stat().st_mtime_ns == before
+
+
+def test_a_run_goes_on_from_the_newest(job, told):
+    job.save(5)
+    job.save(10)
+    assert job.resume() == TrainState(iteration=10, samples=20)
+    assert job.engine.loaded == [(job.directory, "global_step10")]
+    assert told[-1] == (f"  successfully loaded checkpoint from {job.directory} at iteration 10")
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(job, told):
+    job.save(5)
+    job.save(10)
+    (job.directory / "global_step10" / "weights.pt").write_bytes(b"")
+    assert job.resume() == TrainState(iteration=5, samples=10)
+    assert job.engine.loaded == [(job.directory, "global_step5")]
+    (warning,) = [text for text in told if "passed over" in text]
+    assert "global_step10 is passed over: " in warning
+    assert "weights.pt has 0 bytes instead of " in warning
+
+
+def test_a_damaged_manifest_is_passed_over_too(job, told):
+    job.save(5)
+    job.save(10)
+    (job.directory / "global_step10" / MANIFEST).write_text("{")
+    assert job.resume().iteration == 5
+    assert [text for text in told if "global_step10" in text and "passed over" in text]
+
+
+def test_the_first_job_of_a_chain_starts_from_the_beginning(job, told):
+    assert job.resume() == TrainState()
+    assert job.engine.loaded == []
+    assert told == [f"no checkpoint in {job.directory} yet: training starts from the beginning"]
+
+
+def test_nothing_to_load_is_an_error_when_it_is_not_the_directory_to_save_to(job, tmp_path):
+    with pytest.raises(
+        CheckpointError, match="--load .*nowhere holds no complete checkpoint; give"
+    ):
+        job.resume("--load", str(tmp_path / "nowhere"))
+
+
+def test_checkpoints_that_are_all_damaged_are_no_beginning(job):
+    # Starting over would replace them one by one.
+    job.save(5)
+    (job.directory / "global_step5" / "weights.pt").unlink()
+    with pytest.raises(CheckpointError, match="global_step5"):
+        job.resume()
+
+
+def test_another_network_is_refused_before_anything_is_loaded(job):
+    job.save(5)
+    with pytest.raises(CheckpointError, match="model.num_layers: 2 in the checkpoint, 4 now"):
+        job.resume("--num-layers", "4")
+    assert job.engine.loaded == []
+
+
+def test_checkpoints_of_another_run_are_pointed_out(job, told):
+    warn_of_others(job.plan)
+    assert told == []
+    job.save(5)
+    told.clear()
+    warn_of_others(job.plan)
+    assert told == []
+    warn_of_others(tiny_plan(*job.flags[:4]))
+    (warning,) = told
+    assert "holds checkpoints already (the newest is global_step5)" in warning
