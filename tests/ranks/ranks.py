@@ -1,0 +1,105 @@
+"""Tests in several gloo processes on one machine; a file store, so that no two can collide."""
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+TIMEOUT_S = 120
+PASSED = "passed"
+
+Check = Callable[[int], None]
+"""Called with the rank, on every rank."""
+
+
+def run_on_ranks(
+    world_size: int,
+    body: Callable[..., None],
+    folder: Path,
+    *words: Any,
+    timeout_s: float = TIMEOUT_S,
+) -> None:
+    """Run body(rank, *words) in `world_size` processes; a failure or a hang of any rank fails."""
+    store = folder / f"{body.__name__}.store"
+    context = mp.spawn(
+        _enter, args=(world_size, body, words, store, timeout_s), nprocs=world_size, join=False
+    )
+    give_up_at = time.monotonic() + timeout_s
+    try:
+        while not context.join(timeout=1):
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"{body.__name__} did not end within {timeout_s} s")
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def outcomes_on_ranks(world_size: int, checks: Sequence[Check], folder: Path) -> dict[str, str]:
+    """Run the checks one after the other in the same processes: starting them is the slow part.
+
+    Returns:
+        For every check PASSED, or what went wrong on which rank. Behind one that failed on some
+        rank the others may be out of step, so the rest has not run.
+    """
+    try:
+        run_on_ranks(world_size, _check_all, folder, checks, folder)
+        ended = ""
+    except Exception as error:
+        ended = str(error)
+    told = [_read(folder / f"rank{rank}.jsonl") for rank in range(world_size)]
+    return {check.__name__: _outcome(check.__name__, told, ended) for check in checks}
+
+
+def _outcome(name: str, told: Sequence[dict[str, str]], ended: str) -> str:
+    texts = [outcomes.get(name, f"did not finish: {ended}") for outcomes in told]
+    wrong = [f"[rank {rank}] {text}" for rank, text in enumerate(texts) if text != PASSED]
+    return "\n".join(wrong) or PASSED
+
+
+def _read(file: Path) -> dict[str, str]:
+    lines: Iterable[str] = file.read_text().splitlines() if file.exists() else ()
+    return dict(json.loads(line) for line in lines)
+
+
+def _enter(
+    rank: int,
+    world_size: int,
+    body: Callable[..., None],
+    words: Sequence[Any],
+    store: Path,
+    timeout_s: float,
+) -> None:
+    torch.set_num_threads(1)
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    body(rank, *words)
+    dist.destroy_process_group()
+
+
+def _check_all(rank: int, checks: Sequence[Check], folder: Path) -> None:
+    for check in checks:
+        torch.manual_seed(0)
+        try:
+            check(rank)
+            outcome = PASSED
+        except Exception:
+            outcome = traceback.format_exc()
+        with (folder / f"rank{rank}.jsonl").open("a") as stream:
+            stream.write(json.dumps([check.__name__, outcome]) + "\n")
+        assert outcome == PASSED, outcome

@@ -1,0 +1,174 @@
+"""Sharded layers against whole ones: two processes, one shard each."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from ranks import PASSED, outcomes_on_ranks
+from torch import nn
+from torch.testing import assert_close
+
+from megatron.model.loss import next_token_loss
+from megatron.parallel.broadcast import broadcast_tokens
+from megatron.parallel.cross_entropy import vocab_parallel_cross_entropy
+from megatron.parallel.embedding import VocabParallelEmbedding
+from megatron.parallel.groups import build_groups, lone_group
+from megatron.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from megatron.parallel.regions import copy_to_tensor_parallel, reduce_from_tensor_parallel
+from megatron.parallel.topology import Topology
+
+WORLD = 2
+
+
+def column_parallel_linear_equals_linear(rank):
+    whole, x = nn.Linear(6, 10), torch.randn(3, 2, 6, requires_grad=True)
+    shard = ColumnParallelLinear(6, 10, group=dist.group.WORLD)
+    shard.weight.data = whole.weight.data.chunk(WORLD)[rank]
+    shard.bias.data = whole.bias.data.chunk(WORLD)[rank]
+
+    expected, y = whole(x), shard(x)
+    assert_close(y, expected.chunk(WORLD, -1)[rank])
+    (expected_grad,) = torch.autograd.grad(expected.square().sum(), x, retain_graph=True)
+    (grad,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
+    assert_close(grad, expected_grad)
+    expected.square().sum().backward()
+    y.square().sum().backward()
+    assert_close(shard.weight.grad, whole.weight.grad.chunk(WORLD)[rank])
+    assert_close(shard.bias.grad, whole.bias.grad.chunk(WORLD)[rank])
+
+
+def row_parallel_linear_equals_linear(rank):
+    whole, x = nn.Linear(10, 6), torch.randn(3, 2, 10, requires_grad=True)
+    shard = RowParallelLinear(10, 6, group=dist.group.WORLD)
+    shard.weight.data = whole.weight.data.chunk(WORLD, 1)[rank]
+    shard.bias.data = whole.bias.data.clone()
+
+    x_shard = x.detach().chunk(WORLD, -1)[rank].clone().requires_grad_()
+    expected, y = whole(x), shard(x_shard) + shard.bias
+    assert_close(y, expected)
+    expected.square().sum().backward()
+    y.square().sum().backward()
+    assert_close(x_shard.grad, x.grad.chunk(WORLD, -1)[rank])
+    assert_close(shard.weight.grad, whole.weight.grad.chunk(WORLD, 1)[rank])
+    assert_close(shard.bias.grad, whole.bias.grad)
+
+
+def vocab_parallel_embedding_equals_embedding(rank):
+    whole, ids = nn.Embedding(14, 3), torch.tensor([[0, 6, 7, 13], [7, 7, 1, 6]])
+    shard = VocabParallelEmbedding(14, 3, group=dist.group.WORLD)
+    shard.weight.data = whole.weight.data.chunk(WORLD)[rank]
+    assert_close(shard(ids), whole(ids))
+    shard(ids).square().sum().backward()
+    whole(ids).square().sum().backward()
+    assert_close(shard.weight.grad, whole.weight.grad.chunk(WORLD)[rank])
+
+
+def a_region_copies_forward_and_sums_backward(rank):
+    x = torch.randn(4, requires_grad=True)
+    y = copy_to_tensor_parallel(x, dist.group.WORLD)
+    assert torch.equal(y, x)
+    (grad,) = torch.autograd.grad((y * (rank + 1)).sum(), x)
+    assert grad.tolist() == [3.0] * 4
+
+
+def a_region_sums_forward_and_copies_backward(rank):
+    x = torch.full((4,), rank + 1.0, requires_grad=True)
+    y = reduce_from_tensor_parallel(x * 1, dist.group.WORLD)
+    assert y.tolist() == [3.0] * 4
+    (grad,) = torch.autograd.grad((y * 5).sum(), x)
+    assert grad.tolist() == [5.0] * 4
+
+
+def regions_take_tensors_that_lie_scattered_in_memory(rank):
+    x = torch.randn(3, 4, requires_grad=True)
+    assert_close(reduce_from_tensor_parallel((x * 1).T, dist.group.WORLD), 2 * x.T)
+    y = copy_to_tensor_parallel(x, dist.group.WORLD)
+    (grad,) = torch.autograd.grad(y.T.sum().expand(3).sum(), x)
+    assert grad.tolist() == [[6.0] * 4] * 3
+
+
+def cross_entropy_equals_torch_s(rank):
+    for shape, vocab in (((5, 3), 8), ((1, 1), 2), ((7,), 34), ((2, 3, 4), 6)):
+        for dtype, scale in ((torch.float32, 1.0), (torch.float32, 1e4), (torch.bfloat16, 3.0)):
+            torch.manual_seed(0)
+            logits = (scale * torch.randn(*shape, vocab)).to(dtype)
+            target, weights = torch.randint(vocab, shape), torch.randn(shape)
+            check_cross_entropy(rank, logits, target, weights)
+
+
+def check_cross_entropy(rank, logits, target, weights):
+    whole = logits.clone().requires_grad_()
+    expected = F.cross_entropy(whole.float().flatten(0, -2), target.flatten(), reduction="none")
+    expected = expected.view_as(target)
+    shard = logits.chunk(WORLD, -1)[rank].clone().requires_grad_()
+    before = shard.detach().clone()
+    loss = vocab_parallel_cross_entropy(shard, target, dist.group.WORLD)
+    assert loss.dtype == torch.float32
+    assert_close(loss, expected)
+    assert torch.equal(shard, before)
+    (expected * weights).sum().backward()
+    (loss * weights).sum().backward()
+    assert shard.grad.dtype == logits.dtype
+    assert_close(shard.grad, whole.grad.chunk(WORLD, -1)[rank])
+
+
+def the_masked_loss_equals_that_of_one_rank(rank):
+    logits, labels = torch.randn(2, 5, 8), torch.randint(8, (2, 5))
+    mask = torch.tensor([[1.0, 0, 1, 1, 0], [0, 1, 1, 1, 1]])
+    expected = next_token_loss(lone_group())(logits, (labels, mask))
+    shard = logits.chunk(WORLD, -1)[rank]
+    assert_close(next_token_loss(dist.group.WORLD)(shard, (labels, mask)), expected)
+
+
+def tokens_of_tensor_rank_0_reach_the_others(rank):
+    groups = build_groups(Topology(pipeline=1, data=1, tensor=2))
+    tokens = torch.arange(10).view(2, 5) if rank == 0 else None
+    received = broadcast_tokens(tokens, (2, 5), groups, torch.device("cpu"))
+    assert torch.equal(received, torch.arange(10).view(2, 5))
+
+
+def tokens_of_replicas_stay_their_own(rank):
+    groups = build_groups(Topology(pipeline=1, data=2, tensor=1))
+    tokens = torch.full((2, 5), rank)
+    received = broadcast_tokens(tokens, (2, 5), groups, torch.device("cpu"))
+    assert torch.equal(received, tokens)
+
+
+def groups_hold_the_ranks_of_their_axis(rank):
+    for axes, sizes, places in (
+        ({"tensor": 2}, (2, 1, 2), (0, 0, rank)),
+        ({"data": 2}, (1, 2, 1), (0, rank, 0)),
+        ({"pipeline": 2}, (1, 1, 2), (rank, 0, 0)),
+    ):
+        groups = build_groups(Topology(**({"pipeline": 1, "data": 1, "tensor": 1} | axes)))
+        assert (groups.tensor.size(), groups.data.size(), groups.model.size()) == sizes
+        assert (groups.stage, groups.data_rank, groups.tensor_rank) == places
+        assert groups.tensor.rank() == groups.tensor_rank
+        assert groups.data.rank() == groups.data_rank
+        assert groups.is_first_stage == (groups.stage == 0)
+        assert groups.is_last_stage == (groups.stage == groups.topology.pipeline - 1)
+
+
+CHECKS = [
+    column_parallel_linear_equals_linear,
+    row_parallel_linear_equals_linear,
+    vocab_parallel_embedding_equals_embedding,
+    a_region_copies_forward_and_sums_backward,
+    a_region_sums_forward_and_copies_backward,
+    regions_take_tensors_that_lie_scattered_in_memory,
+    cross_entropy_equals_torch_s,
+    the_masked_loss_equals_that_of_one_rank,
+    tokens_of_tensor_rank_0_reach_the_others,
+    tokens_of_replicas_stay_their_own,
+    groups_hold_the_ranks_of_their_axis,
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    return outcomes_on_ranks(WORLD, CHECKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_two_ranks(check, outcomes):
+    assert outcomes[check.__name__] == PASSED

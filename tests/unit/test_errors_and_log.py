@@ -1,0 +1,66 @@
+"""Errors that a user can mend, and how messages get out."""
+
+import logging
+
+import pytest
+
+from megatron import log
+from megatron.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    MegatronError,
+    raise_if_any,
+)
+
+
+def test_problems_are_raised_together():
+    with pytest.raises(ConfigError, match="^one\ntwo$") as caught:
+        raise_if_any(problem for problem in ("one", "two"))
+    assert caught.value.problems == ("one", "two")
+
+
+def test_no_problem_is_no_error():
+    raise_if_any(iter([]))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError("x"), 2), (DataError("x"), 1), (CheckpointError("x"), 1)]
+)
+def test_errors_have_their_exit_codes(error, code):
+    assert isinstance(error, MegatronError)
+    assert (error.exit_code, str(error)) == (code, "x")
+
+
+@pytest.fixture
+def logger():
+    """The package's logger, put back afterwards."""
+    own = logging.getLogger("megatron")
+    before = own.handlers[:], own.propagate, own.level
+    yield own
+    own.handlers[:], own.propagate = before[:2]
+    own.setLevel(before[2])
+
+
+@pytest.mark.parametrize(
+    ("rank", "lines"),
+    [
+        (0, ["hello", "WARNING [rank 0]: careful", "ERROR [rank 0]: bad"]),
+        (3, ["ERROR [rank 3]: bad"]),
+    ],
+)
+def test_rank_0_speaks_the_others_when_something_is_wrong(logger, capsys, rank, lines):
+    log.configure(rank)
+    child = logging.getLogger("megatron.some.module")
+    child.info("hello")
+    child.warning("careful")
+    child.error("bad")
+    child.debug("detail")
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_configuring_again_does_not_double_the_lines(logger, capsys):
+    log.configure(0)
+    log.configure(0)
+    logging.getLogger("megatron").info("once")
+    assert capsys.readouterr().out == "once\n"
