@@ -1,7 +1,7 @@
 """Wishes become decisions here, or a list of the reasons why they cannot."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
@@ -10,6 +10,7 @@ from megatron.config.config import Config
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.batch_plan import BatchPlan, batch_problems, plan_batch
 from megatron.plan.ds_config import (
+    Twin,
     ds_config_problems,
     merge_ds_config,
     read_ds_config,
@@ -66,13 +67,16 @@ class Plan:
         return json.dumps(asdict(self), indent=1)
 
 
-def check(config: Config, *, world_size: int, device: str) -> None:
+def check(config: Config, *, world_size: int, device: str, others: Iterable[str] = ()) -> None:
     """Refuse wishes that no vocabulary can mend, before anything slow is started.
+
+    Args:
+        others: problems found elsewhere, to be told together with these.
 
     Raises:
         ConfigError: lists every problem.
     """
-    raise_if_any(_problems(config, world_size=world_size, device=device))
+    raise_if_any(chain(_problems(config, world_size=world_size, device=device), others))
 
 
 def plan(config: Config, *, world_size: int, vocab_size: int, device: str) -> Plan:
@@ -85,37 +89,22 @@ def plan(config: Config, *, world_size: int, vocab_size: int, device: str) -> Pl
         ConfigError: lists every problem.
     """
     tensor = config.parallel.tensor_model_parallel_size
-    check(config, world_size=world_size, device=device)
-    raise_if_any(vocab_problems(config.tokenizer, vocab_size=vocab_size, tensor=tensor))
+    in_vocabulary = vocab_problems(config.tokenizer, vocab_size=vocab_size, tensor=tensor)
+    check(config, world_size=world_size, device=device, others=in_vocabulary)
 
     user = read_ds_config(config.deepspeed.deepspeed_config)
     precision = plan_precision(config.precision)
-    stage = _asked_zero_stage(config, user)
-    parallel = plan_parallel(
-        config.parallel, world_size=world_size, zero_stage=_zero_stage(stage, precision)
-    )
-    batch = plan_batch(
-        config.training,
-        global_batch_size=_global_batch_size(config, user),
-        data_parallel_size=parallel.data,
-    )
-    owned = twins(
-        batch=batch, precision=precision, zero_stage=stage, clip_grad=config.optimizer.clip_grad
-    )
+    asked_stage = _asked_zero_stage(config, user)
+    stage = _zero_stage(asked_stage, precision)
+    parallel = plan_parallel(config.parallel, world_size=world_size, zero_stage=stage)
+    batch = _plan_batch(config, user, parallel.data)
     training = plan_training(config.training, batch)
-    schedule = plan_schedule(config.schedule, training, batch)
-    raise_if_any(
-        chain(
-            schedule_problems(config.schedule, schedule),
-            ds_config_problems(user, owned, batch, config.deepspeed.deepspeed_config),
-        )
-    )
     return Plan(
         model=plan_model(config.model, config.tokenizer, vocab_size=vocab_size, tensor=tensor),
         parallel=parallel,
         batch=batch,
         training=training,
-        schedule=schedule,
+        schedule=plan_schedule(config.schedule, training, batch),
         optimizer=plan_optimizer(config.optimizer),
         precision=precision,
         data=plan_data(config, training, batch.global_batch_size),
@@ -123,8 +112,8 @@ def plan(config: Config, *, world_size: int, vocab_size: int, device: str) -> Pl
         checkpoint=plan_checkpoint(config.checkpoint),
         logging=plan_logging(config),
         recompute=config.recompute.checkpoint_activations,
-        deepspeed=merge_ds_config(user, owned, parallel, precision),
-        notices=tuple(_notices(user, stage, parallel)),
+        deepspeed=merge_ds_config(user, _twins(config, user, batch), parallel, precision),
+        notices=tuple(_notices(user, asked_stage, stage)),
     )
 
 
@@ -136,7 +125,6 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
         user = {}
     parallel = config.parallel
     tensor = max(1, parallel.tensor_model_parallel_size)
-    replica = tensor * max(1, parallel.pipeline_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
     yield from parallel_problems(
         parallel,
@@ -145,19 +133,52 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
         zero_stage=_asked_zero_stage(config, user),
     )
     yield from precision_problems(config.precision, device=device)
-    if world_size % replica == 0:
-        yield from batch_problems(
-            config.training,
-            global_batch_size=_global_batch_size(config, user),
-            data_parallel_size=world_size // replica,
-        )
-    yield from training_problems(config.training, config.schedule)
     yield from run_problems(config)
     if parallel.distributed_backend == "nccl" and device == "cpu":
         yield (
             "--distributed-backend nccl needs GPUs and this run is on CPUs: write gloo, or leave "
             "the flag out"
         )
+    replica = tensor * max(1, parallel.pipeline_model_parallel_size)
+    yield from _step_problems(config, user, max(1, world_size // replica))
+
+
+def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[str]:
+    """Yield what is wrong with batches, length and learning rate for `data` replicas."""
+    first = [
+        *batch_problems(
+            config.training,
+            global_batch_size=_global_batch_size(config, user),
+            data_parallel_size=data,
+        ),
+        *training_problems(config.training, config.schedule),
+    ]
+    yield from first
+    if first:
+        # What is counted in wrong units has no path that could be checked.
+        return
+    batch = _plan_batch(config, user, data)
+    training = plan_training(config.training, batch)
+    yield from schedule_problems(config.schedule, plan_schedule(config.schedule, training, batch))
+    owned = _twins(config, user, batch)
+    yield from ds_config_problems(user, owned, batch, config.deepspeed.deepspeed_config)
+
+
+def _plan_batch(config: Config, user: dict[str, Any], data: int) -> BatchPlan:
+    return plan_batch(
+        config.training,
+        global_batch_size=_global_batch_size(config, user),
+        data_parallel_size=data,
+    )
+
+
+def _twins(config: Config, user: dict[str, Any], batch: BatchPlan) -> list[Twin]:
+    return twins(
+        batch=batch,
+        precision=plan_precision(config.precision),
+        zero_stage=_asked_zero_stage(config, user),
+        clip_grad=config.optimizer.clip_grad,
+    )
 
 
 def _asked_zero_stage(config: Config, user: dict[str, Any]) -> int:
@@ -181,11 +202,11 @@ def _global_batch_size(config: Config, user: dict[str, Any]) -> int | None:
     return value_at(user, "train_batch_size")
 
 
-def _notices(user: dict[str, Any], stage: int, parallel: ParallelPlan) -> Iterator[str]:
-    if stage != parallel.zero_stage:
+def _notices(user: dict[str, Any], asked_stage: int, stage: int) -> Iterator[str]:
+    if stage != asked_stage:
         yield (
-            f"16-bit training at ZeRO stage {stage} runs as stage {parallel.zero_stage}: the same "
-            "steps, with the optimizer state divided over the replicas"
+            f"16-bit training at ZeRO stage {asked_stage} runs as stage {stage}: the same steps, "
+            "with the optimizer state divided over the replicas"
         )
     if "optimizer" in user:
         yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"

@@ -18,7 +18,7 @@ from megatron.optim.schedule import learning_rate
 from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan, check, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.training import setup
 from megatron.training.environment import Launch
 from megatron.training.evaluate import Evaluation
@@ -40,8 +40,14 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
         MegatronError: something that the user can mend.
     """
     started_at = time.perf_counter()
-    check(config, world_size=launch.world_size, device=device.type)
-    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+    wished = gpt_tokenizer_arguments(config.tokenizer)
+    check(
+        config,
+        world_size=launch.world_size,
+        device=device.type,
+        others=tokenizer_problems(**wished),
+    )
+    tokenizer = build_tokenizer(**wished)
     decided = plan(
         config,
         world_size=launch.world_size,
