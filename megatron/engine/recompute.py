@@ -67,4 +67,5 @@ def restore_streams(states: Mapping[str, Any]) -> None:
     np.random.set_state((name, keys.numpy(), *rest))
     torch.set_rng_state(states["torch"])
     get_accelerator().set_rng_state(states["device"])
-    checkpointing.get_cuda_rng_tracker().set_states(states["tensor_parallel"])
+    # A copy: the tracker keeps the dictionary that it is given and moves on in it.
+    checkpointing.get_cuda_rng_tracker().set_states(dict(states["tensor_parallel"]))
