@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -55,9 +56,15 @@ def outcomes_on_ranks(world_size: int, checks: Sequence[Check], folder: Path) ->
         run_on_ranks(world_size, _check_all, folder, checks, folder)
         ended = ""
     except Exception as error:
-        ended = str(error)
+        ended = str(error).strip().splitlines()[-1]
     told = [_read(folder / f"rank{rank}.jsonl") for rank in range(world_size)]
     return {check.__name__: _outcome(check.__name__, told, ended) for check in checks}
+
+
+def require_passed(check: Check, outcomes: dict[str, str]) -> None:
+    """Fail with what went wrong unless `check` passed on all ranks."""
+    if outcomes[check.__name__] != PASSED:
+        pytest.fail(outcomes[check.__name__], pytrace=False)
 
 
 def _outcome(name: str, told: Sequence[dict[str, str]], ended: str) -> str:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from ranks import PASSED, outcomes_on_ranks
+from ranks import outcomes_on_ranks, require_passed
 from torch import nn
 from torch.testing import assert_close
 
@@ -171,4 +171,4 @@ def outcomes(tmp_path_factory):
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_on_two_ranks(check, outcomes):
-    assert outcomes[check.__name__] == PASSED
+    require_passed(check, outcomes)
