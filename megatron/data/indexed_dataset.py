@@ -1,6 +1,5 @@
 """A .bin/.idx pair: how token sequences lie on disk. What a token means is not known here."""
 
-import struct
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -8,25 +7,19 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from megatron.data.index_files import (
+    DTYPES,
+    MMAP_HEADER,
+    MMAP_MAGIC,
+    VERSION,
+    counting,
+    dtype_code,
+    pieces_of,
+    pieces_of_file,
+    starts_and_ends,
+)
 from megatron.data.publish import publish, temporary_beside, write_errors_name
 from megatron.errors import DataError
-
-MAGIC = b"MMIDIDX\0\0"
-VERSION = 1
-HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document entries
-DTYPES: dict[int, np.dtype] = {
-    1: np.dtype("<u1"),
-    2: np.dtype("<i1"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<i4"),
-    5: np.dtype("<i8"),
-    6: np.dtype("<f8"),
-    7: np.dtype("<f8"),
-    8: np.dtype("<u2"),
-}
-"""Data type of the tokens, by its code in the header."""
-
-_CHUNK = 1 << 20  # entries of an index handled at a time, so that memory stays bounded
 
 
 def best_dtype(vocab_size: int) -> np.dtype:
@@ -52,12 +45,12 @@ class IndexedDataset:
 
     def __init__(self, prefix: str | Path):
         self.prefix = str(prefix)
-        self.bin_path, self.idx_path = _existing_pair(self.prefix)
+        self.bin_path, self.idx_path = existing_pair(self.prefix)
         self.dtype, num_sequences, num_entries = _read_header(self.idx_path)
 
-        index = _map(self.idx_path, np.dtype("u1"))
-        sizes_end = HEADER.size + 4 * num_sequences
-        self.sizes = np.frombuffer(index, "<i4", num_sequences, HEADER.size)
+        index = map_file(self.idx_path, np.dtype("u1"))
+        sizes_end = MMAP_HEADER.size + 4 * num_sequences
+        self.sizes = np.frombuffer(index, "<i4", num_sequences, MMAP_HEADER.size)
         self.pointers = np.frombuffer(index, "<i8", num_sequences, sizes_end)
         self.document_starts = np.frombuffer(
             index, "<i8", num_entries, sizes_end + 8 * num_sequences
@@ -66,8 +59,8 @@ class IndexedDataset:
         expected_bytes = 0
         if num_sequences:
             expected_bytes = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
-        _require_length(self.bin_path, expected_bytes)
-        self.tokens = _map(self.bin_path, self.dtype)
+        require_length(self.bin_path, expected_bytes)
+        self.tokens = map_file(self.bin_path, self.dtype)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -90,31 +83,37 @@ class IndexedDataset:
                 f"tokens {offset} to {offset + length} of sequence {i} in {self.prefix}, "
                 f"which has {size} tokens"
             )
-        start = int(self.pointers[i]) // self.dtype.itemsize + offset
+        start = self._start(i) + offset
         return self.tokens[start : start + length]
 
     def verify(self) -> None:
-        """Check that every pointer is the sum of the sizes before it.
+        """Check that sequences and documents follow one another without gap or overlap.
 
         Reads the whole index, so it is for once per index map, not for every opening.
 
         Raises:
-            DataError: a pointer or a size is damaged.
+            DataError: a pointer, a size or a start of a document is damaged.
         """
-        end = 0
-        for first in range(0, len(self), _CHUNK):
-            sizes = self.sizes[first : first + _CHUNK].astype(np.int64)
-            ends = end + np.cumsum(sizes) * self.dtype.itemsize
-            starts = ends - sizes * self.dtype.itemsize
-            wrong = (starts != self.pointers[first : first + _CHUNK]) | (sizes < 0)
+        self._verify_pointers()
+        verify_documents(self.idx_path, self.document_starts, len(self))
+
+    def _verify_pointers(self) -> None:
+        sizes, first = pieces_of(self.sizes), 0
+        for starts, ends in starts_and_ends(sizes):
+            pointers = self.pointers[first : first + len(starts)]
+            wrong = (starts * self.dtype.itemsize != pointers) | (ends < starts)
             if wrong.any():
-                i = first + int(wrong.argmax())
+                i = int(wrong.argmax())
                 raise DataError(
-                    f"{self.idx_path} is damaged: sequence {i} has size {self.sizes[i]} and "
-                    f"starts at byte {self.pointers[i]}, expected {starts[i - first]}; "
-                    "make the file again"
+                    f"{self.idx_path} is damaged: sequence {first + i} has size "
+                    f"{self.sizes[first + i]} and starts at byte {pointers[i]}, expected "
+                    f"{starts[i] * self.dtype.itemsize}; make the file again"
                 )
-            end = int(ends[-1])
+            first += len(starts)
+
+    def _start(self, i: int) -> int:
+        """Return where sequence i starts, in tokens."""
+        return int(self.pointers[i]) // self.dtype.itemsize
 
 
 class IndexedDatasetWriter:
@@ -135,7 +134,7 @@ class IndexedDatasetWriter:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.num_documents = 0
         self.num_tokens = 0
-        self._code = {known: code for code, known in DTYPES.items()}[self.dtype]
+        self._code = dtype_code(self.dtype)
         self.prefix = str(prefix)
         self._bin_path, self._idx_path = _pair(self.prefix)
         self._bin_temporary = temporary_beside(self._bin_path)
@@ -145,7 +144,7 @@ class IndexedDatasetWriter:
                 self._bin = self._bin_temporary.open("wb")
             with write_errors_name(self._idx_path):
                 self._idx = self._idx_temporary.open("wb")
-                self._idx.write(bytes(HEADER.size))
+                self._idx.write(bytes(MMAP_HEADER.size))
         except DataError:
             self._bin_temporary.unlink(missing_ok=True)
             raise
@@ -182,12 +181,13 @@ class IndexedDatasetWriter:
             self._bin.close()
         with write_errors_name(self._idx_path):
             self._write_pointers()
-            for first in range(0, self.num_documents + 1, _CHUNK):
-                last = min(first + _CHUNK, self.num_documents + 1)
-                self._idx.write(np.arange(first, last, dtype="<i8").tobytes())
+            for entries in counting(self.num_documents + 1):
+                self._idx.write(entries.tobytes())
             self._idx.seek(0)
             self._idx.write(
-                HEADER.pack(MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1)
+                MMAP_HEADER.pack(
+                    MMAP_MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1
+                )
             )
             self._idx.close()
 
@@ -224,13 +224,11 @@ class IndexedDatasetWriter:
 
     def _write_pointers(self) -> None:
         self._idx.flush()
-        end = 0
-        for first in range(0, self.num_documents, _CHUNK):
-            count = min(_CHUNK, self.num_documents - first)
-            sizes = np.fromfile(self._idx_temporary, "<i4", count, offset=HEADER.size + 4 * first)
-            ends = end + np.cumsum(sizes, dtype="<i8") * self.dtype.itemsize
-            self._idx.write(np.concatenate([[end], ends[:-1]]).astype("<i8").tobytes())
-            end = ends[-1]
+        sizes = pieces_of_file(
+            self._idx_temporary, np.dtype("<i4"), self.num_documents, offset=MMAP_HEADER.size
+        )
+        for starts, _ in starts_and_ends(sizes):
+            self._idx.write((starts * self.dtype.itemsize).tobytes())
 
     def _require_fit(self, values: NDArray, dtype: np.dtype, what: str) -> None:
         if not values.size or np.can_cast(values.dtype, dtype):
@@ -248,7 +246,8 @@ def _pair(prefix: str) -> tuple[Path, Path]:
     return Path(prefix + ".bin"), Path(prefix + ".idx")
 
 
-def _existing_pair(prefix: str) -> tuple[Path, Path]:
+def existing_pair(prefix: str) -> tuple[Path, Path]:
+    """Return the paths of .bin and .idx, or raise a DataError that says what is missing."""
     pair = _pair(prefix)
     missing = [str(path) for path in pair if not path.is_file()]
     if not missing:
@@ -262,24 +261,27 @@ def _existing_pair(prefix: str) -> tuple[Path, Path]:
 def _read_header(idx_path: Path) -> tuple[np.dtype, int, int]:
     """Return the tokens' type and the numbers of sequences and of document entries."""
     with idx_path.open("rb") as file:
-        header = file.read(HEADER.size)
-    if header[: len(MAGIC)] != MAGIC[: len(header)]:
+        header = file.read(MMAP_HEADER.size)
+    if header[: len(MMAP_MAGIC)] != MMAP_MAGIC[: len(header)]:
         raise DataError(
             f"{idx_path} is not an index of the mmap format: it starts with {header[:9]!r}, "
-            f"expected {MAGIC!r}; make it with tools/preprocess_data.py --dataset-impl mmap"
+            f"expected {MMAP_MAGIC!r}; make it with tools/preprocess_data.py --dataset-impl mmap"
         )
-    if len(header) < HEADER.size:
-        raise DataError(f"{idx_path} is truncated: {len(header)} of {HEADER.size} header bytes")
-    version, code, num_sequences, num_entries = HEADER.unpack(header)[1:]
+    if len(header) < MMAP_HEADER.size:
+        raise DataError(
+            f"{idx_path} is truncated: {len(header)} of {MMAP_HEADER.size} header bytes"
+        )
+    version, code, num_sequences, num_entries = MMAP_HEADER.unpack(header)[1:]
     if version != VERSION:
         raise DataError(f"{idx_path} has format version {version}; this code reads {VERSION}")
     if code not in DTYPES:
         raise DataError(f"{idx_path} has unknown data type code {code}; known are 1 to 8")
-    _require_length(idx_path, HEADER.size + 12 * num_sequences + 8 * num_entries)
+    require_length(idx_path, MMAP_HEADER.size + 12 * num_sequences + 8 * num_entries)
     return DTYPES[code], num_sequences, num_entries
 
 
-def _require_length(path: Path, expected_bytes: int) -> None:
+def require_length(path: Path, expected_bytes: int) -> None:
+    """Raise a DataError if the file `path` is not of this length."""
     found_bytes = path.stat().st_size
     if found_bytes != expected_bytes:
         state = "truncated" if found_bytes < expected_bytes else "not of this index"
@@ -289,8 +291,25 @@ def _require_length(path: Path, expected_bytes: int) -> None:
         )
 
 
-def _map(path: Path, dtype: np.dtype) -> NDArray:
+def map_file(path: Path, dtype: np.dtype) -> NDArray:
+    """Return the content of `path`, mapped."""
     if path.stat().st_size == 0:
         return np.empty(0, dtype)  # an empty file cannot be mapped
     # A plain array over the same pages: slicing a memmap object costs several times as much.
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+
+
+def verify_documents(idx_path: Path, document_starts: NDArray, num_sequences: int) -> None:
+    """Raise a DataError unless `document_starts` goes up from 0 to `num_sequences`."""
+    previous = 0
+    for i, piece in enumerate(pieces_of(document_starts)):
+        steps = np.diff(piece, prepend=previous)
+        if (steps < 0).any() or (i == 0 and piece[0] != 0):
+            previous = -1
+            break
+        previous = int(piece[-1])
+    if previous != num_sequences or not len(document_starts):
+        raise DataError(
+            f"{idx_path} is damaged: the starts of its documents do not go from 0 to "
+            f"{num_sequences}; make the file again"
+        )

@@ -16,9 +16,33 @@ def temporary_beside(path: Path) -> Path:
 
 def publish(temporary: Path, path: Path) -> None:
     """Flush the finished file `temporary` to the disk and rename it to `path`."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
+    flush(temporary)
     os.replace(temporary, path)
+
+
+def publish_pair(bin_temporary: Path, idx_temporary: Path, prefix: str) -> None:
+    """Flush both finished files and rename them to PREFIX.bin and PREFIX.idx.
+
+    The index of an older pair goes first, so that at no moment it belongs to other tokens. A file
+    that is not there was renamed before, by a run that was killed in between.
+    """
+    bin_path, idx_path = Path(prefix + ".bin"), Path(prefix + ".idx")
+    with write_errors_name(bin_path):
+        flush(idx_temporary)
+        if bin_temporary.exists():
+            flush(bin_temporary)
+            idx_path.unlink(missing_ok=True)
+            os.replace(bin_temporary, bin_path)
+    with write_errors_name(idx_path):
+        if idx_temporary.exists():
+            os.replace(idx_temporary, idx_path)
+
+
+def flush(path: Path) -> None:
+    """Wait until the content of `path`, if it is there, is on the disk."""
+    if path.exists():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 @contextmanager

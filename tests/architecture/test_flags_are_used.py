@@ -13,15 +13,17 @@ from megatron.config.config import SECTIONS
 from megatron.config.flags import argparse_form, field_docstrings, get_type_hints
 from megatron.config.generation import GenerationConfig
 from megatron.config.legacy import LEGACY
+from megatron.config.merge import MergeConfig
 from megatron.config.preprocess import PreprocessConfig
 from megatron.config.tokenizer import TokenizerConfig
 
 PROGRAMS = {
     "pretrain_gpt.py": list(SECTIONS.values()),
     "tools/preprocess_data.py": [TokenizerConfig, PreprocessConfig],
+    "tools/merge_preprocessed_data.py": [MergeConfig],
     "tools/generate_samples_gpt.py": [*SECTIONS.values(), GenerationConfig],
 }
-ALL_SECTIONS = sorted({*SECTIONS.values(), PreprocessConfig, GenerationConfig}, key=str)
+ALL_SECTIONS = sorted({*SECTIONS.values(), PreprocessConfig, MergeConfig, GenerationConfig}, key=str)
 READ_BEFORE_PARSING = {("TrainingConfig", "config")}
 
 

@@ -10,6 +10,7 @@ from megatron.config.config import SECTIONS
 from megatron.config.flags import argparse_form
 from megatron.config.generation import GenerationConfig
 from megatron.config.legacy import LEGACY
+from megatron.config.merge import MergeConfig
 from megatron.config.preprocess import PreprocessConfig
 
 
@@ -31,7 +32,7 @@ def flag_lines(section):
 
 def test_flags():
     lines = []
-    for section in [*SECTIONS.values(), PreprocessConfig, GenerationConfig]:
+    for section in [*SECTIONS.values(), PreprocessConfig, MergeConfig, GenerationConfig]:
         lines += [f"[{section.__name__}]", *flag_lines(section), ""]
     lines.append("[legacy]")
     for flag in LEGACY:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from megatron.data import indexed_dataset
+from megatron.data import index_files
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, best_dtype
 from megatron.errors import DataError
 
@@ -56,7 +56,7 @@ def test_written_bytes_are_those_of_the_description(tmp_path, dtype, code, lette
 
 
 def test_documents_appended_together_give_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(indexed_dataset, "_CHUNK", 3)
+    monkeypatch.setattr(index_files, "CHUNK", 3)
     flat = [token for document in DOCUMENTS * 5 for token in document]
     with IndexedDatasetWriter(tmp_path / "c", "u2") as writer:
         writer.append(flat, [len(document) for document in DOCUMENTS * 5])
@@ -177,7 +177,7 @@ def test_another_format_is_refused(tmp_path, offset, value, message):
 
 
 def test_verify_finds_a_damaged_pointer(tmp_path, monkeypatch):
-    monkeypatch.setattr(indexed_dataset, "_CHUNK", 2)
+    monkeypatch.setattr(index_files, "CHUNK", 2)
     prefix = write(tmp_path / "c", DOCUMENTS)
     with prefix.with_suffix(".idx").open("r+b") as file:
         file.seek(34 + 4 * 4 + 8 * 2)

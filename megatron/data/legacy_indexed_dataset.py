@@ -1,0 +1,129 @@
+"""The older .bin/.idx pair, of `--dataset-impl lazy` and `cached`, read as the mmap format is."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.data.index_files import (
+    DTYPES,
+    LEGACY_HEADER,
+    LEGACY_MAGIC,
+    VERSION,
+    pieces_of,
+    starts_and_ends,
+)
+from megatron.data.indexed_dataset import (
+    IndexedDataset,
+    existing_pair,
+    map_file,
+    require_length,
+)
+from megatron.errors import DataError
+
+
+class LegacyIndexedDataset(IndexedDataset):
+    """Sequences of tokens in PREFIX.bin, found through a PREFIX.idx of the older format.
+
+    Both files are mapped, so there is no difference between lazy and cached reading.
+
+    Raises:
+        DataError: a file is missing, truncated, too long, or of another format.
+
+    Shapes: sizes [sequences] int64; the others as in IndexedDataset.
+    """
+
+    def __init__(self, prefix: str | Path):
+        self.prefix = str(prefix)
+        self.bin_path, self.idx_path = existing_pair(self.prefix)
+        self.dtype, num_sequences, num_entries = _read_header(self.idx_path)
+        index = map_file(self.idx_path, np.dtype("u1"))[LEGACY_HEADER.size :].view("<i8")
+        self._offsets = index[num_sequences + 1 : 2 * num_sequences + 2]
+        self.sizes = index[2 * num_sequences + 2 : 3 * num_sequences + 2]
+        self.document_starts = index[3 * num_sequences + 2 : 3 * num_sequences + 2 + num_entries]
+        require_length(self.bin_path, int(self._offsets[-1]) * self.dtype.itemsize)
+        self.tokens = map_file(self.bin_path, self.dtype)
+
+    @property
+    def pointers(self) -> NDArray:  # type: ignore[override]  # an array of the other format
+        """Byte at which each sequence starts; computed anew at every use."""
+        return self._offsets[:-1] * self.dtype.itemsize
+
+    def _start(self, i: int) -> int:
+        return int(self._offsets[i])
+
+    def _verify_pointers(self) -> None:
+        first = 0
+        for starts, ends in starts_and_ends(pieces_of(self.sizes)):
+            offsets = self._offsets[first : first + len(starts) + 1]
+            wrong = (offsets[:-1] != starts) | (offsets[1:] != ends) | (ends < starts)
+            if wrong.any():
+                i = int(wrong.argmax())
+                raise DataError(
+                    f"{self.idx_path} is damaged: sequence {first + i} has size "
+                    f"{self.sizes[first + i]} and lies at tokens {offsets[i]} to "
+                    f"{offsets[i + 1]}, expected {starts[i]}; make the file again"
+                )
+            first += len(starts)
+
+
+FORMATS: dict[str, type[IndexedDataset]] = {
+    "lazy": LegacyIndexedDataset,
+    "cached": LegacyIndexedDataset,
+    "mmap": IndexedDataset,
+}
+"""Reader of a format, by the word of `--dataset-impl`."""
+
+
+def infer_format(prefix: str | Path) -> str:
+    """Return "mmap" or "cached", by the first bytes of PREFIX.idx.
+
+    Raises:
+        DataError: a file is missing, or the index is of neither format.
+    """
+    _, idx_path = existing_pair(str(prefix))
+    with idx_path.open("rb") as file:
+        magic = file.read(len(LEGACY_MAGIC))
+    return "cached" if magic == LEGACY_MAGIC else "mmap"
+
+
+def open_token_files(prefix: str | Path, dataset_impl: str = "infer") -> IndexedDataset:
+    """Return the token files at `prefix`, of either format.
+
+    Raises:
+        DataError: a file is missing, damaged, or of another format than `dataset_impl`.
+    """
+    return FORMATS[infer_format(prefix) if dataset_impl == "infer" else dataset_impl](prefix)
+
+
+def _read_header(idx_path: Path) -> tuple[np.dtype, int, int]:
+    """Return the tokens' type and the numbers of sequences and of document entries."""
+    with idx_path.open("rb") as file:
+        header = file.read(LEGACY_HEADER.size)
+    if header[: len(LEGACY_MAGIC)] != LEGACY_MAGIC[: len(header)]:
+        raise DataError(
+            f"{idx_path} is not an index of the lazy and cached format: it starts with "
+            f"{header[:8]!r}, expected {LEGACY_MAGIC!r}; open it with --dataset-impl mmap"
+        )
+    if len(header) < LEGACY_HEADER.size:
+        raise DataError(
+            f"{idx_path} is truncated: {len(header)} of {LEGACY_HEADER.size} header bytes"
+        )
+    version, code, itemsize, num_sequences, num_sizes, num_entries = LEGACY_HEADER.unpack(header)[
+        1:
+    ]
+    if version != VERSION:
+        raise DataError(f"{idx_path} has format version {version}; this code reads {VERSION}")
+    if code not in DTYPES or DTYPES[code].itemsize != itemsize:
+        raise DataError(
+            f"{idx_path} has data type code {code} with {itemsize} bytes a token; known codes "
+            "are 1 to 8"
+        )
+    if num_sizes != num_sequences:
+        raise DataError(
+            f"{idx_path} holds {num_sizes} dimensions for {num_sequences} sequences; only "
+            "sequences of one dimension are token files"
+        )
+    length = LEGACY_HEADER.size + 8 * (3 * num_sequences + 2 + num_entries)
+    require_length(idx_path, length)
+    return DTYPES[code], num_sequences, num_entries

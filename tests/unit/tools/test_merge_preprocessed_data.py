@@ -1,0 +1,93 @@
+"""tools/merge_preprocessed_data.py, as it is run."""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+
+TOOL = Path(__file__).parents[3] / "tools" / "merge_preprocessed_data.py"
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Return a directory with three pairs."""
+    for i in range(3):
+        with IndexedDatasetWriter(tmp_path / f"p{i}_text_document", "u2") as writer:
+            writer.append([i, i])
+            writer.append([i] * 5000)
+    return tmp_path
+
+
+def run(directory, line, **how):
+    return subprocess.run(
+        [sys.executable, str(TOOL), *line.split()],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        **how,
+    )
+
+
+LINE = "--datasets p1_text_document p0_text_document p2_text_document --output-prefix all"
+
+
+@pytest.mark.parametrize(
+    "how", ["", "--merge distributed --workers 2", "--merge serial --torch-backend gloo"]
+)
+def test_the_command_of_old_scripts_merges_in_the_order_given(directory, how):
+    done = run(directory, f"{LINE} {how}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "all.bin, .idx: documents: 6 | sequences: 6 | tokens: 15006\n" in done.stdout
+    dataset = IndexedDataset(directory / "all")
+    assert [int(dataset[i][0]) for i in range(6)] == [1, 1, 0, 0, 2, 2]
+
+
+def test_ranks_but_the_first_leave_the_work_to_it(directory):
+    done = run(directory, LINE, env=os.environ | {"RANK": "1", "WORLD_SIZE": "2"})
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not (directory / "all.bin").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("--datasets none --output-prefix all", 1, "no token files at none"),
+        (f"{LINE} --workers 2", 2, "only --merge distributed has workers"),
+        (f"{LINE} --merge distributed --workers 0", 2, "--workers 0: give 1 or more"),
+        (f"{LINE}/none/all", 1, "cannot write all/none/all.bin"),
+    ],
+)
+def test_a_mistake_is_said_and_leaves_nothing(directory, line, code, message):
+    before = sorted(directory.iterdir())
+    done = run(directory, line)
+    assert done.returncode == code
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert sorted(directory.iterdir()) == before
+
+
+@pytest.mark.parametrize("how", ["", "--merge distributed --workers 2"])
+def test_a_full_disk_leaves_nothing(directory, how):
+    before = sorted(directory.iterdir())
+    done = run(
+        directory,
+        f"{LINE} {how}",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000)),
+    )
+    assert done.returncode == 1
+    assert "error: cannot write all.bin" in done.stderr
+    assert sorted(directory.iterdir()) == before
+
+
+def test_it_starts_without_torch(directory):
+    program = (
+        "import runpy, sys; runpy.run_path(sys.argv[1]); "
+        "sys.exit(bool({'torch', 'transformers', 'tokenizers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(TOOL)], cwd=directory)
+    assert done.returncode == 0
