@@ -38,7 +38,9 @@ def main() -> None:
         for file in source_files(library):
             text = read_source(file)
             size = len(text.encode())
-            if not text.strip() or size > left:
+            if size > left:
+                break
+            if not text.strip():
                 continue
             name = file.relative_to(library).as_posix()
             stream.write(json.dumps({"text": text, "path": name}) + "\n")

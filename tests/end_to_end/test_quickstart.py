@@ -15,7 +15,7 @@ def quickstart(out: Path, *, iterations: int = 20, **environment: str) -> Finish
         **{
             "OUT": str(out),
             "QUICKSTART_ITERS": str(iterations),
-            "QUICKSTART_MB": "1",
+            "QUICKSTART_MB": "2",
             "VENV": sys.prefix,
             **environment,
         },
