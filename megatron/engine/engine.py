@@ -98,7 +98,14 @@ class Engine:
         try:
             found, _ = self._engine.load_checkpoint(str(directory), tag=tag)
             states = torch.load(self._streams_file(directory / tag), weights_only=True)
-        except (OSError, RuntimeError, KeyError, AssertionError, UnpicklingError) as error:
+        except (
+            OSError,
+            EOFError,
+            RuntimeError,
+            KeyError,
+            AssertionError,
+            UnpicklingError,
+        ) as error:
             raise CheckpointError(f"{directory / tag} cannot be loaded: {error}") from error
         if found is None:
             raise CheckpointError(f"{directory / tag} holds no DeepSpeed checkpoint")

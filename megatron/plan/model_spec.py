@@ -105,7 +105,7 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
         ("--num-attention-heads", model.num_attention_heads),
         ("--seq-length", model.seq_length),
         ("--ffn-hidden-size", _ffn_hidden_size(model)),
-        ("--kv-channels", model.kv_channels or 1),
+        ("--kv-channels", 1 if model.kv_channels is None else model.kv_channels),
     ):
         if value < 1:
             yield f"{flag} {value} must be at least 1"
