@@ -1,0 +1,191 @@
+"""Two pipeline stages in DeepSpeed's engine against plain PyTorch in one process."""
+
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from functools import partial
+
+import pytest
+import torch
+from ranks import outcomes_on_ranks, require_passed
+from tiny import tiny_plan
+from torch.testing import assert_close
+
+from megatron.engine import distributed
+from megatron.engine.engine import PipelinedEngine, build_engine
+from megatron.engine.pipeline import pipeline_module
+from megatron.engine.recompute import start_streams
+from megatron.errors import ConfigError
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.model.loss import next_token_loss
+from megatron.optim.build import build_optimizer
+from megatron.optim.param_groups import param_groups
+from megatron.parallel.groups import build_groups, lone_group
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.topology import Topology
+from megatron.training.batch import gpt_micro_batch
+
+FLAGS = [
+    *("--pipeline-model-parallel-size", "2", "--global-batch-size", "4"),
+    *("--optimizer", "sgd", "--sgd-momentum", "0.9", "--weight-decay", "0.1"),
+    *("--attention-dropout", "0", "--hidden-dropout", "0", "--clip-grad", "0.5"),
+]
+GRID = Topology(pipeline=2, data=1, tensor=1)
+RAMP = [2, 2, 4, 8, 4]
+fill = partial(initialise, seed=1, std=0.3, num_layers=2)
+
+
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield gpt_micro_batch(torch.randint(11, (2, 7), generator=generator))
+
+
+def engine_of(*flags):
+    distributed.start("gloo")
+    groups, plan = build_groups(GRID), tiny_plan(*FLAGS, *flags, world_size=2)
+    return build_engine(
+        gpt_layers(
+            plan.model,
+            group=groups.tensor,
+            rng=start_streams(groups, seed=5, activation_checkpointing={}),
+            mixed=False,
+        ),
+        loss=next_token_loss(groups.tensor),
+        groups=groups,
+        parallel=plan.parallel,
+        recomputes=plan.recompute,
+        initialise=fill,
+        build_optimizer=partial(build_optimizer, plan=plan.optimizer, lr=0.1),
+        config=plan.deepspeed,
+    )
+
+
+def plain():
+    plan = tiny_plan(*FLAGS, world_size=2)
+    model = SequentialModel(
+        gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+    )
+    fill(model)
+    return model, torch.optim.SGD(param_groups(model, 0.1), lr=0.1, momentum=0.9)
+
+
+def steps_are_those_of_plain_pytorch(rank, *flags):
+    """Loss, norm and weights over steps of changing size; the tied weight counts once."""
+    engine, (model, optimizer) = engine_of(*flags), plain()
+    read, own = batches(), batches()
+    for samples in RAMP:
+        engine.set_global_batch_size(samples)
+        losses = []
+        for _ in range(samples // 2):
+            inputs, target = next(own)
+            losses.append(next_token_loss(lone_group())(model(inputs), target))
+        mean = torch.stack(losses).mean()
+        optimizer.zero_grad()
+        mean.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        assert_close(engine.train_batch(read).squeeze(), mean.detach())
+        assert engine.grad_norm == pytest.approx(float(norm), rel=1e-4)
+    expected = dict(model.named_parameters())
+    held = dict(engine.module.named_parameters())
+    assert set(held) < set(expected)
+    for name, parameter in held.items():
+        assert_close(parameter, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def without_zero_steps_are_those_of_plain_pytorch(rank):
+    steps_are_those_of_plain_pytorch(rank, "--zero-stage", "0")
+
+
+def with_zero_1_steps_are_those_of_plain_pytorch(rank):
+    steps_are_those_of_plain_pytorch(rank, "--zero-stage", "1")
+
+
+def with_recomputation_steps_are_those_of_plain_pytorch(rank):
+    steps_are_those_of_plain_pytorch(rank, "--checkpoint-activations")
+
+
+def without_clipping_the_norm_is_told_all_the_same(rank):
+    engine, (model, _) = engine_of("--clip-grad", "0", "--global-batch-size", "2"), plain()
+    inputs, target = next(batches())
+    next_token_loss(lone_group())(model(inputs), target).backward()
+    expected = torch.nn.utils.clip_grad_norm_(model.parameters(), torch.inf)
+    engine.train_batch(batches())
+    assert engine.grad_norm == pytest.approx(float(expected), rel=1e-4)
+
+
+def evaluation_is_the_mean_on_all_ranks(rank):
+    engine, (model, _) = engine_of(), plain()
+    read = batches()
+    with torch.no_grad():
+        losses = [
+            next_token_loss(lone_group())(model(inputs), target)
+            for inputs, target in (next(read) for _ in range(3))
+        ]
+    assert_close(engine.evaluate(batches(), 3).squeeze(), torch.stack(losses).mean())
+
+
+def layers_are_numbered_and_named_as_in_one_process(rank):
+    engine, (model, _) = engine_of(), plain()
+    assert isinstance(engine, PipelinedEngine)
+    expected = {
+        name: p.shape
+        for name, p in model.named_parameters()
+        if name.startswith(("tied", "3.") if rank == 0 else ("4.", "6.", "tied"))
+        and not (rank == 1 and "position" in name)
+    }
+    assert {name: p.shape for name, p in engine.module.named_parameters()} == expected
+
+
+def module_of(method):
+    steps = gpt_layers(tiny_plan().model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+    return pipeline_module(
+        steps,
+        topology=GRID,
+        loss=next_token_loss(lone_group()),
+        partition_method=method,
+        recomputes=False,
+    )
+
+
+def a_stage_without_a_transformer_layer_is_refused(rank):
+    with pytest.raises(ConfigError, match="type:outputembedding leaves stage . .* without a trans"):
+        module_of("type:outputembedding")
+
+
+def a_pattern_that_matches_nothing_is_refused(rank):
+    with pytest.raises(ConfigError, match="--pp-partition-method type:mamba"):
+        module_of("type:mamba")
+
+
+def other_partitions_are_deepspeed_s(rank):
+    assert module_of("uniform").parts == [0, 4, 8]
+    # Both transformer layers outweigh the rest: one on each side.
+    assert module_of("parameters").parts[1] == 4
+
+
+CHECKS = [
+    without_zero_steps_are_those_of_plain_pytorch,
+    with_zero_1_steps_are_those_of_plain_pytorch,
+    with_recomputation_steps_are_those_of_plain_pytorch,
+    evaluation_is_the_mean_on_all_ranks,
+    layers_are_numbered_and_named_as_in_one_process,
+    a_stage_without_a_transformer_layer_is_refused,
+    other_partitions_are_deepspeed_s,
+    without_clipping_the_norm_is_told_all_the_same,
+    a_pattern_that_matches_nothing_is_refused,
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    return outcomes_on_ranks(2, CHECKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_two_stages(check, outcomes):
+    require_passed(check, outcomes)

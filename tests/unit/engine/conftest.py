@@ -1,0 +1,79 @@
+"""DeepSpeed engines in this process alone, on the CPU."""
+
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import tiny_plan, tiny_spec
+
+from megatron.engine import distributed
+from megatron.engine.engine import build_engine
+from megatron.engine.recompute import start_streams
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.model.loss import next_token_loss
+from megatron.optim.build import build_optimizer
+from megatron.parallel.groups import Groups
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.topology import Topology
+from megatron.training.batch import gpt_micro_batch
+
+
+@pytest.fixture
+def alone(group, monkeypatch):
+    """This process as a grid of one, known to DeepSpeed."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    # ZeRO-3 may put its own function here; other tests want torch's.
+    monkeypatch.setattr(F, "linear", F.linear)
+    distributed.start("gloo")
+    topology = Topology(pipeline=1, data=1, tensor=1)
+    return Groups(topology=topology, rank=0, tensor=group, data=group, model=group)
+
+
+@pytest.fixture
+def build(alone):
+    """Return a function from flags to an engine with layers of some spread."""
+
+    def build_from(*flags, without=()):
+        flags = ["--attention-dropout", "0", "--hidden-dropout", "0", *flags]
+        plan = tiny_plan("--init-method-std", "0.3", *flags, without=without)
+        rng = start_streams(alone, seed=plan.training.seed, activation_checkpointing={})
+        return build_engine(
+            gpt_layers(plan.model, group=alone.tensor, rng=rng, mixed=plan.precision.is_mixed),
+            loss=next_token_loss(alone.tensor),
+            groups=alone,
+            parallel=plan.parallel,
+            recomputes=plan.recompute,
+            initialise=partial(initialise, seed=1, std=0.3, num_layers=plan.model.num_layers),
+            build_optimizer=partial(build_optimizer, plan=plan.optimizer, lr=0.1),
+            config=plan.deepspeed,
+        )
+
+    return build_from
+
+
+@pytest.fixture
+def plain_model(group):
+    """Return the model that engines begin with, for plain PyTorch."""
+    spec = tiny_spec()
+    steps = gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False)
+    model = SequentialModel(steps)
+    initialise(model, seed=1, std=0.3, num_layers=spec.num_layers)
+    return model
+
+
+@pytest.fixture
+def micro_batch():
+    """Return a function from a number to the micro-batch of that number."""
+
+    def numbered(number):
+        generator = torch.Generator().manual_seed(number)
+        return gpt_micro_batch(torch.randint(11, (2, 7), generator=generator))
+
+    return numbered

@@ -1,0 +1,66 @@
+"""What DeepSpeed looks at without being told: names of classes, functions and attributes."""
+
+import re
+
+import pytest
+from tiny import Shards, tiny_spec
+
+from megatron.engine.pipeline import RECOMPUTED, _require_work
+from megatron.errors import ConfigError
+from megatron.model.gpt import gpt_layers
+from megatron.model.layers import Layer
+from megatron.parallel.random import OrdinaryStream
+
+
+def steps(**changes):
+    return gpt_layers(tiny_spec(**changes), group=Shards(0, 1), rng=OrdinaryStream(), mixed=True)
+
+
+def test_the_recomputed_layer_has_the_name_that_deepspeed_looks_for():
+    (name,) = RECOMPUTED
+    assert name == "ParallelTransformerLayerPipe"
+    assert name in {step.cls.__name__ for step in steps() if isinstance(step, Layer)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("transformer", ["ParallelTransformerLayerPipe"] * 2),
+        (
+            "transformer|embedding",
+            ["EmbeddingPipe", *["ParallelTransformerLayerPipe"] * 2, "OutputEmbeddingPipe"],
+        ),
+        ("mlp", []),
+    ],
+)
+def test_partition_patterns_match_layers_and_no_function(pattern, expected):
+    names = [s.cls.__name__ if isinstance(s, Layer) else s.__name__ for s in steps()]
+    assert [name for name in names if re.search(pattern, name, re.IGNORECASE)] == expected
+
+
+def test_the_path_of_the_tied_weight_leads_to_it_in_every_tied_layer():
+    tied = [step for step in steps() if isinstance(step, Layer) and step.tie]
+    assert len(tied) == 2
+    for step in tied:
+        weight = step.cls(**step.kwargs)
+        for name in step.tie.weight.split("."):
+            weight = getattr(weight, name)
+        assert weight.shape == (12, 8)
+        assert weight.tensor_model_parallel is True
+
+
+def test_every_stage_with_a_transformer_layer_is_accepted():
+    _require_work(steps(), [0, 4, 9], "type:transformer")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        ([0, 3, 9], "type:x leaves stage 0 \\(layers 0 to 2\\) without a transformer layer"),
+        ([0, 5, 9], "type:x leaves stage 1 \\(layers 5 to 8\\) without a transformer layer"),
+        ([0, 4, 4, 9], "type:x leaves stage 1 "),
+    ],
+)
+def test_a_stage_without_a_transformer_layer_is_refused(bounds, told):
+    with pytest.raises(ConfigError, match=told):
+        _require_work(steps(), bounds, "type:x")
