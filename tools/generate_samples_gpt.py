@@ -117,8 +117,9 @@ def load_generator(
     # After the flags are checked: torch takes seconds to import.
     import torch
 
+    from megatron.checkpoint.weights import read_whole_weights
     from megatron.generation.generate import generate
-    from megatron.generation.load import load_gpt
+    from megatron.generation.load import build_gpt
     from megatron.generation.sampling import Sampling, sampling_problems
     from megatron.training.device import prepare_process
 
@@ -135,7 +136,7 @@ def load_generator(
     torch.manual_seed(config.training.seed)
     generate_batch = partial(
         generate,
-        load_gpt(folder, manifest, spec, device),
+        build_gpt(spec, read_whole_weights(folder, manifest), device),
         max_new_tokens=wishes.out_seq_length,
         max_length=spec.max_position_embeddings,
         eod=tokenizer.eod,

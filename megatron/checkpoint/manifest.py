@@ -75,19 +75,22 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = dict(json.loads(file.read_text(encoding="utf-8")))
+        # First: what else a newer format holds is not known here.
+        _require_known(int(content["format"]), file)
         files = tuple(FileRecord(**record) for record in content.pop("files"))
-        manifest = Manifest(files=files, **content)
+        return Manifest(files=files, **content)
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}; {folder} is no checkpoint") from error
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
-    if manifest.format > CHECKPOINT_FORMAT:
+
+
+def _require_known(written: int, file: Path) -> None:
+    if written > CHECKPOINT_FORMAT:
         raise CheckpointError(
-            f"{file} has format {manifest.format} and this version reads up to "
-            f"{CHECKPOINT_FORMAT}: update it"
+            f"{file} has format {written} and this version reads up to {CHECKPOINT_FORMAT}: update it"
         )
-    return manifest
 
 
 def damage(folder: Path, records: Iterable[FileRecord]) -> list[str]:

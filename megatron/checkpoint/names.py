@@ -5,6 +5,8 @@ from pathlib import Path
 
 LATEST = "latest"
 MANIFEST = "manifest.json"
+STAGING = "staging-"
+REPLACED = "replaced"
 
 _TAG = re.compile(r"global_step(\d+)")
 
@@ -16,7 +18,7 @@ def tag_of(iteration: int) -> str:
 
 def staging_tag_of(iteration: int) -> str:
     """Return the folder name under which the checkpoint of `iteration` is written."""
-    return f"staging-global_step{iteration}"
+    return f"{STAGING}{tag_of(iteration)}"
 
 
 def iteration_of(tag: str) -> int | None:

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from megatron.checkpoint.manifest import sync_folder
-from megatron.checkpoint.names import LATEST, staging_tag_of, tag_of
+from megatron.checkpoint.names import LATEST, REPLACED, STAGING, staging_tag_of, tag_of
 
 
 def clear_staging(directory: Path, iteration: int) -> Path:
@@ -14,7 +14,7 @@ def clear_staging(directory: Path, iteration: int) -> Path:
     What a killed run left there is removed.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for leftover in directory.glob(staging_tag_of(0).removesuffix("0") + "*"):
+    for leftover in directory.glob(f"{STAGING}*"):
         shutil.rmtree(leftover)
     staging = directory / staging_tag_of(iteration)
     staging.mkdir()
@@ -23,12 +23,15 @@ def clear_staging(directory: Path, iteration: int) -> Path:
 
 def publish(directory: Path, iteration: int) -> None:
     """Give the staged checkpoint of `iteration` its name, then point `latest` at it."""
-    target = directory / tag_of(iteration)
+    target, replaced = directory / tag_of(iteration), directory / f"{STAGING}{REPLACED}"
     if target.exists():
-        # The same iteration was saved before (a run repeated from an older checkpoint).
-        shutil.rmtree(target)
+        # The same iteration was saved before (a run repeated from an older checkpoint). It goes
+        # only when the new one stands.
+        os.rename(target, replaced)
     os.rename(directory / staging_tag_of(iteration), target)
     sync_folder(directory)
+    if replaced.exists():
+        shutil.rmtree(replaced)
     hint = directory / f"{LATEST}.staging"
     hint.write_text(target.name, encoding="utf-8")
     os.replace(hint, directory / LATEST)

@@ -13,6 +13,7 @@ from megatron.config.files import with_file_flags
 from megatron.config.flags import parse_sections
 from megatron.config.legacy import LEGACY
 from megatron.config.logging import LoggingConfig
+from megatron.config.masks import MaskConfig
 from megatron.config.model import ModelConfig
 from megatron.config.optimizer import OptimizerConfig
 from megatron.config.parallel import ParallelConfig
@@ -35,6 +36,7 @@ class Config:
     training: TrainingConfig
     evaluation: EvaluationConfig
     data: DataConfig
+    masks: MaskConfig
     tokenizer: TokenizerConfig
     checkpoint: CheckpointConfig
     recompute: RecomputeConfig

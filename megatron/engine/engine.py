@@ -22,8 +22,8 @@ from megatron.model.loss import Loss
 from megatron.parallel.groups import Groups
 from megatron.plan.parallel_plan import ParallelPlan
 
-MicroBatch = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""((tokens_bs, positions_bs), (labels_bs, loss_mask_bs))"""
+MicroBatch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
+"""((tokens_bs, positions_bs[, documents_bs]), (labels_bs, loss_mask_bs))"""
 
 
 class Engine:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.activation_checkpointing import checkpointing
+from torch import Tensor
 
 from megatron.engine.mpu import Mpu
 from megatron.parallel.groups import Groups
@@ -39,7 +40,7 @@ def start_streams(
     return checkpointing.get_cuda_rng_tracker()
 
 
-def recompute(layer: Callable[..., Any], *inputs: Any) -> Any:
+def recompute(layer: Callable[..., Any], *inputs: Tensor) -> Any:
     """Call `layer` and keep its inputs alone; what backward needs is computed again there."""
     if torch.is_grad_enabled():
         return checkpointing.checkpoint(layer, *inputs)

@@ -1,12 +1,10 @@
-"""A trained model in one process, from a checkpoint of any layout."""
+"""A trained model in one process, for inference."""
 
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from megatron.checkpoint.manifest import Manifest
-from megatron.checkpoint.weights import read_whole_weights
 from megatron.errors import CheckpointError
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers import SequentialModel
@@ -15,8 +13,8 @@ from megatron.parallel.random import OrdinaryStream
 from megatron.plan.model_spec import ModelSpec
 
 
-def load_gpt(folder: Path, manifest: Manifest, spec: ModelSpec, device: torch.device) -> nn.Module:
-    """Return the model of the checkpoint in `folder`, in 32-bit floats, ready for inference.
+def build_gpt(spec: ModelSpec, weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+    """Return the model with these whole weights, in 32-bit floats, ready for inference.
 
     Raises:
         CheckpointError: the weights are not those of `spec`.
@@ -24,7 +22,7 @@ def load_gpt(folder: Path, manifest: Manifest, spec: ModelSpec, device: torch.de
     steps = gpt_layers(spec, group=lone_group(), rng=OrdinaryStream(), mixed=False)
     model = SequentialModel(steps)
     try:
-        model.load_state_dict(read_whole_weights(folder, manifest))
+        model.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"{folder} does not fit its own plan: {error}") from error
+        raise CheckpointError(f"the checkpoint's weights do not fit its plan: {error}") from error
     return model.eval().to(device)

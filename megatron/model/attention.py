@@ -1,4 +1,4 @@
-"""Causal self-attention with the heads divided over the tensor-parallel ranks."""
+"""Causal self-attention, inside documents if they are known, with the heads divided over the tensor-parallel ranks."""
 
 from contextlib import nullcontext
 
@@ -6,6 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megatron.model.carry import visible
 from megatron.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.parallel.random import RngTracker
 from megatron.parallel.sharding import exact_quotient
@@ -25,7 +26,7 @@ class ParallelAttention(nn.Module):
         group: the tensor-parallel ranks.
         rng: the stream that differs between them.
 
-    Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], bias [h]).
+    Shapes: x_sbh [s, b, h], documents_bs [b, s] or None -> (y_sbh [s, b, h], bias [h]).
     Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
     Randomness: dropout draws from `rng`: every rank drops weights of its own heads.
     """
@@ -49,14 +50,15 @@ class ParallelAttention(nn.Module):
         self.query_key_value = ColumnParallelLinear(hidden_size, 3 * width, group=group)
         self.dense = RowParallelLinear(width, hidden_size, group=group)
 
-    def forward(self, x_sbh: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x_sbh: Tensor, documents_bs: Tensor | None = None) -> tuple[Tensor, Tensor]:
         s, b, _ = x_sbh.shape
         qkv = self.query_key_value(x_sbh).view(s, b, self.local_heads, 3, self.head_dim)
         query, key, value = qkv.permute(3, 1, 2, 0, 4)  # each [b, heads, s, head_dim]
+        mask = None if documents_bs is None else visible(documents_bs)
         drop = self.dropout if self.training else 0.0
         with self.rng.fork() if drop else nullcontext():
             mixed = F.scaled_dot_product_attention(
-                query, key, value, dropout_p=drop, is_causal=True
+                query, key, value, attn_mask=mask, dropout_p=drop, is_causal=mask is None
             )
         mixed_sbh = mixed.permute(2, 0, 1, 3).reshape(s, b, self.local_heads * self.head_dim)
         return self.dense(mixed_sbh), self.dense.bias

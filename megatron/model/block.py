@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.model.attention import ParallelAttention
+from megatron.model.carry import Carried, pack, unpack
 from megatron.model.mlp import ParallelMLP
 from megatron.parallel.random import RngTracker
 from megatron.plan.model_spec import ModelSpec
@@ -12,6 +13,8 @@ from megatron.plan.model_spec import ModelSpec
 
 class ParallelTransformerLayerPipe(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
+
+    When the tokens' documents come with x_sbh, attention stays inside them and they are passed on.
 
     Shapes: x_sbh [s, b, h] -> [s, b, h].
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
@@ -34,11 +37,12 @@ class ParallelTransformerLayerPipe(nn.Module):
         self.post_attention_layernorm = nn.LayerNorm(width, eps=eps)
         self.mlp = ParallelMLP(width, ffn_hidden_size=spec.ffn_hidden_size, group=group)
 
-    def forward(self, x_sbh: Tensor) -> Tensor:
-        y_sbh, bias = self.self_attention(self.input_layernorm(x_sbh))
+    def forward(self, inputs: Carried) -> Carried:
+        x_sbh, documents_bs = unpack(inputs)
+        y_sbh, bias = self.self_attention(self.input_layernorm(x_sbh), documents_bs)
         x_sbh = self._add(x_sbh, y_sbh, bias)
         y_sbh, bias = self.mlp(self.post_attention_layernorm(x_sbh))
-        return self._add(x_sbh, y_sbh, bias)
+        return pack(self._add(x_sbh, y_sbh, bias), documents_bs)
 
     def _add(self, residual_sbh: Tensor, y_sbh: Tensor, bias: Tensor) -> Tensor:
         # In place: y is a fresh product that backward does not need.

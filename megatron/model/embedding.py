@@ -4,12 +4,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megatron.model.carry import Carried, pack
 from megatron.parallel.embedding import VocabParallelEmbedding
 from megatron.parallel.regions import copy_to_tensor_parallel
 
 
 class EmbeddingPipe(nn.Module):
     """Token embedding plus learned position, then dropout.
+
+    A third input, the documents of the tokens, is passed on beside the result.
 
     Shapes: (tokens_bs, positions_bs) [b, s] int64 -> [b, s, h].
     Communication: one all-reduce of [b, s, h] over `group` forward.
@@ -30,10 +33,11 @@ class EmbeddingPipe(nn.Module):
         self.position_embeddings = nn.Embedding(max_position_embeddings, hidden_size)
         self.hidden_dropout = hidden_dropout
 
-    def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        tokens_bs, positions_bs = inputs
+    def forward(self, inputs: tuple[Tensor, ...]) -> Carried:
+        tokens_bs, positions_bs, *documents_bs = inputs
         x_bsh = self.word_embeddings(tokens_bs) + self.position_embeddings(positions_bs)
-        return F.dropout(x_bsh, self.hidden_dropout, self.training)
+        x_bsh = F.dropout(x_bsh, self.hidden_dropout, self.training)
+        return pack(x_bsh, documents_bs[0] if documents_bs else None)
 
 
 class OutputEmbeddingPipe(nn.Module):

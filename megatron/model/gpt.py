@@ -4,6 +4,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.model.carry import Carried, pack, unpack
 from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers import Layer, Step, Tie
 from megatron.parallel.random import RngTracker
@@ -14,6 +15,8 @@ def gpt_layers(
     spec: ModelSpec, *, group: dist.ProcessGroup, rng: RngTracker, mixed: bool
 ) -> list[Step]:
     """Return the network: (tokens_bs, positions_bs) in, logits_bsv [b, s, V/t] out.
+
+    With the documents of the tokens as a third input, attention stays inside documents.
 
     Args:
         group: the tensor-parallel ranks.
@@ -51,18 +54,20 @@ def gpt_layers(
     ]
 
 
-def take_tokens(inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def take_tokens(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return the inputs themselves; the entry keeps the layers' numbers those of BLOOM."""
     return inputs
 
 
-def to_sequence_first(x_bsh: Tensor) -> Tensor:
-    """Return [s, b, h]."""
-    return x_bsh.transpose(0, 1).contiguous()
+def to_sequence_first(carried: Carried) -> Carried:
+    """Return [s, b, h], and what travels with it."""
+    x_bsh, documents_bs = unpack(carried)
+    return pack(x_bsh.transpose(0, 1).contiguous(), documents_bs)
 
 
-def to_batch_first(x_sbh: Tensor) -> Tensor:
-    """Return [b, s, h]."""
+def to_batch_first(carried: Carried) -> Tensor:
+    """Return [b, s, h] alone."""
+    x_sbh, _ = unpack(carried)
     return x_sbh.transpose(0, 1).contiguous()
 
 

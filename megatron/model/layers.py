@@ -40,6 +40,13 @@ Step = Layer | Callable[[Any], Any]
 """One entry of the list: a layer, or a function without weights such as a transpose."""
 
 
+def _recomputed(recompute: Callable[..., Any], layer: Callable[[Any], Any], inputs: Any) -> Any:
+    """Call `layer` through `recompute`, which keeps tensors, not tuples of them."""
+    if isinstance(inputs, tuple):
+        return recompute(lambda *tensors: layer(tensors), *inputs)
+    return recompute(layer, inputs)
+
+
 class SequentialModel(nn.Module):
     """The whole list in one module, tied layers once, with the pipeline's parameter names.
 
@@ -62,7 +69,7 @@ class SequentialModel(nn.Module):
         for number, step in enumerate(steps):
             call = self._add(number, step)
             if recompute and type(call).__name__ in recomputed:
-                call = partial(recompute, call)
+                call = partial(_recomputed, recompute, call)
             self.calls.append(call)
 
     def forward(self, inputs: Any) -> Tensor:

@@ -20,6 +20,7 @@ def next_token_loss(group: dist.ProcessGroup) -> Loss:
     def loss(logits_bsv: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
         labels_bs, loss_mask_bs = target
         loss_bs = vocab_parallel_cross_entropy(logits_bsv, labels_bs, group)
-        return (loss_bs * loss_mask_bs).sum() / loss_mask_bs.sum()
+        # Where nothing counts the loss is 0, not 0 / 0.
+        return (loss_bs * loss_mask_bs).sum() / loss_mask_bs.sum().clamp(min=1)
 
     return loss

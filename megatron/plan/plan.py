@@ -17,6 +17,7 @@ from megatron.plan.ds_config import (
     twins,
     value_at,
 )
+from megatron.plan.mask_plan import MaskPlan, plan_masks
 from megatron.plan.model_spec import ModelSpec, model_problems, plan_model, vocab_problems
 from megatron.plan.parallel_plan import ParallelPlan, parallel_problems, plan_parallel
 from megatron.plan.precision_plan import PrecisionPlan, plan_precision, precision_problems
@@ -55,6 +56,7 @@ class Plan:
     optimizer: OptimizerPlan
     precision: PrecisionPlan
     data: DataPlan
+    masks: MaskPlan
     evaluation: EvaluationPlan
     checkpoint: CheckpointPlan
     logging: LoggingPlan
@@ -108,6 +110,7 @@ def plan(config: Config, *, world_size: int, vocab_size: int, device: str) -> Pl
         optimizer=plan_optimizer(config.optimizer),
         precision=precision,
         data=plan_data(config, training, batch.global_batch_size),
+        masks=plan_masks(config.masks),
         evaluation=plan_evaluation(config),
         checkpoint=plan_checkpoint(config.checkpoint),
         logging=plan_logging(config),

@@ -11,7 +11,11 @@ from megatron.errors import DataError
 from megatron.parallel.broadcast import broadcast_tokens
 from megatron.parallel.groups import Groups
 from megatron.plan.batch_plan import BatchPlan
+from megatron.plan.mask_plan import MaskPlan
 from megatron.plan.model_spec import ModelSpec
+
+PACKED = MaskPlan(reset_positions=False, isolate_documents=False, mask_loss=False)
+"""Documents of a sample see each other, as in Megatron-LM by default."""
 
 
 def gpt_batches(
@@ -20,6 +24,8 @@ def gpt_batches(
     consumed_samples: int,
     batch: BatchPlan,
     model: ModelSpec,
+    masks: MaskPlan,
+    eod: int | None,
     groups: Groups,
     device: torch.device,
 ) -> Iterator[MicroBatch]:
@@ -42,14 +48,37 @@ def gpt_batches(
     )
     while True:
         read = _read(next(rows), model.vocab_size) if groups.tensor_rank == 0 else None
-        yield gpt_micro_batch(broadcast_tokens(read, shape, groups, device))
+        yield gpt_micro_batch(broadcast_tokens(read, shape, groups, device), masks, eod)
 
 
-def gpt_micro_batch(tokens: torch.Tensor) -> MicroBatch:
-    """Return ((tokens_bs, positions_bs), (labels_bs, loss_mask_bs)) of [b, s + 1] tokens."""
+def gpt_micro_batch(
+    tokens: torch.Tensor, masks: MaskPlan = PACKED, eod: int | None = None
+) -> MicroBatch:
+    """Return what the engine takes of [b, s + 1] tokens.
+
+    Args:
+        masks: how documents are kept apart.
+        eod: the token that ends a document; needed when they are.
+
+    Shapes: ((tokens_bs, positions_bs[, documents_bs]), (labels_bs, loss_mask_bs)), all [b, s].
+    """
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     positions = torch.arange(inputs.size(1), device=tokens.device).expand_as(inputs).contiguous()
     loss_mask = torch.ones(labels.shape, dtype=torch.float32, device=tokens.device)
+    if not masks.needs_eod:
+        return (inputs, positions), (labels, loss_mask)
+    if eod is None:
+        raise ValueError("documents can be kept apart only when the token that ends one is known")
+    ends = inputs.eq(eod)
+    if masks.mask_loss:
+        loss_mask = loss_mask.masked_fill(ends, 0.0)
+    # A document's number is how many have ended before; the end itself belongs to its document.
+    documents = ends.cumsum(1) - ends.long()
+    if masks.reset_positions:
+        first = torch.where(documents.diff(dim=1, prepend=documents[:, :1]) > 0, positions, 0)
+        positions = positions - first.cummax(1).values
+    if masks.isolate_documents:
+        return (inputs, positions, documents), (labels, loss_mask)
     return (inputs, positions), (labels, loss_mask)
 
 

@@ -29,6 +29,10 @@ def read_launch(local_rank: int | None) -> Launch:
         ConfigError: the variables contradict each other.
     """
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if world_size > 1 and not os.environ.get("RANK"):
+        raise ConfigError(
+            f"WORLD_SIZE={world_size} but RANK is not set: set both, or start through a launcher"
+        )
     if not 0 <= rank < world_size:
         raise ConfigError(
             f"RANK={rank} with WORLD_SIZE={world_size}: ranks go from 0 to {world_size - 1}; "

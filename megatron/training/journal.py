@@ -1,6 +1,7 @@
 """The run's record: one JSON object a line, appended, never rewritten."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,12 @@ class Journal:
 
     def write(self, event: str, record: dict[str, Any]) -> None:
         """Append `record` under the name of what happened."""
-        line = json.dumps({"event": event, **record})
+        # JSON has no NaN; a loss that is none is null.
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in record.items()
+        }
+        line = json.dumps({"event": event, **finite}, allow_nan=False)
         with self.file.open("a", encoding="utf-8") as stream:
             stream.write(line + "\n")
 

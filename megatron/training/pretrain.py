@@ -68,7 +68,13 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
     if decided.checkpoint.load:
         resume(engine, decided, state)
     train_set, valid_set, test_set = sets
-    batches = partial(setup.batches_of, plan=decided, groups=groups, device=device)
+    batches = partial(
+        setup.batches_of,
+        plan=decided,
+        eod=tokenizer.eod if decided.masks.needs_eod else None,
+        groups=groups,
+        device=device,
+    )
     run = _Run(engine, decided, config, groups, state)
     run.train(
         batches(train_set, consumed_samples=state.samples),

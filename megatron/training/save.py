@@ -114,12 +114,13 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> None:
     Communication: every rank must call this, in step.
     """
     directory = Path(plan.checkpoint.load)
-    for tag in published_tags(directory):
+    tags = published_tags(directory)
+    for tag in tags:
         folder = directory / tag
-        manifest = read_manifest(folder)
-        share = manifest.files[dist.get_rank() :: dist.get_world_size()]
-        if problems := list(_gathered(damage(folder, share))):
-            log.warning("%s is passed over: %s", folder, "; ".join(problems))
+        try:
+            manifest = _verified_manifest(folder)
+        except CheckpointError as error:
+            log.warning("%s is passed over: %s", folder, error)
             continue
         require_same_run(manifest.plan, _as_json(asdict(plan)), str(folder))
         engine.load(directory, tag)
@@ -128,12 +129,30 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> None:
             "  successfully loaded checkpoint from %s at iteration %d", directory, state.iteration
         )
         return
+    if tags:
+        raise CheckpointError(
+            f"no checkpoint of --load {directory} is whole ({', '.join(tags)} are damaged); starting "
+            "over would replace them: mend them, or move them away"
+        )
     if plan.checkpoint.load != plan.checkpoint.save:
         raise CheckpointError(
             f"--load {directory} holds no complete checkpoint; give the directory that a run "
             "saved to with --save"
         )
     log.info("no checkpoint in %s yet: training starts from the beginning", directory)
+
+
+def _verified_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint that is as it was written; every rank reads its share.
+
+    Raises:
+        CheckpointError: lists what is damaged.
+    """
+    manifest = read_manifest(folder)
+    share = manifest.files[dist.get_rank() :: dist.get_world_size()]
+    if problems := list(_gathered(damage(folder, share))):
+        raise CheckpointError("; ".join(problems))
+    return manifest
 
 
 def warn_of_others(plan: Plan) -> None:

@@ -117,6 +117,7 @@ def batches_of(
     consumed_samples: int,
     *,
     plan: Plan,
+    eod: int | None,
     groups: Groups,
     device: torch.device,
 ) -> Iterator[Any]:
@@ -126,6 +127,8 @@ def batches_of(
         consumed_samples=consumed_samples,
         batch=plan.batch,
         model=plan.model,
+        masks=plan.masks,
+        eod=eod,
         groups=groups,
         device=device,
     )
