@@ -1,6 +1,7 @@
 """Causal attention, and the order of its fused weight's rows."""
 
 import math
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -60,3 +61,29 @@ def test_dropout_acts_in_training_only(group):
     exact = attention(group)(x_sbh)[0]
     assert not torch.equal(layer(x_sbh)[0], exact)
     torch.testing.assert_close(layer.eval()(x_sbh)[0], exact)
+
+
+class OwnStream:
+    """A stream beside the ordinary one, which it leaves as it was."""
+
+    forks = 0
+
+    @contextmanager
+    def fork(self):
+        self.forks += 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.forks)
+            yield
+
+
+def test_dropout_draws_from_the_stream_of_the_tensor_parallel_rank(group):
+    layer, x_sbh = attention(group, dropout=0.5), torch.randn(5, 2, 8)
+    layer.rng = OwnStream()
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    layer(x_sbh)
+    assert torch.equal(torch.rand(3), expected)
+    assert layer.rng.forks == 1
+    layer.eval()(x_sbh)
+    assert layer.rng.forks == 1
