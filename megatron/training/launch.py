@@ -35,6 +35,7 @@ def run_rank(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None
     log.configure(rank)
     try:
         main(argv)
+        _leave("", 0)
     except MegatronError as error:
         if rank:
             time.sleep(_HEAD_START_S)
@@ -48,7 +49,8 @@ def run_rank(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None
 
 
 def _leave(message: str, code: int) -> None:
-    print(message, file=sys.stderr, flush=True)
+    print(message, end="\n" if message else "", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    # Not sys.exit: destructors of process groups can wait for ranks that never answer.
+    # Not sys.exit: destructors of process groups can wait for ranks that never answer, and the
+    # interpreter takes seconds to take torch and DeepSpeed down.
     os._exit(code)
