@@ -1,7 +1,9 @@
 """Starting training jobs as a user would, and reading what they left."""
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -78,17 +80,22 @@ def start_ranks(ranks: int, *flags: str, **environment: str) -> Finished:
 
 def start(*words: str, cwd: Path | None = None, **environment: str) -> Finished:
     """Run a command to its end."""
-    done = subprocess.run(
+    process = subprocess.Popen(
         words,
         env=clean_environment() | environment,
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=TIMEOUT_S,
-        check=False,
+        start_new_session=True,
     )
-    return Finished([done.returncode], [done.stdout])
+    try:
+        output = process.communicate(timeout=TIMEOUT_S)[0]
+    finally:
+        # A launcher that is killed leaves its ranks behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return Finished([process.returncode], [output])
 
 
 def launched(ranks: int, *flags: str) -> Finished:
