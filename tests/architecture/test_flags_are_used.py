@@ -23,7 +23,9 @@ PROGRAMS = {
     "tools/merge_preprocessed_data.py": [MergeConfig],
     "tools/generate_samples_gpt.py": [*SECTIONS.values(), GenerationConfig],
 }
-ALL_SECTIONS = sorted({*SECTIONS.values(), PreprocessConfig, MergeConfig, GenerationConfig}, key=str)
+ALL_SECTIONS = sorted(
+    {*SECTIONS.values(), PreprocessConfig, MergeConfig, GenerationConfig}, key=str
+)
 READ_BEFORE_PARSING = {("TrainingConfig", "config")}
 
 
