@@ -10,17 +10,60 @@ from megatron.config.flags import Spelling
 class TokenizerConfig:
     """The tokenizer, as the user asked for it."""
 
-    tokenizer_type: Literal["GPT2BPETokenizer", "PretrainedFromHF"] | None = None
+    tokenizer_type: (
+        Literal[
+            "BertWordPieceLowerCase",
+            "BertWordPieceCase",
+            "GPT2BPETokenizer",
+            "PretrainedFromHF",
+            "SentencePieceTokenizer",
+            "Llama2Tokenizer",
+            "TikTokenizer",
+            "NullTokenizer",
+        ]
+        | None
+    ) = None
     """How text becomes tokens; GPT2BPETokenizer in GPT training when not said."""
 
     vocab_file: Annotated[str | None, Spelling("--vocab-file", ("--vocab",))] = None
-    """Vocabulary of GPT2BPETokenizer: a JSON object, token to id."""
+    """Vocabulary. GPT2BPETokenizer: a JSON object, token to id. BertWordPiece: one token a line.
+    TikTokenizer: as --tokenizer-model."""
 
     merge_file: str | None = None
     """Merges of GPT2BPETokenizer: one pair a line, the most frequent first."""
 
     tokenizer_name_or_path: str | None = None
     """Tokenizer of PretrainedFromHF: a directory, or a name on the Hugging Face hub."""
+
+    tokenizer_model: str | None = None
+    """Model file of SentencePieceTokenizer and Llama2Tokenizer (.model), or of TikTokenizer
+    (.tiktoken, or Megatron-LM's .json)."""
+
+    tokenizer_kwargs: list[str] | None = None
+    """Names and values by turns, such as pad_token <pad>, given to transformers when it loads the
+    tokenizer of PretrainedFromHF; true, false and whole numbers are not text."""
+
+    vocab_size: int | None = None
+    """NullTokenizer: texts are numbers below this, and this is the end of a document.
+    TikTokenizer of a .json file: ids in all, special tokens included; 131072 when not said."""
+
+    vocab_extra_ids: int = 0
+    """Number of tokens <extra_id_0>, <extra_id_1> and so on to add to the vocabulary."""
+
+    tiktoken_pattern: Literal["v1", "v2", "r50k", "cl100k", "o200k"] | None = None
+    """How TikTokenizer cuts words; the file's name says it for OpenAI's encodings."""
+
+    tiktoken_num_special_tokens: int | None = None
+    """Ids that TikTokenizer of a .json file keeps for special tokens, before all others; 1000 when
+    not said."""
+
+    tiktoken_special_tokens: list[str] | None = None
+    """Special tokens of TikTokenizer: the first ids of a .json file, <unk> <s> </s> when not said;
+    the ids after the last of a .tiktoken file."""
+
+    tokenizer_backend: Literal["auto", "fast", "reference"] = "auto"
+    """Which library encodes byte-level BPE: fast is gigatoken, or an error where it does not give
+    the ids of the reference; auto then takes the reference and says so."""
 
     make_vocab_size_divisible_by: int = 128
     """The vocabulary is padded to a multiple of this times the tensor-model-parallel size."""

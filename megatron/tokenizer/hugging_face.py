@@ -1,27 +1,33 @@
 """A tokenizer saved by Hugging Face's libraries: a directory, or a name on the hub."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from megatron.errors import DataError
+from megatron.tokenizer.tokenizer import Role, Tokenizer, Vocabulary, no_tokens, texts_by_id
 
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+_ROLES: tuple[Role, ...] = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 @dataclass(frozen=True)
 class _Loaded:
     encode: Callable[[str], list[int]]
+    encode_batch: Callable[[list[str]], list[list[int]]]
     decode: Callable[[list[int]], str]
+    vocab: Callable[[], Mapping[str, int]]
     vocab_size: int
-    eos_id: int | None
+    special_ids: dict[Role, int]
+    extra_ids: list[int]
+    backend: Backend | None  # of the `tokenizers` library; some have none
 
 
-class PretrainedFromHF:
+class PretrainedFromHF(Tokenizer):
     """A pretrained tokenizer; a text gets the special tokens that the tokenizer adds by itself.
 
     A directory with a `tokenizer.json` is read with the `tokenizers` library alone, which
@@ -29,43 +35,69 @@ class PretrainedFromHF:
 
     Args:
         name_or_path: a directory, or a name on the Hugging Face hub.
+        extra_ids: how many tokens <extra_id_0>, <extra_id_1> and so on it has to have.
+        kwargs: more arguments for `AutoTokenizer.from_pretrained`.
 
     Raises:
         DataError: there is no tokenizer at this place, or its files are damaged.
     """
 
-    def __init__(self, name_or_path: str | Path):
-        self._name = str(name_or_path)
-        self._loaded = _from_file(Path(self._name)) or _from_transformers(self._name)
-        self.vocab_size = self._loaded.vocab_size
+    hint = "; its tokenizer_config.json or --tokenizer-kwargs names more, such as eos_token"
 
-    @property
-    def eod(self) -> int:
-        """Id of the end-of-sequence token."""
-        if self._loaded.eos_id is None:
-            raise DataError(
-                f"the tokenizer {self._name} has no eos_token to end documents with; "
-                "name one in its tokenizer_config.json"
-            )
-        return self._loaded.eos_id
+    def __init__(
+        self,
+        name_or_path: str | Path,
+        *,
+        extra_ids: int = 0,
+        kwargs: Mapping[str, Any] | None = None,
+    ):
+        self.name = str(name_or_path)
+        extra = [
+            AddedToken(f"<extra_id_{i}>", special=True, normalized=False) for i in range(extra_ids)
+        ]
+        from_file = None if kwargs else _from_file(Path(self.name), extra)
+        self._loaded = from_file or _from_transformers(self.name, extra, kwargs or {})
+        self.vocab_size = self._loaded.vocab_size
+        self.special_ids = dict(self._loaded.special_ids)
+        if "eos" in self.special_ids:
+            self.special_ids["eod"] = self.special_ids["eos"]
+        self.extra_ids = self._loaded.extra_ids
+        self.backend = self._loaded.backend
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, with the special tokens the tokenizer adds by default."""
         try:
             return self._loaded.encode(text)
         except Exception as error:  # the libraries have no exception of their own
-            raise DataError(f"{self._name}: no tokens for {text[:80]!r}: {error}") from error
+            raise no_tokens(self.name, text, error) from error
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text."""
-        return [self.encode(text) for text in texts]
+        """Return the ids of each text, found on all cores where the library does that."""
+        if not texts:
+            return []
+        try:
+            return self._loaded.encode_batch(list(texts))
+        except Exception:  # of the first bad text; encode tells which, and why
+            return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens included."""
         return self._loaded.decode(list(ids))
 
+    def vocabulary(self) -> Vocabulary:
+        """Return the tokens, added ones included, and the merges or scores."""
+        rules = "" if self.backend is None else _rules(json.loads(self.backend.to_str())["model"])
+        return Vocabulary(texts_by_id(self._loaded.vocab()), rules)
 
-def _from_file(directory: Path) -> _Loaded | None:
+
+def _rules(model: Mapping[str, Any]) -> str:
+    """Return the merges of BPE as GPT2BPETokenizer writes them, or the scores of Unigram."""
+    if model["type"] == "BPE":
+        return json.dumps([m.split(" ") if isinstance(m, str) else m for m in model["merges"]])
+    return json.dumps([score for _, score in model["vocab"]]) if model["type"] == "Unigram" else ""
+
+
+def _from_file(directory: Path, extra: Sequence[AddedToken]) -> _Loaded | None:
     """Load tokenizer.json; None if it is not there, or does not say everything."""
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -81,24 +113,30 @@ def _from_file(directory: Path) -> _Loaded | None:
     config |= _read_json(directory / "tokenizer_config.json")
     if not _says_everything(backend, config):
         return None
+    backend.add_special_tokens(list(extra))
+    vocab = backend.get_vocab(with_added_tokens=True)
     return _Loaded(
         encode=lambda text: backend.encode(text).ids,
+        encode_batch=lambda texts: [row.ids for row in backend.encode_batch_fast(texts)],
         decode=lambda ids: backend.decode(ids, skip_special_tokens=False),
-        vocab_size=backend.get_vocab_size(with_added_tokens=True),
-        eos_id=_eos_id(backend, config, directory),
+        vocab=lambda: backend.get_vocab(with_added_tokens=True),
+        vocab_size=_size(vocab),
+        special_ids=_special_ids(backend, config, directory),
+        extra_ids=[vocab[token.content] for token in extra],
+        backend=backend,
     )
 
 
 def _says_everything(backend: Backend, config: dict[str, Any]) -> bool:
     """Whether transformers would change nothing of tokenizer.json because of `config`."""
     for role in _ROLES:
-        token = _content(config.get(role))
+        token = _content(config.get(f"{role}_token"))
         if token is not None and backend.token_to_id(token) is None:
             return False
     ids = backend.encode("a").ids
-    for role, place in (("bos_token", 0), ("eos_token", -1)):
-        is_wanted = config.get(f"add_{role}")
-        token = _content(config.get(role))
+    for name, place in (("bos_token", 0), ("eos_token", -1)):
+        is_wanted = config.get(f"add_{name}")
+        token = _content(config.get(name))
         if is_wanted is None or token is None:
             continue
         if is_wanted != (ids[place : place + 1 or None] == [backend.token_to_id(token)]):
@@ -106,10 +144,24 @@ def _says_everything(backend: Backend, config: dict[str, Any]) -> bool:
     return True
 
 
-def _eos_id(backend: Backend, config: dict[str, Any], directory: Path) -> int | None:
-    token = _content(config.get("eos_token"))
-    if token is not None:
-        return backend.token_to_id(token)
+def _special_ids(backend: Backend, config: dict[str, Any], directory: Path) -> dict[Role, int]:
+    found: dict[Role, int] = {}
+    for role in _ROLES:
+        token = _content(config.get(f"{role}_token"))
+        i = None if token is None else backend.token_to_id(token)
+        if i is not None:
+            found[role] = i
+    if "eos" not in found and (eos := _eos_of_model(directory)) is not None:
+        found["eos"] = eos
+    return found
+
+
+def _size(vocab: Mapping[str, int]) -> int:
+    # Ids may be left out, and the last id must have its row all the same.
+    return max(vocab.values(), default=-1) + 1
+
+
+def _eos_of_model(directory: Path) -> int | None:
     for name in ("generation_config.json", "config.json"):
         found = _read_json(directory / name).get("eos_token_id")
         if isinstance(found, list) and found:
@@ -133,21 +185,30 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not JSON: {error}") from error
 
 
-def _from_transformers(name: str) -> _Loaded:
+def _from_transformers(
+    name: str, extra: Sequence[AddedToken], kwargs: Mapping[str, Any]
+) -> _Loaded:
     # Imported here: it takes seconds, and most tokenizers do not need it.
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, **kwargs)
+        tokenizer.add_tokens(list(extra), special_tokens=True)
     except Exception as error:  # of many types: files, network, missing libraries
         reason = str(error).strip().partition("\n")[0]
         raise DataError(
             f"cannot load the tokenizer --tokenizer-name-or-path {name}: {reason}; give a "
             "directory that holds a tokenizer or, where there is a network, a name on the hub"
         ) from error
+    vocab = tokenizer.get_vocab()
+    ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES}
     return _Loaded(
         encode=lambda text: tokenizer(text, verbose=False)["input_ids"],
+        encode_batch=lambda texts: tokenizer(texts, verbose=False)["input_ids"],
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
-        vocab_size=len(tokenizer),
-        eos_id=tokenizer.eos_token_id,
+        vocab=tokenizer.get_vocab,
+        vocab_size=_size(vocab),
+        special_ids={role: i for role, i in ids.items() if i is not None},
+        extra_ids=[vocab[token.content] for token in extra],
+        backend=getattr(tokenizer, "backend_tokenizer", None),
     )

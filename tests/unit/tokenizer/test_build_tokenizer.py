@@ -3,30 +3,58 @@
 import pytest
 
 from megatron.errors import ConfigError
-from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
+from megatron.tokenizer.fast import FastTokenizer
+from megatron.tokenizer.fingerprint import describe, differences
 from megatron.tokenizer.gpt2 import GPT2BPETokenizer
 from megatron.tokenizer.hugging_face import PretrainedFromHF
 
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Un", "un", "##able", "able"]
 
-def test_each_type_is_built(gpt2_files, tmp_path):
+
+def test_gpt2_and_pretrained_are_built_and_equal(gpt2_files, tmp_path):
     vocab_file, merge_file = map(str, gpt2_files)
-    gpt2 = build_tokenizer(
-        tokenizer_type="GPT2BPETokenizer", vocab_file=vocab_file, merge_file=merge_file
-    )
-    assert isinstance(gpt2, GPT2BPETokenizer)
-    gpt2._backend.save(str(tmp_path / "tokenizer.json"))
+    files = {"vocab_file": vocab_file, "merge_file": merge_file}
+    gpt2 = build_tokenizer(tokenizer_type="GPT2BPETokenizer", **files)
+    assert isinstance(gpt2, FastTokenizer)
+    assert isinstance(gpt2.reference, GPT2BPETokenizer)
+    gpt2.reference.backend.save(str(tmp_path / "tokenizer.json"))
     pretrained = build_tokenizer(
-        tokenizer_type="PretrainedFromHF", tokenizer_name_or_path=str(tmp_path)
+        tokenizer_type="PretrainedFromHF",
+        tokenizer_name_or_path=str(tmp_path),
+        tokenizer_backend="reference",
     )
     assert isinstance(pretrained, PretrainedFromHF)
     assert pretrained.encode("hello") == gpt2.encode("hello")
+    assert differences(describe(gpt2), describe(pretrained)) == []
+
+
+def test_word_pieces_are_built_with_and_without_case(tmp_path):
+    file = tmp_path / "vocab.txt"
+    file.write_text("\n".join(WORDS))
+    for name, ids in (("BertWordPieceLowerCase", [6, 7]), ("BertWordPieceCase", [5, 7])):
+        tokenizer = build_tokenizer(tokenizer_type=name, vocab_file=str(file), vocab_extra_ids=2)
+        assert tokenizer.encode("Unable") == ids
+        assert (tokenizer.vocab_size, tokenizer.extra_ids) == (len(WORDS) + 4, [11, 12])
+
+
+def test_numbers_are_built():
+    assert build_tokenizer(tokenizer_type="NullTokenizer", vocab_size=100).eod == 100
+
+
+def test_keywords_are_read_by_turns():
+    words = ["pad_token", "<pad>", "use_fast", "False", "model_max_length", "2048"]
+    assert keywords(words) == {"pad_token": "<pad>", "use_fast": False, "model_max_length": 2048}
 
 
 @pytest.mark.parametrize(
     ("wishes", "message"),
     [
-        ({"tokenizer_type": None}, "--tokenizer-type is missing: give GPT2BPETokenizer or Pre"),
-        ({"tokenizer_type": "Word"}, "--tokenizer-type Word: give GPT2BPETokenizer or Pretrained"),
+        (
+            {"tokenizer_type": None},
+            "--tokenizer-type is missing: give BertWordPieceLowerCase, Bert.* or NullTokenizer",
+        ),
+        ({"tokenizer_type": "Word"}, "--tokenizer-type Word: give BertWordPieceLowerCase"),
         (
             {"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "v.json"},
             "GPT2BPETokenizer needs --vocab-file and --merge-file; --merge-file missing",
@@ -43,8 +71,42 @@ def test_each_type_is_built(gpt2_files, tmp_path):
             {"tokenizer_type": "PretrainedFromHF", "vocab_file": "v.json"},
             "PretrainedFromHF needs --tokenizer-name-or-path; --tokenizer-name-or-path missing",
         ),
+        (
+            {"tokenizer_type": "TikTokenizer"},
+            "TikTokenizer needs --tokenizer-model or --vocab-file; --tokenizer-model or",
+        ),
+        (
+            {"tokenizer_type": "TikTokenizer", "vocab_file": "v", "tokenizer_model": "m"},
+            "--tokenizer-model and --vocab-file name one file: give one of them",
+        ),
+        ({"tokenizer_type": "SentencePieceTokenizer"}, "needs --tokenizer-model"),
+        ({"tokenizer_type": "Llama2Tokenizer"}, "needs --tokenizer-model"),
+        ({"tokenizer_type": "NullTokenizer"}, "needs --vocab-size; --vocab-size missing"),
+        ({"tokenizer_type": "NullTokenizer", "vocab_size": -1}, "--vocab-size -1 must be at lea"),
+        ({"tokenizer_type": "BertWordPieceCase"}, "needs --vocab-file"),
+        (
+            {"tokenizer_type": "BertWordPieceCase", "vocab_file": "v", "vocab_extra_ids": -1},
+            "--vocab-extra-ids -1 must be at least 0",
+        ),
+        (
+            {"tokenizer_type": "NullTokenizer", "vocab_size": 9, "vocab_extra_ids": 1},
+            "--vocab-extra-ids means nothing to --tokenizer-type NullTokenizer: leave it out",
+        ),
+        (
+            {"tokenizer_type": "PretrainedFromHF", "tokenizer_kwargs": ["pad_token"]},
+            "--tokenizer-kwargs pad_token: give names and values by turns",
+        ),
+        (
+            {"tokenizer_type": "NullTokenizer", "vocab_size": 9, "tokenizer_backend": "fast"},
+            "fast: only GPT2BPETokenizer and PretrainedFromHF have a fast backend, and not Null",
+        ),
     ],
 )
 def test_missing_flags_are_named(wishes, message):
     with pytest.raises(ConfigError, match=message):
         build_tokenizer(**wishes)
+
+
+def test_all_mistakes_are_told_at_once():
+    wishes = {"merge_file": "m", "tokenizer_model": "t", "tokenizer_type": "NullTokenizer"}
+    assert len([*tokenizer_problems(**wishes)]) == 3

@@ -123,6 +123,18 @@ def test_half_of_a_surrogate_pair_is_an_error(tokenizer):
         tokenizer.encode("a\ud83d")
 
 
+def test_a_bad_text_in_a_batch_is_named(tokenizer):
+    with pytest.raises(DataError, match="no tokens for the text 'b.*half of a surrogate pair"):
+        tokenizer.encode_batch(["a", "b\ud83d"])
+
+
+def test_an_array_is_its_texts_back_to_back(tokenizer):
+    tokens, lengths = tokenizer.encode_array(texts := ["hello", "", " the world"])
+    assert (tokens.dtype, lengths.dtype) == ("int32", "int64")
+    assert tokens.tolist() == sum(tokenizer.encode_batch(texts), [])
+    assert lengths.tolist() == [len(tokenizer.encode(text)) for text in texts]
+
+
 def write_pair(tmp_path, vocab, merges):
     vocab_file, merge_file = tmp_path / "v.json", tmp_path / "m.txt"
     vocab_file.write_text(vocab if isinstance(vocab, str) else json.dumps(vocab), encoding="utf-8")
@@ -151,7 +163,9 @@ def test_a_byte_without_a_token_is_an_error_when_it_comes(tmp_path):
 
 def test_a_vocabulary_without_end_of_text_is_an_error_when_it_is_asked_for(tmp_path):
     tokenizer = GPT2BPETokenizer(*write_pair(tmp_path, SMALL, "a b\n"))
-    with pytest.raises(DataError, match=r"v.json has no token <\|endoftext\|>"):
+    with pytest.raises(
+        DataError, match=r"v.json has no token for eod.*<\|endoftext\|> is the token"
+    ):
         _ = tokenizer.eod
 
 

@@ -102,7 +102,7 @@ def test_no_end_is_an_error_only_when_it_is_asked_for(directory):
     (directory / "tokenizer_config.json").unlink()
     tokenizer = PretrainedFromHF(directory)
     assert tokenizer.encode("a")[0] == 0
-    with pytest.raises(DataError, match="has no eos_token to end documents with"):
+    with pytest.raises(DataError, match="no token for eod.*tokenizer_config.json"):
         _ = tokenizer.eod
 
 
@@ -129,3 +129,37 @@ def test_a_place_without_a_tokenizer_is_one_clear_message(tmp_path):
         DataError, match="cannot load the tokenizer --tokenizer-name-or-path .*; give a directory"
     ):
         PretrainedFromHF(tmp_path)
+
+
+def test_special_tokens_are_found_by_role(directory):
+    named = CONFIG | {"pad_token": "</s>", "mask_token": "hello"}
+    write(directory, "tokenizer_config.json", named)
+    ours = PretrainedFromHF(directory)
+    assert ours.special_ids == {"bos": 0, "eos": 1, "eod": 1, "pad": 1, "mask": 258}
+    assert ours.special("mask") == 258
+    with pytest.raises(DataError, match="has no token for cls, which is needed here; it has: bos"):
+        ours.special("cls")
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"pad_token": "</s>"}])
+def test_extra_ids_come_after_the_vocabulary(directory, kwargs):
+    ours = PretrainedFromHF(directory, extra_ids=2, kwargs=kwargs)
+    assert (ours.vocab_size, ours.extra_ids) == (261, [259, 260])
+    assert ours.encode("a<extra_id_1>b")[2] == 260
+    assert ours.vocabulary().tokens[260] == "<extra_id_1>"
+    assert ours.special_ids.get("pad") == (1 if kwargs else None)
+
+
+def test_keywords_reach_transformers(directory):
+    assert PretrainedFromHF(directory, kwargs={"eos_token": "<s>"}).eod == 0
+    assert PretrainedFromHF(directory, kwargs={"eos_token": "<s>"}).encode_batch([]) == []
+
+
+def test_the_last_id_counts_when_ids_are_left_out(directory):
+    content = json.loads((directory / "tokenizer.json").read_text())
+    content["model"]["vocab"]["a"] = 300
+    write(directory, "tokenizer.json", content)
+    ours = PretrainedFromHF(directory)
+    assert ours.encode("a") == [0, 300]
+    assert ours.vocab_size == 301
+    assert ours.vocabulary().tokens[299:] == ["", "a"]

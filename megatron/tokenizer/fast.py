@@ -1,0 +1,201 @@
+"""A fast implementation of byte-level BPE in front of a reference one, where both agree."""
+
+import logging
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.errors import ConfigError
+from megatron.tokenizer.adversarial import adversarial_texts
+from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary
+
+log = logging.getLogger(__name__)
+
+BackendWish = Literal["auto", "fast", "reference"]
+
+_SAMPLED_IDS = 2000  # ids of the vocabulary whose texts are part of the comparison
+
+
+class FastTokenizer(Tokenizer):
+    """The ids of `reference`, found by gigatoken if that gives the same ids; else by `reference`.
+
+    Whether it does is found out when a text is first encoded, on `adversarial_texts` and on
+    texts of the vocabulary itself: a program that never encodes does not pay for it. It encodes
+    on the calling thread only, so that processes side by side do not fight for cores.
+
+    Args:
+        reference: a tokenizer with the attribute `backend`.
+        must_be_fast: find out at once, and let a difference be an error instead of a message.
+
+    Raises:
+        ConfigError: `must_be_fast`, but it is not.
+    """
+
+    def __init__(self, reference: Tokenizer, *, must_be_fast: bool = False):
+        self.reference = reference
+        self.name = reference.name
+        self.hint = reference.hint
+        self.vocab_size = reference.vocab_size
+        self.special_ids = reference.special_ids
+        self.extra_ids = reference.extra_ids
+        self._must_be_fast = must_be_fast
+        self._encoder: FastEncoder | None = None
+        self._is_decided = False
+        if must_be_fast:
+            self._decide()
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether gigatoken encodes."""
+        return self._decide() is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        encoder = self._decide()
+        if encoder is not None:
+            try:
+                return encoder.encode(text)
+            except Exception:  # of any type; the reference says what is wrong with this text
+                return self.reference.encode(text)
+        return self.reference.encode(text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of each text."""
+        if self._decide() is None:
+            return self.reference.encode_batch(texts)
+        return [self.encode(text) for text in texts]
+
+    def encode_array(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the ids of all texts back to back, and how many ids each text has."""
+        encoder = self._decide()
+        if encoder is not None:
+            try:
+                return encoder.encode_array(texts)
+            except Exception:  # of any type; the reference says what is wrong with these texts
+                return self.reference.encode_array(texts)
+        return self.reference.encode_array(texts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`."""
+        return self.reference.decode(ids)
+
+    def vocabulary(self) -> Vocabulary:
+        """Return what the reference is compared by."""
+        return self.reference.vocabulary()
+
+    def _decide(self) -> "FastEncoder | None":
+        if not self._is_decided:
+            encoder = load_fast(self.reference)
+            if isinstance(encoder, FastEncoder):
+                self._encoder = encoder
+            elif self._must_be_fast:
+                raise ConfigError(f"--tokenizer-backend fast: {encoder}")
+            else:
+                log.info(f"tokenizer {self.name}: the slower reference encodes, because {encoder}")
+            self._is_decided = True
+        return self._encoder
+
+
+class FastEncoder:
+    """gigatoken, with the ids that the reference puts before and after every text.
+
+    Args:
+        tokenizer_json: what the `tokenizers` library writes of a tokenizer.
+    """
+
+    def __init__(self, tokenizer_json: str):
+        from gigatoken import Tokenizer as Gigatoken
+
+        self._gigatoken = Gigatoken.from_json(tokenizer_json)
+        self._prefix = np.array([], np.int32)
+        self._suffix = np.array([], np.int32)
+
+    def add_affixes(self, reference: Tokenizer) -> None:
+        """Learn from `reference` which ids stand around those of a text, if any."""
+        inner, whole = self.encode("a"), reference.encode("a")
+        for start in range(len(whole) - len(inner) + 1):
+            if whole[start : start + len(inner)] == inner:
+                self._prefix = np.array(whole[:start], np.int32)
+                self._suffix = np.array(whole[start + len(inner) :], np.int32)
+                return
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        ids = self._gigatoken.encode(text).tolist()
+        return [*self._prefix.tolist(), *ids, *self._suffix.tolist()]
+
+    def encode_array(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the ids of all texts back to back, and how many ids each text has."""
+        if not texts:
+            return np.array([], np.int32), np.array([], np.int64)
+        layout = self._gigatoken.encode_batch(list(texts), parallel=False).layout
+        ends = np.asarray(layout.offsets.data, np.int64)
+        tokens = np.asarray(layout.content.data)[ends[0] : ends[-1]].view(np.int32)
+        lengths = np.diff(ends)
+        if self._prefix.size or self._suffix.size:
+            starts = ends[:-1] - ends[0]
+            tokens = _with_affixes(tokens, starts, lengths, self._prefix, self._suffix)
+            lengths = lengths + (self._prefix.size + self._suffix.size)
+        return tokens, lengths
+
+
+def _with_affixes(
+    tokens: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    prefix: NDArray[np.int32],
+    suffix: NDArray[np.int32],
+) -> NDArray[np.int32]:
+    # At one place np.insert keeps the order of its values: text i's end comes before i + 1's start.
+    places = np.stack([starts, starts + lengths], 1)
+    around = np.concatenate([prefix, suffix])
+    repeated = np.repeat(places, [prefix.size, suffix.size], axis=1)
+    return np.insert(tokens, repeated.ravel(), np.tile(around, len(starts)))
+
+
+def load_fast(reference: Tokenizer) -> FastEncoder | str:
+    """Return a fast encoder with the ids of `reference`, or why there is none."""
+    backend = getattr(reference, "backend", None)
+    if backend is None:
+        return "it is not a tokenizer of the tokenizers library"
+    try:
+        encoder = FastEncoder(backend.to_str())
+    except ImportError:
+        return "the gigatoken library is not installed (pip install gigatoken)"
+    except Exception as error:  # the library has no exception of its own
+        return f"gigatoken cannot read it: {str(error).strip().partition(chr(10))[0]}"
+    try:
+        encoder.add_affixes(reference)
+        return difference(reference, encoder) or encoder
+    except Exception as error:  # of the library, or of a text that has no tokens
+        return f"the two cannot be compared: {error}"
+
+
+def difference(reference: Tokenizer, encoder: FastEncoder) -> str | None:
+    """Return the first text whose ids differ, in words; None when all are the same."""
+    added = getattr(reference, "backend").get_added_tokens_decoder().values()  # noqa: B009
+    texts = adversarial_texts([token.content for token in added])
+    texts += _texts_of_vocabulary(reference)
+    tokens, lengths = encoder.encode_array(texts)
+    ends = lengths.cumsum().tolist()
+    for text, expected, end, length in zip(
+        texts, reference.encode_batch(texts), ends, lengths.tolist(), strict=True
+    ):
+        found = tokens[end - length : end].tolist()
+        if found != expected:
+            place = [one == two for one, two in zip_longest(found, expected)].index(False)
+            return (
+                f"gigatoken gives other ids: of {text[:40]!r}, id {place} is "
+                f"{found[place : place + 1]} and not {expected[place : place + 1]}"
+            )
+    return None
+
+
+def _texts_of_vocabulary(reference: Tokenizer) -> list[str]:
+    """Return texts made of some of the tokens, so that merges of every age are compared."""
+    step = max(1, reference.vocab_size // _SAMPLED_IDS)
+    ids = range(0, reference.vocab_size, step)
+    return [reference.decode(ids[i : i + 50]) for i in range(0, len(ids), 50)]

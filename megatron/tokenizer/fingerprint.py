@@ -1,0 +1,172 @@
+"""Which tokenizer made some tokens: a record beside the token files, and what differs from it.
+
+Needs no torch and no token files. The record is `PREFIX.tokenizer.json` beside `PREFIX.bin`.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from megatron.errors import DataError
+from megatron.tokenizer.tokenizer import Tokenizer
+
+SUFFIX = ".tokenizer.json"
+FORMAT = 1
+
+_SHOWN = 5  # differing tokens that a message names
+
+# Plain text, old letters: its ids are the same for every version of Unicode and of the libraries.
+_PROBE = (
+    "The Quick brown fox's 3 tails, they'LL jump 12345 times!  Two spaces,\ttab\nline\r\n\n"
+    "Größe naïve ÉCOLE числа ΟΔΟΣ 日本語 👍 x==1&&y!=2; http://a.b/c_d?e=f%20"
+)
+_NUMBERS = "0 1 2"  # the probe of a tokenizer whose texts are numbers
+
+
+@dataclass(frozen=True)
+class TokenizerRecord:
+    """What is known of a tokenizer without its files."""
+
+    fingerprint: str  # hash of all that follows, except the name
+    name: str  # for messages: its file or its name on the hub
+    vocab_size: int  # before padding
+    special: Mapping[str, int]  # role -> id
+    rules_sha256: str  # of the merges in order, or of the scores
+    probe: Sequence[int]  # ids of a fixed text, which tell how words are cut
+    tokens: Sequence[str]  # text of each id; empty where ids have none
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Return a hash of the vocabulary, the merges, the special tokens and how words are cut.
+
+    File names, libraries and backends do not count.
+    """
+    return describe(tokenizer).fingerprint
+
+
+def describe(tokenizer: Tokenizer) -> TokenizerRecord:
+    """Return the record of `tokenizer`."""
+    vocabulary = tokenizer.vocabulary()
+    content: dict[str, Any] = {
+        "vocab_size": tokenizer.vocab_size,
+        "special": dict(sorted(tokenizer.special_ids.items())),
+        "rules_sha256": hashlib.sha256(vocabulary.rules.encode()).hexdigest(),
+        "probe": _probe(tokenizer),
+        "tokens": list(vocabulary.tokens),
+    }
+    return TokenizerRecord(fingerprint=_hash(content), name=tokenizer.name, **content)
+
+
+def record_path(prefix: str | Path) -> Path:
+    """Return where the record of the token files `prefix`.bin and .idx is."""
+    return Path(f"{prefix}{SUFFIX}")
+
+
+def write_record(prefix: str | Path, record: TokenizerRecord) -> None:
+    """Write the record beside the token files `prefix`, whole or not at all."""
+    path = record_path(prefix)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            json.dump({"format": FORMAT} | asdict(record), file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_record(prefix: str | Path) -> TokenizerRecord | None:
+    """Return the record beside the token files `prefix`; None if there is none.
+
+    Raises:
+        DataError: it cannot be read, is damaged, or is of a later format.
+    """
+    path = record_path(prefix)
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(
+            f"{path} is not JSON: {error}; delete it, or make the data again"
+        ) from error
+    names = [field.name for field in fields(TokenizerRecord)]
+    if not isinstance(said, dict) or said.get("format") != FORMAT or not said.keys() >= {*names}:
+        raise DataError(
+            f"{path} is not a record of a tokenizer in format {FORMAT}; another version of this "
+            "software may have written it"
+        )
+    record = TokenizerRecord(**{name: said[name] for name in names})
+    content = {name: said[name] for name in names if name not in ("fingerprint", "name")}
+    if _hash(content) != record.fingerprint:
+        raise DataError(f"{path} is damaged: its content does not have the hash that it says")
+    return record
+
+
+def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
+    """Return in words what makes ids of the one wrong for the other; empty when nothing does.
+
+    A role that only one of them knows is no difference: tokens of the data have the same meaning.
+    """
+    if stored.fingerprint == current.fingerprint:
+        return []
+    found = []
+    if stored.vocab_size != current.vocab_size:
+        found.append(f"vocabulary of {stored.vocab_size} tokens, and {current.vocab_size} now")
+    differing = list(_differing_tokens(stored.tokens, current.tokens))
+    if differing:
+        shown = ", ".join(differing[:_SHOWN])
+        more = "" if len(differing) <= _SHOWN else ", and so on"
+        found.append(f"{len(differing)} tokens differ: {shown}{more}")
+    for role in sorted(stored.special.keys() & current.special.keys()):
+        if stored.special[role] != current.special[role]:
+            found.append(f"{role} was {stored.special[role]} and is {current.special[role]} now")
+    if stored.rules_sha256 != current.rules_sha256 and not differing:
+        found.append("the same tokens, joined by other merges or scores")
+    if list(stored.probe) != list(current.probe) and not found:
+        found.append("the same tokens, but texts are cut into words in another way")
+    return found
+
+
+def require_same(prefix: str | Path, current: TokenizerRecord) -> None:
+    """Raise if the token files `prefix` say that another tokenizer made them.
+
+    Raises:
+        DataError: it names what differs. Files without a record pass.
+    """
+    stored = read_record(prefix)
+    if stored is not None and (found := differences(stored, current)):
+        raise DataError(
+            f"{prefix}.bin was made with another tokenizer ({stored.name}) than the one of this "
+            f"run ({current.name}): {'; '.join(found)}"
+        )
+
+
+def _differing_tokens(stored: Sequence[str], current: Sequence[str]) -> Iterator[str]:
+    for i in range(max(len(stored), len(current))):
+        then = repr(stored[i]) if i < len(stored) else "missing"
+        now = repr(current[i]) if i < len(current) else "missing"
+        if then != now:
+            yield f"id {i} was {then} and is {now} now"
+
+
+def _probe(tokenizer: Tokenizer) -> list[int]:
+    for text in (_PROBE, _NUMBERS):
+        try:
+            return tokenizer.encode(text)
+        except DataError:
+            pass  # such as numbers only, or a small vocabulary that lacks some bytes
+    return []
+
+
+def _hash(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

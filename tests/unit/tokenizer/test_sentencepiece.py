@@ -1,0 +1,142 @@
+"""SentencePiece models, against the library itself and Megatron-LM's rules written out."""
+
+import builtins
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.errors import ConfigError, DataError
+from megatron.tokenizer.fingerprint import describe, differences
+from megatron.tokenizer.sentencepiece import Llama2Tokenizer, SentencePieceTokenizer
+
+sentencepiece = pytest.importorskip("sentencepiece")
+
+TEXTS = [
+    "",
+    " ",
+    "the lobster and the tide",
+    "a<EOD>b <SEP> c<extra_id_1>",
+    "<s>x</s> <unk> <pad>",
+    "日本 😀 e\u0301\x00\r\n\tz",
+    "x" * 500,
+]
+
+
+def train(folder, name, **options):
+    words = ["the", "lobster", "and", "tide", "Größe", "hello", "world", "日本"]
+    lines = [f"{a} {b} {c}" for a in words for b in words for c in words[:3]]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str(folder / name),
+        vocab_size=330,
+        byte_fallback=True,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        **options,
+    )
+    return folder / f"{name}.model"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sp")
+    return {
+        "plain": train(folder, "plain", model_type="bpe"),
+        "named": train(folder, "named", pad_id=3, user_defined_symbols=["<SEP>"]),
+        "bare": train(folder, "bare", bos_id=-1, eos_id=-1),
+    }
+
+
+@pytest.fixture(scope="module")
+def model(files):
+    return sentencepiece.SentencePieceProcessor(model_file=str(files["plain"]))
+
+
+def by_loops(model, tokenizer, text):
+    """Take the special token that comes first, again and again."""
+    special = {tokenizer.vocabulary().tokens[i]: i for i in special_ids(tokenizer)}
+    places = {text.find(token): token for token in special if token in text}
+    if not places:
+        return model.encode(text)
+    place, token = min(places.items())
+    rest = by_loops(model, tokenizer, text[place + len(token) :])
+    return [*model.encode(text[:place]), special[token], *rest]
+
+
+def special_ids(tokenizer):
+    ids = {role: i for role, i in tokenizer.special_ids.items() if role != "unk"}
+    return [*ids.values(), *tokenizer.extra_ids]
+
+
+@given(text=st.lists(st.sampled_from(TEXTS) | st.text(max_size=6)).map("".join))
+@settings(max_examples=100, deadline=None)
+def test_ids_are_those_of_the_loops(model, files, text):
+    tokenizer = SentencePieceTokenizer(files["plain"], extra_ids=2)
+    assert tokenizer.encode(text) == by_loops(model, tokenizer, text)
+    assert Llama2Tokenizer(files["plain"]).encode(text) == [model.bos_id(), *model.encode(text)]
+
+
+def test_special_tokens_follow_the_model(model, files):
+    n, tokenizer = len(model), SentencePieceTokenizer(files["plain"], extra_ids=2)
+    added = {"cls": n, "sep": n + 1, "eod": n + 2, "mask": n + 3, "pad": n + 4}
+    assert tokenizer.special_ids == {"unk": 0, "bos": 1, "eos": 2, **added}
+    assert (tokenizer.extra_ids, tokenizer.vocab_size) == ([n + 5, n + 6], n + 7)
+    assert tokenizer.decode(tokenizer.encode("the tide<EOD>and")) == "the tide <EOD> and"
+
+
+def test_special_tokens_of_the_model_are_used(files):
+    model = sentencepiece.SentencePieceProcessor(model_file=str(files["named"]))
+    tokenizer = SentencePieceTokenizer(files["named"])
+    assert tokenizer.special("pad") == 3
+    assert tokenizer.special("sep") == model.piece_to_id("<SEP>") < len(model)
+    assert tokenizer.vocab_size == len(model) + 3
+
+
+def test_llama_ends_documents_with_eos(files):
+    tokenizer = Llama2Tokenizer(files["plain"])
+    assert (tokenizer.eod, tokenizer.special("bos")) == (2, 1)
+    assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
+    with pytest.raises(DataError, match="no token for pad"):
+        tokenizer.special("pad")
+
+
+def test_a_model_without_bos_is_no_llama(files):
+    tokenizer = Llama2Tokenizer(files["bare"])
+    with pytest.raises(DataError, match="no token for bos"):
+        tokenizer.encode("a")
+    with pytest.raises(DataError, match="no token for eod"):
+        _ = tokenizer.eod
+    assert SentencePieceTokenizer(files["bare"]).special("bos") == tokenizer.vocab_size + 5
+
+
+def test_models_are_told_apart(files):
+    plain, named = (describe(SentencePieceTokenizer(files[name])) for name in ("plain", "named"))
+    assert differences(plain, plain) == []
+    assert "tokens differ" in " ".join(differences(plain, named))
+
+
+def test_half_of_a_surrogate_pair_is_an_error(files):
+    with pytest.raises(DataError, match="half of a surrogate pair"):
+        SentencePieceTokenizer(files["plain"]).encode("a\ud83d")
+
+
+def test_a_bad_file_is_named(tmp_path):
+    with pytest.raises(DataError, match="cannot read --tokenizer-model .*none: .*No such file"):
+        SentencePieceTokenizer(tmp_path / "none")
+    (tmp_path / "bad").write_bytes(b"no model")
+    with pytest.raises(DataError, match="cannot read --tokenizer-model .*bad: not a SentencePiece"):
+        Llama2Tokenizer(tmp_path / "bad")
+
+
+def test_a_missing_library_is_named(files, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *arguments, **keywords):
+        if name == "sentencepiece":
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match="pip install sentencepiece"):
+        SentencePieceTokenizer(files["plain"])

@@ -1,0 +1,193 @@
+"""Files of ranks, against byte-level BPE of the reference and tiktoken's own encodings."""
+
+import base64
+import builtins
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.errors import ConfigError, DataError
+from megatron.tokenizer.adversarial import adversarial_texts
+from megatron.tokenizer.gpt2 import GPT2BPETokenizer
+from megatron.tokenizer.tiktoken import PATTERNS, TikTokenizer
+
+tiktoken = pytest.importorskip("tiktoken")
+
+
+def letters():
+    printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+@pytest.fixture(scope="module")
+def tokens(gpt2_files):
+    """Return the tokens as bytes: those of one byte, and then the merges in order."""
+    byte_of = letters()
+    merges = gpt2_files[1].read_text(encoding="utf-8").split("\n")[1:-1]
+    words = [bytes(byte_of[c] for c in line.replace(" ", "")) for line in merges]
+    return [*(bytes([i]) for i in range(256)), *words]
+
+
+def write_lines(path, tokens):
+    lines = [f"{base64.b64encode(token).decode()} {i}" for i, token in enumerate(tokens)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_json(path, tokens):
+    entries = [
+        {"rank": i, "token_bytes": base64.b64encode(t).decode(), "token_str": None}
+        for i, t in enumerate(tokens)
+    ]
+    path.write_text(json.dumps(entries))
+    return path
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory, tokens):
+    return TikTokenizer(write_lines(tmp_path_factory.mktemp("t") / "r50k_base.tiktoken", tokens))
+
+
+@pytest.fixture(scope="module")
+def gpt2(gpt2_files):
+    return GPT2BPETokenizer(*gpt2_files)
+
+
+def texts_of(tokenizer, ids):
+    return [tokenizer.decode([i]) for i in ids]
+
+
+def test_words_are_cut_and_merged_as_by_gpt2(published, gpt2):
+    for text in adversarial_texts(["<|endoftext|>"]):
+        ids = published.encode(text)
+        assert texts_of(published, ids) == texts_of(gpt2, gpt2.encode(text))
+        assert published.decode(ids) == text
+
+
+@given(text=st.text(st.characters(max_codepoint=0x2FF)))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_cut_and_merged_as_by_gpt2(published, gpt2, text):
+    assert texts_of(published, published.encode(text)) == texts_of(gpt2, gpt2.encode(text))
+
+
+def test_a_published_name_brings_its_special_tokens(published):
+    assert published.special_ids == {"eos": 50256, "eod": 50256}
+    assert published.vocab_size == 50257
+    assert published.decode([published.eod]) == "<|endoftext|>"
+    assert 50256 not in published.encode("<|endoftext|>")
+    with pytest.raises(DataError, match="no token for pad.*--tiktoken-special-tokens names more"):
+        published.special("pad")
+
+
+@pytest.mark.parametrize("name", ["r50k_base", "cl100k_base", "o200k_base"])
+def test_published_encodings_are_those_of_the_library(name, tokens, tmp_path, monkeypatch):
+    from tiktoken_ext import openai_public
+
+    ranks = {token: i for i, token in enumerate(tokens)}
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: ranks)
+    monkeypatch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", lambda *_, **__: ranks)
+    said = getattr(openai_public, name)()
+    said.pop("explicit_n_vocab", None)
+    theirs = tiktoken.Encoding(**said)
+    ours = TikTokenizer(write_lines(tmp_path / f"{name}.tiktoken", tokens))
+    for text in adversarial_texts():
+        assert ours.encode(text) == theirs.encode_ordinary(text)
+    assert ours.eod == theirs.eot_token
+    assert ours.vocab_size == theirs.max_token_value + 1
+
+
+def test_special_tokens_of_another_file_follow_its_last_id(tokens, tmp_path):
+    file = write_lines(tmp_path / "own.tiktoken", tokens)
+    ours = TikTokenizer(file, pattern="cl100k", special_tokens=["<s>", "</s>", "<pad>"])
+    n = len(tokens)
+    assert ours.special_ids == {"bos": n, "eos": n + 1, "eod": n + 1, "pad": n + 2}
+    assert ours.vocab_size == n + 3
+
+
+@pytest.mark.parametrize("pattern", ["v1", "v2"])
+def test_a_json_file_has_its_special_tokens_first(tokens, tmp_path, pattern):
+    file = write_json(tmp_path / "v.json", tokens)
+    ours = TikTokenizer(file, pattern=pattern, vocab_size=270, num_special_tokens=10)
+    assert ours.special_ids == {"unk": 0, "bos": 1, "eos": 2, "eod": 2}
+    assert (ours.vocab_size, ours.encode("!")) == (270, [10 + ord("!")])
+    assert ours.vocabulary().tokens[:4] == ["<unk>", "<s>", "</s>", "<SPECIAL_3>"]
+    theirs = tiktoken.Encoding(
+        "x",
+        pat_str=PATTERNS[pattern],
+        mergeable_ranks={token: 10 + i for i, token in enumerate(tokens[:260])},
+        special_tokens={},
+    )
+    for text in adversarial_texts(["</s>"]):
+        assert ours.encode(text) == theirs.encode_ordinary(text)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "error", "message"),
+    [
+        ({"pattern": None}, ConfigError, "--tiktoken-pattern is missing, and v.json is not"),
+        ({"vocab_size": 500}, DataError, "has .* tokens, too few for --vocab-size 500 with 10"),
+        ({"num_special_tokens": 2}, ConfigError, "--tiktoken-num-special-tokens 2 must be at lea"),
+        ({"special_tokens": ["<s>"]}, ConfigError, "lacks <unk> </s>"),
+        ({"special_tokens": ["<s>", "<s>"]}, ConfigError, "name each once"),
+    ],
+)
+def test_wishes_that_do_not_fit_are_told(tokens, tmp_path, wishes, error, message):
+    file = write_json(tmp_path / "v.json", tokens)
+    said = {"pattern": "v1", "vocab_size": 270, "num_special_tokens": 10} | wishes
+    with pytest.raises(error, match=message):
+        TikTokenizer(file, **said)
+
+
+def test_wishes_for_json_files_are_refused_elsewhere(tokens, tmp_path):
+    file = write_lines(tmp_path / "own.tiktoken", tokens)
+    with pytest.raises(ConfigError, match="are for the .json files of TikTokenizer; own.tiktoken"):
+        TikTokenizer(file, pattern="v1", vocab_size=300)
+    with pytest.raises(ConfigError, match="--tiktoken-pattern is missing, and own.tiktoken is not"):
+        TikTokenizer(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("v.json", "{", "is not a JSON list of objects with rank"),
+        ("v.json", '[{"rank": 1, "token_bytes": "IQ=="}]', "is not a JSON list of objects with"),
+        ("v.json", '[{"rank": 0, "token_bytes": "?"}]', "is not a JSON list of objects with"),
+        ("v.json", "[1]", "is not a JSON list of objects with"),
+        ("v.json", "[]", "is not a JSON list of objects with"),
+        ("v.tiktoken", "IQ== 0\nIg==\n", "v.tiktoken, line 2: b'Ig==' is not a token in base64"),
+        ("v.tiktoken", "? 0\n", "v.tiktoken, line 1"),
+        ("v.tiktoken", "IQ== 0\nIg== 0\n", "does not hold one token and one id a line"),
+        ("v.tiktoken", "", "does not hold one token and one id a line"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        TikTokenizer(tmp_path / name, pattern="v1")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match="cannot read the file of TikTokenizer .*none: No such"):
+        TikTokenizer(tmp_path / "none", pattern="v1")
+
+
+def test_a_missing_library_is_named(tokens, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *arguments, **keywords):
+        if name == "tiktoken":
+            raise ImportError(name)
+        return real(name, *arguments, **keywords)
+
+    file = write_lines(tmp_path / "own.tiktoken", tokens)
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match="pip install tiktoken"):
+        TikTokenizer(file, pattern="v1")
+
+
+def test_half_of_a_surrogate_pair_is_an_error(published):
+    with pytest.raises(DataError, match="half of a surrogate pair"):
+        published.encode("a\ud83d")
