@@ -31,6 +31,10 @@ class CheckpointError(MegatronError):
     """A checkpoint is missing, incomplete, or of another network."""
 
 
+class NewerCheckpointError(CheckpointError):
+    """A newer version of this program wrote the checkpoint."""
+
+
 def raise_if_any(problems: Iterable[str]) -> None:
     """Raise one ConfigError that lists all `problems`; return when there are none."""
     if found := tuple(problems):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint.names import MANIFEST
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, NewerCheckpointError
 from megatron.version import CHECKPOINT_FORMAT
 
 
@@ -88,7 +88,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _require_known(written: int, file: Path) -> None:
     if written > CHECKPOINT_FORMAT:
-        raise CheckpointError(
+        raise NewerCheckpointError(
             f"{file} has format {written} and this version reads up to {CHECKPOINT_FORMAT}: update it"
         )
 

@@ -63,7 +63,9 @@ def parse_config(argv: Sequence[str], *, description: str = "") -> tuple[Config,
     Raises:
         ConfigError: a flag is unknown, refused, missing or malformed.
     """
-    parsed = parse_sections(with_file_flags(argv), SECTIONS, description=description, legacy=LEGACY)
+    parsed = parse_sections(
+        with_file_flags(argv, SECTIONS), SECTIONS, description=description, legacy=LEGACY
+    )
     return Config(**parsed.sections), parsed.notices
 
 
@@ -84,7 +86,7 @@ def parse_config_for_checkpoint(
         ConfigError: a flag is unknown, refused or malformed.
     """
     parsed = parse_sections(
-        with_file_flags(argv),
+        with_file_flags(argv, SECTIONS),
         {**SECTIONS, **extra},
         description=description,
         legacy=LEGACY,

@@ -1,28 +1,38 @@
 """Flags from a YAML file: `--config run.yaml` stands for the flags that the file lists."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.config.flags import value_in
+from megatron.config.flags import switch_words, value_in
 from megatron.errors import ConfigError
 
 
-def with_file_flags(argv: Sequence[str]) -> list[str]:
+def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[str]:
     """Return `argv` with the flags of its `--config` file put in front, so that later ones win.
+
+    Args:
+        sections: what the flags are those of.
 
     Raises:
         ConfigError: the file is missing, is not YAML, or holds something other than flags.
     """
     file = value_in(argv, "--config")
-    return [*(file_flags(Path(file)) if file else []), *argv]
+    return [*(file_flags(Path(file), switch_words(sections)) if file else []), *argv]
 
 
-def file_flags(file: Path) -> list[str]:
+def file_flags(
+    file: Path, switches: Mapping[str, tuple[list[str], list[str]]] | None = None
+) -> list[str]:
     """Return the command line that the YAML `file` stands for.
 
     Keys are flags without their dashes (underscores are fine), optionally under headings;
-    a list gives several values, `true` a flag without value, `false` and `null` nothing.
+    a list gives several values, `true` a flag without value, `false` and `null` nothing. A switch
+    that is on by default is turned off by `false`.
+
+    Args:
+        switches: what `true` and `false` stand for, by option; see switch_words. Other options
+            are left for the parser to refuse.
     """
     import yaml
 
@@ -34,22 +44,25 @@ def file_flags(file: Path) -> list[str]:
         raise ConfigError(f"--config {file} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config {file}: expected `flag: value` lines, found {content!r}")
-    return list(_words(content))
+    return list(_words(content, switches))
 
 
-def _words(content: dict[Any, Any]) -> Iterator[str]:
+def _words(
+    content: dict[Any, Any], switches: Mapping[str, tuple[list[str], list[str]]] | None
+) -> Iterator[str]:
     for key, value in content.items():
         option = "--" + str(key)
         if "_" in option and option not in _UNDERSCORED:
             option = option.replace("_", "-")
         if isinstance(value, dict):
-            yield from _words(value)
-        elif value is True:
-            yield option
+            yield from _words(value, switches)
+        elif value is True or value is False or value is None:
+            on, off = ([option], []) if switches is None else switches.get(option, ([option],) * 2)
+            yield from on if value else off
         elif isinstance(value, list):
             yield option
             yield from map(str, value)
-        elif value is not False and value is not None:
+        else:
             yield f"{option}={value}"
 
 

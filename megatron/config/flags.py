@@ -3,15 +3,16 @@
 import ast
 import difflib
 import inspect
+import math
 import textwrap
-from argparse import Action, ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, raise_if_any
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,22 @@ def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, 
         return options, keywords | {"choices": get_args(hint), "type": type(get_args(hint)[0])}
     if get_origin(hint) is list:
         return options, keywords | {"nargs": "+", "type": get_args(hint)[0]}
-    return options, keywords | {"type": hint}
+    return options, keywords | {"type": finite if hint is float else hint}
+
+
+def finite(text: str) -> float:
+    """Return the number that `text` says.
+
+    Raises:
+        ArgumentTypeError: it is none, or not finite.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ArgumentTypeError(f"{text!r} is not a finite number")
+    return number
 
 
 def field_docstrings(section: type) -> dict[str, str]:
@@ -135,6 +151,22 @@ def field_docstrings(section: type) -> dict[str, str]:
             ):
                 docs[name] = inspect.cleandoc(doc)
     return docs
+
+
+def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return, by option, the words that stand for "on" and for "off" in a file of flags.
+
+    A switch that is on by default can be named by its field: off is then its `--no-…` option.
+    """
+    words: dict[str, tuple[list[str], list[str]]] = {}
+    for section in sections.values():
+        hints = get_type_hints(section, include_extras=True)
+        for field in fields(section):
+            options, _ = argparse_form(field, hints[field.name])
+            words |= {option: ([option], []) for option in options}
+            if field.default is True:
+                words["--" + field.name.replace("_", "-")] = ([], options[:1])
+    return words
 
 
 def value_in(argv: Sequence[str], option: str) -> str | None:
@@ -153,9 +185,22 @@ class _Parser(ArgumentParser):
         raise ConfigError(message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        required = [action for action in self._actions if action.required]
+        for action in required:
+            # Told below, beside what may be a misspelling of it.
+            action.required = False
         said, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            raise ConfigError(*(self._unknown(word) for word in _flags_of(unknown)))
+        missing = [a.option_strings[0] for a in required if getattr(said, a.dest) is None]
+        raise_if_any(
+            [
+                *(self._unknown(word) for word in (_flags_of(unknown) if unknown else ())),
+                *(
+                    [f"the following arguments are required: {', '.join(missing)}"]
+                    if missing
+                    else []
+                ),
+            ]
+        )
         return said
 
     def _unknown(self, word: str) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -34,6 +35,9 @@ class Engine:
         self._groups = groups
         if engine.optimizer is engine.basic_optimizer:
             engine.clip_fp32_gradients = self._clip_gradients
+            if engine.gradient_clipping() == 0:
+                # DeepSpeed asks for the norm only when there is a limit.
+                engine._config.gradient_clipping = math.inf
             if groups.data.size() == 1:
                 # One replica has nothing to reduce; DeepSpeed would still copy every gradient
                 # into a buffer and back.

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ def pipeline_module(
 
     Communication: creates process groups; every rank must call this, in step.
     """
+    _require_match(steps, partition_method)
     # DeepSpeed prints the partition to stdout; ours is a line of the log.
     with contextlib.redirect_stdout(io.StringIO()):
         module = PipelineModule(
@@ -49,6 +51,18 @@ def pipeline_module(
         )
     _require_work(steps, module.parts, partition_method)
     return module
+
+
+def _require_match(steps: Sequence[Step], method: str) -> None:
+    """Refuse a pattern that no layer's name matches; DeepSpeed looks case-insensitively."""
+    if not method.startswith("type:"):
+        return
+    pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
+    names = [step.cls.__name__ for step in steps if isinstance(step, Layer)]
+    if not any(map(pattern.search, names)):
+        raise ConfigError(
+            f"--pp-partition-method {method} matches no layer; there are {', '.join(sorted(set(names)))}"
+        )
 
 
 def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.batch_plan import BatchPlan
 from megatron.plan.parallel_plan import ParallelPlan
 from megatron.plan.precision_plan import PrecisionPlan
@@ -43,7 +43,32 @@ def read_ds_config(file: str | None) -> dict[str, Any]:
         raise ConfigError(f"--deepspeed_config {file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--deepspeed_config {file}: expected an object at the top")
+    raise_if_any(_type_problems(content, file))
     return content
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "train_micro_batch_size_per_gpu": (int,),
+    "train_batch_size": (int,),
+    "gradient_accumulation_steps": (int,),
+    "gradient_clipping": (int, float),
+    "fp16": (dict,),
+    "fp16.enabled": (bool,),
+    "bf16": (dict,),
+    "bf16.enabled": (bool,),
+    "zero_optimization": (dict,),
+    "zero_optimization.stage": (int,),
+}
+"""What the keys that flags own are, and the objects that hold them."""
+
+
+def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
+    for key, types in _TYPES.items():
+        value = value_at(content, key, _ABSENT)
+        # A bool is an int to Python, and no number to a reader.
+        if value is not _ABSENT and type(value) not in types:
+            wanted = " or ".join(kind.__name__ for kind in types).replace("dict", "object")
+            yield f"--deepspeed_config {file}: {key} is {json.dumps(value)}, expected {wanted}"
 
 
 def value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:

@@ -69,6 +69,8 @@ def parallel_problems(
 
 def _partition_problems(method: str) -> Iterator[str]:
     if method.startswith("type:"):
+        if ":" in method.removeprefix("type:"):
+            yield f"--pp-partition-method {method}: DeepSpeed takes no second colon"
         try:
             re.compile(method.removeprefix("type:"))
         except re.error as error:

@@ -80,18 +80,24 @@ def training_problems(training: TrainingConfig, schedule: ScheduleConfig) -> Ite
     ):
         if length is not None and length < 1:
             yield f"{flag} {length} must be at least 1"
+    for flag, warmup in (
+        ("--lr-warmup-iters", schedule.lr_warmup_iters),
+        ("--lr-warmup-samples", schedule.lr_warmup_samples),
+    ):
+        if warmup < 0:
+            yield f"{flag} {warmup} must be at least 0"
     if training.seed < 1:
         yield f"--seed {training.seed} must be at least 1"
     by_iters = training.train_iters is not None
     run, wrong = ("--train-iters", "samples") if by_iters else ("--train-samples", "iters")
-    decay, warmup = (
+    decay, other_warmup = (
         (schedule.lr_decay_samples, schedule.lr_warmup_samples)
         if by_iters
         else (schedule.lr_decay_iters, schedule.lr_warmup_iters)
     )
     if decay is not None:
         yield f"--lr-decay-{wrong} does not go with {run}: count both in the same unit"
-    if warmup:
+    if other_warmup:
         yield f"--lr-warmup-{wrong} does not go with {run}: count both in the same unit"
     if by_iters and training.rampup_batch_size is not None:
         yield "--rampup-batch-size is counted in samples: give --train-samples instead of --train-iters"

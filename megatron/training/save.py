@@ -23,7 +23,7 @@ from megatron.checkpoint.names import published_tags, staging_tag_of
 from megatron.checkpoint.publish import clear_staging, publish
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, NewerCheckpointError
 from megatron.parallel.sharding import shard_of
 from megatron.plan.plan import Plan
 from megatron.training.loop import StepResult
@@ -119,6 +119,9 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> None:
         folder = directory / tag
         try:
             manifest = _verified_manifest(folder)
+        except NewerCheckpointError:
+            # Going on from an older one would replace what the newer program has done.
+            raise
         except CheckpointError as error:
             log.warning("%s is passed over: %s", folder, error)
             continue

@@ -65,7 +65,7 @@ def test_the_command_line_wins_over_the_file_wherever_it_is_named(write, place):
 
 
 def test_without_a_file_the_words_are_those_of_the_command_line():
-    assert with_file_flags(["--lr", "1"]) == ["--lr", "1"]
+    assert with_file_flags(["--lr", "1"], {}) == ["--lr", "1"]
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_the_last_word_wins():
         ("", "the following arguments are required: --num-things"),
         ("--num-things x", "argument --num-things: invalid int value: 'x'"),
         ("--num-things 2.5", "argument --num-things: invalid int value: '2.5'"),
-        ("--num-things 3 --rate fast", "argument --rate: invalid float value: 'fast'"),
+        ("--num-things 3 --rate fast", "argument --rate: 'fast' is not a finite number"),
         ("--num-things 3 --style oval", "argument --style: invalid choice: 'oval'"),
         ("--num-things 3 --sizes", "argument --sizes: expected at least one argument"),
         ("--num-things 3 --fast=True", "argument --fast: ignored explicit argument 'True'"),
