@@ -9,13 +9,38 @@ class DataConfig:
     """The data, as the user asked for it."""
 
     data_path: list[str] | None = None
-    """Prefix of a .bin/.idx pair made by tools/preprocess_data.py."""
+    """Prefix of a .bin/.idx pair made by tools/preprocess_data.py, or weights and prefixes by turns
+    to blend several: 0.3 first 0.7 second."""
 
-    split: str = "969, 30, 1"
-    """Proportions of documents for training, validation and test."""
+    split: str | None = None
+    """Proportions of the documents of --data-path for training, validation and test; 969, 30, 1
+    when not said."""
 
-    data_impl: Literal["mmap", "infer"] = "infer"
-    """Format of the token files."""
+    train_weighted_split_paths: list[str] | None = None
+    """Training data instead of --data-path, one word: 'NAME: WEIGHT START:END PREFIX, ...', where
+    START and END are fractions of the documents."""
+
+    valid_weighted_split_paths: list[str] | None = None
+    """Validation data of the same form; each of several is evaluated apart, under its NAME."""
+
+    test_weighted_split_paths: list[str] | None = None
+    """Test data of the same form; each of several is evaluated apart, under its NAME."""
+
+    train_weighted_split_paths_path: str | None = None
+    """File with the value of --train-weighted-split-paths, in double quotes."""
+
+    valid_weighted_split_paths_path: str | None = None
+    """File with the values of --valid-weighted-split-paths, each in double quotes."""
+
+    test_weighted_split_paths_path: str | None = None
+    """File with the values of --test-weighted-split-paths, each in double quotes."""
+
+    dataloader_type: Literal["single", "cyclic"] = "single"
+    """Order of the samples: single goes through them once, cyclic through a new permutation of them
+    as often as is needed."""
+
+    data_impl: Literal["lazy", "cached", "mmap", "infer"] = "infer"
+    """Format of the token files; infer looks at each."""
 
     data_cache_path: str | None = None
     """Directory for the index maps; beside the token files when not said."""

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.data.index_cache import cached_sample_index
+from megatron.data.index_cache import cached_sample_index, cached_sizes
 from megatron.data.indexed_dataset import IndexedDataset
+from megatron.data.origin import Origin, Piece
 from megatron.data.sample_index import plan_epochs
-from megatron.data.splits import split_ranges
 from megatron.errors import DataError
 
 
@@ -21,7 +21,7 @@ class GPTDataset:
         dataset: the corpus.
         documents: the part of the corpus to use, numbers of its sequences.
         num_samples: how many are wanted; the documents repeat until there are at least as many.
-        cache_directory: where the sample index is kept; see `cached_sample_index`.
+        cache_directory: where the sample index is kept; see `cached_maps`.
 
     Raises:
         DataError: `documents` hold less than one sample, or the corpus is damaged.
@@ -41,7 +41,7 @@ class GPTDataset:
     ):
         self.dataset = dataset
         self.seq_length = seq_length
-        num_tokens = int(dataset.sizes[documents.start : documents.stop].sum(dtype=np.int64))
+        num_tokens = cached_sizes(dataset, documents, directory=cache_directory).num_tokens
         if num_tokens <= seq_length:
             raise DataError(
                 f"{dataset.prefix}: documents {documents.start} to {documents.stop} hold "
@@ -62,58 +62,37 @@ class GPTDataset:
         return len(self.index.sample_order)
 
     def __getitem__(self, i: int) -> NDArray:
-        j = int(self.index.sample_order[i])
-        (first, offset), (last, end) = self.index.sample_starts[j : j + 2].tolist()
-        documents = self.index.document_order[first : last + 1]
-        starts = self.dataset.pointers[documents] // self.dataset.dtype.itemsize
-        stops = starts + self.dataset.sizes[documents]
-        stops[-1] = starts[-1] + end + 1
-        starts[0] += offset
         tokens = self.dataset.tokens
+        _, starts, stops = self._pieces(i)
+        pieces = [tokens[start:stop] for start, stop in zip(starts, stops, strict=True)]
         sample = np.empty(self.seq_length + 1, np.int64)
-        filled = 0
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            sample[filled : filled + stop - start] = tokens[start:stop]
-            filled += stop - start
+        np.concatenate(pieces, out=sample, casting="unsafe")
         return sample
 
-
-def build_splits(
-    prefix: str | Path,
-    *,
-    split: str,
-    num_samples: tuple[int, int, int],
-    seq_length: int,
-    seed: int,
-    cache_directory: str | Path | None = None,
-) -> tuple[GPTDataset | None, GPTDataset | None, GPTDataset | None]:
-    """Return the training, validation and test datasets of one corpus.
-
-    One is None where no sample is wanted, or where `split` leaves it without documents.
-
-    Args:
-        split: proportions of the documents; see `split_ranges`.
-        num_samples: wanted for training, validation and test.
-
-    Raises:
-        DataError: the corpus is empty or damaged, or a part of it holds less than one sample.
-        ConfigError: `split` is not proportions.
-    """
-    dataset = IndexedDataset(prefix)
-    if not len(dataset):
-        raise DataError(f"{prefix} has no documents: 0 tokens, one sample needs {seq_length + 1}")
-
-    def part(documents: range, wanted: int) -> GPTDataset | None:
-        if not wanted or not documents:
-            return None
-        return GPTDataset(
-            dataset,
-            documents,
-            num_samples=wanted,
-            seq_length=seq_length,
-            seed=seed,
-            cache_directory=cache_directory,
+    def origin(self, i: int) -> Origin:
+        """Return where the tokens of sample i are on disk."""
+        documents, starts, stops = self._pieces(i)
+        first_tokens = self.dataset.token_starts(documents).tolist()
+        pieces = zip(documents.tolist(), first_tokens, starts, stops, strict=True)
+        return Origin(
+            self.dataset.prefix,
+            i,
+            tuple(
+                Piece(document, start - first, stop - first)
+                for document, first, start, stop in pieces
+                if start < stop
+            ),
         )
 
-    train, valid, test = split_ranges(split, len(dataset))
-    return part(train, num_samples[0]), part(valid, num_samples[1]), part(test, num_samples[2])
+    def _pieces(self, i: int) -> tuple[NDArray, list[int], list[int]]:
+        """Return documents, and the tokens of the file from which to which each is in sample i."""
+        dataset, index = self.dataset, self.index
+        j = int(index.sample_order[i])
+        (first, offset), (last, end) = index.sample_starts[j : j + 2].tolist()
+        documents = index.document_order[first : last + 1]
+        first_tokens = dataset.token_starts(documents)
+        starts = first_tokens.tolist()
+        stops = (first_tokens + dataset.sizes[documents]).tolist()
+        stops[-1] = starts[-1] + end + 1
+        starts[0] += offset
+        return documents, starts, stops

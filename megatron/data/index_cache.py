@@ -1,14 +1,18 @@
-"""Sample indexes kept on disk, so that each is built once and its pages are shared by all ranks.
+"""Index maps kept on disk, so that each is built once and its pages are shared by all ranks.
 
 The name of a file says everything its content depends on. Files appear whole, by a rename, so
 any rank may build or read at any time: nobody waits, and two builders write the same bytes.
 """
 
 import hashlib
+import json
 import logging
 import time
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +27,15 @@ log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 """Part of every name; raised whenever the same wishes would give other maps."""
 
-_MAPS = tuple(field.name for field in fields(SampleIndex))
+_CHUNK = 1 << 20  # sizes looked at in one go
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What an index map needs to know of the sizes of documents before it is built."""
+
+    num_tokens: int
+    digest: str
 
 
 def cached_sample_index(
@@ -38,66 +50,135 @@ def cached_sample_index(
     """Return the sample index from the cache; build it, and put it there, if it is missing.
 
     Args:
-        directory: where the cache is; when not said, PREFIX-index-cache beside the data, or
-            below the home directory where that cannot be written.
+        directory: where the cache is; see `cached_maps`.
 
     Raises:
         DataError: the index of `dataset` is damaged, or `directory` cannot be written.
     """
-    key = _key(dataset.sizes[documents.start : documents.stop], documents, epochs, seq_length, seed)
-    places = [Path(directory)] if directory else _default_places(dataset.prefix)
-    shapes = _shapes(documents, epochs)
-    for place in places:
-        found = _read(place, key, shapes)
-        if found:
-            return found
-    started_at = time.monotonic()
-    dataset.verify()
-    index = build_sample_index(dataset.sizes, documents, epochs, seq_length=seq_length, seed=seed)
-    log.info(
-        f"built the sample index of {dataset.prefix}: {len(documents)} documents, "
-        f"{epochs.num_epochs} epochs, {epochs.num_samples} samples, "
-        f"{time.monotonic() - started_at:.1f} s"
+
+    def build() -> dict[str, NDArray]:
+        started_at = time.monotonic()
+        dataset.verify()
+        index = build_sample_index(
+            dataset.sizes, documents, epochs, seq_length=seq_length, seed=seed
+        )
+        log.info(
+            f"built the sample index of {dataset.prefix}: {len(documents)} documents, "
+            f"{epochs.num_epochs} epochs, {epochs.num_samples} samples, "
+            f"{time.monotonic() - started_at:.1f} s"
+        )
+        return dict(vars(index))
+
+    # The documents' sizes, not their path or date: a copied corpus keeps its index.
+    sizes = cached_sizes(dataset, documents, directory=directory)
+    maps = cached_maps(
+        f"{documents} {epochs} {seq_length} {seed} {sizes.digest}",
+        {
+            "document_order": (epochs.num_epochs * len(documents),),
+            "sample_starts": (epochs.num_samples + 1, 2),
+            "sample_order": (epochs.num_samples,),
+        },
+        build,
+        prefix=dataset.prefix,
+        directory=directory,
     )
+    return SampleIndex(**maps)
+
+
+def cached_maps(
+    wishes: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    build: Callable[[], dict[str, NDArray]],
+    *,
+    prefix: str,
+    directory: str | Path | None,
+) -> dict[str, NDArray]:
+    """Return arrays of integers from the cache; build them, and put them there, if one is missing.
+
+    Args:
+        wishes: everything that the content of the arrays depends on.
+        shapes: of the arrays, by name.
+        directory: where the cache is; when not said, PREFIX-index-cache beside the data, or
+            below the home directory where that cannot be written.
+
+    Raises:
+        DataError: `directory` cannot be written.
+    """
+    key = _hash(wishes)
+    places = _places(prefix, directory)
+    for place in places:
+        if found := _read(place, key, shapes):
+            return found
+    maps = build()
     problems = []
     for place in places:
         try:
-            _write(place, key, index)
+            for name, values in maps.items():
+                _write(_path(place, key, name), partial(np.save, arr=values, allow_pickle=False))
         except OSError as error:
             problems.append(f"cannot write the index cache {place}: {error.strerror or error}")
         else:
-            return _read(place, key, shapes) or index
+            return _read(place, key, shapes) or maps
     if directory:
         raise DataError("; ".join(problems))
-    log.warning("%s; the sample index stays in memory", "; ".join(problems))
-    return index
+    log.warning("%s; the index maps stay in memory", "; ".join(problems))
+    return maps
 
 
-def _default_places(prefix: str) -> list[Path]:
+def cached_sizes(
+    dataset: IndexedDataset, documents: range, *, directory: str | Path | None = None
+) -> Sizes:
+    """Return the sum and the hash of the sizes of `documents`.
+
+    Reading all sizes of a large corpus takes longer than anything else that a cached index needs.
+    So both are kept, under a name that changes with the file: its path, length, date and inode.
+    """
+    file = Path(dataset.prefix + ".idx").resolve()
+    stat = file.stat()
+    key = _hash(f"{file} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino} {documents}")
+    places = [place / f"{key}-sizes.json" for place in _places(dataset.prefix, directory)]
+    for path in places:
+        try:
+            return Sizes(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            continue  # never kept, or damaged
+    sizes = _measure(dataset.sizes[documents.start : documents.stop])
+    content = json.dumps(asdict(sizes)).encode()
+    for path in places:
+        try:
+            _write(path, lambda file: file.write(content))
+        except OSError:
+            continue  # the maps that follow say why
+        break
+    return sizes
+
+
+def _measure(sizes: NDArray) -> Sizes:
+    digest, num_tokens = hashlib.blake2b(digest_size=16), 0
+    for first in range(0, len(sizes), _CHUNK):
+        chunk = np.ascontiguousarray(sizes[first : first + _CHUNK], dtype="<i4")
+        digest.update(chunk.data)
+        num_tokens += int(chunk.sum(dtype=np.int64))
+    return Sizes(num_tokens, digest.hexdigest())
+
+
+def _hash(wishes: str) -> str:
+    return hashlib.blake2b(f"{FORMAT_VERSION} {wishes}".encode(), digest_size=16).hexdigest()
+
+
+def _places(prefix: str, directory: str | Path | None) -> list[Path]:
+    if directory:
+        return [Path(directory)]
     return [Path(f"{prefix}-index-cache"), Path.home() / ".cache" / "megatron" / "index-cache"]
-
-
-def _key(sizes: NDArray, documents: range, epochs: Epochs, seq_length: int, seed: int) -> str:
-    """Hash the documents' sizes, not their path or date: a copied corpus keeps its index."""
-    wishes = f"{FORMAT_VERSION} {documents} {epochs} {seq_length} {seed}"
-    digest = hashlib.blake2b(wishes.encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(sizes, dtype="<i4").data)
-    return digest.hexdigest()
-
-
-def _shapes(documents: range, epochs: Epochs) -> dict[str, tuple[int, ...]]:
-    return {
-        "document_order": (epochs.num_epochs * len(documents),),
-        "sample_starts": (epochs.num_samples + 1, 2),
-        "sample_order": (epochs.num_samples,),
-    }
 
 
 def _path(place: Path, key: str, name: str) -> Path:
     return place / f"{key}-{name}.npy"
 
 
-def _read(place: Path, key: str, shapes: dict[str, tuple[int, ...]]) -> SampleIndex | None:
+def _read(
+    place: Path, key: str, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, NDArray] | None:
     """Map the files; None when one is missing or damaged."""
     maps = {}
     for name, shape in shapes.items():
@@ -113,17 +194,15 @@ def _read(place: Path, key: str, shapes: dict[str, tuple[int, ...]]) -> SampleIn
             log.warning("%s has shape %s, expected %s; it is built again", path, found.shape, shape)
             return None
         maps[name] = np.asarray(found)
-    return SampleIndex(**maps)
+    return maps
 
 
-def _write(place: Path, key: str, index: SampleIndex) -> None:
-    place.mkdir(parents=True, exist_ok=True)
-    for name in _MAPS:
-        path = _path(place, key, name)
-        temporary = temporary_beside(path)
-        try:
-            with temporary.open("wb") as file:
-                np.save(file, getattr(index, name), allow_pickle=False)
-            publish(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = temporary_beside(path)
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+        publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

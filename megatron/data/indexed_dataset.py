@@ -86,6 +86,10 @@ class IndexedDataset:
         start = self._start(i) + offset
         return self.tokens[start : start + length]
 
+    def token_starts(self, sequences: NDArray) -> NDArray:
+        """Return where `sequences` start in `tokens`. Shapes: [n] -> [n] int64."""
+        return self.pointers[sequences] // self.dtype.itemsize
+
     def verify(self) -> None:
         """Check that sequences and documents follow one another without gap or overlap.
 

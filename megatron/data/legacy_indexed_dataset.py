@@ -49,6 +49,10 @@ class LegacyIndexedDataset(IndexedDataset):
         """Byte at which each sequence starts; computed anew at every use."""
         return self._offsets[:-1] * self.dtype.itemsize
 
+    def token_starts(self, sequences: NDArray) -> NDArray:
+        """Return where `sequences` start in `tokens`. Shapes: [n] -> [n] int64."""
+        return self._offsets[sequences]
+
     def _start(self, i: int) -> int:
         return int(self._offsets[i])
 

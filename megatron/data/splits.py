@@ -33,6 +33,15 @@ def split_ranges(split: str, size: int) -> tuple[range, range, range]:
     return range(train), range(train, valid), range(valid, test)
 
 
+def document_range(start: float, end: float, size: int) -> range:
+    """Return the part of range(size) between two fractions of it, each rounded.
+
+    >>> document_range(0.95, 1.0, 1001)
+    range(951, 1001)
+    """
+    return range(round(start * size), round(end * size))
+
+
 def _weights(split: str) -> list[float]:
     separator = "," if "," in split else "/"
     try:

@@ -9,6 +9,7 @@ from typing import Any
 from megatron.config.config import Config
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.batch_plan import BatchPlan, batch_problems, plan_batch
+from megatron.plan.data_plan import DataPlan, data_problems, plan_data
 from megatron.plan.ds_config import (
     Twin,
     ds_config_problems,
@@ -23,12 +24,10 @@ from megatron.plan.parallel_plan import ParallelPlan, parallel_problems, plan_pa
 from megatron.plan.precision_plan import PrecisionPlan, plan_precision, precision_problems
 from megatron.plan.run_plan import (
     CheckpointPlan,
-    DataPlan,
     EvaluationPlan,
     LoggingPlan,
     OptimizerPlan,
     plan_checkpoint,
-    plan_data,
     plan_evaluation,
     plan_logging,
     plan_optimizer,
@@ -136,6 +135,7 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
         zero_stage=_asked_zero_stage(config, user),
     )
     yield from precision_problems(config.precision, device=device)
+    yield from data_problems(config.data)
     yield from run_problems(config)
     if parallel.distributed_backend == "nccl" and device == "cpu":
         yield (

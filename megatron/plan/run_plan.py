@@ -1,4 +1,4 @@
-"""What surrounds the training steps, decided: data, evaluation, checkpoints, optimizer, logs."""
+"""What surrounds the training steps, decided: evaluation, checkpoints, optimizer, logs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.config import Config
 from megatron.config.optimizer import OptimizerConfig
-from megatron.plan.schedule_plan import TrainingPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,18 +19,6 @@ class OptimizerPlan:
     beta2: float
     eps: float
     momentum: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataPlan:
-    """Which tokens, and how many samples of each split the run takes."""
-
-    prefix: str
-    split: str
-    cache_path: str  # "": beside the token files
-    train_samples: int
-    valid_samples: int
-    test_samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,23 +66,6 @@ def plan_optimizer(optimizer: OptimizerConfig) -> OptimizerPlan:
     )
 
 
-def plan_data(config: Config, training: TrainingPlan, global_batch_size: int) -> DataPlan:
-    """Return the decided data.
-
-    Validation gets its share for every evaluation during and after training, the test set for one.
-    """
-    iters = config.evaluation.eval_iters
-    evaluations = training.train_iters // config.evaluation.eval_interval + 1
-    return DataPlan(
-        prefix=(config.data.data_path or [""])[0],
-        split=config.data.split,
-        cache_path=config.data.data_cache_path or "",
-        train_samples=training.train_samples,
-        valid_samples=evaluations * iters * global_batch_size,
-        test_samples=iters * global_batch_size,
-    )
-
-
 def plan_evaluation(config: Config) -> EvaluationPlan:
     """Return when and how long to evaluate."""
     return EvaluationPlan(
@@ -130,11 +100,6 @@ def plan_logging(config: Config) -> LoggingPlan:
 
 def run_problems(config: Config) -> Iterator[str]:
     """Yield every reason why the run cannot be surrounded as asked."""
-    paths = config.data.data_path or []
-    if not paths:
-        yield "--data-path is missing: the prefix of a .bin/.idx pair of tools/preprocess_data.py"
-    if len(paths) > 1:
-        yield f"--data-path takes one prefix; {len(paths)} values were given"
     for flag, value, least in (
         ("--log-interval", config.logging.log_interval, 1),
         ("--tensorboard-log-interval", config.logging.tensorboard_log_interval, 1),
@@ -143,6 +108,8 @@ def run_problems(config: Config) -> Iterator[str]:
         ("--save-interval", config.checkpoint.save_interval, 1),
         ("--clip-grad", config.optimizer.clip_grad, 0),
         ("--weight-decay", config.optimizer.weight_decay, 0),
+        ("--adam-eps", config.optimizer.adam_eps, 0),
+        ("--sgd-momentum", config.optimizer.sgd_momentum, 0),
     ):
         if value is not None and value < least:
             yield f"{flag} {value} must be at least {least}"

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron.engine.engine import Engine
@@ -19,9 +19,10 @@ Batches = Callable[[int], Iterator[Any]]
 
 
 class Evaluation:
-    """Evaluates on the validation set every --eval-interval iterations. For all ranks.
+    """Evaluates on each validation set every --eval-interval iterations. For all ranks.
 
     Args:
+        valid: validation sets by name.
         journal: rank 0's, None elsewhere.
         tensorboard: rank 0's, None elsewhere.
     """
@@ -29,7 +30,7 @@ class Evaluation:
     def __init__(
         self,
         engine: Engine,
-        valid: Batches,
+        valid: Mapping[str, Batches],
         plan: Plan,
         *,
         journal: Journal | None,
@@ -46,15 +47,22 @@ class Evaluation:
         if state.iteration % self._plan.evaluation.interval == 0:
             self.validate(state, f"iteration {state.iteration}")
 
-    def validate(self, state: TrainState, when: str) -> float:
-        """Return the loss on the next samples of the validation set, after telling it."""
-        loss = self._run("valid", self._valid(state.valid_samples), state, when)
+    def validate(self, state: TrainState, when: str) -> dict[str, float]:
+        """Return the loss on the next samples of each validation set, after telling it."""
+        losses = {
+            name: self._run(name, batches(state.valid_samples), state, when)
+            for name, batches in self._valid.items()
+        }
+        # Counted once: all sets are read in step, from the same position.
         state.valid_samples += self._plan.evaluation.iters * self._plan.batch.global_batch_size
-        return loss
+        return losses
 
-    def test(self, batches: Iterator[Any], state: TrainState) -> float:
-        """Return the loss on the test set, after telling it."""
-        return self._run("test", batches, state, "the end of training for test data")
+    def test(self, sets: Mapping[str, Batches], state: TrainState) -> dict[str, float]:
+        """Return the loss on the first samples of each test set, after telling it."""
+        return {
+            name: self._run(name, batches(0), state, "the end of training for test data")
+            for name, batches in sets.items()
+        }
 
     def _run(self, name: str, batches: Iterator[Any], state: TrainState, when: str) -> float:
         batch = self._plan.batch

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -21,7 +21,7 @@ from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.training import setup
 from megatron.training.environment import Launch
-from megatron.training.evaluate import Evaluation
+from megatron.training.evaluate import Batches, Evaluation
 from megatron.training.journal import Journal
 from megatron.training.loop import Hook, Schedule, train
 from megatron.training.report import Report
@@ -58,7 +58,7 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
     _tell(decided, notices)
     groups = setup.build_process_groups(decided)
-    sets = setup.build_datasets(decided)
+    sets = setup.read_datasets(decided)
     _say_when("after dataloaders are built")
     engine = setup.build_gpt_engine(decided, groups)
     _say_when("after model, optimizer, and learning rate scheduler are built")
@@ -67,7 +67,6 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
     warn_of_others(decided)
     if decided.checkpoint.load:
         resume(engine, decided, state)
-    train_set, valid_set, test_set = sets
     batches = partial(
         setup.batches_of,
         plan=decided,
@@ -77,9 +76,9 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
     )
     run = _Run(engine, decided, config, groups, state)
     run.train(
-        batches(train_set, consumed_samples=state.samples),
-        valid_set and partial(batches, valid_set),
-        test_set and batches(test_set, consumed_samples=0),
+        batches(sets.train, consumed_samples=state.samples),
+        {name: partial(batches, dataset) for name, dataset in sets.valid.items()},
+        {name: partial(batches, dataset) for name, dataset in sets.test.items()},
     )
 
 
@@ -101,11 +100,18 @@ class _Run:
         self.report = Report(plan, self.journal) if speaks else None
         self.checkpoints = Checkpoints(engine, plan, config) if saves else None
 
-    def train(self, batches: Iterator[Any], valid_batches: Any, test_batches: Any) -> None:
-        """Train to the end or to the reason to stop; then evaluate and save."""
+    def train(
+        self, batches: Iterator[Any], valid: Mapping[str, Batches], test: Mapping[str, Batches]
+    ) -> None:
+        """Train to the end or to the reason to stop; then evaluate and save.
+
+        Args:
+            valid: validation sets by name.
+            test: test sets by name.
+        """
         evaluation = Evaluation(
             self.engine,
-            valid_batches,
+            valid,
             self.plan,
             journal=self.journal,
             tensorboard=self.tensorboard,
@@ -113,7 +119,7 @@ class _Run:
         hooks: list[Hook | None] = [
             self.report,
             self.tensorboard,
-            evaluation if valid_batches else None,
+            evaluation if valid else None,
             self.checkpoints,
         ]
         plan, state = self.plan, self.state
@@ -131,12 +137,12 @@ class _Run:
             stop=Stop(plan.training, started_from=state.iteration),
         )
         _say_when("after training is done")
-        if state.iteration >= plan.training.train_iters and valid_batches:
+        if state.iteration >= plan.training.train_iters and valid:
             evaluation.validate(state, "the end of training for val data")
         if self.checkpoints:
             self.checkpoints.save(state)
-        if state.iteration >= plan.training.train_iters and test_batches:
-            evaluation.test(test_batches, state)
+        if state.iteration >= plan.training.train_iters:
+            evaluation.test(test, state)
         if self.tensorboard:
             self.tensorboard.close()
         log.info(reason)

@@ -9,12 +9,11 @@ import torch
 import torch.distributed as dist
 
 from megatron.config.config import Config
-from megatron.data.gpt_dataset import GPTDataset, build_splits
+from megatron.data.datasets import Datasets, build_datasets
 from megatron.data.samplers import SampleSource
 from megatron.engine import distributed
 from megatron.engine.engine import Engine, build_engine
 from megatron.engine.recompute import start_streams
-from megatron.errors import DataError
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.model.loss import next_token_loss
@@ -75,9 +74,7 @@ def build_gpt_engine(plan: Plan, groups: Groups) -> Engine:
     )
 
 
-def build_datasets(
-    plan: Plan,
-) -> tuple[GPTDataset, GPTDataset | None, GPTDataset | None]:
+def read_datasets(plan: Plan) -> Datasets:
     """Return the training, validation and test sets.
 
     Raises:
@@ -85,31 +82,15 @@ def build_datasets(
 
     Communication: rank 0 builds the index maps first, the others read them where they can.
     """
-    data = plan.data
     build = partial(
-        build_splits,
-        data.prefix,
-        split=data.split,
-        num_samples=(data.train_samples, data.valid_samples, data.test_samples),
-        seq_length=plan.model.seq_length,
-        seed=plan.training.seed,
-        cache_directory=data.cache_path or None,
+        build_datasets, plan.data, seq_length=plan.model.seq_length, seed=plan.training.seed
     )
     if dist.get_rank() == 0:
         sets = build()
     dist.barrier()
     if dist.get_rank() != 0:
         sets = build()
-    train, valid, test = sets
-    if train is None:
-        raise DataError(f"--split {data.split} leaves no document of {data.prefix} for training")
-    for flag, found, wanted in (
-        ("validation", valid, data.valid_samples),
-        ("test", test, data.test_samples),
-    ):
-        if wanted and found is None:
-            log.info("--split %s leaves no documents for %s: it is left out", data.split, flag)
-    return train, valid, test
+    return sets
 
 
 def batches_of(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.data.gpt_dataset import GPTDataset, build_splits
+from megatron.data.gpt_dataset import GPTDataset
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.errors import DataError
 
@@ -65,41 +65,12 @@ def test_a_corpus_shorter_than_a_sample_is_refused_with_its_tokens(tmp_path):
         GPTDataset(source, range(2), num_samples=1, seq_length=10, seed=1)
 
 
-def test_splits_use_documents_of_their_own(tmp_path):
-    corpus(tmp_path / "c", [10] * 100)
-    train, valid, test = build_splits(
-        tmp_path / "c", split="80,15,5", num_samples=(30, 5, 2), seq_length=8, seed=1
-    )
-    seen = [
-        {int(token) // 10 for i in range(len(part)) for token in part[i]}
-        for part in (train, valid, test)
-    ]
-    assert seen[0] <= set(range(80))
-    assert seen[1] <= set(range(80, 95))
-    assert seen[2] <= set(range(95, 100))
-
-
-def test_a_split_without_documents_or_wishes_is_none(tmp_path):
-    corpus(tmp_path / "c", [10] * 10)
-    parts = build_splits(tmp_path / "c", split="1,0,1", num_samples=(3, 5, 0), seq_length=8, seed=1)
-    assert [part is None for part in parts] == [False, True, True]
-
-
-def test_an_empty_corpus_is_refused(tmp_path):
-    corpus(tmp_path / "c", [])
-    with pytest.raises(DataError, match="has no documents: 0 tokens, one sample needs 9"):
-        build_splits(tmp_path / "c", split="1", num_samples=(1, 0, 0), seq_length=8, seed=1)
-
-
-def test_the_cache_goes_where_it_is_told(tmp_path):
-    corpus(tmp_path / "c", [10] * 10)
-    build_splits(
-        tmp_path / "c",
-        split="1",
-        num_samples=(1, 0, 0),
-        seq_length=8,
-        seed=1,
-        cache_directory=tmp_path / "cache",
-    )
-    assert len(list((tmp_path / "cache").iterdir())) == 3
-    assert not (tmp_path / "c-index-cache").exists()
+def test_the_origin_of_a_sample_is_where_its_tokens_are(tmp_path):
+    source = corpus(tmp_path / "c", [7, 0, 4, 30, 2, 18])
+    dataset = GPTDataset(source, range(1, 6), num_samples=20, seq_length=5, seed=1)
+    for i in range(len(dataset)):
+        origin = dataset.origin(i)
+        tokens = [source[piece.document][piece.start : piece.stop] for piece in origin.pieces]
+        assert np.concatenate(tokens).tolist() == dataset[i].tolist()
+        assert (origin.prefix, origin.sample) == (str(tmp_path / "c"), i)
+        assert all(piece.start < piece.stop for piece in origin.pieces)

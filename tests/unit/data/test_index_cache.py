@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from megatron.data import index_cache
-from megatron.data.index_cache import cached_sample_index
+from megatron.data.index_cache import cached_sample_index, cached_sizes
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.sample_index import plan_epochs
 from megatron.errors import DataError
@@ -64,7 +64,7 @@ def test_an_index_is_built_once_and_stands_beside_the_data(tmp_path, builds):
     assert as_lists(first) == as_lists(second)
     assert len(builds) == 1
     names = sorted(path.name.partition("-")[2] for path in (tmp_path / "c-index-cache").iterdir())
-    assert names == ["document_order.npy", "sample_order.npy", "sample_starts.npy"]
+    assert names == ["document_order.npy", "sample_order.npy", "sample_starts.npy", "sizes.json"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_home_directory_serves_where_the_data_cannot_be_written(tmp_path, bu
     (tmp_path / "c-index-cache").write_text("a file, where a directory cannot be made")
     assert as_lists(cached(dataset)) == as_lists(cached(dataset))
     assert len(builds) == 1
-    assert len(list((home / ".cache" / "megatron" / "index-cache").iterdir())) == 3
+    assert len(list((home / ".cache" / "megatron" / "index-cache").glob("*.npy"))) == 3
 
 
 def test_without_any_place_the_index_stays_in_memory_and_this_is_said(
@@ -142,7 +142,7 @@ def test_without_any_place_the_index_stays_in_memory_and_this_is_said(
         assert as_lists(cached(dataset)) == as_lists(cached(dataset))
     assert len(builds) == 2
     assert "cannot write the index cache" in caplog.text
-    assert "stays in memory" in caplog.text
+    assert "stay in memory" in caplog.text
 
 
 def test_a_chosen_place_that_cannot_be_written_is_an_error(tmp_path):
@@ -152,11 +152,30 @@ def test_a_chosen_place_that_cannot_be_written_is_an_error(tmp_path):
 
 
 def test_a_write_that_fails_leaves_no_file(tmp_path, home, monkeypatch):
-    def fail(file, array, allow_pickle):
+    def fail(file, arr, allow_pickle):
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "save", fail)
     with pytest.raises(DataError, match="No space left on device"):
         cached(corpus(tmp_path / "c"), directory=tmp_path / "cache")
-    assert not list((tmp_path / "cache").iterdir())
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"]
+
+
+def test_sizes_are_read_again_when_the_file_changes(tmp_path, monkeypatch):
+    dataset = corpus(tmp_path / "c")
+    first = cached_sizes(dataset, range(1, 6))
+    assert first.num_tokens == sum(SIZES[1:])
+    dataset.sizes = None  # not looked at again
+    assert cached_sizes(dataset, range(1, 6)) == first
+    changed = corpus(tmp_path / "c", [5, 4, 9, 1, 20, 7])
+    assert cached_sizes(changed, range(1, 6)).num_tokens == sum(SIZES[1:]) + 1
+
+
+def test_a_damaged_record_of_sizes_is_made_again(tmp_path):
+    dataset = corpus(tmp_path / "c")
+    first = cached_sizes(dataset, range(6))
+    (record,) = (tmp_path / "c-index-cache").glob("*-sizes.json")
+    record.write_text("{")
+    assert cached_sizes(dataset, range(6)) == first
+    assert record.read_text() != "{"

@@ -70,18 +70,6 @@ def test_flops_are_those_of_the_formula(recompute):
     assert spec.flops_per_sample(recompute=recompute) == pytest.approx(expected, rel=1e-12)
 
 
-def test_validation_data_last_for_every_evaluation():
-    flags = "--global-batch-size 4 --train-iters 10 --eval-interval 3 --eval-iters 5"
-    data = tiny_plan(*flags.split()).data
-    # After iterations 3, 6 and 9, and at the end.
-    assert (data.train_samples, data.valid_samples, data.test_samples) == (40, 4 * 5 * 4, 5 * 4)
-
-
-def test_no_evaluation_takes_no_data():
-    data = tiny_plan("--eval-iters", "0").data
-    assert (data.valid_samples, data.test_samples) == (0, 0)
-
-
 def test_the_layout_is_the_rest_of_the_processes():
     flags = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
     parallel = tiny_plan(*flags.split(), world_size=12).parallel

@@ -30,7 +30,7 @@ class Recorder:
         self.seen.append(words[:3])
 
 
-def evaluation(losses=(2.0, 4.0), **where):
+def evaluation(losses=(2.0, 4.0), names=("valid",), **where):
     starts = []
 
     def valid(consumed_samples):
@@ -39,7 +39,7 @@ def evaluation(losses=(2.0, 4.0), **where):
 
     made = Evaluation(
         FakeEngine(),
-        valid,
+        dict.fromkeys(names, valid),
         tiny_plan(*FLAGS),
         journal=where.get("journal"),
         tensorboard=where.get("tensorboard"),
@@ -49,7 +49,7 @@ def evaluation(losses=(2.0, 4.0), **where):
 
 def test_the_loss_is_the_mean_over_global_batches():
     made, _ = evaluation()
-    assert made.validate(TrainState(), "now") == 3.0
+    assert made.validate(TrainState(), "now") == {"valid": 3.0}
     assert made._engine.micro_batches == [4, 4]
 
 
@@ -75,7 +75,8 @@ def test_the_line_is_the_one_that_tools_look_for(told):
 
 def test_the_test_set_is_told_as_such(told):
     state = TrainState()
-    assert evaluation()[0].test(iter([1.0, 1.0]), state) == 1.0
+    sets = {"test": lambda start: iter([1.0, 1.0]) if start == 0 else None}
+    assert evaluation()[0].test(sets, state) == {"test": 1.0}
     assert "test loss at the end of training for test data | lm loss value: 1.0" in told[0]
     assert state.valid_samples == 0
 
@@ -92,3 +93,20 @@ def test_the_journal_has_a_record(tmp_path):
     assert [*read_journal(tmp_path)] == [
         {"event": "evaluation", "set": "valid", "iteration": 5, "lm_loss": 3.0, "ppl": math.exp(3)}
     ]
+
+
+def test_several_sets_are_told_under_their_names_and_read_in_step(told, tmp_path):
+    recorder = Recorder()
+    made, starts = evaluation(
+        names=("english", "code"), journal=Journal(tmp_path), tensorboard=recorder
+    )
+    state = TrainState(iteration=5, valid_samples=16)
+    assert made.validate(state, "iteration 5") == {"english": 3.0, "code": 3.0}
+    assert starts == [16, 16]
+    assert state.valid_samples == 32
+    assert [text.split("\n")[1].split(" | ")[0] for text in told] == [
+        "english loss at iteration 5",
+        "code loss at iteration 5",
+    ]
+    assert [record["set"] for record in read_journal(tmp_path)] == ["english", "code"]
+    assert [name for name, *_ in recorder.seen] == ["english", "code"]

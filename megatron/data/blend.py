@@ -1,0 +1,186 @@
+"""Several data sets read as one: which of them gives the next sample, from weights."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.data.index_cache import cached_maps
+from megatron.data.origin import Origin, TracedSource
+from megatron.errors import DataError
+
+_CELLS = 20_000  # of the arrays that are worked on, so that they stay in the processor's cache
+_WARM_UP = 500  # steps that a stretch starts early, to forget where it started
+_PIECES = 16  # of a stretch, after each of which it is compared with an earlier attempt
+
+
+def shares_of(weights: Sequence[float]) -> list[float]:
+    """Return `weights` divided by their sum."""
+    total = sum(weights)
+    if not weights or min(weights) < 0 or not 0 < total < math.inf:
+        raise ValueError(f"weights {list(weights)}: each is 0 or more, and one is above 0")
+    return [weight / total for weight in weights]
+
+
+def samples_wanted(weights: Sequence[float], num_samples: int) -> list[int]:
+    """Return how many samples a blend of `num_samples` asks of each data set.
+
+    A data set never gives more than its weight times the samples of the blend so far, plus one.
+    Source: Megatron-LM: half a percent more than the weight says.
+    """
+    return [math.ceil(num_samples * share * 1.005) for share in shares_of(weights)]
+
+
+@dataclass(frozen=True)
+class BlendOrder:
+    """Sample i of a blend is sample `samples[i]` of data set `sources[i]`."""
+
+    sources: NDArray
+    samples: NDArray
+
+
+def blend_order(weights: Sequence[float], num_samples: int) -> BlendOrder:
+    """Return where the samples of a blend come from.
+
+    Sample i comes from the data set that is furthest behind its share of the first i samples: d
+    with the largest share[d] * max(i, 1) - taken[d], the first of equals.
+
+    One step needs the one before, so stretches of the blend are computed side by side, each from a
+    guess some steps ahead of it: what is taken of a data set follows from its share, up to a
+    sample, and differences vanish on the way. Where the end of a stretch shows that the next one
+    started wrong after all, that is computed again until it meets what it was before.
+
+    Shapes: -> [num_samples] int16 (int32 above 32767 data sets) and int32 (int64 above 2 ** 31).
+    Source: Megatron-LM's build_blending_indices, rounding to float64 included.
+    """
+    shares = np.array(shares_of(weights), dtype=np.float64)
+    shares /= shares.sum()
+    num_lanes = min(2000, max(16, _CELLS // len(shares)), num_samples // (4 * _WARM_UP) + 1)
+    piece = -(-num_samples // (num_lanes * _PIECES))
+    firsts = np.arange(num_lanes) * piece * _PIECES
+    shape = (num_lanes, _PIECES, piece)
+    order = BlendOrder(
+        np.empty(shape, np.int16 if len(shares) <= np.iinfo(np.int16).max else np.int32),
+        np.empty(shape, np.int32 if num_samples <= np.iinfo(np.int32).max else np.int64),
+    )
+    taken = np.full((_PIECES + 1, num_lanes, len(shares)), np.nan)
+    taken[0] = _taken_before(shares, firsts)
+    lanes = np.arange(num_lanes)
+    while len(lanes):
+        for k in range(_PIECES):
+            end, sources, samples = _follow(
+                shares, taken[k, lanes], firsts[lanes] + k * piece, piece
+            )
+            order.sources[lanes, k], order.samples[lanes, k] = sources.T, samples.T
+            changed = (end != taken[k + 1, lanes]).any(axis=1)
+            taken[k + 1, lanes] = end
+            lanes = lanes[changed]
+            if not len(lanes):
+                break
+        lanes = 1 + np.flatnonzero((taken[-1, :-1] != taken[0, 1:]).any(axis=1))
+        taken[0, lanes] = taken[-1, lanes - 1]
+    return BlendOrder(order.sources.ravel()[:num_samples], order.samples.ravel()[:num_samples])
+
+
+def _taken_before(shares: NDArray, firsts: NDArray) -> NDArray:
+    """Guess what is taken of each data set before each of the samples `firsts`, the first being 0.
+
+    Shapes: -> [firsts, data sets] float64, whole numbers.
+    """
+    early = np.maximum(firsts - _WARM_UP, 0)
+    owed = shares * early[:, None]
+    taken = np.floor(owed)
+    missing = (early - taken.sum(axis=1)).astype(np.int64)
+    by_rest = np.argsort(taken - owed, axis=1, kind="stable")
+    for lane, count in enumerate(missing):
+        taken[lane, by_rest[lane, : max(0, count)]] += 1
+    if len(firsts) > 1:
+        taken[1:], _, _ = _follow(shares, taken[1:], early[1:], _WARM_UP)
+    return taken
+
+
+def _follow(
+    shares: NDArray, taken: NDArray, firsts: NDArray, num_steps: int
+) -> tuple[NDArray, NDArray, NDArray]:
+    """Take `num_steps` samples by the rule, side by side from sample `firsts` on.
+
+    Shapes: taken [lanes, data sets], before and, returned, after; firsts [lanes];
+        -> also data sets [steps, lanes] and their samples [steps, lanes].
+    """
+    taken = taken.copy()
+    flat, rows = taken.reshape(-1), np.arange(len(taken)) * len(shares)
+    # Whole arrays rather than broadcast ones: numpy is twice as fast on them.
+    all_shares = np.broadcast_to(shares, taken.shape).copy()
+    position = np.broadcast_to(firsts[:, None], taken.shape).astype(np.float64)
+    beginning = firsts == 0
+    position[beginning] = 1
+    behind = np.empty_like(taken)
+    sources = np.empty((num_steps, len(taken)), np.int32)
+    samples = np.empty((num_steps, len(taken)), np.int64)
+    for step in range(num_steps):
+        np.multiply(position, all_shares, out=behind)
+        np.subtract(behind, taken, out=behind)
+        best = behind.argmax(axis=1)
+        sources[step] = best
+        best += rows
+        before = flat[best]
+        samples[step] = before
+        flat[best] = before + 1
+        position += 1
+        if step == 0:
+            position[beginning] = 1
+    return taken, sources, samples
+
+
+class BlendedDataset:
+    """Data sets read as one of `num_samples` samples, in proportion to their weights.
+
+    Args:
+        datasets: each with at least as many samples as `samples_wanted` says.
+        prefix: of the token files beside which the order is kept; see `cached_maps`.
+
+    Raises:
+        DataError: a data set has too few samples.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[TracedSource],
+        weights: Sequence[float],
+        *,
+        num_samples: int,
+        prefix: str,
+        cache_directory: str | Path | None = None,
+    ):
+        self.datasets = datasets
+        for dataset, wanted in zip(datasets, samples_wanted(weights, num_samples), strict=True):
+            if len(dataset) < wanted:
+                raise DataError(
+                    f"a part of the blend has {len(dataset)} samples, {wanted} are wanted of it"
+                )
+        maps = cached_maps(
+            f"blend {list(weights)} {num_samples}",
+            {"sources": (num_samples,), "samples": (num_samples,)},
+            lambda: dict(vars(blend_order(weights, num_samples))),
+            prefix=prefix,
+            directory=cache_directory,
+        )
+        self.order = BlendOrder(**maps)
+
+    def __len__(self) -> int:
+        return len(self.order.sources)
+
+    def __getitem__(self, i: int) -> NDArray:
+        dataset, sample = self._place(i)
+        return dataset[sample]
+
+    def origin(self, i: int) -> Origin:
+        """Return where the tokens of sample i are on disk."""
+        dataset, sample = self._place(i)
+        return dataset.origin(sample)
+
+    def _place(self, i: int) -> tuple[TracedSource, int]:
+        return self.datasets[self.order.sources[i]], int(self.order.samples[i])

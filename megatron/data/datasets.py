@@ -1,0 +1,132 @@
+"""The data sets of a run, from its plan."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron.data.blend import BlendedDataset, samples_wanted
+from megatron.data.cyclic import CyclicDataset
+from megatron.data.gpt_dataset import GPTDataset
+from megatron.data.indexed_dataset import IndexedDataset
+from megatron.data.legacy_indexed_dataset import open_token_files
+from megatron.data.origin import TracedSource
+from megatron.data.splits import document_range, split_ranges
+from megatron.errors import DataError
+from megatron.plan.data_plan import DataPlan, DatasetPlan, SourcePlan
+
+log = logging.getLogger(__name__)
+
+_ROLES = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a run reads; validation and test sets by name."""
+
+    train: TracedSource
+    valid: dict[str, TracedSource]
+    test: dict[str, TracedSource]
+
+
+def build_datasets(plan: DataPlan, *, seq_length: int, seed: int) -> Datasets:
+    """Return the data sets of `plan`; their index maps come from the cache or are put there.
+
+    A corpus that has no document in its range is left out of a blend, which keeps the proportions
+    of the others; a validation or test set of such corpora alone is left out.
+
+    Raises:
+        DataError: files are missing or damaged, have less than one sample in a range that is not
+            empty, or hold nothing to train on.
+    """
+    builder = _Builder(plan, seq_length=seq_length, seed=seed)
+    train = builder.build(plan.train, "train")
+    if train is None:
+        where = f"--split {plan.split}" if plan.split else "START:END"
+        raise DataError(
+            f"{where} leaves no document of "
+            f"{', '.join(source.prefix for source in plan.train.sources)} for training"
+        )
+    return Datasets(
+        train,
+        dict(builder.build_all(plan.valid, "valid")),
+        dict(builder.build_all(plan.test, "test")),
+    )
+
+
+class _Builder:
+    """Opens each pair of token files once."""
+
+    def __init__(self, plan: DataPlan, *, seq_length: int, seed: int):
+        self._plan = plan
+        self._seq_length = seq_length
+        self._seed = seed
+        self._cache_directory = plan.cache_path or None
+        self._opened: dict[str, IndexedDataset] = {}
+
+    def build_all(
+        self, plans: tuple[DatasetPlan, ...], role: str
+    ) -> Iterator[tuple[str, TracedSource]]:
+        """Yield name and data set of those that have documents."""
+        for plan in plans:
+            dataset = self.build(plan, role)
+            if dataset is None:
+                log.info("%s set %s has no documents: it is left out", role, plan.name)
+            else:
+                yield plan.name, dataset
+
+    def build(self, plan: DatasetPlan, role: str) -> TracedSource | None:
+        """Return one data set; None if none of its sources has documents."""
+        sources = [(source, self._documents(source, role)) for source in plan.sources]
+        for source, documents in sources:
+            if len(sources) > 1 and source.weight and not documents:
+                log.warning(
+                    "%s has no documents for %s: it is left out of the blend of %s",
+                    *(source.prefix, role, plan.name),
+                )
+        sources = [
+            (source, documents) for source, documents in sources if documents and source.weight
+        ]
+        if not sources:
+            return None
+        dataset = self._read(plan, sources)
+        return CyclicDataset(dataset, seed=self._seed) if self._plan.order == "cyclic" else dataset
+
+    def _read(self, plan: DatasetPlan, sources: list[tuple[SourcePlan, range]]) -> TracedSource:
+        weights = [source.weight for source, _ in sources]
+        wanted = samples_wanted(weights, plan.num_samples) if plan.is_blend else [plan.num_samples]
+        parts = [
+            GPTDataset(
+                self._open(source.prefix),
+                documents,
+                num_samples=num_samples,
+                seq_length=self._seq_length,
+                seed=self._seed,
+                cache_directory=self._cache_directory,
+            )
+            for (source, documents), num_samples in zip(sources, wanted, strict=True)
+        ]
+        if not plan.is_blend:
+            return parts[0]
+        return BlendedDataset(
+            parts,
+            weights,
+            num_samples=plan.num_samples,
+            prefix=sources[0][0].prefix,
+            cache_directory=self._cache_directory,
+        )
+
+    def _documents(self, source: SourcePlan, role: str) -> range:
+        dataset = self._open(source.prefix)
+        if not len(dataset):
+            raise DataError(
+                f"{source.prefix} has no documents: 0 tokens, one sample needs "
+                f"{self._seq_length + 1}"
+            )
+        if self._plan.split:
+            return split_ranges(self._plan.split, len(dataset))[_ROLES.index(role)]
+        return document_range(source.start, source.end, len(dataset))
+
+    def _open(self, prefix: str) -> IndexedDataset:
+        if prefix not in self._opened:
+            self._opened[prefix] = open_token_files(prefix, self._plan.impl)
+        return self._opened[prefix]

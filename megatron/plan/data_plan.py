@@ -1,0 +1,196 @@
+"""Which tokens the run reads, and how many samples of each data set, decided."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron.config.config import Config
+from megatron.config.data import DataConfig
+from megatron.config.split_paths import (
+    SplitGroup,
+    SplitPart,
+    parse_split_group,
+    read_split_groups,
+)
+from megatron.errors import ConfigError, raise_if_any
+from megatron.plan.schedule_plan import TrainingPlan
+
+DEFAULT_SPLIT = "969, 30, 1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePlan:
+    """A part of one corpus, and its weight in a blend."""
+
+    prefix: str
+    weight: float  # not normalised
+    start: float  # fractions of the documents, before `DataPlan.split`
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetPlan:
+    """A blend that is read as one data set, evaluated under its name."""
+
+    name: str
+    num_samples: int
+    sources: tuple[SourcePlan, ...]
+    is_blend: bool  # whether samples are dealt out by weight, even if there is one source
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """The data sets of a run."""
+
+    train: DatasetPlan
+    valid: tuple[DatasetPlan, ...]  # each evaluated on its own
+    test: tuple[DatasetPlan, ...]
+    split: str  # proportions that cut each source into train, valid and test; "": not cut
+    impl: str  # format of the token files, or "infer"
+    order: str  # "single" or "cyclic"
+    cache_path: str  # "": beside the token files
+
+
+def plan_data(config: Config, training: TrainingPlan, global_batch_size: int) -> DataPlan:
+    """Return the decided data, once `data_problems` finds nothing.
+
+    Every validation set gets its share for every evaluation during and after training, every test
+    set for one.
+    """
+    data = config.data
+    iters = config.evaluation.eval_iters
+    evaluations = training.train_iters // config.evaluation.eval_interval + 1
+    groups = _groups(data)
+    weighted = len(data.data_path or []) > 1
+    (train,) = _datasets(groups["train"], training.train_samples, weighted)
+    return DataPlan(
+        train=train,
+        valid=_datasets(groups["valid"], evaluations * iters * global_batch_size, weighted),
+        test=_datasets(groups["test"], iters * global_batch_size, weighted),
+        split=(data.split or DEFAULT_SPLIT) if data.data_path else "",
+        impl=data.data_impl,
+        order=data.dataloader_type,
+        cache_path=data.data_cache_path or "",
+    )
+
+
+def data_problems(data: DataConfig) -> Iterator[str]:
+    """Yield every reason why it is not clear which tokens to read."""
+    weighted = [_flag(wish) + ("" if wish.texts else "-path") for wish in _wishes(data)]
+    if data.data_path and weighted:
+        yield f"--data-path and {weighted[0]} both say which data: give one of them"
+        return
+    if data.split and weighted:
+        yield f"--split is for --data-path; {weighted[0]} says START:END for each PREFIX"
+    if not data.data_path and not weighted:
+        yield (
+            "--data-path is missing: the prefix of a .bin/.idx pair of tools/preprocess_data.py, "
+            "or weights and prefixes by turns"
+        )
+        return
+    try:
+        groups = _groups(data)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if len(groups["train"]) != 1:
+        yield f"--train-weighted-split-paths takes one group, {len(groups['train'])} were given"
+    for role in ("valid", "test"):
+        names = [group.name for group in groups[role]]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"--{role}-weighted-split-paths has {names.count(name)} groups named {name}"
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """The groups of one role, as the user gave them."""
+
+    role: str
+    texts: list[str] | None
+    file: str | None
+
+
+def _wishes(data: DataConfig) -> list[_Wish]:
+    """Return what was said of weighted paths."""
+    wishes = [
+        _Wish("train", data.train_weighted_split_paths, data.train_weighted_split_paths_path),
+        _Wish("valid", data.valid_weighted_split_paths, data.valid_weighted_split_paths_path),
+        _Wish("test", data.test_weighted_split_paths, data.test_weighted_split_paths_path),
+    ]
+    return [wish for wish in wishes if wish.texts or wish.file]
+
+
+def _flag(wish: _Wish) -> str:
+    return f"--{wish.role}-weighted-split-paths"
+
+
+def _groups(data: DataConfig) -> dict[str, list[SplitGroup]]:
+    """Return the groups for training, validation and test.
+
+    Raises:
+        ConfigError: the texts are not of their grammar.
+    """
+    if data.data_path:
+        blend = _blend(data.data_path)
+        return {role: [SplitGroup(role, blend)] for role in ("train", "valid", "test")}
+    groups: dict[str, list[SplitGroup]] = {"train": [], "valid": [], "test": []}
+    problems: list[str] = []
+    for wish in _wishes(data):
+        try:
+            for text in _texts(wish):
+                groups[wish.role].append(parse_split_group(text, _flag(wish)))
+        except ConfigError as error:
+            problems += error.problems
+    raise_if_any(problems)
+    return groups
+
+
+def _texts(wish: _Wish) -> list[str]:
+    flag = _flag(wish)
+    if wish.texts and wish.file:
+        raise ConfigError(f"{flag} and {flag}-path say the same: give one of them")
+    return read_split_groups(wish.file, f"{flag}-path") if wish.file else wish.texts or []
+
+
+def _blend(words: list[str]) -> tuple[SplitPart, ...]:
+    """Return the sources of `--data-path`: one prefix, or weights and prefixes by turns."""
+    if len(words) == 1:
+        return (SplitPart(1.0, 0.0, 1.0, words[0]),)
+    if len(words) % 2:
+        raise ConfigError(
+            f"--data-path has {len(words)} values; give one prefix, or weights and prefixes by "
+            "turns: 0.3 first 0.7 second"
+        )
+    problems = []
+    weights = []
+    for word, prefix in zip(words[::2], words[1::2], strict=True):
+        try:
+            weights.append(float(word))
+        except ValueError:
+            problems.append(f"--data-path: {word!r} before {prefix} is no number, and no weight")
+            continue
+        if not 0 <= weights[-1] < math.inf:
+            problems.append(f"--data-path: weight {word} of {prefix} must be 0 or more")
+    if not problems and not sum(weights) > 0:
+        problems.append("--data-path: the weights are all 0")
+    raise_if_any(problems)
+    return tuple(
+        SplitPart(weight, 0.0, 1.0, prefix)
+        for weight, prefix in zip(weights, words[1::2], strict=True)
+    )
+
+
+def _datasets(
+    groups: list[SplitGroup], num_samples: int, weighted: bool
+) -> tuple[DatasetPlan, ...]:
+    """Return what is read of each group; nothing where no sample is wanted."""
+    return tuple(
+        DatasetPlan(
+            name=group.name,
+            num_samples=num_samples,
+            sources=tuple(SourcePlan(**vars(part)) for part in group.parts),
+            is_blend=weighted or len(group.parts) > 1,
+        )
+        for group in groups
+        if num_samples
+    )
