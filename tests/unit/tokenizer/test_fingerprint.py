@@ -1,0 +1,160 @@
+"""Records of which tokenizer made the data."""
+
+import json
+
+import pytest
+
+from megatron.errors import DataError
+from megatron.tokenizer.fast import FastTokenizer
+from megatron.tokenizer.fingerprint import (
+    describe,
+    differences,
+    fingerprint,
+    read_record,
+    require_same,
+    write_record,
+)
+from megatron.tokenizer.gpt2 import GPT2BPETokenizer
+from megatron.tokenizer.hugging_face import PretrainedFromHF
+from megatron.tokenizer.null import NullTokenizer
+from megatron.tokenizer.wordpiece import WordPieceTokenizer
+
+
+@pytest.fixture(scope="module")
+def gpt2(gpt2_files):
+    return GPT2BPETokenizer(*gpt2_files)
+
+
+def changed(gpt2_files, folder, *, vocab=lambda v: v, merges=lambda m: m):
+    files = folder / "other.json", folder / "other.txt"
+    files[0].write_text(json.dumps(vocab(json.loads(gpt2_files[0].read_text()))))
+    files[1].write_text("\n".join(merges(gpt2_files[1].read_text().split("\n"))))
+    return GPT2BPETokenizer(*files)
+
+
+def swap(vocab, one, two):
+    return vocab | {one: vocab[two], two: vocab[one]}
+
+
+def test_file_names_and_backends_do_not_count(gpt2, gpt2_files, tmp_path):
+    copy = changed(gpt2_files, tmp_path)
+    assert copy.name != gpt2.name
+    assert fingerprint(copy) == fingerprint(gpt2) == fingerprint(FastTokenizer(gpt2))
+    assert differences(describe(copy), describe(gpt2)) == []
+
+
+def test_the_fingerprint_is_the_same_for_ever():
+    # A changed value would make every record that exists one of another tokenizer.
+    assert fingerprint(NullTokenizer(9)) == (
+        "a9d752ab5e2aa9d6f53ea5fb336c1574443f7371e2635f9037ad4475c9486aeb"
+    )
+
+
+def test_the_same_tokens_from_other_files_are_no_difference(gpt2, tmp_path):
+    gpt2.backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"}'
+    )
+    record = describe(PretrainedFromHF(tmp_path))
+    assert record.fingerprint != fingerprint(gpt2)
+    assert differences(describe(gpt2), record) == differences(record, describe(gpt2)) == []
+
+
+def test_differing_tokens_are_named(gpt2, gpt2_files, tmp_path):
+    other = changed(gpt2_files, tmp_path, vocab=lambda v: swap(v, "a", "b"))
+    then, now = gpt2._vocab["a"], gpt2._vocab["b"]
+    (found,) = differences(describe(gpt2), describe(other))
+    assert found == (
+        f"2 tokens differ: id {then} was 'a' and is 'b' now, id {now} was 'b' and is 'a' now"
+    )
+
+
+def test_many_differing_tokens_are_counted(gpt2):
+    found = differences(describe(gpt2), describe(NullTokenizer(5)))
+    assert found[0] == f"vocabulary of {gpt2.vocab_size} tokens, and 6 now"
+    assert found[1].startswith(f"{gpt2.vocab_size} tokens differ: id 0 was '<|endoftext|>' and is")
+    assert found[1].endswith("and is missing now, and so on")
+    assert found[2] == "eod was 0 and is 5 now"
+
+
+def test_other_merges_are_a_difference(gpt2, gpt2_files, tmp_path):
+    other = changed(gpt2_files, tmp_path, merges=lambda m: [m[0], m[2], m[1], *m[3:]])
+    assert differences(describe(gpt2), describe(other)) == [
+        "the same tokens, joined by other merges or scores"
+    ]
+
+
+def test_another_end_of_document_is_a_difference(gpt2, tmp_path):
+    record = describe(gpt2)
+    other = describe(gpt2)
+    object.__setattr__(other, "special", {"eod": 5})
+    object.__setattr__(other, "fingerprint", "other")
+    assert differences(record, other) == ["eod was 0 and is 5 now"]
+
+
+def test_case_is_a_difference(tmp_path):
+    (tmp_path / "v.txt").write_text("[UNK]\na\nA")
+    lower, cased = (WordPieceTokenizer(tmp_path / "v.txt", lower_case=x) for x in (True, False))
+    assert len(differences(describe(lower), describe(cased))) == 1
+
+
+def test_words_cut_in_another_way_are_a_difference(gpt2, tmp_path):
+    from tokenizers import Tokenizer, pre_tokenizers
+
+    backend = Tokenizer.from_str(gpt2.backend.to_str())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert differences(describe(gpt2), describe(PretrainedFromHF(tmp_path))) == [
+        "the same tokens, but texts are cut into words in another way"
+    ]
+
+
+def test_a_record_is_read_as_it_was_written(gpt2, tmp_path):
+    prefix = tmp_path / "data.v1_text_document"
+    write_record(prefix, describe(gpt2))
+    assert [path.name for path in tmp_path.iterdir()] == ["data.v1_text_document.tokenizer.json"]
+    assert read_record(prefix) == describe(gpt2)
+    require_same(prefix, describe(gpt2))
+
+
+def test_data_without_a_record_pass(gpt2, tmp_path):
+    assert read_record(tmp_path / "data") is None
+    require_same(tmp_path / "data", describe(gpt2))
+
+
+def test_data_of_another_tokenizer_are_an_error(gpt2, tmp_path):
+    write_record(tmp_path / "data", describe(gpt2))
+    message = (
+        r"data.bin was made with another tokenizer \(.*vocab.json\) than .* run \(NullTok.*: v"
+    )
+    with pytest.raises(DataError, match=message):
+        require_same(tmp_path / "data", describe(NullTokenizer(5)))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text[:50], "is not JSON"),
+        (lambda text: "[]", "is not a record of a tokenizer in format 1"),
+        (
+            lambda text: text.replace('"format": 1', '"format": 2'),
+            "is not a record of a tokenizer in format 1; another version",
+        ),
+        (lambda text: text.replace('"special"', '"special_"'), "is not a record"),
+        (lambda text: text.replace('"eod": 0', '"eod": 1'), "is damaged"),
+    ],
+)
+def test_a_damaged_record_is_an_error(gpt2, tmp_path, edit, message):
+    write_record(tmp_path / "data", describe(gpt2))
+    path = tmp_path / "data.tokenizer.json"
+    path.write_text(edit(path.read_text()))
+    with pytest.raises(DataError, match=f"data.tokenizer.json {message}"):
+        read_record(tmp_path / "data")
+
+
+def test_a_place_that_cannot_be_used_is_named(gpt2, tmp_path):
+    with pytest.raises(DataError, match="cannot write .*none/data.tokenizer.json: No such file"):
+        write_record(tmp_path / "none" / "data", describe(gpt2))
+    (tmp_path / "data.tokenizer.json").mkdir()
+    with pytest.raises(DataError, match="cannot read .*data.tokenizer.json: Is a directory"):
+        read_record(tmp_path / "data")
