@@ -7,7 +7,7 @@
 # Every step prints the command that it runs, and uses what an earlier run of the script has made.
 #
 #   OUT               folder for everything that is made (quickstart)
-#   QUICKSTART_ITERS  optimizer steps (1800)
+#   QUICKSTART_ITERS  optimizer steps (1600)
 #   QUICKSTART_MB     megabytes of source text, at most (1000: all there is)
 #   VENV, PYTHON      where packages are installed, and with which Python: see tools/venv.sh
 
@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/venv.sh
 
 out=${OUT:-quickstart}
-iterations=${QUICKSTART_ITERS:-1800}
+iterations=${QUICKSTART_ITERS:-1600}
 megabytes=${QUICKSTART_MB:-1000}
 half=$(((iterations + 1) / 2))
 
@@ -95,8 +95,8 @@ cat "$out/checkpoints/latest" && echo
 
 step "A continuation of \"def hello_world():\""
 run python tools/generate_samples_gpt.py --load "$out/checkpoints" \
-    --prompt "def hello_world():" --out-seq-length 128 --temperature 0.6 --top_p 0.9 --seed 1 |
-    tee "$out/sample.txt"
+    --prompt "def hello_world():" --out-seq-length 128 --temperature 0.8 --top_p 0.9 --seed 1 \
+    --sample-output-file "$out/sample.txt"
 
 step "Summary (the whole took $((SECONDS / 60)) min $((SECONDS % 60)) s)"
 run python examples/quickstart/summary.py --checkpoints "$out/checkpoints" \
