@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.config.flags import Legacy, parse_sections
 from megatron.config.merge import MergeConfig
 from megatron.data.merge import merge
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, DataError
+from megatron.tokenizer.fingerprint import differences, read_record, write_record
 from megatron.tool import run_tool
 
 LEGACY = [
@@ -32,8 +33,17 @@ def main(argv: Sequence[str]) -> None:
         return  # under a launcher of many ranks; the first one's workers copy everything
     for notice in parsed.notices:
         print(notice)
+    records = [record for prefix in config.datasets if (record := read_record(prefix))]
+    for record in records[1:]:
+        if found := differences(records[0], record):
+            raise DataError(
+                "--datasets were made with different tokenizers, so their tokens do not mix: "
+                + "; ".join(found)
+            )
     workers = (config.workers or os.cpu_count() or 1) if config.merge == "distributed" else 1
     merged = merge(config.datasets, config.output_prefix, workers=workers)
+    if len(records) == len(config.datasets):
+        write_record(merged.prefix, records[0])
     print(
         f"{merged.prefix}.bin, .idx: documents: {merged.documents} | "
         f"sequences: {merged.sequences} | tokens: {merged.tokens}"

@@ -1,4 +1,4 @@
-"""What tools/preprocess_data.py reads and writes."""
+"""What the tools that make token files read and write."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -8,30 +8,87 @@ from megatron.config.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
-    """The conversion of JSON lines to token files, as the user asked for it."""
+    """The conversion of texts to token files, as the user asked for it."""
 
     input: list[str]
-    """Files with one JSON object a line; several are read one after the other."""
+    """Files with one JSON object a line, plain or compressed (.gz, .zst, .xz), or Parquet files;
+    globs; - for standard input. They are read one after the other."""
 
     output_prefix: str
-    """Path of the output, to which _KEY_document.bin and .idx are added."""
+    """Path of the output, to which _KEY_document (or _sentence) and .bin and .idx are added."""
 
-    json_keys: Annotated[list[str], Spelling("--json-keys", ("--json-key",))] = field(
+    json_keys: Annotated[list[str], Spelling("--json-keys", ("--json-key", "--columns"))] = field(
         default_factory=lambda: ["text"]
     )
-    """Keys whose text to convert; each becomes token files of its own."""
+    """Keys, or columns, whose text to convert; each becomes token files of its own."""
 
     append_eod: bool = False
     """End every document with the tokenizer's end-of-document token."""
 
-    dataset_impl: Literal["mmap"] = "mmap"
-    """Format of the token files."""
+    append_bos: bool = False
+    """End every document with the tokenizer's beginning-of-sequence token, after --append-eod's."""
+
+    prepend_space: bool = False
+    """Put a space in front of every text that is not empty."""
+
+    empty_documents: Literal["drop", "keep"] = "drop"
+    """Documents without a token under one of the keys: leave them out under all keys, or keep
+    them under all, so that the keys' files match document by document."""
+
+    split_sentences: bool = False
+    """Make each sentence a sequence, for BERT and T5: with NLTK's Punkt data where they are
+    installed, or else with a model trained on the input itself."""
+
+    lang: str = "english"
+    """Language of NLTK's Punkt data."""
+
+    keep_newlines: bool = False
+    """Leave each sentence the white space that follows it."""
+
+    dataset_impl: Literal["lazy", "cached", "mmap"] = "mmap"
+    """Format of the token files; lazy and cached are one format."""
 
     workers: int = 1
     """Processes that tokenize. The files do not depend on it."""
 
-    chunk_size: int = 512
-    """Lines that a worker gets at a time, fewer if they are long."""
+    partitions: int | None = None
+    """Parts of the input, each with its share of the workers and a writer of its own, joined at
+    the end. The files do not depend on it."""
+
+    chunk_size: int | None = None
+    """Lines that a worker gets at a time at most; about a megabyte when not said."""
+
+    max_memory_mb: int = 1024
+    """Memory for text and tokens under way, besides what each process needs to run. A line may
+    have a sixteenth of it."""
+
+    on_error: list[str] = field(default_factory=lambda: ["stop"])
+    """What a bad line does: stop; skip; or collect FILE, which skips it and writes file, line,
+    problem and excerpt to FILE."""
+
+    resume: bool = False
+    """Go on where an interrupted run stopped; the files are those of an uninterrupted run."""
 
     log_interval: int = 10_000
     """Documents between two lines of progress where there is no terminal for a bar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardConfig:
+    """The shards of a conversion by several machines, as the user asked for them."""
+
+    num_shards: int | None = None
+    """Parts of the input, each for one process, such as a task of a SLURM array; the number of
+    ranks under a launcher."""
+
+    shard_index: int | None = None
+    """The part of this process, from 0; the rank under a launcher."""
+
+    merge: Literal["parallel", "serial"] = "parallel"
+    """Who copies when the shards are joined: several processes, or one."""
+
+    merge_shards: bool = False
+    """Join the finished shards of an array. Under a launcher rank 0 does so by itself."""
+
+    timeout_s: int = 3600
+    """Seconds that rank 0 waits for a shard on which nothing happens."""

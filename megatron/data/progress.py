@@ -12,7 +12,7 @@ class Progress:
     """Counts documents, tokens and bytes of input, and shows them with their rates.
 
     Args:
-        total_bytes: size of the whole input.
+        total_bytes: size of the whole input; 0 if nobody knows.
         log_interval: documents between two lines, where stderr is not a terminal.
     """
 
@@ -20,11 +20,21 @@ class Progress:
         self.documents = 0
         self.tokens = 0
         self.bytes = 0
+        self._before = (0, 0, 0)
         self._total_bytes = total_bytes
         self._log_interval = log_interval
         self._started_at = time.monotonic()
         # disable=None: tqdm's word for "only on a terminal".
-        self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, disable=None)
+        self._bar = tqdm(total=total_bytes or None, unit="B", unit_scale=True, disable=None)
+
+    def take_up(self, *, documents: int, tokens: int, num_bytes: int) -> None:
+        """Count what an earlier run did; it is no part of the rates."""
+        self.documents += documents
+        self.tokens += tokens
+        self.bytes += num_bytes
+        self._before = (self.documents, self.tokens, self.bytes)
+        self._bar.initial = self.bytes
+        self._bar.update(num_bytes)
 
     def add(self, *, documents: int, tokens: int, num_bytes: int) -> None:
         """Count one more piece of the input."""
@@ -35,7 +45,10 @@ class Progress:
         self.tokens += tokens
         self.bytes += num_bytes
         if not self._bar.disable:
-            counts = f"{self.documents} documents, {self.tokens} tokens"
+            documents_per_s, tokens_per_s, _ = self._rates()
+            counts = (
+                f"{self.documents} documents, {documents_per_s:.0f}/s, {tokens_per_s:.3g} tokens/s"
+            )
             self._bar.set_postfix_str(counts, refresh=False)
             self._bar.update(num_bytes)
         elif is_due:
@@ -45,12 +58,23 @@ class Progress:
         """Leave the bar as it is."""
         self._bar.close()
 
-    def _line(self) -> str:
+    def _rates(self) -> tuple[float, float, float]:
         elapsed_s = max(time.monotonic() - self._started_at, 1e-9)
-        # The size of a pipe is 0.
-        share = f" | input: {self.bytes / self._total_bytes:.1%}" if self._total_bytes else ""
+        documents, tokens, num_bytes = self._before
         return (
-            f"documents: {self.documents} | tokens: {self.tokens} | "
-            f"documents/s: {self.documents / elapsed_s:.0f} | "
-            f"MB/s: {self.bytes / elapsed_s / 1e6:.2f}{share}"
+            (self.documents - documents) / elapsed_s,
+            (self.tokens - tokens) / elapsed_s,
+            (self.bytes - num_bytes) / elapsed_s,
         )
+
+    def _line(self) -> str:
+        documents_per_s, tokens_per_s, bytes_per_s = self._rates()
+        line = (
+            f"documents: {self.documents} | tokens: {self.tokens} | "
+            f"documents/s: {documents_per_s:.0f} | tokens/s: {tokens_per_s:.0f} | "
+            f"MB/s: {bytes_per_s / 1e6:.2f}"
+        )
+        if self._total_bytes:
+            left_s = (self._total_bytes - self.bytes) / max(bytes_per_s, 1e-9)
+            line += f" | input: {self.bytes / self._total_bytes:.1%} | left: {left_s:.0f} s"
+        return line

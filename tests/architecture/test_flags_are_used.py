@@ -10,21 +10,34 @@ import pytest
 from source import PACKAGE, SCRIPTS, files_of, module_name
 
 from megatron.config.config import SECTIONS
+from megatron.config.data_tools import (
+    InspectConfig,
+    SampleTextConfig,
+    StepSamplesConfig,
+    WorldConfig,
+)
 from megatron.config.flags import argparse_form, field_docstrings, get_type_hints
 from megatron.config.generation import GenerationConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
-from megatron.config.preprocess import PreprocessConfig
+from megatron.config.preprocess import PreprocessConfig, ShardConfig
 from megatron.config.tokenizer import TokenizerConfig
 
+DATA_TOOLS = [WorldConfig, SampleTextConfig, StepSamplesConfig, InspectConfig]
 PROGRAMS = {
     "pretrain_gpt.py": list(SECTIONS.values()),
     "tools/preprocess_data.py": [TokenizerConfig, PreprocessConfig],
+    "tools/preprocess_data_dist.py": [TokenizerConfig, PreprocessConfig, ShardConfig],
     "tools/merge_preprocessed_data.py": [MergeConfig],
     "tools/generate_samples_gpt.py": [*SECTIONS.values(), GenerationConfig],
+    "tools/build_index.py": [*SECTIONS.values(), WorldConfig],
+    "tools/sample_idxs_to_text.py": [*SECTIONS.values(), WorldConfig, SampleTextConfig],
+    "tools/samples_of_step.py": [*SECTIONS.values(), WorldConfig, StepSamplesConfig],
+    "tools/inspect_data.py": [TokenizerConfig, InspectConfig],
 }
 ALL_SECTIONS = sorted(
-    {*SECTIONS.values(), PreprocessConfig, MergeConfig, GenerationConfig}, key=str
+    {*SECTIONS.values(), PreprocessConfig, ShardConfig, MergeConfig, GenerationConfig, *DATA_TOOLS},
+    key=str,
 )
 READ_BEFORE_PARSING = {("TrainingConfig", "config")}
 

@@ -7,11 +7,19 @@ import pytest
 from golden import require_golden
 
 from megatron.config.config import SECTIONS
+from megatron.config.data_tools import (
+    InspectConfig,
+    SampleTextConfig,
+    StepSamplesConfig,
+    WorldConfig,
+)
 from megatron.config.flags import argparse_form
 from megatron.config.generation import GenerationConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
-from megatron.config.preprocess import PreprocessConfig
+from megatron.config.preprocess import PreprocessConfig, ShardConfig
+
+DATA_TOOLS = [WorldConfig, SampleTextConfig, StepSamplesConfig, InspectConfig]
 
 
 def flag_lines(section):
@@ -32,7 +40,14 @@ def flag_lines(section):
 
 def test_flags():
     lines = []
-    for section in [*SECTIONS.values(), PreprocessConfig, MergeConfig, GenerationConfig]:
+    for section in [
+        *SECTIONS.values(),
+        PreprocessConfig,
+        ShardConfig,
+        MergeConfig,
+        GenerationConfig,
+        *DATA_TOOLS,
+    ]:
         lines += [f"[{section.__name__}]", *flag_lines(section), ""]
     lines.append("[legacy]")
     for flag in LEGACY:

@@ -5,27 +5,41 @@ import logging
 import os
 import signal
 from functools import partial
+from types import MappingProxyType
 
+import numpy as np
 import pytest
+from bytes_tokenizer import BytesTokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from megatron.data import preprocess as preprocess_module
+from megatron.data import conversion as conversion_module
+from megatron.data.block_encoder import EncodingRules
+from megatron.data.conversion import Conversion
 from megatron.data.indexed_dataset import IndexedDataset
+from megatron.data.inputs import Block
 from megatron.data.preprocess import input_problems, preprocess
+from megatron.data.shards import merge_shards, stage_shard
+from megatron.data.workers import BLOCKS_PER_WORKER, encoded_by_workers
 from megatron.errors import DataError, MegatronError
 
 
-class Bytes:
-    """A tokenizer whose ids are the bytes of the text."""
-
-    vocab_size = 257
-    eod = 256
+class Bytes(BytesTokenizer):
+    """Bytes, with texts that kill the process or have no tokens."""
 
     def encode(self, text):
         if text == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if text == "refuse":
             raise DataError("no tokens for this text")
-        return list(text.encode())
+        return super().encode(text)
+
+
+class WithBos(Bytes):
+    """Bytes, and a token to begin with."""
+
+    vocab_size = 258
+    special_ids = MappingProxyType({"eod": 256, "bos": 257})
 
 
 def write_lines(path, documents):
@@ -33,9 +47,18 @@ def write_lines(path, documents):
     return str(path)
 
 
+def conversion(tmp_path, inputs, **wishes):
+    wishes = {"make_encoder": Bytes, "output_prefix": str(tmp_path / "out")} | wishes
+    return Conversion(inputs=tuple(inputs), **wishes)
+
+
 def run(tmp_path, inputs, **wishes):
-    wishes = {"json_keys": ["text"], "make_encoder": Bytes} | wishes
-    return preprocess(inputs, output_prefix=str(tmp_path / "out"), **wishes)
+    return preprocess(conversion(tmp_path, inputs, **wishes))
+
+
+def read_tokens(prefix):
+    dataset = IndexedDataset(prefix)
+    return [dataset[i].tolist() for i in range(len(dataset))]
 
 
 def read_texts(prefix):
@@ -65,12 +88,37 @@ def test_every_document_ends_with_eod_when_asked(tmp_path):
     assert written.dropped == 1
 
 
-def test_each_key_has_files_of_its_own_without_its_empty_documents(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", [{"src": "a", "dst": ""}, {"src": "b", "dst": "c"}])
-    src, dst = run(tmp_path, [path], json_keys=["src", "dst"])
-    assert read_texts(src.prefix) == ["a", "b"]
+def test_a_document_empty_under_one_key_goes_under_all(tmp_path):
+    path = write_lines(
+        tmp_path / "a.jsonl",
+        [{"src": "a", "dst": ""}, {"src": "b", "dst": "c"}, {"src": "", "dst": "d"}],
+    )
+    src, dst = run(tmp_path, [path], json_keys=("src", "dst"))
+    assert read_texts(src.prefix) == ["b"]
     assert read_texts(dst.prefix) == ["c"]
-    assert (src.dropped, dst.dropped) == (0, 1)
+    assert (src.documents, src.dropped, dst.dropped) == (1, 2, 2)
+
+
+def test_empty_documents_are_kept_under_all_keys_when_asked(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"src": "a", "dst": ""}, {"src": "", "dst": "d"}])
+    src, dst = run(tmp_path, [path], json_keys=("src", "dst"), keep_empty=True, append_eod=True)
+    assert read_tokens(src.prefix) == [[97, 256], [256]]
+    assert read_tokens(dst.prefix) == [[256], [100, 256]]
+    assert src.dropped == 0
+
+
+def test_bos_follows_eod_and_a_space_goes_in_front(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}, {"text": ""}])
+    wishes = {"append_eod": True, "append_bos": True, "prepend_space": True, "keep_empty": True}
+    (written,) = run(tmp_path, [path], make_encoder=WithBos, **wishes)
+    assert read_tokens(written.prefix) == [[32, 97, 256, 257], [256, 257]]
+
+
+def test_a_role_that_the_tokenizer_lacks_is_an_error(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
+    with pytest.raises(DataError, match="--append-bos: the tokenizer has no token of the role bos"):
+        run(tmp_path, [path], append_bos=True)
+    assert outputs(tmp_path) == []
 
 
 def test_blank_lines_byte_order_marks_and_line_ends_are_no_documents(tmp_path):
@@ -79,18 +127,20 @@ def test_blank_lines_byte_order_marks_and_line_ends_are_no_documents(tmp_path):
     assert read_texts(tmp_path / "out_text_document") == ["a", "b\n"]
 
 
-def test_the_bytes_do_not_depend_on_workers_or_chunks(tmp_path, monkeypatch):
+def test_the_bytes_do_not_depend_on_workers_partitions_or_blocks(tmp_path, monkeypatch):
     documents = [{"text": "x" * (i * 37 % 101)} for i in range(200)]
     path = write_lines(tmp_path / "a.jsonl", documents)
     found = set()
-    for workers, chunk_size, max_bytes in [
-        (1, 512, 1 << 20),
-        (1, 7, 50),
-        (2, 1, 1 << 20),
-        (3, 9, 99),
+    for workers, partitions, chunk_size, block_bytes in [
+        (1, 1, None, 1 << 20),
+        (1, 1, 7, 50),
+        (2, 1, 1, 1 << 20),
+        (2, 1, None, 99),
+        (1, 3, None, 50),
     ]:
-        monkeypatch.setattr(preprocess_module, "_MAX_CHUNK_BYTES", max_bytes)
-        (written,) = run(tmp_path, [path], workers=workers, chunk_size=chunk_size, append_eod=True)
+        monkeypatch.setattr(conversion_module, "_BLOCK_BYTES", block_bytes)
+        cut = {"workers": workers, "partitions": partitions, "chunk_size": chunk_size}
+        (written,) = run(tmp_path, [path], append_eod=True, **cut)
         found.add(
             tuple((tmp_path / f"out_text_document{s}").read_bytes() for s in (".bin", ".idx"))
         )
@@ -98,18 +148,56 @@ def test_the_bytes_do_not_depend_on_workers_or_chunks(tmp_path, monkeypatch):
     assert len(found) == 1
 
 
-def test_few_chunks_are_read_ahead_of_the_writer(tmp_path):
+@given(
+    rows=st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), min_size=1, max_size=20),
+    partitions=st.integers(1, 4),
+    chunk_size=st.sampled_from([None, 1, 3]),
+    keep_empty=st.booleans(),
+    blanks=st.sampled_from(["", "\n", "  \n\n"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_cut_of_the_input_gives_every_document_in_order(
+    tmp_path_factory, rows, partitions, chunk_size, keep_empty, blanks
+):
+    folder = tmp_path_factory.mktemp("cut")
+    lines = [json.dumps({"a": a, "b": b}) + "\n" + blanks for a, b in rows]
+    (folder / "x.jsonl").write_text("".join(lines))
+    wishes = conversion(
+        folder,
+        [str(folder / "x.jsonl")],
+        json_keys=("a", "b"),
+        keep_empty=keep_empty,
+        chunk_size=chunk_size,
+        append_eod=True,
+    )
+    expected = [row for row in rows if keep_empty or all(row)]
+    if not expected:
+        return
+    for part in range(partitions):
+        stage_shard(wishes, part, partitions)
+    for k, written in enumerate(merge_shards(wishes, partitions)):
+        assert read_tokens(written.prefix) == [[*row[k].encode(), 256] for row in expected]
+        assert written.dropped == len(rows) - len(expected)
+
+
+def test_few_blocks_are_read_ahead_of_the_writer(tmp_path):
     """The input is not read into memory: reading waits for the workers."""
-    given = []
+    given_out = []
 
-    def chunks():
+    def blocks():
         for number in range(100):
-            given.append(number)
-            yield preprocess_module._Chunk("a", number, [b'{"text": "a"}'])
+            given_out.append(number)
+            yield Block(0, "a", number * 14, number * 14 + 14, 0, data=b'{"text": "a"}\n')
 
-    encoded = preprocess_module._encoded_by_workers(chunks(), 2, (Bytes, ("text",), None))
+    rules = EncodingRules(keys=("text",), dtype=np.dtype("<u2"))
+    encoded = encoded_by_workers(blocks(), 2, Bytes, rules, max_bytes=1 << 20)
     next(encoded)
-    assert len(given) == 2 * preprocess_module._CHUNKS_PER_WORKER
+    assert len(given_out) == 2 * BLOCKS_PER_WORKER
+    encoded.close()
+    given_out.clear()
+    encoded = encoded_by_workers(blocks(), 2, Bytes, rules, max_bytes=30)
+    next(encoded)
+    assert len(given_out) == 3
     encoded.close()
 
 
@@ -174,8 +262,8 @@ def test_an_input_without_text_is_an_error(tmp_path, content, count):
 
 def test_one_key_without_text_leaves_no_files_of_the_others(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"src": "a", "dst": ""}])
-    with pytest.raises(DataError, match="nothing to write for key 'dst'"):
-        run(tmp_path, [path], json_keys=["src", "dst"])
+    with pytest.raises(DataError, match="nothing to write for key 'src' and 'dst'"):
+        run(tmp_path, [path], json_keys=("src", "dst"))
     assert outputs(tmp_path) == []
 
 
@@ -188,13 +276,8 @@ def test_an_input_that_cannot_be_read_is_named(tmp_path):
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
-    with pytest.raises(DataError, match="cannot write .*nowhere/out_text_document.bin: No such"):
-        preprocess(
-            [path],
-            output_prefix=str(tmp_path / "nowhere" / "out"),
-            json_keys=["text"],
-            make_encoder=Bytes,
-        )
+    with pytest.raises(DataError, match="cannot write .*nowhere/out.stage: No such"):
+        run(tmp_path, [path], output_prefix=str(tmp_path / "nowhere" / "out"))
 
 
 def test_large_vocabularies_get_four_bytes(tmp_path):
@@ -216,7 +299,7 @@ def test_progress_is_a_line_each_interval_where_there_is_no_terminal(tmp_path, c
         "documents: 8 | tokens: 8",
     ]
     assert "MB/s: " in lines[0]
-    assert lines[1].endswith("input: 80.0%")
+    assert "input: 80.0% | left: " in lines[1]
 
 
 def test_a_first_look_names_what_is_wrong_with_each_input(tmp_path):

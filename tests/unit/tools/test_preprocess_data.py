@@ -60,13 +60,15 @@ def test_the_command_of_old_scripts_runs_as_written(directory):
     assert new_files(directory) == {
         "codeparrot_content_document.bin",
         "codeparrot_content_document.idx",
+        "codeparrot_content_document.tokenizer.json",
+        "codeparrot.report.json",
     }
     tokenizer = GPT2BPETokenizer(directory / "vocab.json", directory / "merges.txt")
     dataset = IndexedDataset(directory / "codeparrot_content_document")
     assert [tokenizer.decode(dataset[i].tolist()) for i in range(len(dataset))] == [
         f"the {i}th line<|endoftext|>" for i in range(60)
     ]
-    assert done.stdout == (
+    assert done.stdout.startswith(
         f"codeparrot_content_document.bin, .idx: documents: 60 | tokens: {len(dataset.tokens)} | "
         f"bytes: {2 * len(dataset.tokens) + 34 + 12 * 60 + 8 * 61} | "
         "documents without a token, left out: 0\n"
@@ -120,7 +122,24 @@ def test_several_inputs_and_keys_are_taken(directory):
         ),
         ("--input corpus.jsonl --output-prefix out TOKENIZER --worker 2", 2, ["--workers?"]),
         ("TOKENIZER", 2, ["--input, --output-prefix"]),
-        ("--input corpus.jsonl --output-prefix out --dataset-impl lazy", 2, ["'lazy'"]),
+        ("--input corpus.jsonl --output-prefix out --dataset-impl eager", 2, ["'eager'"]),
+        (
+            "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
+            "--json-keys content --workers 3 --partitions 2 --on-error collect --keep-newlines",
+            2,
+            ["not a multiple of --partitions 2", "collect has one FILE", "--keep-newlines: only"],
+        ),
+        (
+            "--input *.jsonl.gz --output-prefix out TOKENIZER --merge-file merges.txt",
+            1,
+            ["no file matches --input *.jsonl.gz"],
+        ),
+        (
+            "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
+            "--datasets wikipedia",
+            2,
+            ["--datasets: give the files to --input"],
+        ),
     ],
 )
 def test_a_mistake_is_said_without_traceback_and_leaves_nothing(directory, line, code, errors):
@@ -163,7 +182,7 @@ def start_in_the_middle(directory):
     pipe.write('{"content": "a"}\n' * 9)
     pipe.flush()
     assert process.stdout.readline().startswith("documents: 1 ")
-    assert len(new_files(directory)) == 3
+    assert new_files(directory) == {"endless.jsonl", "out.stage"}
     return process, pipe
 
 
@@ -248,4 +267,3 @@ def test_the_commands_of_the_page_on_data_run(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "documents: 1000" in done.stdout
-    assert "samples; the first: [" in done.stdout

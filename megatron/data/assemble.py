@@ -1,0 +1,196 @@
+"""Finished stages become token files, a report and a list of bad lines: all of them, or none."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.data.block_encoder import EncodingRules
+from megatron.data.conversion import Conversion
+from megatron.data.copying import copy_extents, lay_end_to_end
+from megatron.data.index_files import INDEX_WRITERS, IndexContent, counting, pieces_of_file
+from megatron.data.publish import flush, publish_pair, write_errors_name
+from megatron.data.quality import Tally
+from megatron.data.report import key_report, readable
+from megatron.data.stage import (
+    Position,
+    key_file,
+    position_of,
+    read_state,
+    remove_stage,
+    write_json,
+)
+from megatron.errors import DataError
+
+_PUBLISH = "publish.json"
+
+
+@dataclass(frozen=True)
+class Written:
+    """One published .bin/.idx pair."""
+
+    prefix: str
+    documents: int
+    dropped: int  # documents without a token
+    bad: int  # lines that were skipped
+    tokens: int
+    bytes: int  # of both files
+    report: tuple[str, ...]  # lines for people
+
+
+def was_assembled(root: Path) -> bool:
+    """Whether nothing is left to do but to give the files their names."""
+    return (root / _PUBLISH).exists()
+
+
+def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> list[Written]:
+    """Write the token files from the stages of all parts, and publish them.
+
+    Raises:
+        DataError: a part is not finished, no document is left, or the disk is full.
+    """
+    root = conversion.root
+    parts = [root / f"{part:05d}-of-{num_parts:05d}" for part in range(num_parts)]
+    positions = [_finished(part) for part in parts]
+    documents = sum(position.documents for position in positions)
+    dropped = sum(position.dropped for position in positions)
+    if not documents:
+        remove_stage(parts)
+        keys = " and ".join(map(repr, rules.keys))
+        raise DataError(
+            f"nothing to write for key {keys}: none of the {dropped} documents in "
+            f"{', '.join(conversion.inputs)} has a token"
+        )
+    pairs, report = [], {}
+    for k, key in enumerate(rules.keys):
+        prefix = conversion.prefix_of(key)
+        content = _content(parts, k, rules, documents)
+        with write_errors_name(Path(prefix + ".bin")):
+            bin_path = _joined(parts, k, root, conversion.workers * conversion.partitions)
+        with write_errors_name(Path(prefix + ".idx")), (root / f"{k}.idx").open("wb") as file:
+            INDEX_WRITERS[conversion.dataset_impl](file, content)
+        pairs.append([str(bin_path), str(root / f"{k}.idx"), prefix])
+        report[key] = key_report(
+            parts,
+            k,
+            _total_tally(positions, k),
+            itemsize=rules.dtype.itemsize,
+            suffix_tokens=len(rules.suffix),
+        )
+    totals = {
+        "inputs": list(conversion.inputs),
+        "input_bytes": sum(position.input_bytes for position in positions),
+        "documents": documents,
+        "dropped_documents": dropped,
+        "bad_lines": sum(position.bad for position in positions),
+    }
+    said = {**totals, "tokenizer": dict(conversion.tokenizer), "keys": report}
+    moves = [_staged_report(conversion, root, said), *_staged_bad_lines(conversion, root, parts)]
+    with write_errors_name(root):
+        for pair in pairs:
+            flush(Path(pair[0]))
+            flush(Path(pair[1]))
+        write_json(root / _PUBLISH, {"pairs": pairs, "moves": moves, "report": said})
+    return publish_staged(root)
+
+
+def publish_staged(root: Path) -> list[Written]:
+    """Give the staged files their names. A run that is killed in here is finished by the next."""
+    staged = json.loads((root / _PUBLISH).read_text())
+    for bin_path, idx_path, prefix in staged["pairs"]:
+        publish_pair(Path(bin_path), Path(idx_path), prefix)
+    for source, target in staged["moves"]:
+        with write_errors_name(Path(target)):
+            if Path(source).exists():
+                os.replace(source, target)
+    said = staged["report"]
+    return [
+        Written(
+            prefix=prefix,
+            documents=of_key["documents"],
+            dropped=said["dropped_documents"],
+            bad=said["bad_lines"],
+            tokens=of_key["tokens"],
+            bytes=sum(os.path.getsize(prefix + suffix) for suffix in (".bin", ".idx")),
+            report=tuple(readable(key, of_key)),
+        )
+        for (_, _, prefix), (key, of_key) in zip(staged["pairs"], said["keys"].items(), strict=True)
+    ]
+
+
+def _finished(part: Path) -> Position:
+    state = read_state(part)
+    if state is None or not position_of(state).is_done:
+        raise DataError(f"{part} is not finished; run its shard again with --resume, then merge")
+    return position_of(state)
+
+
+def _content(parts: Sequence[Path], key: int, rules: EncodingRules, documents: int) -> IndexContent:
+    sequences = sum(key_file(part, key, "sizes").stat().st_size // 4 for part in parts)
+
+    def sizes() -> Iterator[NDArray]:
+        for part in parts:
+            yield from pieces_of_file(key_file(part, key, "sizes"), np.dtype("<i4"))
+
+    def document_starts() -> Iterator[NDArray]:
+        if rules.splitter is None:
+            yield from counting(documents + 1)
+            return
+        end = np.zeros(1, "<i8")
+        yield end
+        for part in parts:
+            for counts in pieces_of_file(key_file(part, key, "counts"), np.dtype("<i4")):
+                ends = end[-1] + np.cumsum(counts, dtype="<i8")
+                yield ends
+                end = ends
+
+    return IndexContent(
+        dtype=rules.dtype,
+        num_sequences=sequences,
+        num_documents=documents,
+        sizes=sizes,
+        document_starts=document_starts,
+    )
+
+
+def _joined(parts: Sequence[Path], key: int, root: Path, workers: int) -> Path:
+    """Return a file with the tokens of all parts."""
+    if len(parts) == 1:
+        return key_file(parts[0], key, "bin")
+    path = root / f"{key}.bin"
+    path.unlink(missing_ok=True)
+    sources = [key_file(part, key, "bin") for part in parts]
+    copy_extents(lay_end_to_end(sources), path, workers=min(workers, 4))
+    return path
+
+
+def _total_tally(positions: Sequence[Position], key: int) -> Tally:
+    total, before = Tally(), 0
+    for position in positions:
+        total.add(position.tallies[key], before)
+        before += position.documents
+    return total
+
+
+def _staged_report(conversion: Conversion, root: Path, said: dict[str, Any]) -> list[str]:
+    target = conversion.output_prefix + ".report.json"
+    with write_errors_name(Path(target)):
+        write_json(root / "report.json", said)
+    return [str(root / "report.json"), target]
+
+
+def _staged_bad_lines(
+    conversion: Conversion, root: Path, parts: Sequence[Path]
+) -> Iterator[list[str]]:
+    if conversion.bad_lines_path is None:
+        return
+    with write_errors_name(Path(conversion.bad_lines_path)):
+        staged = Path(conversion.bad_lines_path + ".new")
+        staged.unlink(missing_ok=True)
+        copy_extents(lay_end_to_end([part / "bad" for part in parts]), staged)
+    yield [str(staged), conversion.bad_lines_path]

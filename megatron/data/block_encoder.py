@@ -1,0 +1,224 @@
+"""The tokens of a block of lines, as they will lie on disk, and what there is to say about them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.data.documents import BadLine, Documents, read_documents
+from megatron.data.inputs import Block
+from megatron.data.quality import SAMPLE_ONE_IN, Tally, hash_documents, longest_runs
+from megatron.data.sentences import SentenceSplitter
+from megatron.errors import DataError
+
+_EXAMPLE = 80  # characters
+
+
+class Vocabulary(Protocol):
+    """The part of a vocabulary that is needed here."""
+
+    @property
+    def tokens(self) -> Sequence[str]:
+        """Text of each id; empty if the ids have none."""
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    vocab_size: int
+    special_ids: Mapping[Any, int]
+
+    def encode_array(self, texts: Sequence[str]) -> tuple[NDArray, NDArray]:
+        """Return the ids of all texts back to back, and how many each text has."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`."""
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the texts of the ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingRules:
+    """What a document's text becomes.
+
+    Args:
+        suffix: ids that end each document.
+        keep_empty: a document without tokens under some key stays, under all keys; otherwise it
+            goes, under all keys.
+        odd_ids: ids whose share of the tokens is reported.
+        max_line_bytes: a longer line was not read.
+    """
+
+    keys: tuple[str, ...]
+    dtype: np.dtype
+    suffix: tuple[int, ...] = ()
+    keep_empty: bool = False
+    prepend_space: bool = False
+    splitter: SentenceSplitter | None = None
+    odd_ids: tuple[int, ...] = ()
+    max_line_bytes: int = 1 << 26
+
+
+@dataclass
+class EncodedKey:
+    """The documents of one key: `tokens` and `sizes` of the sequences, back to back.
+
+    `counts` says how many sequences each document has; None if always one.
+    """
+
+    tokens: NDArray
+    sizes: NDArray
+    counts: NDArray | None
+    hashes: NDArray[np.uint64]
+    tally: Tally
+
+
+@dataclass
+class Encoded:
+    """What became of a block. `keys` has one entry for each key."""
+
+    source: int
+    start: int
+    end: int
+    file_end: int
+    num_lines: int
+    num_documents: int
+    num_dropped: int
+    num_input_bytes: int  # of text
+    keys: list[EncodedKey]
+    bad: list[BadLine] = field(default_factory=list)
+
+
+class BlockEncoder:
+    """Turns blocks into tokens, in whichever process it is made."""
+
+    def __init__(self, encoder: Encoder, rules: EncodingRules):
+        self._encoder = encoder
+        self._rules = rules
+        self._odd = np.zeros(max(encoder.vocab_size, *rules.odd_ids, 0) + 1, np.bool_)
+        self._odd[list(rules.odd_ids)] = True
+
+    def __call__(self, block: Block) -> Encoded:
+        """Return the tokens of `block`."""
+        documents = read_documents(block, self._rules.keys, self._rules.max_line_bytes)
+        columns = self._encode_all(documents)
+        totals = [np.add.reduceat(sizes, starts) for _, sizes, starts in columns if len(starts)]
+        keep = np.ones(len(documents.lines), np.bool_)
+        if not self._rules.keep_empty:
+            for total in totals:
+                keep &= total > 0
+        keys = [
+            self._finish(column, texts, keep)
+            for column, texts in zip(columns, documents.texts, strict=True)
+        ]
+        kept = int(keep.sum())
+        return Encoded(
+            source=block.source,
+            start=block.start,
+            end=block.end,
+            file_end=block.file_end,
+            num_lines=documents.num_lines,
+            num_documents=kept,
+            num_dropped=len(keep) - kept,
+            num_input_bytes=len(block.data or b"") if block.rows else block.end - block.start,
+            keys=keys,
+            bad=documents.bad,
+        )
+
+    def _encode_all(self, documents: Documents) -> list[tuple[NDArray, NDArray, NDArray]]:
+        """Return for each key (tokens, sizes of sequences, first sequence of each document)."""
+        try:
+            return [self._encode(texts) for texts in documents.texts]
+        except DataError:
+            bad: dict[int, str] = {}
+            for texts in documents.texts:
+                for i, text in enumerate(texts):
+                    try:
+                        self._encode([text])
+                    except DataError as error:
+                        bad.setdefault(i, str(error))
+            documents.remove(bad)
+            return [self._encode(texts) for texts in documents.texts]
+
+    def _encode(self, texts: Sequence[str]) -> tuple[NDArray, NDArray, NDArray]:
+        if self._rules.prepend_space:
+            texts = [" " + text if text else "" for text in texts]
+        if self._rules.splitter is None:
+            tokens, sizes = self._encoder.encode_array(texts)
+            return tokens, sizes, np.arange(len(texts))
+        # A text without sentences is one empty sequence, so that it can be kept.
+        sentences = [self._rules.splitter(text) or [""] for text in texts]
+        flat = [sentence for of_text in sentences for sentence in of_text]
+        tokens, sizes = self._encoder.encode_array(flat)
+        counts = np.fromiter(map(len, sentences), np.int64, len(sentences))
+        return tokens, sizes, np.cumsum(counts) - counts
+
+    def _finish(
+        self, column: tuple[NDArray, NDArray, NDArray], texts: Sequence[str], keep: NDArray
+    ) -> EncodedKey:
+        tokens, sizes, firsts = column
+        tokens = self._to_disk(tokens)
+        if not keep.all():
+            texts = [text for text, is_kept in zip(texts, keep.tolist(), strict=True) if is_kept]
+            of_sequence = np.repeat(keep, np.diff(firsts, append=len(sizes)))
+            tokens = tokens[np.repeat(of_sequence, sizes)]
+            firsts = firsts[keep]
+            firsts = (np.cumsum(of_sequence) - of_sequence)[firsts]
+            sizes = sizes[of_sequence]
+        counts = None
+        if self._rules.splitter is not None:
+            firsts, sizes = _without_empty_sequences(firsts, sizes)
+            counts = np.diff(firsts, append=len(sizes)).astype("<i4")
+        ends = np.cumsum(sizes)[np.append(firsts[1:], len(sizes)) - 1] if len(firsts) else firsts
+        hashes = hash_documents(tokens, ends)
+        tally = self._tally(tokens, ends, hashes, texts)
+        tokens, sizes = self._with_suffix(tokens, sizes, firsts, ends)
+        return EncodedKey(tokens, sizes.astype("<i4"), counts, hashes, tally)
+
+    def _with_suffix(
+        self, tokens: NDArray, sizes: NDArray, firsts: NDArray, ends: NDArray
+    ) -> tuple[NDArray, NDArray]:
+        suffix = self._rules.suffix
+        if not suffix or not len(ends):
+            return tokens, sizes
+        sizes = sizes.copy()
+        sizes[np.append(firsts[1:], len(sizes)) - 1] += len(suffix)
+        places = np.repeat(ends, len(suffix))
+        return np.insert(tokens, places, np.tile(np.array(suffix, tokens.dtype), len(ends))), sizes
+
+    def _to_disk(self, tokens: NDArray) -> NDArray:
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self._encoder.vocab_size:
+            raise DataError(
+                f"the tokenizer gave the ids {tokens.min()} to {tokens.max()}, but says that its "
+                f"vocabulary has {self._encoder.vocab_size}"
+            )
+        return tokens.astype(self._rules.dtype, copy=False)
+
+    def _tally(
+        self, tokens: NDArray, ends: NDArray, hashes: NDArray[np.uint64], texts: Sequence[str]
+    ) -> Tally:
+        tally = Tally(runs=longest_runs(tokens, ends))
+        if self._rules.odd_ids:
+            tally.odd_tokens = int(np.count_nonzero(self._odd[tokens]))
+        for i in np.flatnonzero(hashes % SAMPLE_ONE_IN == 0).tolist():
+            start = ends[i - 1] if i else 0
+            tally.decoded += 1
+            text = " " * (self._rules.prepend_space and bool(texts[i])) + texts[i]
+            if self._encoder.decode(tokens[start : ends[i]].tolist()) != text:
+                tally.changed += 1
+                tally.changed_examples.append(texts[i][:_EXAMPLE])
+        del tally.changed_examples[5:]
+        return tally
+
+
+def _without_empty_sequences(firsts: NDArray, sizes: NDArray) -> tuple[NDArray, NDArray]:
+    """Drop sequences without tokens, but leave each document at least one sequence."""
+    keep = sizes > 0
+    if keep.all():
+        return firsts, sizes
+    totals = np.add.reduceat(sizes, firsts) if len(firsts) else firsts
+    keep[firsts[totals == 0]] = True
+    return (np.cumsum(keep) - keep)[firsts], sizes[keep]

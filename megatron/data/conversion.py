@@ -1,0 +1,163 @@
+"""A conversion of texts to token files: what is wanted, and everything that follows from it."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megatron.data.block_encoder import Encoder, EncodingRules
+from megatron.data.documents import read_documents
+from megatron.data.indexed_dataset import best_dtype
+from megatron.data.inputs import Limits, Source, find_sources, read_blocks
+from megatron.data.sentences import build_splitter
+from megatron.errors import DataError
+
+_MEMORY_PER_TEXT = 16  # bytes that one byte of text may need while it is converted
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+_BLOCK_BYTES = 1 << 20
+_SMALLEST_BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """Texts to convert, and how.
+
+    Args:
+        inputs: files, globs, or `-`; read in this order.
+        output_prefix: the files are {output_prefix}_{key}_document, or _sentence.
+        make_encoder: called once in every process, so it must be picklable.
+        tokenizer: what the tokenizer is, in words or numbers, to know it again on resuming.
+        keep_empty: a document without tokens stays, for all keys; otherwise it goes for all.
+        split_sentences: make each sentence a sequence of its own.
+        workers: processes that tokenize; with 1, this process does.
+        partitions: parts of the input that are converted side by side and joined at the end.
+        chunk_size: lines a worker gets at a time at most; if None, only bytes count.
+        max_memory_mb: for text and tokens under way, besides what the processes need to run.
+        on_error: "stop" at a bad line, or "skip" it.
+        bad_lines_path: file for the skipped lines.
+        resume: go on where an interrupted run stopped.
+        log_interval: documents between two lines of progress.
+        commit_interval_s: seconds of work that may be lost when the run is killed.
+    """
+
+    inputs: tuple[str, ...]
+    output_prefix: str
+    json_keys: tuple[str, ...] = ("text",)
+    make_encoder: Callable[[], Encoder]
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    append_eod: bool = False
+    append_bos: bool = False
+    prepend_space: bool = False
+    keep_empty: bool = False
+    split_sentences: bool = False
+    lang: str = "english"
+    keep_newlines: bool = False
+    dataset_impl: str = "mmap"
+    workers: int = 1
+    partitions: int = 1
+    chunk_size: int | None = None
+    max_memory_mb: int = 1024
+    on_error: str = "stop"
+    bad_lines_path: str | None = None
+    resume: bool = False
+    log_interval: int = 10_000
+    commit_interval_s: float = 10.0
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The JSON keys, each once."""
+        return tuple(dict.fromkeys(self.json_keys))
+
+    @property
+    def root(self) -> Path:
+        """Directory of the work in progress, beside the output."""
+        return Path(self.output_prefix + ".stage")
+
+    def prefix_of(self, key: str) -> str:
+        """Return the path of the token files of `key`, without suffix."""
+        level = "sentence" if self.split_sentences else "document"
+        return f"{self.output_prefix}_{key}_{level}"
+
+    @property
+    def max_text_bytes(self) -> int:
+        """Bytes of text under way at a time, which is also the longest line."""
+        return (self.max_memory_mb << 20) // (_MEMORY_PER_TEXT * self.partitions)
+
+    def limits(self) -> Limits:
+        """Return how the input is cut into blocks."""
+        share = self.max_text_bytes // (2 * self.workers)
+        block_bytes = max(min(_BLOCK_BYTES, share), min(_SMALLEST_BLOCK_BYTES, self.max_text_bytes))
+        return Limits(block_bytes, self.max_text_bytes, self.chunk_size)
+
+
+def build_rules(conversion: Conversion, encoder: Encoder) -> EncodingRules:
+    """Return what a text becomes; a sentence splitter is trained if need be.
+
+    Raises:
+        DataError: the tokenizer lacks a token that ends documents.
+    """
+    suffix = []
+    for role, flag, is_wanted in (
+        ("eod", "--append-eod", conversion.append_eod),
+        ("bos", "--append-bos", conversion.append_bos),
+    ):
+        if is_wanted and role not in encoder.special_ids:
+            raise DataError(f"{flag}: the tokenizer has no token of the role {role}")
+        if is_wanted:
+            suffix.append(encoder.special_ids[role])
+    splitter = None
+    if conversion.split_sentences:
+        texts = _first_texts(conversion)
+        splitter = build_splitter(conversion.lang, conversion.keep_newlines, texts)
+    return EncodingRules(
+        keys=conversion.keys,
+        dtype=best_dtype(encoder.vocab_size),
+        suffix=tuple(suffix),
+        keep_empty=conversion.keep_empty,
+        prepend_space=conversion.prepend_space,
+        splitter=splitter,
+        odd_ids=odd_ids(encoder),
+        max_line_bytes=conversion.max_text_bytes,
+    )
+
+
+def odd_ids(encoder: Encoder) -> tuple[int, ...]:
+    """Return the ids of the unknown token and of bytes that stand for themselves."""
+    found = {encoder.special_ids["unk"]} if "unk" in encoder.special_ids else set()
+    tokens = encoder.vocabulary().tokens
+    found |= {i for i, token in enumerate(tokens) if _BYTE_TOKEN.fullmatch(token)}
+    return tuple(sorted(found))
+
+
+def fingerprint(
+    conversion: Conversion, rules: EncodingRules, sources: list[Source]
+) -> dict[str, Any]:
+    """Return everything that the tokens depend on, as JSON."""
+    inputs = []
+    for source in sources:
+        changed_at = 0 if source.kind == "stream" else os.stat(source.path).st_mtime_ns
+        inputs.append([*asdict(source).values(), changed_at])
+    return {
+        "--input": inputs,
+        "--json-keys": conversion.keys,
+        "the tokenizer": dict(conversion.tokenizer),
+        "the type of a token": rules.dtype.name,
+        "the end of a document": rules.suffix,
+        "--empty-documents keep": rules.keep_empty,
+        "--prepend-space": rules.prepend_space,
+        "--split-sentences": conversion.split_sentences,
+        "--lang": conversion.lang,
+        "--keep-newlines": conversion.keep_newlines,
+        "the longest line that --max-memory-mb allows": rules.max_line_bytes,
+    }
+
+
+def _first_texts(conversion: Conversion) -> Iterator[str]:
+    """Yield the first texts of the inputs that can be read twice."""
+    sources = [source for source in find_sources(conversion.inputs) if source.kind != "stream"]
+    for block in read_blocks(sources, conversion.limits()):
+        documents = read_documents(block, conversion.keys, conversion.max_text_bytes)
+        for texts in zip(*documents.texts, strict=True):
+            yield from texts

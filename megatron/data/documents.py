@@ -1,0 +1,155 @@
+"""The texts of a block: one document a line or row, and what is wrong with those that are none."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from megatron.data import parquet
+from megatron.data.inputs import Block, read_range
+
+_EXCERPT = 80
+_EXPECTED = 'each line must be an object such as {"text": "..."}'
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that cannot be used.
+
+    Args:
+        line: its number in the block, from 0.
+        problem: what is wrong with it, and how it starts.
+    """
+
+    line: int
+    problem: str
+    excerpt: str
+
+
+@dataclass
+class Documents:
+    """The documents of a block.
+
+    Args:
+        lines: number in the block of each document's line.
+        texts: for each key, the text of each document.
+        num_lines: of the block, blank and bad ones included.
+    """
+
+    lines: list[int]
+    texts: list[list[str]]
+    num_lines: int
+    bad: list[BadLine] = field(default_factory=list)
+
+    def remove(self, bad: dict[int, str]) -> None:
+        """Take out the documents with these indices, each for the reason given."""
+        for i, reason in bad.items():
+            self.bad.append(BadLine(self.lines[i], reason, self.texts[0][i][:_EXCERPT]))
+        keep = [i for i in range(len(self.lines)) if i not in bad]
+        self.lines = [self.lines[i] for i in keep]
+        self.texts = [[texts[i] for i in keep] for texts in self.texts]
+        self.bad.sort(key=lambda line: line.line)
+
+
+def read_documents(block: Block, keys: Sequence[str], max_line_bytes: int) -> Documents:
+    """Return the text under each of `keys` of each line that is not blank."""
+    if block.too_long is not None:
+        excerpt = block.too_long.decode("utf-8", "replace")
+        problem = (
+            f"{block.end - block.start} bytes long, over the {max_line_bytes} that "
+            f"--max-memory-mb leaves for a line: {excerpt!r}"
+        )
+        return Documents([], [[] for _ in keys], 1, [BadLine(0, problem, excerpt)])
+    data = block.data
+    if data is None:
+        data = read_range(block.path, block.start, block.end)
+    if block.rows:
+        return _from_rows(data, block.end - block.start, keys)
+    return _from_lines(data, keys)
+
+
+def _from_lines(data: bytes, keys: Sequence[str]) -> Documents:
+    texts: list[list[str]] = [[] for _ in keys]
+    numbers: list[int] = []
+    documents = Documents(numbers, texts, data.count(b"\n") + (data[-1:] != b"\n" and data != b""))
+    loads = orjson.loads
+    only_key, only_texts = keys[0], texts[0]
+    is_single = len(keys) == 1
+    for number, line in enumerate(data.split(b"\n")):
+        try:
+            document = loads(line)
+            if is_single:
+                text = document[only_key]
+                if type(text) is str:
+                    only_texts.append(text)
+                    numbers.append(number)
+                    continue
+        except (ValueError, KeyError, TypeError):
+            if not line or line.isspace():
+                continue
+        found = _careful(line, keys)
+        if isinstance(found, str):
+            excerpt = line[:_EXCERPT].decode("utf-8", "replace").strip()
+            documents.bad.append(BadLine(number, found, excerpt))
+        else:
+            for column, text in zip(texts, found, strict=True):
+                column.append(text)
+            numbers.append(number)
+    return documents
+
+
+def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
+    """Return the texts of a line, or what is wrong with it.
+
+    Python's parser has the last word: it takes what the fast one does not, such as half of a
+    surrogate pair, a number without bounds, or a byte order mark in front.
+    """
+    excerpt = line[:_EXCERPT].decode("utf-8", "replace").strip()
+    try:
+        document = orjson.loads(line)
+    except ValueError:
+        try:
+            document = json.loads(line.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            return f"not JSON: {excerpt!r} ({error}); {_EXPECTED}"
+    if not isinstance(document, dict):
+        return f"not a JSON object: {excerpt!r}; {_EXPECTED}"
+    found = []
+    for key in keys:
+        if key not in document:
+            return _no_key(key, document)
+        if not isinstance(document[key], str):
+            return _no_text(key, document[key])
+        found.append(document[key])
+    return found
+
+
+def _from_rows(data: bytes, num_rows: int, keys: Sequence[str]) -> Documents:
+    columns, names = parquet.columns_of(data, keys)
+    documents = Documents([], [[] for _ in keys], num_rows)
+    for row in range(num_rows):
+        problem = ""
+        for key in keys:
+            if key not in columns:
+                problem = _no_key(key, names)
+            elif not isinstance(columns[key][row], str):
+                problem = _no_text(key, columns[key][row])
+            if problem:
+                documents.bad.append(BadLine(row, problem, ""))
+                break
+        else:
+            documents.lines.append(row)
+            for texts, key in zip(documents.texts, keys, strict=True):
+                texts.append(columns[key][row])
+    return documents
+
+
+def _no_key(key: str, names: Any) -> str:
+    present = ", ".join(map(repr, names)) or "none"
+    return f"no key {key!r}; it has {present} (--json-keys names the keys)"
+
+
+def _no_text(key: str, value: object) -> str:
+    return f"key {key!r} holds {json.dumps(value, default=str)[:_EXCERPT]}, which is not a text"

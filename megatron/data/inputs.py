@@ -1,0 +1,336 @@
+"""Files of documents, cut into blocks of whole lines: plain, compressed, Parquet, or standard input.
+
+What a line means is not known here; only where lines end, in memory that does not grow with them.
+"""
+
+import glob
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from megatron.data import parquet
+from megatron.data.decompress import MAGICS, decompressed
+from megatron.errors import DataError
+
+STDIN = "-"
+_EXCERPT_BYTES = 80
+_PIECE_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a block may be."""
+
+    block_bytes: int  # a block ends with the line that passes this
+    line_bytes: int  # a longer line is not read, but reported
+    block_lines: int | None = None  # a block ends after so many lines at the latest
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input, or the part of it from `start` to `end`: bytes of a plain file, rows of a table."""
+
+    path: str
+    kind: str  # "plain", "stream", "parquet", or a compression
+    num_bytes: int  # that this part has on the disk; 0 if nobody knows
+    start: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive lines of one source.
+
+    Args:
+        source: index of the source.
+        start: first byte of the lines as text, or first row of a table.
+        end: where the next block starts.
+        data: the lines; None if whoever needs them reads these bytes of the plain file.
+        rows: the lines are rows of an Arrow table, serialised in `data`.
+        file_end: bytes of the file that have been read so far.
+        too_long: the block is one line over the limit, which starts like this.
+    """
+
+    source: int
+    path: str
+    start: int
+    end: int
+    file_end: int
+    data: bytes | None = None
+    rows: bool = False
+    too_long: bytes | None = None
+
+
+def find_sources(patterns: Iterable[str]) -> list[Source]:
+    """Return the inputs that `patterns` name: files, globs, or `-` for standard input.
+
+    Raises:
+        DataError: a file is missing or is a directory, or nothing matches a glob.
+    """
+    return [_source(path) for pattern in patterns for path in _matches(pattern)]
+
+
+def split_sources(sources: Sequence[Source], part: int, num_parts: int) -> list[Source]:
+    """Return part `part` of `num_parts`, of about equal bytes, cut between lines.
+
+    Compressed files are not cut; a Parquet file is cut between its row groups.
+
+    Raises:
+        DataError: an input is a pipe, whose end nobody knows.
+    """
+    if num_parts == 1:
+        return list(sources)
+    total = sum(source.num_bytes for source in sources)
+    first, last = total * part // num_parts, total * (part + 1) // num_parts
+    found: list[Source] = []
+    before = 0
+    for source in sources:
+        if source.kind == "stream":
+            raise DataError(
+                f"--input {source.path} is a pipe, which cannot be read in several parts; "
+                "give files"
+            )
+        low, high = first - before, last - before
+        if source.kind == "plain":
+            found += _plain_part(source, low, high)
+        elif source.kind == "parquet":
+            found += _table_part(source, low, high)
+        elif low <= 0 < high:
+            found.append(source)
+        before += source.num_bytes
+    return found
+
+
+def read_blocks(
+    sources: Sequence[Source], limits: Limits, *, first: int = 0, offset: int | None = None
+) -> Iterator[Block]:
+    """Yield the blocks of all sources in order, from `offset` of source `first` on.
+
+    Raises:
+        DataError: an input cannot be read, or is damaged.
+    """
+    for index in range(first, len(sources)):
+        source = sources[index]
+        start = source.start if offset is None else offset
+        offset = None
+        with _read_errors_name(source.path):
+            if source.kind == "parquet":
+                yield from _table_blocks(index, source, start, limits)
+            elif source.kind == "plain" and limits.block_lines is None:
+                yield from _plain_blocks(index, source, start, limits)
+            else:
+                yield from _stream_blocks(index, source, start, limits)
+
+
+def read_range(path: str, start: int, end: int) -> bytes:
+    """Return these bytes of a plain file.
+
+    Raises:
+        DataError: the file cannot be read, or has become shorter.
+    """
+    with _read_errors_name(path), Path(path).open("rb", buffering=0) as file:
+        file.seek(start)
+        data = file.read(end - start)
+        while data is not None and len(data) < end - start:
+            more = file.read(end - start - len(data))
+            if not more:
+                raise DataError(f"--input {path} changed while being read: it ends before {end}")
+            data += more
+    return data
+
+
+def count_lines(path: str, end: int) -> int:
+    """Return how many lines end before byte `end` of a plain file."""
+    with _read_errors_name(path), Path(path).open("rb") as file:
+        lines = 0
+        while end > 0 and (piece := file.read(min(end, _PIECE_BYTES))):
+            lines += piece.count(b"\n")
+            end -= len(piece)
+    return lines
+
+
+def _matches(pattern: str) -> list[str]:
+    if pattern == STDIN or os.path.exists(pattern) or not glob.has_magic(pattern):
+        return [pattern]
+    found = sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        raise DataError(f"no file matches --input {pattern}")
+    return found
+
+
+def _source(path: str) -> Source:
+    if path == STDIN:
+        return Source(path, "stream", 0)
+    with _read_errors_name(path):
+        status = os.stat(path)
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
+            return Source(path, "stream", 0)
+        with Path(path).open("rb") as file:
+            magic = file.read(8)
+    for kind, start in {**MAGICS, "parquet": parquet.MAGIC}.items():
+        if magic.startswith(start):
+            return Source(path, kind, status.st_size)
+    return Source(path, "plain", status.st_size, 0, status.st_size)
+
+
+def _plain_part(source: Source, low: int, high: int) -> Iterator[Source]:
+    low, high = max(low, 0), min(high, source.num_bytes)
+    if low >= high:
+        return
+    with _read_errors_name(source.path), Path(source.path).open("rb") as file:
+        start = _line_end(file, low - 1, source.num_bytes) if low else 0
+        end = _line_end(file, high - 1, source.num_bytes)
+    if start < end:
+        yield replace(source, num_bytes=end - start, start=start, end=end)
+
+
+def _table_part(source: Source, low: int, high: int) -> Iterator[Source]:
+    with _read_errors_name(source.path):
+        rows = parquet.row_group_starts(source.path)
+    groups = len(rows) - 1
+    mine = [i for i in range(groups) if low <= source.num_bytes * i // groups < high]
+    if mine:
+        share = source.num_bytes * len(mine) // groups
+        yield replace(source, num_bytes=share, start=rows[mine[0]], end=rows[mine[-1] + 1])
+
+
+def _line_end(file: BinaryIO, position: int, end: int) -> int:
+    """Return where the line that holds byte `position` ends, or `end`."""
+    file.seek(position)
+    while position < end and (piece := file.read(1 << 14)):
+        newline = piece.find(b"\n")
+        if newline >= 0:
+            return min(position + newline + 1, end)
+        position += len(piece)
+    return end
+
+
+def _plain_blocks(index: int, source: Source, start: int, limits: Limits) -> Iterator[Block]:
+    end = source.num_bytes if source.end is None else source.end
+    with Path(source.path).open("rb") as file:
+        while start < end:
+            target = min(start + limits.block_bytes, end)
+            stop = _line_end(file, target - 1, end)
+            if stop - start > limits.line_bytes:
+                file.seek(start)
+                before = start + file.read(target - start).rfind(b"\n") + 1
+                if before > start:
+                    stop = before
+                else:
+                    excerpt = read_range(source.path, start, start + _EXCERPT_BYTES)
+                    yield Block(index, source.path, start, stop, stop, too_long=excerpt)
+                    start = stop
+                    continue
+            yield Block(index, source.path, start, stop, stop)
+            start = stop
+
+
+def _stream_blocks(index: int, source: Source, start: int, limits: Limits) -> Iterator[Block]:
+    with _opened(source) as file:
+        if source.kind == "plain":
+            file.seek(start)
+            stop = source.num_bytes if source.end is None else source.end
+            pieces = _pieces(file, stop - start)
+        else:
+            pieces = _skipped(decompressed(file), start, source.path)
+        for data, too_long, length in _whole_lines(pieces, limits):
+            # Of a compressed file its own position counts; a pipe has none, and no known end.
+            is_packed = source.kind != "plain" and file.seekable()
+            file_end = file.tell() if is_packed else start + length
+            place = (index, source.path, start, start + length, file_end)
+            yield Block(*place, too_long=data) if too_long else Block(*place, data=data)
+            start += length
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[BinaryIO]:
+    if source.path == STDIN:
+        yield sys.stdin.buffer
+    else:
+        with Path(source.path).open("rb") as file:
+            yield file
+
+
+def _pieces(file: BinaryIO, count: int) -> Iterator[bytes]:
+    while count > 0 and (piece := file.read(min(count, _PIECE_BYTES))):
+        yield piece
+        count -= len(piece)
+
+
+def _skipped(pieces: Iterator[bytes], count: int, path: str) -> Iterator[bytes]:
+    for piece in pieces:
+        if count < len(piece):
+            yield piece[count:]
+        count = max(count - len(piece), 0)
+    if count:
+        raise DataError(f"--input {path} is shorter than it was when this run was interrupted")
+
+
+def _whole_lines(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[bytes, bool, int]]:
+    """Yield (lines, False, their length), or (start of a line over the limit, True, its length)."""
+    held = bytearray()
+    dropped = 0  # bytes of a line over the limit that are gone already
+    for piece in pieces:
+        if dropped:
+            newline = piece.find(b"\n")
+            if newline < 0:
+                dropped += len(piece)
+                continue
+            yield bytes(held), True, dropped + newline + 1
+            dropped, held, piece = 0, bytearray(), piece[newline + 1 :]
+        held += piece
+        start = 0
+        for end in _block_ends(held, limits):
+            yield bytes(held[start:end]), False, end - start
+            start = end
+        held = held[start:]
+        if len(held) > limits.line_bytes and b"\n" not in held:
+            dropped, held = len(held), held[:_EXCERPT_BYTES]
+    if held:
+        yield bytes(held), bool(dropped), dropped or len(held)
+
+
+def _block_ends(held: bytearray, limits: Limits) -> list[int]:
+    """Return where the blocks end that can be made of `held`."""
+    ends: list[int] = []
+    if limits.block_lines:
+        newlines = np.flatnonzero(np.frombuffer(bytes(held), "u1") == ord("\n"))
+        ends = (newlines[limits.block_lines - 1 :: limits.block_lines] + 1).tolist()
+    start = ends[-1] if ends else 0
+    while len(held) - start >= limits.block_bytes:
+        end = held.rfind(b"\n", start, start + limits.block_bytes) + 1
+        end = end or held.find(b"\n", start) + 1
+        if not end:
+            break
+        ends.append(end)
+        start = end
+    return ends
+
+
+def _table_blocks(index: int, source: Source, start: int, limits: Limits) -> Iterator[Block]:
+    block = replace(limits, block_lines=limits.block_lines or (1 << 16))
+    pieces = parquet.read_rows(
+        source.path, start, source.end, block.block_bytes, int(block.block_lines or 0)
+    )
+    for data, num_rows, share in pieces:
+        file_end = int(source.num_bytes * share)
+        end = start + num_rows
+        yield Block(index, source.path, start, end, file_end, data=data, rows=True)
+        start = end
+
+
+@contextmanager
+def _read_errors_name(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot read --input {path}: {error.strerror or error}") from error
+    except (EOFError, ValueError) as error:
+        raise DataError(f"--input {path} is damaged or not complete: {error}") from error

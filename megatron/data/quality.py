@@ -1,0 +1,137 @@
+"""What is odd about tokens, found while they are made, at a small part of the cost of making them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHORTEST_RUN = 16  # tokens; runs of fewer are nothing to report
+SAMPLE_ONE_IN = 128  # documents that are decoded again, chosen by what they say
+_LONG = 1 << 16  # tokens from which on a document is hashed by itself
+_GROUP = 1 << 18  # tokens hashed together, so that the tables stay in the cache
+_MOST_RUNS = 10
+_MOST_EXAMPLES = 5
+_EIGHT_EQUAL = np.uint64(0x0101010101010101)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One token, many times in a row."""
+
+    length: int
+    token: int
+    document: int
+
+
+@dataclass
+class Tally:
+    """What was found in the documents of one key."""
+
+    odd_tokens: int = 0  # unknown tokens, and bytes that stand for themselves
+    runs: list[Run] = field(default_factory=list)
+    decoded: int = 0  # documents decoded again
+    changed: int = 0  # of these, how many were another text then
+    changed_examples: list[str] = field(default_factory=list)
+
+    def add(self, other: "Tally", documents_before: int) -> None:
+        """Count what was found in the documents that follow."""
+        self.odd_tokens += other.odd_tokens
+        later = [Run(run.length, run.token, run.document + documents_before) for run in other.runs]
+        self.runs = sorted([*self.runs, *later], key=lambda run: (-run.length, run.document))
+        del self.runs[_MOST_RUNS:]
+        self.decoded += other.decoded
+        self.changed += other.changed
+        self.changed_examples += other.changed_examples
+        del self.changed_examples[_MOST_EXAMPLES:]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` takes."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> "Tally":
+        """Return the tally that `to_json` was called on."""
+        return cls(**{**said, "runs": [Run(**run) for run in said["runs"]]})
+
+
+def longest_runs(tokens: NDArray, ends: NDArray) -> list[Run]:
+    """Return the longest runs of at least SHORTEST_RUN equal tokens within a document.
+
+    Shapes: tokens [tokens]; ends [documents], where each document ends.
+    """
+    if tokens.size < SHORTEST_RUN:
+        return []
+    equal = np.zeros(tokens.size // 8 * 8 + 8, np.bool_)
+    np.equal(tokens[1:], tokens[:-1], out=equal[: tokens.size - 1])
+    # Fifteen neighbours in a row that are equal cover an aligned eight of them.
+    if not (equal.view(np.uint64) == _EIGHT_EQUAL).any():
+        return []
+    borders = ends[(ends > 0) & (ends < tokens.size)]
+    equal[borders - 1] = False
+    edges = np.flatnonzero(np.diff(equal.view(np.int8), prepend=0, append=0))
+    starts, lengths = edges[::2], edges[1::2] - edges[::2] + 1
+    longest = np.argsort(-lengths, kind="stable")[:_MOST_RUNS]
+    return [
+        Run(int(lengths[i]), int(tokens[starts[i]]), int(np.searchsorted(ends, starts[i], "right")))
+        for i in longest
+        if lengths[i] >= SHORTEST_RUN
+    ]
+
+
+def hash_documents(tokens: NDArray, ends: NDArray) -> NDArray[np.uint64]:
+    """Return 64 bits for each document; equal documents have equal ones, wherever they stand.
+
+    Shapes: tokens [tokens] non-negative; ends [documents] int64, where each document ends.
+    """
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    hashes = np.empty(len(ends), np.uint64)
+    short = ends - starts < _LONG
+    first = 0
+    while first < len(ends):
+        if not short[first]:
+            document = np.ascontiguousarray(tokens[starts[first] : ends[first]], "<u4")
+            digest = blake2b(document.tobytes(), digest_size=8).digest()
+            hashes[first] = int.from_bytes(digest, "little")
+            first += 1
+            continue
+        last = int(np.searchsorted(ends, starts[first] + _GROUP, "right"))
+        long = np.flatnonzero(~short[first : max(last, first + 1)])
+        last = first + int(long[0]) if long.size else max(last, first + 1)
+        hashes[first:last] = _hash_together(
+            tokens[starts[first] : ends[last - 1]],
+            starts[first:last] - starts[first],
+            ends[first:last] - starts[first],
+        )
+        first = last
+    return hashes
+
+
+def _hash_together(tokens: NDArray, starts: NDArray, ends: NDArray) -> NDArray[np.uint64]:
+    """Evaluate for each document a polynomial of its tokens, modulo 2**64."""
+    powers, inverses = _powers()
+    terms = _scattered(tokens.astype(np.uint64)) * powers[: tokens.size]
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
+    # Each sum starts at the power of its place; taking that out makes it the same everywhere.
+    return _scattered((sums[ends] - sums[starts]) * inverses[starts] + (ends - starts).view("u8"))
+
+
+def _scattered(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return other numbers, different for different values, that look like chance."""
+    values = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    return values ^ (values >> np.uint64(29))
+
+
+@cache
+def _powers() -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the powers of an odd number modulo 2**64, and of its inverse."""
+    base = 0xD6E8FEB86659FD93
+    tables = []
+    for number in (base, pow(base, -1, 1 << 64)):
+        table = np.full(_GROUP + _LONG, number, np.uint64)
+        table[0] = 1
+        tables.append(np.cumprod(table, dtype=np.uint64))
+    return tables[0], tables[1]

@@ -1,0 +1,194 @@
+"""Work in progress on disk: what is written so far, and a small file that says how much of it holds.
+
+Files only grow. A run that was killed, at any moment, is taken up where the last commit left it:
+what lies behind is cut off.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from megatron.data.block_encoder import Encoded
+from megatron.data.publish import flush, write_errors_name
+from megatron.data.quality import Tally
+from megatron.errors import DataError
+
+STATE = "state.json"
+
+
+@dataclass
+class Position:
+    """How far a part of the input is done, and what came of it."""
+
+    source: int = 0
+    offset: int | None = None  # in the source; None: its start
+    lines: int = 0  # of the source, up to here
+    documents: int = 0
+    dropped: int = 0  # documents without a token
+    bad: int = 0
+    input_bytes: int = 0  # of text
+    file_bytes: int = 0  # of the files, as far as they are read
+    tokens: int = 0
+    is_done: bool = False
+    tallies: list[Tally] = field(default_factory=list)
+
+
+def key_file(directory: Path, key: int, suffix: str) -> Path:
+    """Return the file that holds the tokens, sizes, counts or hashes of a key."""
+    return directory / f"{key}.{suffix}"
+
+
+class Stage:
+    """The directory of one part of the input.
+
+    Args:
+        directory: made if it is not there; its parent must be.
+        fingerprint: everything that the result depends on.
+        num_keys: JSON keys.
+        resume: go on from what is there; otherwise it is removed.
+
+    Raises:
+        DataError: another process works on it, it belongs to other wishes, or it cannot be
+            written.
+    """
+
+    def __init__(
+        self, directory: Path, fingerprint: Mapping[str, Any], num_keys: int, *, resume: bool
+    ):
+        self.directory = directory
+        self.position = Position(tallies=[Tally() for _ in range(num_keys)])
+        self._fingerprint = json.loads(json.dumps(fingerprint))
+        self._closing = ExitStack()
+        self._files: dict[str, BinaryIO] = {}
+        with write_errors_name(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock()
+            if resume:
+                self._take_up()
+            else:
+                for path in directory.iterdir():
+                    if path.name != "lock":
+                        path.unlink()
+            if not self.position.is_done:
+                for name in self._names(num_keys):
+                    self._files[name] = self._closing.enter_context((directory / name).open("ab"))
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether a later run could go on from here."""
+        return (self.directory / STATE).exists()
+
+    def append(self, encoded: Encoded) -> None:
+        """Add what became of one block; it holds after the next commit."""
+        position = self.position
+        if encoded.source != position.source:
+            position.source, position.lines = encoded.source, 0
+        with write_errors_name(self.directory):
+            for k, key in enumerate(encoded.keys):
+                self._files[f"{k}.bin"].write(key.tokens.data)
+                self._files[f"{k}.sizes"].write(key.sizes.data)
+                self._files[f"{k}.hashes"].write(key.hashes.data)
+                if key.counts is not None:
+                    self._files[f"{k}.counts"].write(key.counts.data)
+                position.tallies[k].add(key.tally, position.documents)
+                position.tokens += key.tokens.size
+        position.offset = encoded.end
+        position.lines += encoded.num_lines
+        position.documents += encoded.num_documents
+        position.dropped += encoded.num_dropped
+        position.input_bytes += encoded.num_input_bytes
+
+    def append_bad(self, entry: Mapping[str, Any]) -> None:
+        """Remember a bad line."""
+        self.position.bad += 1
+        with write_errors_name(self.directory):
+            self._files["bad"].write(json.dumps(entry).encode() + b"\n")
+
+    def commit(self, *, is_done: bool = False) -> None:
+        """Make everything appended so far survive whatever happens."""
+        self.position.is_done = is_done
+        with write_errors_name(self.directory):
+            lengths = {}
+            for name, file in self._files.items():
+                file.flush()
+                os.fsync(file.fileno())
+                lengths[name] = file.tell()
+            state = {
+                "fingerprint": self._fingerprint,
+                "lengths": lengths,
+                "position": asdict(self.position),
+            }
+            write_json(self.directory / STATE, state)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with write_errors_name(self.directory):
+            self._closing.close()
+
+    def _names(self, num_keys: int) -> list[str]:
+        suffixes = ("bin", "sizes", "counts", "hashes")
+        return ["bad", *(f"{k}.{suffix}" for k in range(num_keys) for suffix in suffixes)]
+
+    def _lock(self) -> None:
+        lock = self._closing.enter_context((self.directory / "lock").open("wb"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DataError(
+                f"another process writes to {self.directory}; wait for its end or give another "
+                "--output-prefix"
+            ) from error
+
+    def _take_up(self) -> None:
+        state = read_state(self.directory)
+        if state is None:
+            return
+        for name, was in state["fingerprint"].items():
+            now = self._fingerprint.get(name)
+            if now != was:
+                raise DataError(
+                    f"cannot --resume from {self.directory}: {name} was {was!r} and is {now!r}; "
+                    "run as before, or without --resume to begin again"
+                )
+        for name, length in state["lengths"].items():
+            path = self.directory / name
+            if not path.exists() or path.stat().st_size < length:
+                raise DataError(
+                    f"cannot --resume: {path} is shorter than {length} bytes; "
+                    "run without --resume to begin again"
+                )
+            os.truncate(path, length)
+        self.position = position_of(state)
+
+
+def read_state(directory: Path) -> dict[str, Any] | None:
+    """Return what was committed last in a stage; None if nothing was."""
+    path = directory / STATE
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def position_of(state: Mapping[str, Any]) -> Position:
+    """Return the position that a state says."""
+    known = {each.name for each in fields(Position)}
+    said = {name: value for name, value in state["position"].items() if name in known}
+    return Position(**{**said, "tallies": [Tally.from_json(one) for one in said["tallies"]]})
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write `path` whole, or not at all."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    flush(temporary)
+    os.replace(temporary, path)
+
+
+def remove_stage(directories: Sequence[Path]) -> None:
+    """Remove stages with all they hold."""
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,95 @@
+"""Blocks through many processes, in order, with a bound on what is under way."""
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context, parent_process
+from typing import ClassVar
+
+from megatron.data.block_encoder import BlockEncoder, Encoded, Encoder, EncodingRules
+from megatron.data.inputs import Block
+from megatron.errors import MegatronError
+
+BLOCKS_PER_WORKER = 3  # read ahead, so that a slow block does not leave the others idle
+
+
+class _Worker:
+    """What a worker process keeps from one block to the next."""
+
+    encode: ClassVar[Callable[[Block], Encoded]]
+
+
+def encoded_by_workers(
+    blocks: Iterable[Block],
+    workers: int,
+    make_encoder: Callable[[], Encoder],
+    rules: EncodingRules,
+    *,
+    max_bytes: int,
+) -> Iterator[Encoded]:
+    """Yield the encoded blocks in order.
+
+    Args:
+        max_bytes: of text under way at a time; a block of more goes alone.
+
+    Raises:
+        MegatronError: a worker was killed.
+    """
+    # spawn: a fork would copy locks that other threads of this process may hold.
+    executor = ProcessPoolExecutor(
+        workers,
+        mp_context=get_context("spawn"),
+        initializer=_start_worker,
+        initargs=(make_encoder, rules),
+    )
+    pending: deque[tuple[Future[Encoded], int]] = deque()
+    held = 0
+    try:
+        for block in blocks:
+            size = len(block.data or b"") if block.rows else block.end - block.start
+            while pending and held + size > max_bytes:
+                future, released = pending.popleft()
+                yield future.result()
+                held -= released
+            pending.append((executor.submit(_encode_in_worker, block), size))
+            held += size
+            if len(pending) >= workers * BLOCKS_PER_WORKER:
+                future, released = pending.popleft()
+                yield future.result()
+                held -= released
+        while pending:
+            yield pending.popleft()[0].result()
+    except BrokenProcessPool as error:
+        raise MegatronError(
+            "a worker process was killed, most often because memory ran out; "
+            f"use fewer --workers than {workers} or a smaller --max-memory-mb"
+        ) from error
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def end_with_parent() -> None:
+    """See to it that this process ends when its parent is killed, and not when interrupted."""
+    # The parent is interrupted as well, and ends the others in good order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _start_worker(make_encoder: Callable[[], Encoder], rules: EncodingRules) -> None:
+    end_with_parent()
+    _Worker.encode = BlockEncoder(make_encoder(), rules)
+
+
+def _encode_in_worker(block: Block) -> Encoded:
+    return _Worker.encode(block)

@@ -1,0 +1,148 @@
+"""From the flags of the preprocessing tools to a conversion, and its result in words."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from megatron.config.flags import Legacy, parse_sections
+from megatron.config.preprocess import PreprocessConfig
+from megatron.config.tokenizer import TokenizerConfig
+from megatron.data.assemble import Written
+from megatron.data.conversion import Conversion
+from megatron.data.inputs import STDIN
+from megatron.data.preprocess import input_problems
+from megatron.errors import ConfigError
+from megatron.plan.tokenizer_plan import tokenizer_arguments
+from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
+from megatron.tokenizer.fingerprint import TokenizerRecord, describe, write_record
+from megatron.tokenizer.tokenizer import Tokenizer
+
+_LEGACY = (
+    Legacy("--keep-sequential-samples", "no effect: documents always keep the input's order"),
+    Legacy("--datasets", "give the files to --input", takes="+", refused=True),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command line asks for.
+
+    Args:
+        sections: further sections of the tool, by name.
+        record: what is known of the tokenizer, for the files.
+    """
+
+    conversion: Conversion
+    sections: dict[str, Any]
+    notices: tuple[str, ...]
+    record: TokenizerRecord
+
+
+def read_flags(
+    argv: Sequence[str],
+    *,
+    description: str,
+    extra: dict[str, type] | None = None,
+    legacy: Sequence[Legacy] = (),
+    workers_per_partition: int | None = None,
+) -> Asked:
+    """Return what `argv` asks for.
+
+    Args:
+        extra: further sections of the tool.
+        legacy: flags of its older namesake.
+        workers_per_partition: decides --partitions when it is not said and the input has parts.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+        DataError: the tokenizer's files are damaged.
+    """
+    known = {"tokenizer": TokenizerConfig, "preprocess": PreprocessConfig, **(extra or {})}
+    parsed = parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
+    config: PreprocessConfig = parsed.sections["preprocess"]
+    wishes = tokenizer_arguments(parsed.sections["tokenizer"])
+    partitions = config.partitions
+    if partitions is None:
+        has_parts = workers_per_partition is not None and STDIN not in config.input
+        partitions = max(config.workers // (workers_per_partition or 1), 1) if has_parts else 1
+    problems = [*tokenizer_problems(**wishes), *_problems(config, partitions)]
+    if problems:
+        raise ConfigError(*problems, *input_problems(config.input, config.json_keys))
+    make_encoder = partial(_built, json.dumps(wishes))
+    record = describe(make_encoder())
+    conversion = Conversion(
+        inputs=tuple(config.input),
+        output_prefix=config.output_prefix,
+        json_keys=tuple(config.json_keys),
+        make_encoder=make_encoder,
+        tokenizer={"name": record.name, "fingerprint": record.fingerprint},
+        append_eod=config.append_eod,
+        append_bos=config.append_bos,
+        prepend_space=config.prepend_space,
+        keep_empty=config.empty_documents == "keep",
+        split_sentences=config.split_sentences,
+        lang=config.lang,
+        keep_newlines=config.keep_newlines,
+        dataset_impl=config.dataset_impl,
+        workers=config.workers // partitions,
+        partitions=partitions,
+        chunk_size=config.chunk_size,
+        max_memory_mb=config.max_memory_mb,
+        on_error=config.on_error[0],
+        bad_lines_path=config.on_error[1] if config.on_error[0] == "collect" else None,
+        resume=config.resume,
+        log_interval=config.log_interval,
+    )
+    return Asked(conversion, parsed.sections, parsed.notices, record)
+
+
+def finish(results: Sequence[Written], record: TokenizerRecord) -> None:
+    """Write which tokenizer made the files, and print what they hold."""
+    for written in results:
+        write_record(written.prefix, record)
+        print(summary(written))
+        for line in written.report:
+            print("  " + line)
+
+
+def summary(written: Written) -> str:
+    """Return one line about a pair of token files."""
+    bad = f" | bad lines, left out: {written.bad}" if written.bad else ""
+    return (
+        f"{written.prefix}.bin, .idx: documents: {written.documents} | tokens: {written.tokens} | "
+        f"bytes: {written.bytes} | documents without a token, left out: {written.dropped}{bad}"
+    )
+
+
+@cache
+def _built(wishes: str) -> Tokenizer:
+    return build_tokenizer(**json.loads(wishes))
+
+
+def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
+    numbers = {
+        "--workers": config.workers,
+        "--partitions": partitions,
+        "--chunk-size": config.chunk_size,
+        "--max-memory-mb": config.max_memory_mb,
+        "--log-interval": config.log_interval,
+    }
+    for flag, number in numbers.items():
+        if number is not None and number < 1:
+            yield f"{flag} {number}: give 1 or more"
+    if partitions > 1 and config.workers % partitions:
+        yield (
+            f"--workers {config.workers} is not a multiple of --partitions {partitions}; each "
+            "partition needs as many workers as the others"
+        )
+    words = len(config.on_error)
+    if config.on_error[0] not in ("stop", "skip", "collect"):
+        yield f"--on-error {' '.join(config.on_error)}: give stop, skip, or collect FILE"
+    elif words != 1 + (config.on_error[0] == "collect"):
+        yield f"--on-error {config.on_error[0]}: collect has one FILE after it, the others none"
+    if not config.split_sentences and config.keep_newlines:
+        yield "--keep-newlines: only sentences of --split-sentences lose white space; leave it out"
+    if config.input.count(STDIN) > 1:
+        yield "--input - -: standard input can be read only once"

@@ -1,0 +1,105 @@
+"""Turn texts into token files with several machines that share a file system.
+
+Under a launcher such as torchrun or srun each rank converts its shard, and rank 0 joins them. As
+a SLURM array each task has --num-shards and --shard-index, and a last one --merge-shards. The
+files are those of tools/preprocess_data.py.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron import log
+from megatron.config.flags import Legacy
+from megatron.config.preprocess import ShardConfig
+from megatron.data.conversion import Conversion
+from megatron.data.shards import (
+    merge_shards,
+    say_done,
+    stage_shard,
+    take_back_done,
+    wait_for_shards,
+)
+from megatron.errors import ConfigError
+from megatron.preparation.conversion import finish, read_flags
+from megatron.tool import run_tool
+
+_WITHOUT_EFFECT = "no effect: ranks meet through files beside the output"
+LEGACY = (
+    Legacy("--torch-backend", _WITHOUT_EFFECT, takes=1),
+    Legacy("--local_rank", _WITHOUT_EFFECT, takes=1),
+    Legacy("--local-rank", _WITHOUT_EFFECT, takes=1),
+    Legacy("--scratch", "no effect: work is staged beside the output", takes=1),
+    Legacy("--split", "--input takes files, not the name of a dataset", takes=1, refused=True),
+    Legacy("--count", "documents are not counted out; cut the files", takes=1, refused=True),
+    Legacy("--shuffle", "documents keep their order; training shuffles them", refused=True),
+    Legacy("--seed", "documents keep their order; training shuffles them", takes=1, refused=True),
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Convert one shard, or join them, as `argv` and the launcher say."""
+    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    rank = int(os.environ["RANK"]) if launched else 0
+    log.configure(rank=rank)
+    asked = read_flags(argv, description=__doc__, extra={"shards": ShardConfig}, legacy=LEGACY)
+    config: ShardConfig = asked.sections["shards"]
+    if rank == 0:
+        for notice in asked.notices:
+            print(notice)
+    problems = shard_problems(config, launched)
+    if problems:
+        raise ConfigError(*problems)
+    conversion = asked.conversion
+    num_shards = config.num_shards or int(os.environ.get("WORLD_SIZE", "1"))
+    if config.merge_shards:
+        finish(merge_shards(of_merge(conversion, config), num_shards), asked.record)
+    elif config.shard_index is not None:
+        stage_shard(conversion, config.shard_index, num_shards)
+        print(f"shard {config.shard_index} of {num_shards} is done; --merge-shards joins all")
+    else:
+        launch = name_of_launch()
+        take_back_done(conversion.root, rank)
+        stage_shard(conversion, rank, num_shards)
+        say_done(conversion.root, rank, launch)
+        if rank == 0:
+            wait_for_shards(conversion.root, num_shards, launch, config.timeout_s)
+            finish(merge_shards(of_merge(conversion, config), num_shards), asked.record)
+
+
+def shard_problems(config: ShardConfig, launched: bool) -> list[str]:
+    """Return one sentence for each thing that leaves open what this process shall do."""
+    if launched:
+        if config.num_shards or config.shard_index is not None or config.merge_shards:
+            return [
+                "--num-shards, --shard-index and --merge-shards are for SLURM arrays; under a "
+                "launcher that sets RANK and WORLD_SIZE leave them out"
+            ]
+        return []
+    if config.num_shards is None or config.num_shards < 1:
+        return ["give --num-shards, 1 or more, or run this under torchrun or srun with RANK set"]
+    if config.merge_shards == (config.shard_index is not None):
+        return [f"give --shard-index 0 to {config.num_shards - 1}, or --merge-shards at the end"]
+    if config.shard_index is not None and not 0 <= config.shard_index < config.num_shards:
+        return [f"--shard-index {config.shard_index}: give 0 to {config.num_shards - 1}"]
+    return []
+
+
+def of_merge(conversion: Conversion, config: ShardConfig) -> Conversion:
+    """Return the conversion with as many workers as shall copy."""
+    workers = 1 if config.merge == "serial" else os.cpu_count() or 1
+    return replace(conversion, workers=workers, partitions=1)
+
+
+def name_of_launch() -> str:
+    """Return what the ranks of one launch have in common, and no other launch has."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    return " ".join(os.environ.get(name, "-") for name in (*names, "MASTER_ADDR", "MASTER_PORT"))
+
+
+if __name__ == "__main__":
+    run_tool(main)
