@@ -50,6 +50,12 @@ class DataPlan:
     order: str  # "single" or "cyclic"
     cache_path: str  # "": beside the token files
 
+    @property
+    def prefixes(self) -> list[str]:
+        """Prefixes of all token files that the run reads, each once."""
+        sets = (self.train, *self.valid, *self.test)
+        return sorted({source.prefix for each in sets for source in each.sources})
+
 
 def plan_data(config: Config, training: TrainingPlan, global_batch_size: int) -> DataPlan:
     """Return the decided data, once `data_problems` finds nothing.

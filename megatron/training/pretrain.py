@@ -19,6 +19,7 @@ from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan, check, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
+from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.training import setup
 from megatron.training.environment import Launch
 from megatron.training.evaluate import Batches, Evaluation
@@ -54,6 +55,9 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
         vocab_size=tokenizer.vocab_size,
         device=device.type,
     )
+    made_with = describe(tokenizer)
+    for prefix in decided.data.prefixes:
+        require_same(prefix, made_with)
     setup.start_processes(config, launch, device)
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
     _tell(decided, notices)

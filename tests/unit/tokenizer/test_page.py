@@ -5,8 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(*command, cwd):
@@ -32,7 +31,7 @@ def test_the_commands_of_the_page_run(tmp_path):
 
 
 def test_the_benchmark_compares_and_checks_its_flags(tmp_path):
-    program = sys.executable, str(HERE / "benchmark_tokenizers.py")
+    program = sys.executable, str(ROOT / "tools" / "benchmark" / "tokenizer_speed.py")
     done = run(*program, "--megabytes", "0.02", "--rounds", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

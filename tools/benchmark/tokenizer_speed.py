@@ -14,10 +14,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-# So that it runs from anywhere.
-sys.path.insert(
-    0, str(next(p for p in Path(__file__).resolve().parents if (p / "megatron").is_dir()))
-)
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from tokenizers import ByteLevelBPETokenizer
 
