@@ -54,6 +54,12 @@ SECTIONS: Mapping[str, type] = {
     if isinstance(annotation, type)
 }
 
+ANY_NETWORK: Mapping[str, Mapping[str, Any]] = {
+    "model": {"num_layers": 1, "hidden_size": 1, "num_attention_heads": 1},
+    "schedule": {"lr": 0.0},
+}
+"""Values for the required flags of training that a tool does not need which only looks at data."""
+
 
 def parse_config(argv: Sequence[str], *, description: str = "") -> tuple[Config, tuple[str, ...]]:
     """Return what the command line `argv` asks for, and the notices its user should read.
@@ -79,7 +85,7 @@ def parse_config_for_checkpoint(
     """Return what `argv` asks of a trained model; flags it leaves out are those of training.
 
     Args:
-        saved: the config in the checkpoint's manifest, as nested dictionaries.
+        saved: the config in the checkpoint's manifest, as nested dictionaries, or a part of one.
         extra: further sections of the tool at hand.
 
     Raises:

@@ -33,6 +33,14 @@ class BatchPlan:
         """Return forward passes per replica for a step of `global_batch_size` samples."""
         return global_batch_size // (self.micro_batch_size * self.data_parallel_size)
 
+    def samples_before(self, iterations: int) -> int:
+        """Return how many samples the first `iterations` steps of a run take."""
+        taken, samples = 0, 0
+        while taken < iterations and samples < self.ramp_samples:
+            samples += self.size_at(samples)
+            taken += 1
+        return samples + (iterations - taken) * self.global_batch_size
+
     def iterations_for(self, samples: int) -> int:
         """Return how many whole steps fit into `samples` training samples."""
         iterations, consumed = 0, 0

@@ -68,6 +68,16 @@ class Plan:
         return json.dumps(asdict(self), indent=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SamplesPlan:
+    """Which samples are read at which step: what can be decided without tokenizer and device."""
+
+    seq_length: int
+    batch: BatchPlan
+    training: TrainingPlan
+    data: DataPlan
+
+
 def check(config: Config, *, world_size: int, device: str, others: Iterable[str] = ()) -> None:
     """Refuse wishes that no vocabulary can mend, before anything slow is started.
 
@@ -116,6 +126,42 @@ def plan(config: Config, *, world_size: int, vocab_size: int, device: str) -> Pl
         recompute=config.recompute.checkpoint_activations,
         deepspeed=merge_ds_config(user, _twins(config, user, batch), parallel, precision),
         notices=tuple(_notices(user, asked_stage, stage)),
+    )
+
+
+def plan_samples(config: Config, *, world_size: int | None) -> SamplesPlan:
+    """Decide which samples a run of `world_size` processes reads; one replica when None.
+
+    Raises:
+        ConfigError: lists every problem.
+    """
+    user = read_ds_config(config.deepspeed.deepspeed_config)
+    parallel = config.parallel
+    replica = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
+    replicas = 1 if world_size is None else world_size // max(1, replica)
+    if replicas < 1 or (world_size is not None and world_size != replicas * replica):
+        raise ConfigError(
+            f"--world-size {world_size} is not a multiple of tensor * pipeline = {replica}"
+        )
+    raise_if_any(
+        chain(
+            batch_problems(
+                config.training,
+                global_batch_size=_global_batch_size(config, user),
+                data_parallel_size=replicas,
+            ),
+            training_problems(config.training, config.schedule),
+            data_problems(config.data),
+            run_problems(config),
+        )
+    )
+    batch = _plan_batch(config, user, replicas)
+    training = plan_training(config.training, batch)
+    return SamplesPlan(
+        seq_length=config.model.seq_length,
+        batch=batch,
+        training=training,
+        data=plan_data(config, training, batch.global_batch_size),
     )
 
 

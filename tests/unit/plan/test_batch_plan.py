@@ -99,3 +99,12 @@ def test_a_ramp_that_starts_at_its_end_is_none():
 def test_a_partial_last_batch_is_dropped(samples, iterations):
     flags = ["--global-batch-size", "8", "--train-samples", str(samples)]
     assert tiny_plan(*flags, without=("--train-iters",)).training.train_iters == iterations
+
+
+@given(ramps, st.integers(0, 3000))
+def test_the_samples_before_a_step_are_those_of_the_steps_before(ramp, iterations):
+    plan = ramp_plan(*ramp)
+    samples = 0
+    for _ in range(iterations):
+        samples += plan.size_at(samples)
+    assert plan.samples_before(iterations) == samples

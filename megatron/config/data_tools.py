@@ -1,0 +1,54 @@
+"""What can be asked of the tools that look at data, besides the flags of training."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldConfig:
+    """The size of the run that the flags of training are for."""
+
+    world_size: int | None = None
+    """Processes of the run; one replica of the model when not said. Without --global-batch-size it
+    decides how many samples the run takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleTextConfig:
+    """Which training samples to show, and how."""
+
+    sample_id_range: list[int]
+    """First sample, and the one after the last."""
+
+    print_text: bool = False
+    """Show the text; this is so as well when --print-tokens is not said."""
+
+    print_tokens: bool = False
+    """Show token ids."""
+
+    all_tokens: bool = False
+    """Show all token ids of a sample instead of the first and the last few."""
+
+    output_file: str | None = None
+    """File to write to instead of the terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSamplesConfig:
+    """Which training steps to trace."""
+
+    steps: list[int]
+    """Number of a step, or of the first and the last; a run begins with step 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig:
+    """Which token files to look at."""
+
+    prefix: str
+    """Path of the .bin/.idx pair without its suffix; may stand first, without the flag."""
+
+    documents: int = 3
+    """Number of documents to show, the first of the files."""
+
+    max_tokens: int = 50
+    """Number of tokens to show of each."""

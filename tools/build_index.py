@@ -1,0 +1,51 @@
+"""Build the index maps of a training run ahead of time, without torch and without a GPU.
+
+Takes the command line of pretrain_gpt.py; flags that do not concern data may be left out.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron import log
+from megatron.config.config import ANY_NETWORK, parse_config_for_checkpoint
+from megatron.config.data_tools import WorldConfig
+from megatron.data.datasets import build_datasets
+from megatron.plan.plan import plan_samples
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Build what the run of the command line `argv` reads, then say what that is."""
+    log.configure(rank=0)
+    config, own = parse_config_for_checkpoint(
+        argv, ANY_NETWORK, {"world": WorldConfig}, description=__doc__ or ""
+    )
+    world: WorldConfig = own["world"]
+    decided = plan_samples(config, world_size=world.world_size)
+    started_at = time.monotonic()
+    # The order in which samples are taken has no map of its own.
+    sets = build_datasets(
+        replace(decided.data, order="single"),
+        seq_length=decided.seq_length,
+        seed=decided.training.seed,
+    )
+    plan = decided.data
+    named = [("training", plan.train.name, plan.train.num_samples, sets.train)]
+    named += [("validation", p.name, p.num_samples, sets.valid.get(p.name)) for p in plan.valid]
+    named += [("test", p.name, p.num_samples, sets.test.get(p.name)) for p in plan.test]
+    for role, name, wanted, dataset in named:
+        there = "none" if dataset is None else len(dataset)
+        print(f"{role} set {name}: samples wanted: {wanted} | samples: {there}")
+    print(
+        f"sequence length: {decided.seq_length} | seed: {decided.training.seed} | global batch "
+        f"size: {decided.batch.global_batch_size} | {time.monotonic() - started_at:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    run_tool(main)

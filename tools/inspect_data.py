@@ -1,0 +1,81 @@
+"""Tell what is in a pair of token files: `inspect_data.py PREFIX`, with a tokenizer as text."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+import numpy as np
+
+from megatron.config.data_tools import InspectConfig
+from megatron.config.flags import parse_sections
+from megatron.config.tokenizer import TokenizerConfig
+from megatron.data.indexed_dataset import IndexedDataset
+from megatron.data.legacy_indexed_dataset import infer_format, open_token_files
+from megatron.errors import ConfigError
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print what the command line `argv` asks for."""
+    if argv and not argv[0].startswith("-"):
+        argv = ["--prefix", *argv]
+    sections = {"inspect": InspectConfig, "tokenizer": TokenizerConfig}
+    said = parse_sections(argv, sections, description=__doc__ or "").sections
+    config: InspectConfig = said["inspect"]
+    wishes: TokenizerConfig = said["tokenizer"]
+    for flag, value in (("--documents", config.documents), ("--max-tokens", config.max_tokens)):
+        if value < 0:
+            raise ConfigError(f"{flag} {value} must be at least 0")
+    asked = wishes.tokenizer_type or wishes.vocab_file
+    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(wishes)) if asked else None
+    dataset = open_token_files(config.prefix)
+    dataset.verify()
+    for line in (*summary(dataset), *first_documents(dataset, config, tokenizer)):
+        print(line)
+
+
+def summary(dataset: IndexedDataset) -> Iterator[str]:
+    """Yield the figures of `dataset`."""
+    lengths = document_lengths(dataset)
+    ids = dataset.tokens
+    yield f"prefix: {dataset.prefix}"
+    yield f"format: {infer_format(dataset.prefix)} | data type: {dataset.dtype.name}"
+    yield f"documents: {len(lengths)} | sequences: {len(dataset)} | tokens: {len(ids)}"
+    yield f".bin: {dataset.bin_path.stat().st_size} bytes | .idx: {dataset.idx_path.stat().st_size} bytes"
+    if len(lengths):
+        marks = [0, 1, 10, 50, 90, 99, 100]
+        values = np.percentile(lengths, marks, method="nearest").astype(np.int64)
+        told = " | ".join(f"{mark}%: {value}" for mark, value in zip(marks, values, strict=True))
+        yield f"tokens per document: mean: {lengths.mean():.1f} | {told}"
+        yield f"empty documents: {int((lengths == 0).sum())}"
+    if len(ids):
+        yield f"token ids: {int(ids.min())} to {int(ids.max())}"
+
+
+def document_lengths(dataset: IndexedDataset) -> np.ndarray:
+    """Return the tokens of each document, whose sequences follow one another."""
+    ends = np.concatenate([[0], np.cumsum(dataset.sizes, dtype=np.int64)])
+    return np.diff(ends[dataset.document_starts])
+
+
+def first_documents(
+    dataset: IndexedDataset, config: InspectConfig, tokenizer: Tokenizer | None
+) -> Iterator[str]:
+    """Yield the first documents: as text where there is a tokenizer, as token ids otherwise."""
+    starts = dataset.document_starts
+    for i in range(min(config.documents, len(starts) - 1)):
+        sequences = [dataset[j] for j in range(starts[i], starts[i + 1])]
+        tokens = np.concatenate(sequences).tolist() if sequences else []
+        shown = tokens[: config.max_tokens]
+        rest = f" ... {len(tokens) - len(shown)} more" if len(shown) < len(tokens) else ""
+        text = repr(tokenizer.decode(shown)) if tokenizer else " ".join(map(str, shown))
+        yield f"document {i}: {len(tokens)} tokens: {text}{rest}"
+
+
+if __name__ == "__main__":
+    run_tool(main)

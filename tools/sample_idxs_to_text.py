@@ -1,0 +1,89 @@
+"""Show training samples as text or tokens, in the order in which training reads them.
+
+Takes the command line of pretrain_gpt.py; the flags of data, tokenizer, sequence length, seed and
+length of the run must be the run's, the others may be left out.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from numpy.typing import NDArray
+
+from megatron.config.config import ANY_NETWORK, Config, parse_config_for_checkpoint
+from megatron.config.data_tools import SampleTextConfig, WorldConfig
+from megatron.data.datasets import build_datasets
+from megatron.errors import ConfigError, raise_if_any
+from megatron.plan.plan import plan_samples
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.tool import run_tool
+
+_SHOWN = 8  # tokens at either end, where not all are shown
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write the samples that the command line `argv` asks for."""
+    config, own = parse_config_for_checkpoint(
+        argv,
+        ANY_NETWORK,
+        {"world": WorldConfig, "samples": SampleTextConfig},
+        description=__doc__ or "",
+    )
+    world: WorldConfig = own["world"]
+    wishes: SampleTextConfig = own["samples"]
+    raise_if_any(range_problems(wishes))
+    tokenizer = tokenizer_for(config, wishes)
+    decided = plan_samples(config, world_size=world.world_size)
+    plan = replace(decided.data, valid=(), test=())
+    train = build_datasets(plan, seq_length=decided.seq_length, seed=decided.training.seed).train
+    first, stop = wishes.sample_id_range
+    if stop > len(train):
+        raise ConfigError(f"--sample-id-range {first} {stop}: the run has {len(train)} samples")
+    file = wishes.output_file
+    with open(file, "w", encoding="utf-8") if file else nullcontext(sys.stdout) as out:
+        for i in range(first, stop):
+            for line in lines_of(train[i], wishes, tokenizer):
+                out.write(f"{i} {line}\n")
+
+
+def range_problems(wishes: SampleTextConfig) -> Iterator[str]:
+    """Yield what is wrong with the range and the way to show it."""
+    words = " ".join(map(str, wishes.sample_id_range))
+    if len(wishes.sample_id_range) != 2:
+        yield f"--sample-id-range {words}: give two numbers, the second behind the last sample"
+    elif not 0 <= wishes.sample_id_range[0] < wishes.sample_id_range[1]:
+        yield f"--sample-id-range {words}: 0 <= first < second is needed"
+    if wishes.all_tokens and not wishes.print_tokens:
+        yield "--all-tokens needs --print-tokens"
+
+
+def tokenizer_for(config: Config, wishes: SampleTextConfig) -> Tokenizer | None:
+    """Return the run's tokenizer; None when no text is asked for."""
+    if wishes.print_tokens and not wishes.print_text:
+        return None
+    return build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+
+
+def lines_of(
+    sample: NDArray, wishes: SampleTextConfig, tokenizer: Tokenizer | None
+) -> Iterator[str]:
+    """Yield the forms in which `sample` is shown."""
+    tokens = sample.tolist()
+    if wishes.print_tokens:
+        if wishes.all_tokens or len(tokens) <= 2 * _SHOWN:
+            yield " ".join(map(str, tokens))
+        else:
+            ends = (" ".join(map(str, part)) for part in (tokens[:_SHOWN], tokens[-_SHOWN:]))
+            yield " ... ".join(ends)
+    if tokenizer:
+        yield tokenizer.decode(tokens)
+
+
+if __name__ == "__main__":
+    run_tool(main)

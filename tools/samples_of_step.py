@@ -1,0 +1,86 @@
+"""Tell which samples, and which parts of which documents, a training step sees.
+
+For a run that has saved checkpoints, --load is enough: other flags are those of the run. Without
+it, give the command line of pretrain_gpt.py; flags that do not concern data may be left out.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpoint.names import published_tags
+from megatron.config.config import ANY_NETWORK, parse_config_for_checkpoint
+from megatron.config.data_tools import StepSamplesConfig, WorldConfig
+from megatron.config.flags import value_in
+from megatron.data.datasets import build_datasets
+from megatron.data.origin import Origin
+from megatron.errors import ConfigError
+from megatron.plan.plan import SamplesPlan, plan_samples
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print one line for each sample of the steps that `argv` asks for."""
+    saved, ranks = run_behind(value_in(argv, "--load"))
+    config, own = parse_config_for_checkpoint(
+        argv,
+        saved,
+        {"world": WorldConfig, "steps": StepSamplesConfig},
+        description=__doc__ or "",
+    )
+    world: WorldConfig = own["world"]
+    wishes: StepSamplesConfig = own["steps"]
+    decided = plan_samples(config, world_size=world.world_size or ranks)
+    first, last = step_range(wishes.steps, decided.training.train_iters)
+    plan = replace(decided.data, valid=(), test=())
+    train = build_datasets(plan, seq_length=decided.seq_length, seed=decided.training.seed).train
+    for step in range(first, last + 1):
+        start, stop = (decided.batch.samples_before(count) for count in (step - 1, step))
+        print(f"step {step}: samples {start} to {stop - 1}")
+        for i in range(start, stop):
+            print(f"  sample {i} | {reader(decided, i - start)} | {told(train.origin(i))}")
+
+
+def run_behind(directory: str | None) -> tuple[Mapping[str, Mapping[str, Any]], int | None]:
+    """Return the wishes of the run that saved to `directory`, and its number of processes.
+
+    Without a checkpoint there: values for the flags that do not matter, and None.
+    """
+    tags = published_tags(Path(directory)) if directory else []
+    if not directory or not tags:
+        return ANY_NETWORK, None
+    manifest = read_manifest(Path(directory) / tags[0])
+    parallel = manifest.plan["parallel"]
+    return manifest.config, parallel["tensor"] * parallel["pipeline"] * parallel["data"]
+
+
+def step_range(steps: Sequence[int], train_iters: int) -> tuple[int, int]:
+    """Return the first and the last of `steps`, which are one or two numbers."""
+    words = " ".join(map(str, steps))
+    if len(steps) > 2:
+        raise ConfigError(f"--steps {words}: give one number, or the first and the last")
+    if not 1 <= steps[0] <= steps[-1] <= train_iters:
+        raise ConfigError(f"--steps {words}: the run has steps 1 to {train_iters}")
+    return steps[0], steps[-1]
+
+
+def reader(decided: SamplesPlan, place: int) -> str:
+    """Return who reads the sample at `place` of a step."""
+    batch = decided.batch
+    turn, within = divmod(place, batch.micro_batch_size * batch.data_parallel_size)
+    return f"replica {within // batch.micro_batch_size} micro-batch {turn}"
+
+
+def told(origin: Origin) -> str:
+    """Return where a sample comes from: document[first token:token after the last]."""
+    pieces = " ".join(f"{piece.document}[{piece.start}:{piece.stop}]" for piece in origin.pieces)
+    return f"{origin.prefix} sample {origin.sample} | documents {pieces}"
+
+
+if __name__ == "__main__":
+    run_tool(main)
