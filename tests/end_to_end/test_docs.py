@@ -141,3 +141,16 @@ def test_blocks_say_what_they_are(page: Path) -> None:
     """A fence without a language would be a command that nothing runs."""
     unknown = [b.line for b in blocks_of(page) if b.language not in ("bash", "console", "text")]
     assert unknown == []
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    links = set(_LINK.findall(PAGES[0].read_text(encoding="utf-8")))
+    assert {f"docs/{page.name}" for page in PAGES[1:]} <= links
+
+
+def test_the_diagram_names_every_part() -> None:
+    (diagram,) = (b for b in blocks_of(REPOSITORY / "docs/architecture.md") if b.language == "text")
+    package = REPOSITORY / "megatron"
+    folders = {file.parent.name for file in package.glob("*/__init__.py")}
+    files = {file.stem for file in package.glob("*.py")} - {"__init__"}
+    assert folders | files <= set(diagram.text.split())
