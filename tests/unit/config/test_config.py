@@ -53,7 +53,7 @@ def test_a_command_line_of_the_field_is_read_whole():
         (["--warmup", "0.1"], "--warmup: write --lr-warmup-fraction instead"),
         (["--num-layers-per-virtual-pipeline-stage", "2"], "no interleaved schedule"),
         (["--optimizer", "lamb"], "argument --optimizer: invalid choice: 'lamb'"),
-        (["--data-impl", "lazy"], "argument --data-impl: invalid choice: 'lazy'"),
+        (["--data-impl", "hdf5"], "argument --data-impl: invalid choice: 'hdf5'"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(flags, message):
