@@ -1,9 +1,14 @@
-"""Whether the run at hand can go on from a checkpoint: all differences at once."""
+"""What a run that goes on from a checkpoint may not change, and what it should be told of."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from megatron.errors import CheckpointError
+
+_NOT_IN_WEIGHTS = ("attention_dropout", "hidden_dropout", "init_std", "seq_length")
+"""Parts of the network that no weight depends on."""
+
+_WISHES = ("training", "schedule", "batch", "optimizer", "data", "masks", "evaluation")
 
 
 def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
@@ -17,7 +22,7 @@ def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: st
         CheckpointError: lists every difference.
     """
     differences = [
-        *_differences(then, now, "model"),
+        *_differences(then, now, "model", skip=_NOT_IN_WEIGHTS),
         *_differences(then, now, "parallel", skip=("partition_method",)),
         *_differences(then, now, "precision"),
         *_differences(then, now, "optimizer", only=("name",)),
@@ -31,10 +36,18 @@ def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: st
 
 def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
     """Refuse a checkpoint of another network; see require_same_run."""
-    if differences := [*_differences(then, now, "model")]:
+    if differences := [*_differences(then, now, "model", skip=_NOT_IN_WEIGHTS)]:
         raise CheckpointError(
             f"{folder} holds another network than asked for:\n" + "\n".join(differences)
         )
+
+
+def other_wishes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield every difference that a run may have from the one that it goes on from."""
+    yield from _differences(then, now, "model", only=_NOT_IN_WEIGHTS)
+    for section in _WISHES:
+        if section in then:
+            yield from _differences(then, now, section)
 
 
 def _differences(

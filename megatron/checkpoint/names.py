@@ -6,7 +6,7 @@ from pathlib import Path
 LATEST = "latest"
 MANIFEST = "manifest.json"
 STAGING = "staging-"
-REPLACED = "replaced"
+REPLACED = "replaced-"
 
 _TAG = re.compile(r"global_step(\d+)")
 

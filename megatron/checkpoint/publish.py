@@ -6,32 +6,58 @@ from pathlib import Path
 
 from megatron.checkpoint.manifest import sync_folder
 from megatron.checkpoint.names import LATEST, REPLACED, STAGING, staging_tag_of, tag_of
+from megatron.errors import CheckpointError
 
 
 def clear_staging(directory: Path, iteration: int) -> Path:
     """Return an empty folder to write the checkpoint of `iteration` into.
 
-    What a killed run left there is removed.
+    What a killed run left there is removed, after what counted before it is back in place.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    for leftover in directory.glob(f"{STAGING}*"):
-        shutil.rmtree(leftover)
     staging = directory / staging_tag_of(iteration)
-    staging.mkdir()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        restore_replaced(directory)
+        for leftover in directory.glob(f"{STAGING}*"):
+            shutil.rmtree(leftover)
+        staging.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {error}") from error
     return staging
 
 
 def publish(directory: Path, iteration: int) -> None:
-    """Give the staged checkpoint of `iteration` its name, then point `latest` at it."""
-    target, replaced = directory / tag_of(iteration), directory / f"{STAGING}{REPLACED}"
-    if target.exists():
-        # The same iteration was saved before (a run repeated from an older checkpoint). It goes
-        # only when the new one stands.
-        os.rename(target, replaced)
-    os.rename(directory / staging_tag_of(iteration), target)
-    sync_folder(directory)
-    if replaced.exists():
-        shutil.rmtree(replaced)
-    hint = directory / f"{LATEST}.staging"
-    hint.write_text(target.name, encoding="utf-8")
-    os.replace(hint, directory / LATEST)
+    """Give the staged checkpoint of `iteration` its name, then point `latest` at it.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
+    """
+    target = directory / tag_of(iteration)
+    replaced = directory / f"{REPLACED}{target.name}"
+    try:
+        if target.exists():
+            # The same iteration was saved before (a run repeated from an older checkpoint). It
+            # goes only when the new one stands; see restore_replaced.
+            os.rename(target, replaced)
+        os.rename(directory / staging_tag_of(iteration), target)
+        sync_folder(directory)
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        hint = directory / f"{LATEST}.staging"
+        hint.write_text(target.name, encoding="utf-8")
+        os.replace(hint, directory / LATEST)
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {error}") from error
+
+
+def restore_replaced(directory: Path) -> None:
+    """Undo what a run that was killed between the two renames of `publish` left behind."""
+    for replaced in directory.glob(f"{REPLACED}*"):
+        target = directory / replaced.name.removeprefix(REPLACED)
+        if target.exists():
+            shutil.rmtree(replaced)
+        else:
+            os.rename(replaced, target)

@@ -2,12 +2,13 @@
 
 import re
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.manifest import Manifest
+from megatron.checkpoint.manifest import Manifest, damage
 from megatron.errors import CheckpointError
 
 _LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
@@ -20,17 +21,19 @@ def read_whole_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     ZeRO-3's pieces joined.
 
     Raises:
-        CheckpointError: files are missing or are no DeepSpeed checkpoint.
+        CheckpointError: files are missing, damaged, or are no DeepSpeed checkpoint.
     """
     parallel = manifest.plan["parallel"]
+    files = _Files(folder, manifest)
+    ranks = range(parallel["tensor"])
     try:
         if parallel["zero_stage"] == 3:
-            shards = [_zero3_shard(folder, rank) for rank in range(parallel["tensor"])]
+            shards = [_zero3_shard(files, rank) for rank in ranks]
         elif parallel["pipeline"] > 1:
-            shards = _pipeline_shards(folder, parallel["tensor"])
+            shards = _pipeline_shards(files, parallel["tensor"])
         else:
-            shards = [_plain_shard(folder, rank) for rank in range(parallel["tensor"])]
-    except (OSError, KeyError, RuntimeError) as error:
+            shards = [files.read(f"mp_rank_{rank:02d}_model_states.pt")["module"] for rank in ranks]
+    except (OSError, KeyError, RuntimeError, UnpicklingError) as error:
         raise CheckpointError(f"{folder}: the weights cannot be read: {error}") from error
     return {
         name: _join([shard[name] for shard in shards], manifest.partition_dims.get(name))
@@ -38,48 +41,53 @@ def read_whole_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     }
 
 
+class _Files:
+    """The files of a checkpoint; each is compared with the manifest before it is read."""
+
+    def __init__(self, folder: Path, manifest: Manifest):
+        self.folder = folder
+        self.records = {record.name: record for record in manifest.files}
+
+    def read(self, name: str) -> Any:
+        """Return what the file `name` holds."""
+        if name not in self.records:
+            raise CheckpointError(f"{self.folder} has no file {name}")
+        if problems := damage(self.folder, [self.records[name]]):
+            raise CheckpointError("; ".join(problems))
+        return torch.load(self.folder / name, map_location="cpu", weights_only=False, mmap=True)
+
+
 def _join(pieces: list[Tensor], dim: int | None) -> Tensor:
     return pieces[0] if dim is None or len(pieces) == 1 else torch.cat(pieces, dim)
 
 
-def _plain_shard(folder: Path, tensor_rank: int) -> dict[str, Tensor]:
-    return _read(folder / f"mp_rank_{tensor_rank:02d}_model_states.pt")["module"]
-
-
-def _pipeline_shards(folder: Path, tensor: int) -> list[dict[str, Tensor]]:
+def _pipeline_shards(files: _Files, tensor: int) -> list[dict[str, Tensor]]:
     shards: list[dict[str, Tensor]] = [{} for _ in range(tensor)]
-    for file in sorted(folder.iterdir()):
-        if match := _LAYER_FILE.fullmatch(file.name):
-            number, rank = int(match.group(1)), int(match.group(2))
-            # The file of a tied layer carries its number; its parameters, the shared name.
-            for name, weight in _read(file).items():
-                tied = name.startswith(("word_embeddings.", "position_embeddings."))
-                shards[rank][f"{'tied_modules.embed' if tied else number}.{name}"] = weight
+    for match in filter(None, map(_LAYER_FILE.fullmatch, sorted(files.records))):
+        number, rank = int(match.group(1)), int(match.group(2))
+        # The file of a tied layer carries its number; its parameters, the shared name.
+        for name, weight in files.read(match.group()).items():
+            tied = name.startswith(("word_embeddings.", "position_embeddings."))
+            shards[rank][f"{'tied_modules.embed' if tied else number}.{name}"] = weight
     return shards
 
 
-def _zero3_shard(folder: Path, tensor_rank: int) -> dict[str, Tensor]:
+def _zero3_shard(files: _Files, tensor_rank: int) -> dict[str, Tensor]:
     """Join the pieces of the 32-bit weights that the data-parallel ranks hold.
 
     Every rank's piece of a parameter has ceil(numel / ranks) elements, padded at the end, and the
     pieces follow each other in the order of `param_shapes`.
     """
     suffix = f"mp_rank_{tensor_rank:02d}"
-    files = sorted(
-        folder.glob(f"*zero_pp_rank_*_{suffix}_optim_states.pt"),
-        key=lambda file: int(re.findall(r"pp_rank_(\d+)", file.name)[0]),
-    )
-    states = [_read(file)["optimizer_state_dict"]["fp32_flat_groups"] for file in files]
-    shapes = _read(folder / f"zero_pp_rank_0_{suffix}_model_states.pt")["param_shapes"]
+    pieces = re.compile(rf"(bf16_)?zero_pp_rank_(\d+)_{suffix}_optim_states\.pt")
+    found = sorted(filter(None, map(pieces.fullmatch, files.records)), key=lambda m: int(m[2]))
+    states = [files.read(m.group())["optimizer_state_dict"]["fp32_flat_groups"] for m in found]
+    shapes = files.read(f"zero_pp_rank_0_{suffix}_model_states.pt")["param_shapes"]
     flat = [torch.cat([group.view(-1) for group in groups]) for groups in states]
     weights, start = {}, 0
     for name, shape in ((n, s) for group in shapes for n, s in group.items()):
         length = -(-shape.numel() // len(flat))
-        pieces = torch.cat([piece[start : start + length] for piece in flat])
-        weights[name] = pieces[: shape.numel()].view(shape)
+        joined = torch.cat([piece[start : start + length] for piece in flat])
+        weights[name] = joined[: shape.numel()].view(shape)
         start += length
     return weights
-
-
-def _read(file: Path) -> Any:
-    return torch.load(file, map_location="cpu", weights_only=False, mmap=True)

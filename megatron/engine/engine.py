@@ -11,13 +11,14 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import Tensor, nn
 
 from megatron.engine.clipping import clip_gradients
 from megatron.engine.mpu import Mpu
 from megatron.engine.pipeline import RECOMPUTED, pipeline_module
 from megatron.engine.recompute import recompute, restore_streams, stream_states
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, ConfigError
 from megatron.model.layers import SequentialModel, Step
 from megatron.model.loss import Loss
 from megatron.parallel.groups import Groups
@@ -99,6 +100,7 @@ class Engine:
         Raises:
             CheckpointError: a file is missing or does not fit this model.
         """
+        constants = self._constants()
         try:
             found, _ = self._engine.load_checkpoint(str(directory), tag=tag)
             states = torch.load(self._streams_file(directory / tag), weights_only=True)
@@ -113,7 +115,21 @@ class Engine:
             raise CheckpointError(f"{directory / tag} cannot be loaded: {error}") from error
         if found is None:
             raise CheckpointError(f"{directory / tag} holds no DeepSpeed checkpoint")
+        self._put_constants(constants)
         restore_streams(states)
+
+    def _constants(self) -> list[dict[str, Any]]:
+        """Return what each group of parameters is optimized with, the parameters left out."""
+        groups = self._engine.optimizer.param_groups
+        return [{k: v for k, v in group.items() if k != "params"} for group in groups]
+
+    def _put_constants(self, constants: list[dict[str, Any]]) -> None:
+        """Take this run's constants: DeepSpeed restores those of the run that saved."""
+        optimizer = self._engine.optimizer
+        for group, said in zip(optimizer.param_groups, constants, strict=True):
+            group.update(said)
+        if hasattr(optimizer, "clip_grad"):
+            optimizer.clip_grad = self._engine.gradient_clipping()
 
     def _streams_file(self, folder: Path) -> Path:
         return folder / f"rng_rank_{self._groups.rank:05d}.pt"
@@ -226,8 +242,11 @@ def _deepspeed(
     initialise(model)
     optimizer = build_optimizer(model)
     # Some of DeepSpeed's optimizers print memory figures to stdout; warnings go through its log.
-    with contextlib.redirect_stdout(io.StringIO()):
-        engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=config, mpu=mpu, dist_init_required=False
-        )
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            engine, *_ = deepspeed.initialize(
+                model=model, optimizer=optimizer, config=config, mpu=mpu, dist_init_required=False
+            )
+    except DeepSpeedConfigError as error:
+        raise ConfigError(f"DeepSpeed refuses its JSON: {error}") from error
     return engine

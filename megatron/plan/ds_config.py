@@ -102,7 +102,12 @@ def twins(
 
 
 def ds_config_problems(
-    user: Mapping[str, Any], owned: list[Twin], batch: BatchPlan, file: str | None
+    user: Mapping[str, Any],
+    owned: list[Twin],
+    batch: BatchPlan,
+    file: str | None,
+    *,
+    pipeline: int = 1,
 ) -> Iterator[str]:
     """Yield every key of the JSON that contradicts its flag."""
     for twin in owned:
@@ -115,6 +120,10 @@ def ds_config_problems(
             f"{file}: {twin.key} is {json.dumps(said)}, but {twin.flag} is {twin.value}; "
             "make them equal, or take the key out of the JSON"
         )
+    if pipeline > 1:
+        for key in ("wall_clock_breakdown", "flops_profiler.enabled"):
+            if value_at(user, key):
+                yield f"{file}: {key} does not work in DeepSpeed's pipelines: take it out of the JSON"
     if value_at(user, "scheduler") is not None:
         yield (
             f"{file}: scheduler: the learning rate is set by --lr, --min-lr and the --lr-… flags; "

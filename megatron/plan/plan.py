@@ -208,9 +208,21 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
         return
     batch = _plan_batch(config, user, data)
     training = plan_training(config.training, batch)
+    if training.train_iters < 1:
+        yield (
+            f"--train-samples {training.train_samples} is less than one global batch of "
+            f"{batch.size_at(0)} samples"
+        )
+        return
     yield from schedule_problems(config.schedule, plan_schedule(config.schedule, training, batch))
     owned = _twins(config, user, batch)
-    yield from ds_config_problems(user, owned, batch, config.deepspeed.deepspeed_config)
+    yield from ds_config_problems(
+        user,
+        owned,
+        batch,
+        config.deepspeed.deepspeed_config,
+        pipeline=config.parallel.pipeline_model_parallel_size,
+    )
 
 
 def _plan_batch(config: Config, user: dict[str, Any], data: int) -> BatchPlan:

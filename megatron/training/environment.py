@@ -57,6 +57,11 @@ def export_launch(launch: Launch, device: str) -> None:
     os.environ["WORLD_SIZE"] = str(launch.world_size)
     os.environ["LOCAL_RANK"] = str(launch.local_rank)
     os.environ["DS_ACCELERATOR"] = device
+    if "MASTER_ADDR" not in os.environ and launch.world_size > launch.local_size:
+        raise ConfigError(
+            f"WORLD_SIZE={launch.world_size} over several nodes but MASTER_ADDR is not set: set it "
+            "to the address of the node of rank 0"
+        )
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     if launch.world_size == 1:
         os.environ.setdefault("MASTER_PORT", str(_free_port()))

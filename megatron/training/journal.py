@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from megatron.errors import CheckpointError
+
 JOURNAL = "journal.jsonl"
 
 
@@ -13,8 +15,12 @@ class Journal:
     """Appends records to `directory`/journal.jsonl."""
 
     def __init__(self, directory: Path):
-        directory.mkdir(parents=True, exist_ok=True)
         self.file = directory / JOURNAL
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.file.touch()
+        except OSError as error:
+            raise CheckpointError(f"--save {directory}: {error}") from error
 
     def write(self, event: str, record: dict[str, Any]) -> None:
         """Append `record` under the name of what happened."""
@@ -29,7 +35,16 @@ class Journal:
 
 
 def read_journal(directory: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a run, the oldest first."""
+    """Yield the records of a run, the oldest first.
+
+    Where the run went on from an older checkpoint, what came after that one is left out: it was
+    done again.
+    """
     with (directory / JOURNAL).open(encoding="utf-8") as stream:
-        for line in stream:
-            yield json.loads(line)
+        records = [json.loads(line) for line in stream]
+    standing: list[dict[str, Any]] = []
+    for record in records:
+        if record["event"] == "start":
+            standing = [r for r in standing if r["iteration"] <= record["iteration"]]
+        standing.append(record)
+    yield from standing

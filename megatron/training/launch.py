@@ -14,10 +14,13 @@ _HEAD_START_S = 5.0
 _LOST_PEER = (
     "Connection reset",
     "Connection closed",
+    "Connection refused",
     "Broken pipe",
     "Socket closed",
-    "Connection refused",
+    "remote process exited",
+    "NCCL communicator was aborted",
 )
+"""What gloo and nccl say on the ranks that another one has left."""
 
 
 def run_rank(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:

@@ -26,7 +26,8 @@ from megatron.training.evaluate import Batches, Evaluation
 from megatron.training.journal import Journal
 from megatron.training.loop import Hook, Schedule, train
 from megatron.training.report import Report
-from megatron.training.save import Checkpoints, resume, warn_of_others
+from megatron.training.resume import resume
+from megatron.training.save import Checkpoints, warn_of_others
 from megatron.training.state import TrainState
 from megatron.training.stop import Stop
 from megatron.training.tensorboard import TensorBoard, build_writer
@@ -102,7 +103,10 @@ class _Run:
             else None
         )
         self.report = Report(plan, self.journal) if speaks else None
-        self.checkpoints = Checkpoints(engine, plan, config) if saves else None
+        started_from = state.iteration if plan.checkpoint.load == saves else -1
+        self.checkpoints = (
+            Checkpoints(engine, plan, config, saved=started_from or -1) if saves else None
+        )
 
     def train(
         self, batches: Iterator[Any], valid: Mapping[str, Batches], test: Mapping[str, Batches]
@@ -127,6 +131,9 @@ class _Run:
             self.checkpoints,
         ]
         plan, state = self.plan, self.state
+        started_from = state.iteration
+        if self.journal:
+            self.journal.write("start", {"iteration": started_from})
         _say_when("before the start of training step")
         reason = train(
             self.engine,
@@ -138,14 +145,16 @@ class _Run:
             ),
             state=state,
             hooks=[hook for hook in hooks if hook],
-            stop=Stop(plan.training, started_from=state.iteration),
+            stop=Stop(plan.training, started_from=started_from),
         )
         _say_when("after training is done")
-        if state.iteration >= plan.training.train_iters and valid:
+        # A run that was done already is not evaluated once more on other samples.
+        done_now = started_from < state.iteration >= plan.training.train_iters
+        if done_now and valid:
             evaluation.validate(state, "the end of training for val data")
         if self.checkpoints:
             self.checkpoints.save(state)
-        if state.iteration >= plan.training.train_iters:
+        if done_now:
             evaluation.test(test, state)
         if self.tensorboard:
             self.tensorboard.close()

@@ -2,30 +2,21 @@
 
 import logging
 import platform
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from megatron.checkpoint.compare import require_same_run
-from megatron.checkpoint.manifest import (
-    FileRecord,
-    Manifest,
-    damage,
-    read_manifest,
-    record_file,
-    write_manifest,
-)
+from megatron.checkpoint.manifest import FileRecord, Manifest, record_file, write_manifest
 from megatron.checkpoint.names import published_tags, staging_tag_of
 from megatron.checkpoint.publish import clear_staging, publish
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
-from megatron.errors import CheckpointError, NewerCheckpointError
+from megatron.errors import CheckpointError
 from megatron.parallel.sharding import shard_of
 from megatron.plan.plan import Plan
+from megatron.training.agree import from_rank_0, gathered, share_of
 from megatron.training.loop import StepResult
 from megatron.training.state import TrainState
 from megatron.version import VERSION
@@ -34,14 +25,18 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Saves every --save-interval iterations. For all ranks."""
+    """Saves every --save-interval iterations. For all ranks.
 
-    def __init__(self, engine: Engine, plan: Plan, config: Config):
+    Args:
+        saved: the iteration whose checkpoint is in --save already, if there is one.
+    """
+
+    def __init__(self, engine: Engine, plan: Plan, config: Config, *, saved: int = -1):
         self._engine = engine
         self._plan = plan
         self._config = config
         self._directory = Path(plan.checkpoint.save)
-        self._saved = -1  # iteration of the last checkpoint of this process
+        self._saved = saved
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Save when it is due."""
@@ -56,18 +51,20 @@ class Checkpoints:
         if self._saved == state.iteration:
             return
         log.info("saving checkpoint at iteration %7d to %s", state.iteration, self._directory)
-        if dist.get_rank() == 0:
-            clear_staging(self._directory, state.iteration)
-        dist.barrier()
         tag = staging_tag_of(state.iteration)
+        from_rank_0(lambda: clear_staging(self._directory, state.iteration))
+        self._require_shared(self._directory / tag)
         self._engine.save(self._directory, tag, {"iteration": state.iteration})
         dist.barrier()
         files = self._record_files(self._directory / tag)
         dims = self._partition_dims()
-        if dist.get_rank() == 0:
-            write_manifest(self._directory / tag, self._manifest(state, files, dims))
+        manifest = self._manifest(state, files, dims)
+
+        def finish() -> None:
+            write_manifest(self._directory / tag, manifest)
             publish(self._directory, state.iteration)
-        dist.barrier()
+
+        from_rank_0(finish)
         self._saved = state.iteration
         log.info(
             "  successfully saved checkpoint at iteration %7d to %s",
@@ -77,13 +74,24 @@ class Checkpoints:
 
     def _record_files(self, folder: Path) -> tuple[FileRecord, ...]:
         """Hash the files of `folder`, every rank its share of them."""
-        files = sorted(folder.iterdir())[dist.get_rank() :: dist.get_world_size()]
-        return tuple(sorted(_gathered([record_file(file) for file in files]), key=_name))
+        # Rank 0's list: another node may see the newest names a moment later.
+        names = from_rank_0(lambda: sorted(file.name for file in folder.iterdir()))
+        records = [record_file(folder / name) for name in share_of(names)]
+        return tuple(sorted(gathered(records), key=lambda record: record.name))
+
+    def _require_shared(self, folder: Path) -> None:
+        """Refuse a --save that is another directory on another node."""
+        blind = list(gathered([] if folder.is_dir() else [dist.get_rank()]))
+        if blind:
+            raise CheckpointError(
+                f"--save {self._directory} is not the same directory for all ranks: rank 0's "
+                f"folder in it is not there for ranks {blind}; give one on a shared file system"
+            )
 
     def _partition_dims(self) -> dict[str, int]:
         parameters = self._engine.module.named_parameters()
         own = [(name, shard.dim) for name, p in parameters if (shard := shard_of(p))]
-        return dict(sorted(_gathered(own)))
+        return dict(sorted(gathered(own)))
 
     def _manifest(
         self, state: TrainState, files: tuple[FileRecord, ...], dims: dict[str, int]
@@ -102,62 +110,6 @@ class Checkpoints:
         )
 
 
-def resume(engine: Engine, plan: Plan, state: TrainState) -> None:
-    """Go on from the newest complete checkpoint of --load, if there is one.
-
-    A damaged checkpoint is passed over for the next older one, and said. Without any, the run
-    starts from the beginning when --load is also --save, as in the first job of a chain.
-
-    Raises:
-        CheckpointError: there is none to go on from, or it is of another run.
-
-    Communication: every rank must call this, in step.
-    """
-    directory = Path(plan.checkpoint.load)
-    tags = published_tags(directory)
-    for tag in tags:
-        folder = directory / tag
-        try:
-            manifest = _verified_manifest(folder)
-        except NewerCheckpointError:
-            # Going on from an older one would replace what the newer program has done.
-            raise
-        except CheckpointError as error:
-            log.warning("%s is passed over: %s", folder, error)
-            continue
-        require_same_run(manifest.plan, _as_json(asdict(plan)), str(folder))
-        engine.load(directory, tag)
-        vars(state).update(manifest.state)
-        log.info(
-            "  successfully loaded checkpoint from %s at iteration %d", directory, state.iteration
-        )
-        return
-    if tags:
-        raise CheckpointError(
-            f"no checkpoint of --load {directory} is whole ({', '.join(tags)} are damaged); starting "
-            "over would replace them: mend them, or move them away"
-        )
-    if plan.checkpoint.load != plan.checkpoint.save:
-        raise CheckpointError(
-            f"--load {directory} holds no complete checkpoint; give the directory that a run "
-            "saved to with --save"
-        )
-    log.info("no checkpoint in %s yet: training starts from the beginning", directory)
-
-
-def _verified_manifest(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint that is as it was written; every rank reads its share.
-
-    Raises:
-        CheckpointError: lists what is damaged.
-    """
-    manifest = read_manifest(folder)
-    share = manifest.files[dist.get_rank() :: dist.get_world_size()]
-    if problems := list(_gathered(damage(folder, share))):
-        raise CheckpointError("; ".join(problems))
-    return manifest
-
-
 def warn_of_others(plan: Plan) -> None:
     """Say when checkpoints of another run are about to be mixed with this one's."""
     tags = published_tags(Path(plan.checkpoint.save)) if plan.checkpoint.save else []
@@ -168,22 +120,3 @@ def warn_of_others(plan: Plan) -> None:
             plan.checkpoint.save,
             tags[0],
         )
-
-
-def _gathered(own: list[Any]) -> Iterator[Any]:
-    """Yield every rank's items."""
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, own)
-    for items in everyones:
-        yield from items
-
-
-def _name(record: FileRecord) -> str:
-    return record.name
-
-
-def _as_json(tree: Any) -> Any:
-    """Return `tree` as it comes back from JSON: tuples as lists."""
-    if isinstance(tree, dict):
-        return {name: _as_json(value) for name, value in tree.items()}
-    return [_as_json(value) for value in tree] if isinstance(tree, list | tuple) else tree

@@ -3,6 +3,7 @@
 from typing import Any
 
 from megatron.config.config import flatten
+from megatron.errors import ConfigError
 from megatron.plan.plan import Plan
 from megatron.training.loop import StepResult
 from megatron.training.state import TrainState
@@ -97,6 +98,10 @@ def build_writer(plan: Plan) -> Any:
     """Return TensorBoard's writer of event files."""
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(
-        log_dir=plan.logging.tensorboard_dir, max_queue=plan.logging.tensorboard_queue_size
-    )
+    logging = plan.logging
+    try:
+        return SummaryWriter(
+            log_dir=logging.tensorboard_dir, max_queue=logging.tensorboard_queue_size
+        )
+    except OSError as error:
+        raise ConfigError(f"--tensorboard-dir {logging.tensorboard_dir}: {error}") from error

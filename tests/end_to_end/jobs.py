@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,12 @@ class Finished:
         return self
 
 
-def start_ranks(ranks: int, *flags: str, **environment: str) -> Finished:
-    """Run pretrain_gpt.py as `ranks` plain processes with the variables a launcher would set."""
+def start_ranks(ranks: int, *flags: str, folders: Sequence[Path | None] = ()) -> Finished:
+    """Run pretrain_gpt.py as `ranks` plain processes with the variables a launcher would set.
+
+    Args:
+        folders: each rank's working directory; this process's when not said.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -62,8 +67,8 @@ def start_ranks(ranks: int, *flags: str, **environment: str) -> Finished:
                 "LOCAL_WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
-                **environment,
             },
+            cwd=folders[rank] if folders else None,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -43,7 +43,7 @@ def test_the_deepspeed_command_with_pipeline_zero_and_ramp(corpus: Corpus, tmp_p
         *("--adam-beta2", "0.95", "--adam-eps", "1e-8", "--lr", "1e-3"),
         *("--lr-warmup-samples", "5", "--clip-grad", "1.0", "--weight-decay", "1e-1"),
         *corpus.flags,
-        *("--bf16", "--log-interval", "5", "--save-interval", "10", "--eval-interval", "10"),
+        *("--bf16", "--log-interval", "1", "--save-interval", "10", "--eval-interval", "10"),
         *("--eval-iters", "2", "--checkpoint-activations", "--split", "80,10,10"),
         *("--save", str(save), "--load", str(save), "--tensorboard-dir", str(board)),
         *("--tensorboard-queue-size", "5", "--log-timers-to-tensorboard"),
@@ -55,9 +55,10 @@ def test_the_deepspeed_command_with_pipeline_zero_and_ramp(corpus: Corpus, tmp_p
     log = done.outputs[0]
     assert "no checkpoint in" in log
     assert log.count("--deepspeed: every run goes through DeepSpeed") == 1
-    # 2, 2, 4, 4: the increment comes after every third of 10 samples; then full batches.
-    sizes = {r["global_batch_size"] for r in journal(save, "train")}
-    assert sizes <= {4, 6, 8}
+    # The increment of 2 comes after every third of 10 samples: at 3 1/3, 6 2/3 and 10.
+    sizes = [r["global_batch_size"] for r in journal(save, "train")]
+    assert sizes[:4] == [2, 2, 4, 6]
+    assert set(sizes[4:]) == {8}
     manifest = read_manifest(save / (save / "latest").read_text())
     assert manifest.state["samples"] == manifest.state["tokens"] // 32
     assert 92 < manifest.state["samples"] <= 100

@@ -2,10 +2,11 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
-from jobs import Corpus, launched, start_ranks
+from jobs import REPOSITORY, Corpus, launched, start, start_ranks
 
 RUN = [
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
@@ -101,7 +102,7 @@ def test_the_launcher_passes_the_message_and_the_code_on(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda folder: (folder / "manifest.json").unlink(), "loaded"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest.json is damaged"),
         (lambda folder: flip(folder / "mp_rank_00_model_states.pt"), "is damaged: its hash"),
     ],
 )
@@ -118,16 +119,39 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(
     assert not list(tmp_path.glob("staging-*"))
 
 
+def test_a_directory_that_is_another_on_every_rank_is_refused(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+    done = start_ranks(
+        2, *RUN, *corpus.flags, "--save", "runs", folders=[tmp_path / "0", tmp_path / "1"]
+    )
+    assert done.codes == [1, 1]
+    assert "--save runs is not the same directory for all ranks" in done.outputs[0]
+    assert "for ranks [1]" in done.outputs[0]
+    assert not list(tmp_path.glob("*/runs/global_step*"))
+
+
+def test_generation_refuses_damaged_weights(corpus: Corpus, tmp_path: Path) -> None:
+    start_ranks(1, *RUN, *corpus.flags, "--save", str(tmp_path)).succeeded()
+    flip(tmp_path / "global_step4" / "mp_rank_00_model_states.pt")
+    tool = str(REPOSITORY / "tools/generate_samples_gpt.py")
+    done = start(sys.executable, tool, "--load", str(tmp_path), "--prompt", "x")
+    assert done.codes == [1]
+    assert "is damaged: its hash" in done.outputs[0]
+
+
 def test_another_network_is_refused_with_all_differences(corpus: Corpus, tmp_path: Path) -> None:
     flags = [*RUN, *corpus.flags]
     start_ranks(1, *flags, "--save", str(tmp_path)).succeeded()
-    wishes = ["--num-layers", "3", "--seq-length", "16", "--bf16"]
+    wishes = ["--num-layers", "3", "--ffn-hidden-size", "16", "--bf16"]
     both = ["--load", str(tmp_path), "--save", str(tmp_path)]
     done = start_ranks(1, *flags, *wishes, *both)
     assert done.codes == [1]
     for difference in (
         "model.num_layers: 2 in the checkpoint, 3 now",
-        "model.seq_length: 32 in the checkpoint, 16 now",
+        "model.ffn_hidden_size: 128 in the checkpoint, 16 now",
         "precision.dtype: fp32 in the checkpoint, bf16 now",
     ):
         assert difference in done.outputs[0]

@@ -50,6 +50,36 @@ def test_a_resumed_run_equals_the_uninterrupted_one(
     assert_same_files(whole / f"global_step{last}", resumed / f"global_step{last}")
 
 
+@pytest.mark.parametrize("precision", [[], ["--bf16"]], ids=["fp32", "bf16"])
+def test_a_resumed_run_takes_the_optimizers_constants_of_its_own_flags(
+    precision: list[str], corpus: Corpus, tmp_path: Path
+) -> None:
+    flags = [*RUN, *ITERATIONS, *precision, *corpus.flags, "--save", str(tmp_path)]
+    start_ranks(1, *flags, "--exit-interval", "4").succeeded()
+    changed = ["--weight-decay", "0.7", "--adam-beta2", "0.5", "--clip-grad", "0.001"]
+    again = start_ranks(1, *flags, *changed, "--load", str(tmp_path)).succeeded()
+
+    assert "optimizer.weight_decay: 0.01 in the checkpoint, 0.7 now" in again.outputs[0]
+    used = optimizer_groups(tmp_path / "global_step8")
+    assert [group["weight_decay"] for group in used] == [0.7, 0.0]
+    assert {group["betas"] for group in used} == {(0.9, 0.5)}
+
+    # Done: once more changes nothing and evaluates nothing.
+    before = sorted(journal(tmp_path, "evaluation"), key=str)
+    start_ranks(1, *flags, *changed, "--load", str(tmp_path)).succeeded()
+    assert sorted(journal(tmp_path, "evaluation"), key=str) == before
+
+
+def optimizer_groups(folder: Path) -> list[dict[str, Any]]:
+    for file in (*folder.glob("*optim_states.pt"), *folder.glob("mp_rank_*")):
+        state = torch.load(file, weights_only=False)
+        if "optimizer_state_dict" in state:
+            return state["optimizer_state_dict"]["base_optimizer_state"]["param_groups"]
+        if state.get("optimizer"):
+            return state["optimizer"]["param_groups"]
+    raise AssertionError(f"{folder} holds no optimizer")
+
+
 def told(save: Path, event: str) -> list[dict[str, Any]]:
     """Return the journal's records without what depends on the clock."""
     clock = ("iteration_ms", "samples_per_second", "tflops", "eta_s")
@@ -76,5 +106,7 @@ def assert_same(expected: Any, found: Any, where: str) -> None:
         assert len(expected) == len(found), where
         for i, pair in enumerate(zip(expected, found, strict=True)):
             assert_same(*pair, f"{where}: {i}")
-    elif isinstance(expected, int | float | str | bytes | None):
+    elif isinstance(expected, int | float | str | bytes | torch.dtype | None):
         assert expected == found, where
+    else:
+        assert_same(vars(expected), vars(found), where)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 from tiny import tiny_plan
 
-from megatron.checkpoint.compare import require_same_model, require_same_run
+from megatron.checkpoint.compare import other_wishes, require_same_model, require_same_run
 from megatron.errors import CheckpointError
 
 
@@ -47,13 +47,26 @@ def test_all_differences_are_told_at_once():
 def test_a_field_that_only_one_of_them_has_is_a_difference():
     then, now = saved(), saved()
     then["model"]["rotary"] = True
-    del now["model"]["init_std"]
+    del now["model"]["head_dim"]
     with pytest.raises(CheckpointError) as caught:
         require_same_run(then, now, "f")
     assert str(caught.value).splitlines()[1:] == [
-        "  model.init_std: 0.02 in the checkpoint, None now",
+        "  model.head_dim: 4 in the checkpoint, None now",
         "  model.rotary: True in the checkpoint, None now",
     ]
+
+
+def test_what_no_weight_depends_on_may_change_and_is_told():
+    wishes = ["--attention-dropout", "0", "--seed", "99", "--lr", "0.2", "--weight-decay", "0.7"]
+    then, now = saved(), saved(*wishes)
+    require_same_run(then, now, "f")
+    assert list(other_wishes(then, now)) == [
+        "  model.attention_dropout: 0.1 in the checkpoint, 0.0 now",
+        "  training.seed: 1234 in the checkpoint, 99 now",
+        "  schedule.peak: 0.1 in the checkpoint, 0.2 now",
+        "  optimizer.weight_decay: 0.01 in the checkpoint, 0.7 now",
+    ]
+    assert list(other_wishes(then, then)) == []
 
 
 def test_for_generation_the_layout_may_differ():

@@ -9,7 +9,8 @@ from megatron.checkpoint.names import (
     staging_tag_of,
     tag_of,
 )
-from megatron.checkpoint.publish import clear_staging, publish
+from megatron.checkpoint.publish import clear_staging, publish, restore_replaced
+from megatron.errors import CheckpointError
 
 
 def stage(directory, iteration, content):
@@ -45,6 +46,29 @@ def test_the_same_iteration_is_replaced(tmp_path):
         stage(tmp_path, 5, content)
         publish(tmp_path, 5)
     assert (tmp_path / "global_step5" / "a.pt").read_text() == "new"
+
+
+def test_what_was_moved_aside_comes_back_when_its_successor_never_stood(tmp_path):
+    stage(tmp_path, 5, "old")
+    publish(tmp_path, 5)
+    (tmp_path / "global_step5").rename(tmp_path / "replaced-global_step5")
+    clear_staging(tmp_path, 10)
+    assert published_tags(tmp_path) == ["global_step5"]
+    assert (tmp_path / "global_step5" / "a.pt").read_text() == "old"
+
+
+def test_what_was_moved_aside_goes_when_its_successor_stands(tmp_path):
+    stage(tmp_path, 5, "new")
+    publish(tmp_path, 5)
+    (tmp_path / "replaced-global_step5").mkdir()
+    restore_replaced(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step5", "latest"]
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="--save .*file/runs: "):
+        clear_staging(tmp_path / "file" / "runs", 5)
 
 
 def test_a_run_killed_while_replacing_leaves_a_whole_checkpoint(tmp_path, monkeypatch):

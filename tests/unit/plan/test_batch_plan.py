@@ -95,7 +95,7 @@ def test_a_ramp_that_starts_at_its_end_is_none():
     assert plan.training.train_iters == 20
 
 
-@pytest.mark.parametrize(("samples", "iterations"), [(160, 20), (167, 20), (7, 0)])
+@pytest.mark.parametrize(("samples", "iterations"), [(160, 20), (167, 20), (8, 1)])
 def test_a_partial_last_batch_is_dropped(samples, iterations):
     flags = ["--global-batch-size", "8", "--train-samples", str(samples)]
     assert tiny_plan(*flags, without=("--train-iters",)).training.train_iters == iterations

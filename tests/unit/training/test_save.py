@@ -12,7 +12,8 @@ from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import MANIFEST, published_tags
 from megatron.errors import CheckpointError
 from megatron.parallel.sharding import sharded
-from megatron.training.save import Checkpoints, resume, warn_of_others
+from megatron.training.resume import resume
+from megatron.training.save import Checkpoints, warn_of_others
 from megatron.training.state import TrainState
 
 

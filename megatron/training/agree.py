@@ -1,0 +1,43 @@
+"""What ranks tell each other outside the training step. Errors included: all ranks raise alike."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from megatron.errors import MegatronError
+
+T = TypeVar("T")
+
+
+def from_rank_0(make: Callable[[], T]) -> T:
+    """Return what `make` returns on rank 0, on every rank; raise what it raises there.
+
+    Communication: one broadcast of the result.
+    """
+    told: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            told[0] = make()
+        except MegatronError as error:
+            told[1] = error
+    dist.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise told[1]
+    return told[0]
+
+
+def gathered(own: list[Any]) -> Iterator[Any]:
+    """Yield every rank's items, rank 0's first.
+
+    Communication: one all-gather.
+    """
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, own)
+    for items in everyones:
+        yield from items
+
+
+def share_of(items: list[T]) -> list[T]:
+    """Return this rank's share of what all ranks do together."""
+    return items[dist.get_rank() :: dist.get_world_size()]

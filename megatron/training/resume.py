@@ -1,0 +1,89 @@
+"""Going on from a checkpoint: which one, and whether it is of this run."""
+
+import logging
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from megatron.checkpoint.compare import other_wishes, require_same_run
+from megatron.checkpoint.manifest import Manifest, damage, read_manifest
+from megatron.checkpoint.names import published_tags
+from megatron.checkpoint.publish import restore_replaced
+from megatron.engine.engine import Engine
+from megatron.errors import CheckpointError, NewerCheckpointError
+from megatron.plan.plan import Plan
+from megatron.training.agree import from_rank_0, gathered, share_of
+from megatron.training.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+def resume(engine: Engine, plan: Plan, state: TrainState) -> None:
+    """Go on from the newest complete checkpoint of --load, if there is one.
+
+    A damaged checkpoint is passed over for the next older one, and said. Without any, the run
+    starts from the beginning when --load is also --save, as in the first job of a chain.
+
+    Raises:
+        CheckpointError: there is none to go on from, or it is of another run.
+
+    Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
+    """
+    directory = Path(plan.checkpoint.load)
+    tags = from_rank_0(lambda: _find(directory))
+    for tag in tags:
+        folder = directory / tag
+        try:
+            manifest = _verified_manifest(folder)
+        except NewerCheckpointError:
+            # Going on from an older one would replace what the newer program has done.
+            raise
+        except CheckpointError as error:
+            log.warning("%s is passed over: %s", folder, error)
+            continue
+        now = _as_json(asdict(plan))
+        require_same_run(manifest.plan, now, str(folder))
+        for difference in other_wishes(manifest.plan, now):
+            log.warning("going on from %s with other settings:%s", folder, difference)
+        engine.load(directory, tag)
+        vars(state).update(manifest.state)
+        log.info(
+            "  successfully loaded checkpoint from %s at iteration %d", directory, state.iteration
+        )
+        return
+    if tags:
+        raise CheckpointError(
+            f"no checkpoint of --load {directory} is whole ({', '.join(tags)} are damaged); starting "
+            "over would replace them: mend them, or move them away"
+        )
+    if plan.checkpoint.load != plan.checkpoint.save:
+        raise CheckpointError(
+            f"--load {directory} holds no complete checkpoint; give the directory that a run "
+            "saved to with --save"
+        )
+    log.info("no checkpoint in %s yet: training starts from the beginning", directory)
+
+
+def _find(directory: Path) -> list[str]:
+    if directory.is_dir():
+        restore_replaced(directory)
+    return published_tags(directory)
+
+
+def _verified_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint that is as it was written; every rank reads its share.
+
+    Raises:
+        CheckpointError: lists what is damaged.
+    """
+    manifest = from_rank_0(lambda: read_manifest(folder))
+    if problems := list(gathered(damage(folder, share_of(list(manifest.files))))):
+        raise CheckpointError("; ".join(problems))
+    return manifest
+
+
+def _as_json(tree: Any) -> Any:
+    """Return `tree` as it comes back from JSON: tuples as lists."""
+    if isinstance(tree, dict):
+        return {name: _as_json(value) for name, value in tree.items()}
+    return [_as_json(value) for value in tree] if isinstance(tree, list | tuple) else tree
