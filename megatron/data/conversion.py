@@ -127,7 +127,9 @@ def odd_ids(encoder: Encoder) -> tuple[int, ...]:
     """Return the ids of the unknown token and of bytes that stand for themselves."""
     found = {encoder.special_ids["unk"]} if "unk" in encoder.special_ids else set()
     tokens = encoder.vocabulary().tokens
-    found |= {i for i, token in enumerate(tokens) if _BYTE_TOKEN.fullmatch(token)}
+    found |= {
+        i for i, token in enumerate(tokens) if token[:3] == "<0x" and _BYTE_TOKEN.fullmatch(token)
+    }
     return tuple(sorted(found))
 
 

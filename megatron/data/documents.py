@@ -73,11 +73,12 @@ def read_documents(block: Block, keys: Sequence[str], max_line_bytes: int) -> Do
 def _from_lines(data: bytes, keys: Sequence[str]) -> Documents:
     texts: list[list[str]] = [[] for _ in keys]
     numbers: list[int] = []
-    documents = Documents(numbers, texts, data.count(b"\n") + (data[-1:] != b"\n" and data != b""))
+    lines = data.split(b"\n")
+    documents = Documents(numbers, texts, len(lines) - (lines[-1] == b""))
     loads = orjson.loads
     only_key, only_texts = keys[0], texts[0]
     is_single = len(keys) == 1
-    for number, line in enumerate(data.split(b"\n")):
+    for number, line in enumerate(lines):
         try:
             document = loads(line)
             if is_single:

@@ -288,7 +288,10 @@ def _whole_lines(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[byte
         held += piece
         start = 0
         for end in _block_ends(held, limits):
-            yield bytes(held[start:end]), False, end - start
+            if end - start > limits.line_bytes:  # one line: blocks of several are smaller
+                yield bytes(held[start : start + _EXCERPT_BYTES]), True, end - start
+            else:
+                yield bytes(held[start:end]), False, end - start
             start = end
         held = held[start:]
         if len(held) > limits.line_bytes and b"\n" not in held:
@@ -299,18 +302,23 @@ def _whole_lines(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[byte
 
 def _block_ends(held: bytearray, limits: Limits) -> list[int]:
     """Return where the blocks end that can be made of `held`."""
-    ends: list[int] = []
+    groups: list[int] = []
     if limits.block_lines:
         newlines = np.flatnonzero(np.frombuffer(bytes(held), "u1") == ord("\n"))
-        ends = (newlines[limits.block_lines - 1 :: limits.block_lines] + 1).tolist()
-    start = ends[-1] if ends else 0
-    while len(held) - start >= limits.block_bytes:
-        end = held.rfind(b"\n", start, start + limits.block_bytes) + 1
-        end = end or held.find(b"\n", start) + 1
-        if not end:
-            break
-        ends.append(end)
-        start = end
+        groups = (newlines[limits.block_lines - 1 :: limits.block_lines] + 1).tolist()
+    ends: list[int] = []
+    start = 0
+    for stop in [*groups, len(held)]:
+        while stop - start >= limits.block_bytes:
+            end = held.rfind(b"\n", start, start + limits.block_bytes) + 1
+            end = end or held.find(b"\n", start, stop) + 1
+            if not end:
+                break
+            ends.append(end)
+            start = end
+        if start < stop < len(held) or (groups and stop == groups[-1] and start < stop):
+            ends.append(stop)
+            start = stop
     return ends
 
 

@@ -21,9 +21,9 @@ def read_rows(
     path: str, start: int, end: int | None, max_bytes: int, max_rows: int
 ) -> Iterator[tuple[bytes, int, float]]:
     """Yield (rows, how many, share of the file read so far) from row `start` to `end`."""
-    import pyarrow
-
     with _opened(path) as file:
+        import pyarrow
+
         total, first = file.metadata.num_rows, 0
         end = total if end is None else end
         for i in range(file.num_row_groups):

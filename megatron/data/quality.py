@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHORTEST_RUN = 16  # tokens; runs of fewer are nothing to report
-SAMPLE_ONE_IN = 128  # documents that are decoded again, chosen by what they say
+SAMPLE_ONE_IN = 512  # documents that are decoded again, chosen by what they say
 _LONG = 1 << 16  # tokens from which on a document is hashed by itself
 _GROUP = 1 << 18  # tokens hashed together, so that the tables stay in the cache
 _MOST_RUNS = 10

@@ -66,6 +66,7 @@ class Stage:
         self._fingerprint = json.loads(json.dumps(fingerprint))
         self._closing = ExitStack()
         self._files: dict[str, BinaryIO] = {}
+        self._lengths: dict[str, int] = {}  # at the last commit
         with write_errors_name(directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._lock()
@@ -117,8 +118,10 @@ class Stage:
             lengths = {}
             for name, file in self._files.items():
                 file.flush()
-                os.fsync(file.fileno())
                 lengths[name] = file.tell()
+                if lengths[name] != self._lengths.get(name, 0):
+                    os.fsync(file.fileno())
+            self._lengths = lengths
             state = {
                 "fingerprint": self._fingerprint,
                 "lengths": lengths,
@@ -164,6 +167,7 @@ class Stage:
                     "run without --resume to begin again"
                 )
             os.truncate(path, length)
+        self._lengths = state["lengths"]
         self.position = position_of(state)
 
 

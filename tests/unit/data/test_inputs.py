@@ -1,0 +1,220 @@
+"""Inputs of every kind give the same lines, whichever way they are cut; damage is named."""
+
+import gzip
+import io
+import json
+import lzma
+import sys
+
+import pytest
+from bytes_tokenizer import BytesTokenizer
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from megatron.data.conversion import Conversion
+from megatron.data.indexed_dataset import IndexedDataset
+from megatron.data.inputs import Limits, find_sources, read_blocks, read_range, split_sources
+from megatron.data.preprocess import preprocess
+from megatron.errors import DataError
+
+zstandard = pytest.importorskip("zstandard")
+parquet = pytest.importorskip("pyarrow.parquet")
+pyarrow = pytest.importorskip("pyarrow")
+
+LINES = [f'{{"text": "line {i} {"x" * (i * 7 % 40)}"}}\n'.encode() for i in range(60)]
+TEXTS = [json.loads(line)["text"] for line in LINES]
+
+
+CONTENT = b"".join(LINES)
+
+
+def write_as(path, kind, data=CONTENT):
+    if kind == "parquet":
+        table = pyarrow.table({"id": range(len(TEXTS)), "text": TEXTS})
+        parquet.write_table(table, path, row_group_size=9)
+        return str(path)
+    pack = {
+        "plain": bytes,
+        "gzip": gzip.compress,
+        "gzip of members": lambda data: gzip.compress(data[:500]) + gzip.compress(data[500:]),
+        "zstd": zstandard.compress,
+        "zstd of frames": lambda data: (
+            zstandard.compress(data[:500]) + zstandard.compress(data[500:])
+        ),
+        "xz": lzma.compress,
+    }[kind]
+    path.write_bytes(pack(data))
+    return str(path)
+
+
+KINDS = ["plain", "gzip", "gzip of members", "zstd", "zstd of frames", "xz", "parquet"]
+
+
+def run(tmp_path, *inputs, **wishes):
+    wishes = {"output_prefix": str(tmp_path / "out"), "make_encoder": BytesTokenizer} | wishes
+    return preprocess(Conversion(inputs=inputs, **wishes))
+
+
+def read_texts(prefix):
+    dataset = IndexedDataset(prefix)
+    return [bytes(dataset[i].astype("u1")).decode() for i in range(len(dataset))]
+
+
+IN_PROCESSES = [
+    ("plain", {"workers": 2, "chunk_size": 7}),
+    ("parquet", {"workers": 2}),
+    ("plain", {"partitions": 3}),
+    ("gzip", {"partitions": 2}),
+]
+HERE = [(kind, how) for kind in KINDS for how in ({}, {"chunk_size": 7})]
+
+
+@pytest.mark.parametrize(("kind", "how"), [*HERE, *IN_PROCESSES])
+def test_every_kind_of_file_gives_the_same_documents(tmp_path, kind, how):
+    path = write_as(tmp_path / "data", kind)  # the name says nothing about the kind
+    (written,) = run(tmp_path, path, **how)
+    assert read_texts(written.prefix) == TEXTS
+
+
+def text_of(source, block):
+    return read_range(source.path, block.start, block.end) if block.data is None else block.data
+
+
+@given(
+    lines=st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), max_size=20),
+    ends_open=st.booleans(),
+    block_bytes=st.integers(1, 50),
+    block_lines=st.sampled_from([None, 1, 4]),
+    num_parts=st.integers(1, 4),
+    kind=st.sampled_from(["plain", "gzip", "zstd"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_blocks_of_all_parts_are_the_file_cut_between_lines(
+    tmp_path_factory, lines, ends_open, block_bytes, block_lines, num_parts, kind
+):
+    folder = tmp_path_factory.mktemp("blocks")
+    data = b"\n".join(lines) + (b"" if ends_open else b"\n")
+    assume(not data.startswith((b"\x1f\x8b", b"\x28\xb5", b"\xfd7", b"PAR1")))
+    path = write_as(folder / "data", kind, data)
+    limits = Limits(block_bytes, 1000, block_lines)
+    found = []
+    for part in range(num_parts):
+        sources = split_sources(find_sources([path]), part, num_parts)
+        blocks = list(read_blocks(sources, limits))
+        texts = [text_of(sources[0], block) for block in blocks]
+        for i, block in enumerate(blocks):  # reading can be taken up after any of them
+            again = read_blocks(sources, limits, offset=block.end)
+            rest = b"".join(text_of(sources[0], each) for each in again)
+            assert rest == b"".join(texts[i + 1 :])
+        found += texts
+    assert b"".join(found) == data
+    assert all(piece.endswith(b"\n") for piece in found[:-1])
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip"])
+def test_a_line_over_the_limit_is_reported_and_not_held(tmp_path, kind):
+    data = b"a\nb\n" + b"long" * 1000 + b"\nc\n" + b"d" * 5000
+    (source,) = find_sources([write_as(tmp_path / "data", kind, data)])
+    blocks = list(read_blocks([source], Limits(100, 300)))
+    kept = b"".join(text_of(source, block) for block in blocks if block.too_long is None)
+    long = [block for block in blocks if block.too_long is not None]
+    assert kept == b"a\nb\nc\n"
+    assert [block.end - block.start for block in long] == [4001, 5000]
+    assert long[0].too_long == b"long" * 20
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd", "xz", "parquet"])
+def test_a_file_cut_off_is_named(tmp_path, kind):
+    path = tmp_path / "data"
+    write_as(path, kind, b"".join(LINES) * 50)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"--input .*data is damaged or not complete: "):
+        run(tmp_path, str(path))
+    assert [p.name for p in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd", "xz"])
+def test_damage_in_the_middle_is_named(tmp_path, kind):
+    path = tmp_path / "data"
+    write_as(path, kind, b"".join(LINES) * 50)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 20] = b"\xff" * 20
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"--input .*data"):
+        run(tmp_path, str(path))
+
+
+BAD = b'{"text": "a"}\n' * 4 + b'{"text": 7}\n' + b'{"text": "a"}\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [*(pair for pair in HERE if pair[0] != "parquet"), ("plain", {"partitions": 3})],
+)
+def test_a_bad_line_has_its_number_in_every_kind(tmp_path, kind, how):
+    path = write_as(tmp_path / "data", kind, BAD)
+    with pytest.raises(DataError, match="data, line 5: key 'text' holds 7"):
+        run(tmp_path, path, **how)
+
+
+def test_a_bad_row_has_its_number(tmp_path):
+    table = pyarrow.table({"text": ["a", "b", None], "n": [1, 2, 3]})
+    parquet.write_table(table, tmp_path / "t", row_group_size=1)
+    with pytest.raises(DataError, match="t, row 3: key 'text' holds null"):
+        run(tmp_path, str(tmp_path / "t"))
+    with pytest.raises(DataError, match="t, row 1: no key 'body'; it has 'text', 'n'"):
+        run(tmp_path, str(tmp_path / "t"), json_keys=("body",))
+
+
+def test_bad_lines_are_collected_and_the_rest_converted(tmp_path):
+    first = write_as(tmp_path / "1", "plain", BAD + b"nonsense\n")
+    second = write_as(tmp_path / "2", "gzip", BAD)
+    found = set()
+    for how in ({}, {"partitions": 3}, {"workers": 2, "chunk_size": 1}):
+        collected = tmp_path / "bad.jsonl"
+        (written,) = run(
+            tmp_path, first, second, on_error="skip", bad_lines_path=str(collected), **how
+        )
+        assert (written.documents, written.bad) == (10, 3)
+        found.add(collected.read_text())
+    (said,) = found
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [(line["file"], line["line"]) for line in lines] == [
+        (first, 5),
+        (first, 7),
+        (second, 5),
+    ]
+    assert lines[1]["excerpt"] == "nonsense"
+    assert "not JSON" in lines[1]["problem"]
+
+
+def test_globs_are_sorted_and_a_name_that_exists_is_taken_as_it_is(tmp_path):
+    for name in ("b.x", "a.x", "[ab].x"):
+        (tmp_path / name).write_text("{}\n")
+    found = [source.path for source in find_sources([str(tmp_path / "*.x")])]
+    assert found == [str(tmp_path / name) for name in ("[ab].x", "a.x", "b.x")]
+    assert len(find_sources([str(tmp_path / "[ab].x")])) == 1
+    with pytest.raises(DataError, match="no file matches --input"):
+        find_sources([str(tmp_path / "*.y")])
+
+
+@pytest.mark.parametrize("kind", ["plain", "gzip", "zstd"])
+def test_standard_input_may_be_packed(tmp_path, kind, monkeypatch):
+    content = io.BufferedReader(io.FileIO(write_as(tmp_path / "data", kind)))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
+    (written,) = run(tmp_path, "-")
+    assert read_texts(written.prefix) == TEXTS
+
+
+def test_standard_input_has_no_parts(tmp_path):
+    with pytest.raises(DataError, match="--input - is a pipe"):
+        run(tmp_path, "-", partitions=2)
+
+
+@pytest.mark.parametrize(("library", "kind"), [("zstandard", "zstd"), ("pyarrow", "parquet")])
+def test_a_missing_library_is_named(tmp_path, library, kind, monkeypatch):
+    path = write_as(tmp_path / "data", kind)
+    for name in (library, f"{library}.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(DataError, match=f"pip install {library}"):
+        run(tmp_path, path)

@@ -1,0 +1,147 @@
+"""What a conversion says about its documents, against counting in plain Python."""
+
+import json
+from itertools import groupby, pairwise
+from types import MappingProxyType, SimpleNamespace
+
+import numpy as np
+import pytest
+from bytes_tokenizer import BytesTokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.data import quality, report
+from megatron.data.conversion import Conversion
+from megatron.data.preprocess import preprocess
+from megatron.data.quality import Run, Tally, hash_documents, longest_runs
+from megatron.data.report import count_repeated
+
+DOCUMENTS = st.lists(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), max_size=5), max_size=8
+)
+
+
+def flat(documents):
+    tokens = np.array([token for document in documents for token in document], "<u2")
+    return tokens, np.cumsum([len(document) for document in documents], dtype=np.int64)
+
+
+@given(DOCUMENTS)
+@settings(max_examples=100, deadline=None)
+def test_runs_are_those_of_counting_one_by_one(described):
+    documents = [[t for token, count in runs for t in [token] * count] for runs in described]
+    expected = [
+        Run(len(list(run)), token, i)
+        for i, document in enumerate(documents)
+        for token, run in groupby(document)
+    ]
+    expected = [run for run in expected if run.length >= quality.SHORTEST_RUN]
+    expected.sort(key=lambda run: -run.length)
+    found = longest_runs(*flat(documents))
+    assert [run.length for run in found] == [run.length for run in expected][:10]
+    assert set(found) <= set(expected)
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(0, 9), max_size=12), min_size=1, max_size=20),
+    long=st.sampled_from([5, 1 << 16]),
+    group=st.sampled_from([7, 1 << 18]),
+)
+@settings(max_examples=100, deadline=None)
+def test_equal_documents_have_equal_hashes_wherever_they_stand(documents, long, group):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quality, "_LONG", long)
+        patch.setattr(quality, "_GROUP", group)
+        quality._powers.cache_clear()
+        together = hash_documents(*flat(documents)).tolist()
+        alone = [int(hash_documents(*flat([document]))[0]) for document in documents]
+        quality._powers.cache_clear()
+    assert together == alone
+    assert len(set(together)) == len({tuple(document) for document in documents})
+
+
+def test_a_million_different_documents_have_different_hashes():
+    tokens = np.arange(2_000_000, dtype="<i4") // np.array([1, 7] * 1_000_000)
+    pairs = tokens.reshape(-1, 2)
+    hashes = hash_documents(tokens, np.arange(2, 2_000_001, 2, dtype=np.int64))
+    assert len(np.unique(hashes)) == len(np.unique(pairs, axis=0))
+
+
+@pytest.mark.parametrize("bucket_bytes", [64, 1 << 26])
+def test_copies_are_counted_in_any_number_of_buckets(tmp_path, monkeypatch, bucket_bytes):
+    monkeypatch.setattr(report, "_BUCKET_BYTES", bucket_bytes)
+    values = np.random.default_rng(0).integers(0, 40, 90).astype("<u8")
+    values[:50].tofile(tmp_path / "a")
+    values[50:].tofile(tmp_path / "b")
+    expected = 90 - len(set(values.tolist()))
+    assert count_repeated([tmp_path / "a", tmp_path / "b"], tmp_path) == expected
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_percentiles_are_exact(sizes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "_EXACT_BELOW", 30)
+        lengths = report._Lengths()
+        for piece in (sizes[:7], sizes[7:]):
+            lengths.add(np.array(piece, np.int64))
+        said = lengths.summary()
+    ordered = sorted(sizes)
+    for percent in report.PERCENTILES:
+        assert said[f"p{percent}"] == ordered[-(-len(sizes) * percent // 100) - 1]
+    assert (said["min"], said["max"]) == (ordered[0], ordered[-1])
+    assert lengths.count(10, 40) == sum(10 <= size <= 40 for size in sizes)
+
+
+def test_tallies_add_up_and_survive_being_saved():
+    total = Tally()
+    total.add(Tally(1, [Run(20, 7, 0)], 2, 1, ["x"]), 0)
+    total.add(Tally(2, [Run(30, 8, 1)], 3, 0, []), 10)
+    assert total == Tally(3, [Run(30, 8, 11), Run(20, 7, 0)], 5, 1, ["x"])
+    assert Tally.from_json(json.loads(json.dumps(total.to_json()))) == total
+
+
+class Lossy(BytesTokenizer):
+    """Turns everything into small letters; z is unknown, and y stands for itself."""
+
+    special_ids = MappingProxyType({"eod": 256, "unk": ord("z")})
+
+    def encode(self, text):
+        return super().encode(text.lower())
+
+    def vocabulary(self):
+        return SimpleNamespace(tokens=["<0x79>" if i == ord("y") else "" for i in range(257)])
+
+
+@pytest.mark.parametrize("how", [{}, {"workers": 2}, {"partitions": 3}])
+def test_the_report_says_what_is_odd(tmp_path, monkeypatch, how):
+    monkeypatch.setattr("megatron.data.block_encoder.SAMPLE_ONE_IN", 1)
+    texts = ["abc", "Abc", "abc", "", "zzyy", "\\" * 50, "def"]
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    (written,) = preprocess(
+        Conversion(
+            inputs=(str(tmp_path / "a.jsonl"),),
+            output_prefix=str(tmp_path / "out"),
+            make_encoder=Lossy,
+            append_eod=True,
+            keep_empty=True,
+            **how,
+        )
+    )
+    said = json.loads((tmp_path / "out.report.json").read_text())
+    text = said["keys"]["text"]
+    assert (said["documents"], text["documents"], text["tokens"]) == (7, 7, 73)
+    assert (text["empty_documents"], text["repeated_documents"]) == (1, 2)
+    assert text["longest_runs"] == [{"tokens": 50, "token": 92, "document": 5}]
+    assert text["unknown_or_byte_tokens"] == 4
+    assert text["tokens_per_document"]["max"] == 51
+    if "workers" not in how and "partitions" not in how:  # others do not see the patch
+        assert (text["decoded_again"], text["changed_by_decoding"]) == (7, 1)
+        assert text["changed_examples"] == ["Abc"]
+    assert any("longest run of one token: 50 times 92" in line for line in written.report)
+
+
+def test_percentiles_are_in_order():
+    assert all(a < b for a, b in pairwise(report.PERCENTILES))

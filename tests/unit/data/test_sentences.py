@@ -1,0 +1,100 @@
+"""Sentences: one sequence each, in one pass, with or without NLTK's data."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from bytes_tokenizer import BytesTokenizer
+
+from megatron.data import sentences
+from megatron.data.conversion import Conversion
+from megatron.data.legacy_indexed_dataset import open_token_files
+from megatron.data.preprocess import preprocess
+from megatron.data.sentences import SentenceSplitter, build_splitter
+from megatron.errors import DataError
+
+punkt = pytest.importorskip("nltk.tokenize.punkt")
+
+TEXTS = ["One is here. Two is there.\n\nThree is nowhere.", "", "Alone", "A cat sat. It slept."]
+SPLIT = [
+    ["One is here.", "Two is there.", "Three is nowhere."],
+    ["Alone"],
+    ["A cat sat.", "It slept."],
+]
+
+
+def write(tmp_path, texts=TEXTS):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts * 1))
+    return str(path)
+
+
+def run(tmp_path, **wishes):
+    wishes = {"output_prefix": str(tmp_path / "out"), "make_encoder": BytesTokenizer} | wishes
+    (written,) = preprocess(Conversion(inputs=(write(tmp_path),), split_sentences=True, **wishes))
+    return written
+
+
+def read(prefix):
+    dataset = open_token_files(prefix)
+    dataset.verify()
+    starts = dataset.document_starts
+    return [
+        [bytes(t for t in dataset[i].tolist() if t < 256).decode() for i in range(a, b)]
+        for a, b in zip(starts[:-1], starts[1:], strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dataset_impl", "how"),
+    [("lazy", {}), ("cached", {}), ("mmap", {}), ("mmap", {"workers": 2})],
+)
+def test_each_sentence_is_a_sequence_of_its_document(tmp_path, caplog, dataset_impl, how):
+    with caplog.at_level(logging.INFO, "megatron"):
+        written = run(tmp_path, dataset_impl=dataset_impl, append_eod=True, **how)
+    assert written.prefix.endswith("out_text_sentence")
+    assert read(written.prefix) == SPLIT
+    dataset = open_token_files(written.prefix)
+    last = dataset.document_starts[1:] - 1
+    is_ended = [256 in dataset[i].tolist() for i in range(len(dataset))]
+    assert np.flatnonzero(is_ended).tolist() == last.tolist()
+    said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
+    assert (said["documents"], said["sequences"]) == (3, 6)
+    assert "a model trained on the first" in caplog.text  # no data are installed where tests run
+
+
+def test_empty_documents_can_be_kept(tmp_path):
+    written = run(tmp_path, keep_empty=True, append_eod=True)
+    assert read(written.prefix) == [SPLIT[0], [""], *SPLIT[1:]]
+    assert written.documents == 4
+
+
+def test_white_space_stays_when_asked(tmp_path):
+    written = run(tmp_path, keep_newlines=True)
+    assert ["".join(document) for document in read(written.prefix)] == [t for t in TEXTS if t]
+    assert read(written.prefix)[0][1] == "Two is there.\n\n"
+
+
+def test_long_texts_are_cut_first(monkeypatch):
+    monkeypatch.setattr(sentences, "_SLICE_CHARACTERS", 13)
+    splitter = SentenceSplitter("english", True, punkt.PunktParameters())
+    text = "One is here. Two is there. Three is nowhere."
+    assert "".join(splitter(text)) == text
+    assert splitter(text)[0] == "One is here. "
+
+
+def test_installed_data_are_used_for_the_language_asked(monkeypatch):
+    asked = []
+
+    def tokenizer(lang):
+        asked.append(lang)
+
+    monkeypatch.setattr(punkt, "PunktTokenizer", tokenizer)
+    assert build_splitter("german", False, iter(())).parameters is None
+    assert asked == ["german"]
+
+
+def test_without_data_and_texts_it_says_what_to_install():
+    with pytest.raises(DataError, match="punkt_tab data for --lang klingon: they are not"):
+        build_splitter("klingon", False, iter(()))

@@ -1,0 +1,199 @@
+"""Runs that are killed, or whose disk is full, and are taken up again: the same bytes."""
+
+import json
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bytes_tokenizer import BytesTokenizer
+
+from megatron.data.conversion import Conversion
+from megatron.data.preprocess import preprocess
+from megatron.data.shards import merge_shards, stage_shard, wait_for_shards
+from megatron.errors import DataError
+
+ROOT = Path(__file__).parents[3]
+SLOW = """
+import sys, time
+sys.path[:0] = [{root!r}, {here!r}]
+from bytes_tokenizer import BytesTokenizer
+from megatron.data import conversion
+from megatron.data.conversion import Conversion
+from megatron.data.preprocess import preprocess
+from megatron.errors import MegatronError
+
+class Slow(BytesTokenizer):
+    def encode(self, text):
+        time.sleep({pause})
+        return super().encode(text)
+
+if __name__ == "__main__":
+    conversion._BLOCK_BYTES = conversion._SMALLEST_BLOCK_BYTES = 200
+    try:
+        preprocess(Conversion(inputs=("a.jsonl",), output_prefix="out", make_encoder=Slow,
+            resume=True, commit_interval_s=0.0, append_eod=True, json_keys=("a", "b"), {more}))
+    except MegatronError as error:
+        sys.exit(str(error))
+"""
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Return a directory with a corpus of two keys."""
+    lines = [{"a": "x" * (i * 7 % 31), "b": "y" * (i * 5 % 17)} for i in range(300)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def program(pause=0.0, more=""):
+    here = str(Path(__file__).parent)
+    return SLOW.format(root=str(ROOT), here=here, pause=pause, more=more)
+
+
+def outputs(directory):
+    return {p.name: p.read_bytes() for p in directory.iterdir() if p.name.startswith("out_")}
+
+
+def uninterrupted(directory):
+    wishes = {"make_encoder": BytesTokenizer, "append_eod": True, "json_keys": ("a", "b")}
+    prefix = directory / "whole" / "out"
+    prefix.parent.mkdir()
+    preprocess(
+        Conversion(inputs=(str(directory / "a.jsonl"),), output_prefix=str(prefix), **wishes)
+    )
+    return outputs(directory / "whole")
+
+
+@pytest.mark.parametrize("more", ["", "workers=2,", "partitions=2,"])
+def test_a_run_killed_again_and_again_gives_the_same_bytes(directory, more):
+    expected = uninterrupted(directory)
+    (directory / "run.py").write_text(program(pause=0.001, more=more))
+    command = [sys.executable, str(directory / "run.py")]
+    chance = random.Random(more)
+    kills = 0
+    for _ in range(6):
+        process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.2, 0.7))
+        process.kill()
+        kills += process.wait() != 0
+        assert outputs(directory).items() <= expected.items()
+    (directory / "run.py").write_text(program(more=more))
+    subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL)
+    assert kills
+    assert outputs(directory) == expected
+    assert not (directory / "out.stage").exists()
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("step", range(1, 9))
+def test_a_stop_at_any_step_of_publishing_is_mended(directory, partitions, step, monkeypatch):
+    """Every rename and removal is a moment at which a run may die."""
+    import os
+
+    expected = uninterrupted(directory)
+    wishes = Conversion(
+        inputs=(str(directory / "a.jsonl"),),
+        output_prefix=str(directory / "out"),
+        make_encoder=BytesTokenizer,
+        append_eod=True,
+        json_keys=("a", "b"),
+    )
+    for shard in range(partitions):
+        stage_shard(wishes, shard, partitions)
+    replace, left = os.replace, [step]
+
+    def dying(source, target):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", dying)
+    try:
+        merge_shards(wishes, partitions)
+    except KeyboardInterrupt:
+        monkeypatch.setattr(os, "replace", replace)
+        merge_shards(wishes, partitions)
+    assert outputs(directory) == expected
+
+
+def test_a_full_disk_publishes_nothing_and_can_be_mended(directory):
+    expected = uninterrupted(directory)
+    (directory / "run.py").write_text(program())
+    command = [sys.executable, str(directory / "run.py")]
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1)),
+    )
+    assert done.returncode == 1
+    assert "cannot write out.stage/00000-of-00001: File too large" in done.stderr
+    assert outputs(directory) == {}
+    subprocess.run(command, cwd=directory, check=True)
+    assert outputs(directory) == expected
+
+
+def conversion(directory, **wishes):
+    wishes = {"make_encoder": BytesTokenizer, "json_keys": ("a",), "resume": True} | wishes
+    inputs = (str(directory / "a.jsonl"),)
+    return Conversion(inputs=inputs, output_prefix=str(directory / "out"), **wishes)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"append_eod": True}, r"the end of a document was \[\] and is \[256\]"),
+        ({"tokenizer": {"name": "b"}}, "the tokenizer was {'name': 'a'} and is {'name': 'b'}"),
+        ({"json_keys": ("b",)}, r"--json-keys was \['a'\] and is \['b'\]"),
+    ],
+)
+def test_other_wishes_are_not_mixed_into_a_stage(directory, other, message):
+    stage_shard(conversion(directory, tokenizer={"name": "a"}), 0, 2)
+    with pytest.raises(DataError, match=f"cannot --resume from .*: {message}"):
+        stage_shard(conversion(directory, **({"tokenizer": {"name": "a"}} | other)), 0, 2)
+
+
+def test_a_changed_input_is_not_mixed_into_a_stage(directory):
+    stage_shard(conversion(directory), 0, 2)
+    with (directory / "a.jsonl").open("a") as file:
+        file.write('{"a": "more"}\n')
+    with pytest.raises(DataError, match="--input was"):
+        stage_shard(conversion(directory), 0, 2)
+
+
+def test_without_resume_a_stage_is_begun_again(directory):
+    stage_shard(conversion(directory, tokenizer={"name": "a"}), 0, 1)
+    stage_shard(conversion(directory, tokenizer={"name": "b"}, resume=False), 0, 1)
+    assert len(merge_shards(conversion(directory), 1)) == 1
+
+
+def test_missing_shards_are_named(directory):
+    with pytest.raises(DataError, match="there are no shards to merge"):
+        merge_shards(conversion(directory), 2)
+    stage_shard(conversion(directory), 0, 2)
+    with pytest.raises(DataError, match="00001-of-00002 is not finished"):
+        merge_shards(conversion(directory), 2)
+    with pytest.raises(DataError, match="shards 0, 1 of 2 are not finished"):
+        wait_for_shards(directory / "out.stage", 2, "launch", timeout_s=0.3)
+
+
+def test_two_runs_do_not_write_to_one_stage(directory):
+    (directory / "run.py").write_text(program(pause=0.05))
+    command = [sys.executable, str(directory / "run.py")]
+    first = subprocess.Popen(command, cwd=directory)
+    try:
+        deadline = time.monotonic() + 20
+        while not (directory / "out.stage" / "00000-of-00001").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with pytest.raises(DataError, match="another process writes to"):
+            preprocess(conversion(directory))
+    finally:
+        first.kill()
+        first.wait()
