@@ -18,6 +18,12 @@ LEGACY = (
         takes=1,
     ),
     Legacy(
+        "--valid-num-workers",
+        "samples are read from memory-mapped files by the training process itself",
+        takes=1,
+    ),
+    Legacy("--mmap-warmup", "files are mapped; the first reading of a page warms it up"),
+    Legacy(
         "--num-layers-per-virtual-pipeline-stage",
         "DeepSpeed's pipeline has no interleaved schedule; leave this flag out",
         takes=1,

@@ -75,8 +75,7 @@ def build_sample_index(
     rng = np.random.RandomState(seed)
     document_order = _document_order(documents, epochs, rng)
     sample_starts = _sample_starts(
-        # A copy: entries of the mapped file are not aligned, which slows random access.
-        np.array(sizes[documents.start : documents.stop], dtype=np.int32),
+        _compact(sizes[documents.start : documents.stop]),
         document_order,
         first_document=documents.start,
         num_samples=epochs.num_samples,
@@ -110,8 +109,10 @@ def _sample_starts(
     row = 0
     tokens_before = 0
     for first in range(0, len(document_order), _CHUNK):
-        chunk_sizes = sizes[document_order[first : first + _CHUNK] - first_document]
-        ends = tokens_before + np.cumsum(chunk_sizes, dtype=np.int64)
+        # take() is twice as fast as indexing, and a sum of what is already 64 bits wide six times.
+        chunk = document_order[first : first + _CHUNK] - first_document
+        chunk_sizes = sizes.take(chunk).astype(np.int64)
+        ends = tokens_before + np.cumsum(chunk_sizes)
         tokens_before = int(ends[-1])
         next_row = min((tokens_before - 1) // seq_length, num_samples) + 1
         tokens = np.arange(row, next_row, dtype=np.int64) * seq_length
@@ -122,6 +123,12 @@ def _sample_starts(
     # Megatron starts at the first document even if that one is empty.
     starts[0] = 0
     return starts
+
+
+def _compact(sizes: NDArray) -> NDArray:
+    """Return a copy for random access: aligned, unlike the mapped file, and as small as can be."""
+    fits = sizes.max(initial=0) <= np.iinfo(np.uint16).max
+    return np.array(sizes, dtype=np.uint16 if fits else np.int32)
 
 
 def _sample_order(epochs: Epochs, rng: np.random.RandomState) -> NDArray:
