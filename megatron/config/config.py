@@ -1,8 +1,7 @@
 """The whole of what a user can ask of a training run."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.config.checkpoint import CheckpointConfig
@@ -42,10 +41,6 @@ class Config:
     recompute: RecomputeConfig
     logging: LoggingConfig
     deepspeed: DeepSpeedConfig
-
-    def to_json(self) -> str:
-        """Return the wishes as indented JSON, for a checkpoint."""
-        return json.dumps(asdict(self), indent=1)
 
 
 SECTIONS: Mapping[str, type] = {

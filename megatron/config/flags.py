@@ -205,7 +205,7 @@ class _Parser(ArgumentParser):
 
     def _unknown(self, word: str) -> str:
         known = [option for action in self._actions for option in action.option_strings]
-        nearest = difflib.get_close_matches(word.replace("_", "-"), known, n=1)
+        nearest = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.75)
         hint = f"; did you mean {nearest[0]}?" if nearest else "; --help lists all flags"
         return f"unknown flag {word}{hint}"
 

@@ -40,16 +40,6 @@ class Groups:
         """This rank's place among those that share its layers."""
         return self.topology.tensor_rank_of(self.rank)
 
-    @property
-    def is_first_stage(self) -> bool:
-        """Whether this rank takes tokens in."""
-        return self.stage == 0
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this rank computes the loss."""
-        return self.stage == self.topology.pipeline - 1
-
 
 def build_groups(topology: Topology) -> Groups:
     """Create this rank's groups. Every rank of the world must call this, in step.

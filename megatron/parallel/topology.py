@@ -47,14 +47,6 @@ class Topology:
             for t in range(self.tensor)
         ]
 
-    def pipeline_groups(self) -> list[list[int]]:
-        """Return every set of ranks that a micro-batch passes through."""
-        return [
-            [self.rank(pipeline=p, data=d, tensor=t) for p in range(self.pipeline)]
-            for d in range(self.data)
-            for t in range(self.tensor)
-        ]
-
     def model_groups(self) -> list[list[int]]:
         """Return every set of ranks that makes up one whole replica."""
         return [

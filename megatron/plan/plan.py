@@ -1,8 +1,7 @@
 """Wishes become decisions here, or a list of the reasons why they cannot."""
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -62,10 +61,6 @@ class Plan:
     recompute: bool
     deepspeed: dict[str, Any]
     notices: tuple[str, ...]
-
-    def to_json(self) -> str:
-        """Return the decisions as indented JSON, for a checkpoint."""
-        return json.dumps(asdict(self), indent=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""From token rows to what the engine takes: the only place that knows this tuple."""
+"""From token rows to what the engine takes."""
 
 from collections.abc import Iterator
 

@@ -145,8 +145,6 @@ def groups_hold_the_ranks_of_their_axis(rank):
         assert (groups.stage, groups.data_rank, groups.tensor_rank) == places
         assert groups.tensor.rank() == groups.tensor_rank
         assert groups.data.rank() == groups.data_rank
-        assert groups.is_first_stage == (groups.stage == 0)
-        assert groups.is_last_stage == (groups.stage == groups.topology.pipeline - 1)
 
 
 CHECKS = [

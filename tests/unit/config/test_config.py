@@ -1,12 +1,11 @@
 """The whole of the wishes."""
 
-import json
 from dataclasses import FrozenInstanceError, asdict
 
 import pytest
 from tiny import tiny_argv, tiny_config
 
-from megatron.config.config import SECTIONS, flatten, parse_config, parse_config_for_checkpoint
+from megatron.config.config import SECTIONS, parse_config, parse_config_for_checkpoint
 from megatron.config.generation import GenerationConfig
 from megatron.errors import ConfigError
 
@@ -59,13 +58,6 @@ def test_a_command_line_of_the_field_is_read_whole():
 def test_what_cannot_be_honoured_is_refused(flags, message):
     with pytest.raises(ConfigError, match=message):
         tiny_config(*flags)
-
-
-def test_json_holds_every_field():
-    config = tiny_config("--rampup-batch-size", "2", "2", "8")
-    assert json.loads(config.to_json()) == asdict(config)
-    assert flatten(asdict(config))["rampup_batch_size"] == [2, 2, 8]
-    assert len(flatten(asdict(config))) == sum(map(len, asdict(config).values()))
 
 
 def test_a_tool_takes_the_rest_from_the_checkpoint():
