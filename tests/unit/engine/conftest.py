@@ -40,9 +40,9 @@ def alone(group, monkeypatch):
 def build(alone):
     """Return a function from flags to an engine with layers of some spread."""
 
-    def build_from(*flags, without=()):
+    def build_from(*flags, without=(), device="cpu"):
         flags = ["--attention-dropout", "0", "--hidden-dropout", "0", *flags]
-        plan = tiny_plan("--init-method-std", "0.3", *flags, without=without)
+        plan = tiny_plan("--init-method-std", "0.3", *flags, without=without, device=device)
         rng = start_streams(alone, seed=plan.training.seed, activation_checkpointing={})
         return build_engine(
             gpt_layers(plan.model, group=alone.tensor, rng=rng, mixed=plan.precision.is_mixed),

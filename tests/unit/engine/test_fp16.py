@@ -1,0 +1,47 @@
+"""fp16's loss scale.
+
+DeepSpeed refuses fp16 on CPUs, though torch computes it there; so it is told that it may.
+"""
+
+import json
+
+import pytest
+from deepspeed.accelerator import get_accelerator
+
+# Not adam: it would blow up the rounding errors of key biases, whose gradient is zero.
+SGD = ["--optimizer", "sgd", "--weight-decay", "0"]
+
+
+@pytest.fixture
+def build_fp16(build, monkeypatch, tmp_path):
+    """Return a function from a power of two, the first loss scale, to an engine."""
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
+
+    def build_from(power):
+        file = tmp_path / f"{power}.json"
+        file.write_text(json.dumps({"fp16": {"initial_scale_power": power, "hysteresis": 1}}))
+        return build(*SGD, "--fp16", "--deepspeed_config", str(file), device="cuda")
+
+    return build_from
+
+
+def test_an_overflow_skips_the_step_and_lowers_the_scale(build_fp16, micro_batch):
+    engine = build_fp16(30)
+    before = {name: p.detach().clone() for name, p in engine.module.named_parameters()}
+    engine.train_batch(iter([micro_batch(0)]))
+    assert engine.skipped_steps == 1
+    assert engine.loss_scale == 2.0**29
+    for name, parameter in engine.module.named_parameters():
+        assert (parameter == before[name]).all()
+
+
+def test_a_step_is_that_of_32_bits_but_for_rounding(build, build_fp16, micro_batch):
+    engine, exact = build_fp16(8), build(*SGD)
+    for number in range(3):
+        loss = engine.train_batch(iter([micro_batch(number)]))
+        assert float(loss) == pytest.approx(
+            float(exact.train_batch(iter([micro_batch(number)]))), rel=2e-2
+        )
+        assert engine.grad_norm == pytest.approx(exact.grad_norm, rel=2e-2)
+    assert engine.skipped_steps == 0
+    assert engine.loss_scale == 2.0**8
