@@ -63,7 +63,11 @@ class GPTDataset:
 
     def __getitem__(self, i: int) -> NDArray:
         tokens = self.dataset.tokens
-        _, starts, stops = self._pieces(i)
+        (first, offset), (last, end) = self._ends(i)
+        if first == last:
+            document = int(self.index.document_order[first])
+            return self.dataset.get(document, offset, end - offset + 1).astype(np.int64)
+        _, starts, stops = self._pieces(first, offset, last, end)
         pieces = [tokens[start:stop] for start, stop in zip(starts, stops, strict=True)]
         sample = np.empty(self.seq_length + 1, np.int64)
         np.concatenate(pieces, out=sample, casting="unsafe")
@@ -71,25 +75,38 @@ class GPTDataset:
 
     def origin(self, i: int) -> Origin:
         """Return where the tokens of sample i are on disk."""
-        documents, starts, stops = self._pieces(i)
-        first_tokens = self.dataset.token_starts(documents).tolist()
-        pieces = zip(documents.tolist(), first_tokens, starts, stops, strict=True)
+        (first, offset), (last, end) = self._ends(i)
+        documents, starts, stops = self._pieces(first, offset, last, end)
+        begins = self.dataset.token_starts(documents).tolist()
+        pieces = zip(documents.tolist(), begins, starts, stops, strict=True)
         return Origin(
             self.dataset.prefix,
             i,
             tuple(
-                Piece(document, start - first, stop - first)
-                for document, first, start, stop in pieces
+                Piece(document, start - begin, stop - begin)
+                for document, begin, start, stop in pieces
                 if start < stop
             ),
         )
 
-    def _pieces(self, i: int) -> tuple[NDArray, list[int], list[int]]:
-        """Return documents, and the tokens of the file from which to which each is in sample i."""
-        dataset, index = self.dataset, self.index
-        j = int(index.sample_order[i])
-        (first, offset), (last, end) = index.sample_starts[j : j + 2].tolist()
-        documents = index.document_order[first : last + 1]
+    def _ends(self, i: int) -> list[list[int]]:
+        """Return place of the document and token in it, where sample i starts and where it ends."""
+        j = int(self.index.sample_order[i])
+        return self.index.sample_starts[j : j + 2].tolist()
+
+    def _pieces(
+        self, first: int, offset: int, last: int, end: int
+    ) -> tuple[NDArray, list[int], list[int]]:
+        """Return documents, and from which to which token of the file each is in a sample.
+
+        Args:
+            first: place of its first document in the order.
+            offset: its first token in that document.
+            last: place of its last document.
+            end: its last token in that.
+        """
+        dataset = self.dataset
+        documents = self.index.document_order[first : last + 1]
         first_tokens = dataset.token_starts(documents)
         starts = first_tokens.tolist()
         stops = (first_tokens + dataset.sizes[documents]).tolist()
