@@ -63,10 +63,7 @@ def read_flags(
     parsed = parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
     config: PreprocessConfig = parsed.sections["preprocess"]
     wishes = tokenizer_arguments(parsed.sections["tokenizer"])
-    partitions = config.partitions
-    if partitions is None:
-        has_parts = workers_per_partition is not None and STDIN not in config.input
-        partitions = max(config.workers // (workers_per_partition or 1), 1) if has_parts else 1
+    partitions = config.partitions or _partitions(config, workers_per_partition)
     problems = [*tokenizer_problems(**wishes), *_problems(config, partitions)]
     if problems:
         raise ConfigError(*problems, *input_problems(config.input, config.json_keys))
@@ -121,10 +118,18 @@ def _built(wishes: str) -> Tokenizer:
     return build_tokenizer(**json.loads(wishes))
 
 
+def _partitions(config: PreprocessConfig, workers_per_partition: int | None) -> int:
+    """Return how many parts the input has when nobody said: all with the same workers."""
+    if workers_per_partition is None or STDIN in config.input:
+        return 1
+    most = max(config.workers // workers_per_partition, 1)
+    return next(count for count in range(most, 0, -1) if config.workers % count == 0)
+
+
 def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
     numbers = {
         "--workers": config.workers,
-        "--partitions": partitions,
+        "--partitions": config.partitions,
         "--chunk-size": config.chunk_size,
         "--max-memory-mb": config.max_memory_mb,
         "--log-interval": config.log_interval,

@@ -42,12 +42,15 @@ def main(argv: Sequence[str]) -> None:
         "--vocab-file", help="GPT-2's vocab.json; a small one is made when not said"
     )
     parser.add_argument("--merge-file", help="GPT-2's merges.txt")
+    parser.add_argument("--jsonl", help="a file of texts to measure on, besides those made up")
     said = parser.parse_args(argv)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     log.configure(rank=0)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         files = {kind: make_texts(directory, kind, said.mb) for kind in WORDS_PER_DOCUMENT}
+        if said.jsonl:
+            files["given"] = Path(said.jsonl)
         vocab, merges = said.vocab_file, said.merge_file
         if not (vocab and merges):
             vocab, merges = make_vocabulary(directory, files["mixed"])
