@@ -224,7 +224,10 @@ def test_token_files_are_described(directory):
     tokens = sum(len(text) + 1 for text in TEXTS)
     assert f"documents: 200 | sequences: 200 | tokens: {tokens}" in lines
     assert "format: mmap | data type: uint16" in lines
-    assert "tokens per document: mean: 8.4 | 0%: 7 | 1%: 7 | 10%: 8 | 50%: 9 | 90%: 9 | 99%: 9" in lines[4]
+    assert (
+        "tokens per document: mean: 8.4 | 0%: 7 | 1%: 7 | 10%: 8 | 50%: 9 | 90%: 9 | 99%: 9"
+        in lines[4]
+    )
     assert "empty documents: 0" in lines
     first = " ".join(map(str, IndexedDataset("corpus")[0]))
     assert lines[-2] == f"document 0: 7 tokens: {first}"
