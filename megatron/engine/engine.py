@@ -3,6 +3,7 @@
 import contextlib
 import io
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,7 +29,7 @@ MicroBatch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 """((tokens_bs, positions_bs[, documents_bs]), (labels_bs, loss_mask_bs))"""
 
 
-class Engine:
+class Engine(ABC):
     """A model in training. Subclasses differ in how a batch passes through it."""
 
     def __init__(self, engine: Any, groups: Groups):
@@ -76,13 +77,13 @@ class Engine:
         if samples != self._engine.train_batch_size():
             self._engine.set_train_batch_size(samples)
 
+    @abstractmethod
     def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
-        raise NotImplementedError
 
     def save(self, directory: Path, tag: str, client_state: dict[str, Any]) -> None:
         """Write weights, optimizer and random streams to `directory`/`tag`.
