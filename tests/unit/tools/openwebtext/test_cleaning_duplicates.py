@@ -1,0 +1,177 @@
+"""Near duplicates: estimates near the truth, every planted pair found, nothing else reported."""
+
+import itertools
+import tempfile
+
+import numpy as np
+import pytest
+from cleaning.duplicates import CompareBucket, jaccard, similar_pairs
+from cleaning.fingerprints import Texts, collect, minhash, save, shingles
+from cleaning.groups import Groups
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from texts import english
+
+from megatron.errors import ConfigError, DataError
+
+SEEDS = 512
+letters = st.text(alphabet="abcdé \U0001f600", max_size=60)
+
+
+@settings(max_examples=60)
+@given(letters, letters, letters)
+def test_fingerprints_estimate_the_similarity(common, one, other):
+    first, second = common + one, common + other
+    exact = jaccard(shingles(first), shingles(second), "union")
+    sketches = [minhash(text, num_seeds=SEEDS, seed=1234) for text in (first, second)]
+    estimate = (sketches[0] == sketches[1]).mean()
+    # Six standard deviations of the estimate, and no less than what one number weighs.
+    assert abs(estimate - exact) <= 6 * np.sqrt(exact * (1 - exact) / SEEDS) + 1 / SEEDS
+
+
+@given(st.sets(st.integers()), st.sets(st.integers()))
+def test_similarities_are_those_of_sets(one, other):
+    kinds = {kind: jaccard(one, other, kind) for kind in ("union", "min", "max")}
+    assert kinds == {kind: jaccard(other, one, kind) for kind in kinds}
+    assert 0 <= kinds["union"] <= kinds["max"] <= kinds["min"] <= 1
+    if one and other:
+        assert kinds["union"] == len(one & other) / len(one | other)
+    if one and one <= other:
+        assert kinds["min"] == 1
+
+
+def test_shingles_are_all_runs_of_five():
+    assert shingles("abcdefg") == {"abcde", "bcdef", "cdefg"}
+    assert shingles("abc") == {"abc"}
+    assert shingles("") == set()
+
+
+@pytest.fixture
+def search(write):
+    """Return a function from texts to the similar pairs among them."""
+
+    def run(texts, *, kind="union", rounds=1, bands=20, seeds=100, workers=1):
+        path = write("in.jsonl", [{"id": str(i), "text": text} for i, text in enumerate(texts)])
+        with tempfile.TemporaryFile() as scratch:
+            found = collect([(path, "id")], [], scratch, num_seeds=seeds, seed=1, workers=workers)
+            compare = CompareBucket(found.sources, kind, rounds)
+            columns = similar_pairs(found, compare, bands=bands, workers=workers)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    return run
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_planted_pairs_are_found_and_nothing_else(search, workers):
+    texts = [english(seed) for seed in range(40)]
+    planted = {
+        (3, 40): texts[3] + " One more sentence.",
+        (10, 41): texts[10][100:],
+        (5, 42): texts[5],
+    }
+    found = search([*texts, *planted.values()], workers=workers)
+    assert [(main, other) for main, other, _ in found] == sorted(planted)
+    for main, other, similarity in found:
+        exact = jaccard(shingles(texts[main]), shingles(planted[main, other]), "union")
+        assert similarity == exact > 0.8
+
+
+def test_a_pair_must_be_more_than_half_the_same(search):
+    of_both = [chr(ord("a") + i) for i in range(8)]
+    half = ["".join(of_both[:7]) + "xyz", "".join(of_both[:7]) + "uvw"]  # 3 of 9 in common
+    assert search([*half], bands=100) == []
+    # shingles of the first are half of the second's, exactly
+    assert jaccard(shingles("abcdef"), shingles("abcdefgh"), "union") == 0.5
+    assert search(["abcdef", "abcdefgh"], bands=100) == []
+    assert search(["abcdefg", "abcdefgh"], bands=100) == [(0, 1, 0.75)]
+    assert search(["abcdef", "abcdefgh"], bands=100, kind="min") == [(0, 1, 1.0)]
+
+
+def test_rounds_go_on_in_what_is_left_of_a_bucket(search):
+    base, other = english(1), english(2)
+    texts = [base, other, base + "x", other + "x"]
+    exact = [(0, 2), (1, 3)]
+    assert [pair[:2] for pair in search(texts)] == exact
+    assert [pair[:2] for pair in search(texts, rounds=-1)] == exact
+    # All in one bucket: one number, the least hash of what every text has.
+    one_bucket = ["aaaaaaaaa" + end for end in ("bcdefghij" * 9, "klmnopqrs" * 9)]
+    texts = [one_bucket[0], one_bucket[1], one_bucket[0] + "!", one_bucket[1] + "!"]
+    with_bands = {rounds: search(texts, rounds=rounds, bands=1, seeds=1) for rounds in (1, -1)}
+    assert set(with_bands[1]) <= set(with_bands[-1])
+
+
+def test_a_chain_of_copies_is_one_group(search):
+    text = english(7)
+    found = search([text] * 6 + [""] * 2)
+    assert [pair[:2] for pair in found] == [*((0, i) for i in range(1, 6)), (6, 7)]
+    assert {similarity for _, _, similarity in found} == {1.0}
+
+
+def take(path, scratch, loaded=(), seeds=20, seed=1):
+    return collect([path] if path else [], loaded, scratch, num_seeds=seeds, seed=seed, workers=1)
+
+
+def test_saved_fingerprints_are_those_of_before(write, tmp_path):
+    first = write("a.jsonl", [{"id": "a", "text": english(0)}, {"id": "b", "text": english(1)}])
+    second = write("b.jsonl", [{"id": "c", "text": english(0)}])
+    npz = str(tmp_path / "a.npz")
+    with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as both:
+        saved = take((first, "id"), one)
+        save(saved, npz, num_seeds=20, seed=1)
+        assert np.load(npz)["documents"].tobytes() == saved.documents.tobytes()
+        loaded = take((second, "id"), both, [npz])
+        with Texts(loaded.sources) as texts:
+            texts.check()
+            assert [texts.name(loaded.place(i)) for i in range(3)] == ["a", "b", "c"]
+        minhashes = loaded.documents["minhash"]
+        assert minhashes[0].tolist() == minhashes[2].tolist() != minhashes[1].tolist()
+
+
+def test_fingerprints_that_do_not_fit_are_refused(write, tmp_path):
+    path = write("a.jsonl", [{"id": "a", "text": "some text"}])
+    npz = str(tmp_path / "a.npz")
+    with tempfile.TemporaryFile() as scratch:
+        saved = take((path, "id"), scratch)
+        save(saved, npz, num_seeds=20, seed=1)
+        with pytest.raises(DataError, match="is of --seed 1, not 2"):
+            take(None, scratch, [npz], seed=2)
+        with pytest.raises(DataError, match="is of --num-seeds 20, not 10"):
+            take(None, scratch, [npz], seeds=10)
+        with pytest.raises(ConfigError, match="a.jsonl comes twice"):
+            take((path, "id"), scratch, [npz])
+        write("a.jsonl", [{"id": "a", "text": "another text"}])
+        with Texts(saved.sources) as texts, pytest.raises(DataError, match="take them again"):
+            texts.check()
+        with pytest.raises(DataError, match=r"in\.txt: not a file of fingerprints"):
+            (tmp_path / "in.txt").write_text("text")
+            take(None, scratch, [str(tmp_path / "in.txt")])
+
+
+def test_fingerprints_hold_no_code(tmp_path):
+    npz = tmp_path / "evil.npz"
+    np.savez(npz, settings=np.array([{"an": "object"}], object), documents=np.zeros(1))
+    with tempfile.TemporaryFile() as scratch, pytest.raises(DataError, match="not a file of"):
+        take(None, scratch, [str(npz)])
+
+
+edges = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("abcdefgh")))
+
+
+@given(edges)
+def test_groups_are_what_is_connected(pairs):
+    groups = Groups()
+    for one, other in pairs:
+        groups.join(one, other)
+    seen = list(dict.fromkeys(itertools.chain.from_iterable(pairs)))
+    reach = {name: {name} for name in seen}
+    for _ in seen:
+        for one, other in pairs:
+            union = reach[one] | reach[other]
+            for name in union:
+                reach[name] = reach[name] | union
+    expected = []
+    for name in seen:
+        group = [other for other in seen if other in reach[name]]
+        if group not in expected:
+            expected.append(group)
+    assert list(groups) == expected

@@ -1,0 +1,59 @@
+"""Mend texts, and drop what is not English or too short: `cleanup_dataset.py INPUT OUTPUT`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from cleaning.parallel import num_workers, ordered_map
+from cleaning.records import batches, new_files, read_lines, total_bytes
+from cleaning.repair import MIN_TOKENS, CleanDocuments
+from cleaning.tokens import gpt2_counter, piece_counter
+
+from megatron.errors import ConfigError
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Clean as `argv` says, then say what was dropped."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("input", help="file with one JSON object a line, text under the key text")
+    parser.add_argument("output", help="file for the documents that are left")
+    parser.add_argument("--vocab-file", help="vocab.json of GPT-2, to count tokens exactly")
+    parser.add_argument("--merge-file", help="merges.txt of GPT-2")
+    said = parser.parse_args(argv)
+
+    if (said.vocab_file is None) != (said.merge_file is None):
+        raise ConfigError("--vocab-file and --merge-file go together; give both or none")
+    make_counter = piece_counter
+    if said.vocab_file is None:
+        print(
+            f"without --vocab-file and --merge-file, the {MIN_TOKENS} tokens a document must have "
+            "are counted in words and signs, of which a text has some fewer than tokens",
+            file=sys.stderr,
+        )
+    else:
+        make_counter = partial(gpt2_counter, said.vocab_file, said.merge_file)
+        make_counter()  # so that a bad file is found before any work
+    counts = dict.fromkeys(["fixed", "not English", "small"], 0)
+    workers = num_workers(total_bytes([said.input]))
+    with new_files(said.output, inputs=[said.input]) as (output,):
+        lines = read_lines([said.input])
+        for outcomes in ordered_map(CleanDocuments(make_counter), batches(lines), workers):
+            for outcome in outcomes:
+                counts["fixed"] += len(outcome.changed_by)
+                if outcome.dropped_by is None:
+                    output.write(outcome.line)
+                else:
+                    counts[outcome.dropped_by] += 1
+    print(
+        f"{said.output}: documents: {output.lines} | fixed: {counts['fixed']} | "
+        f"dropped, not English: {counts['not English']} | dropped, small: {counts['small']}"
+    )
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,135 @@
+"""Find documents that are nearly the same, by MinHash fingerprints and shingles of 5 characters."""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from typing import Literal
+
+from cleaning.duplicates import CompareBucket, similar_pairs
+from cleaning.fingerprints import Fingerprints, Texts, collect, save
+from cleaning.parallel import num_workers
+from cleaning.records import new_files, to_bytes, total_bytes
+
+from megatron.config.flags import parse_sections
+from megatron.errors import raise_if_any
+from megatron.tool import run_tool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DuplicatesConfig:
+    """The search, as the user asked for it."""
+
+    inputs: list[str] = field(default_factory=list)
+    """Files of documents, each followed by the key that names a document: FILE KEY FILE KEY."""
+
+    load_fingerprints: list[str] = field(default_factory=list)
+    """Files that --save-fingerprints wrote; their documents come before those of --inputs."""
+
+    save_fingerprints: str | None = None
+    """File for the fingerprints of all these documents."""
+
+    output: str | None = None
+    """File for the pairs found: one object a line, {MAIN: [{OTHER: similarity}, ...]}."""
+
+    jaccard: Literal["union", "min", "max"] = "union"
+    """What the common shingles of two documents are counted against: all of both, or those of the
+    one that has fewer or more."""
+
+    heuristic_iter: int = 1
+    """Documents of each bucket that are compared with all others left in it; -1 for as many as
+    there are."""
+
+    seed: int = 1234
+    """Seed of the hash functions."""
+
+    num_bands: int = 10
+    """Pieces of a fingerprint; documents that agree in one are compared."""
+
+    num_seeds: int = 100
+    """Hash functions, and so numbers in a fingerprint; a multiple of the bands."""
+
+    jaccard_parallel: bool = False
+    """Compare in as many processes as there are cores."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Search as `argv` says, then say how much was found."""
+    sections = parse_sections(argv, {"duplicates": DuplicatesConfig}, description=__doc__).sections
+    config: DuplicatesConfig = sections["duplicates"]
+    raise_if_any(problems(config))
+    inputs = list(zip(config.inputs[::2], config.inputs[1::2], strict=True))
+    near = Path(config.output or config.save_fingerprints or "").parent
+    with tempfile.TemporaryFile(dir=near if near.is_dir() else None) as scratch:
+        fingerprints = collect(
+            inputs,
+            config.load_fingerprints,
+            scratch,
+            num_seeds=config.num_seeds,
+            seed=config.seed,
+            # A byte of text costs more here than elsewhere.
+            workers=num_workers(4 * total_bytes(path for path, _ in inputs)),
+        )
+        print(f"documents: {len(fingerprints.documents)}")
+        if config.save_fingerprints is not None:
+            save(
+                fingerprints,
+                config.save_fingerprints,
+                num_seeds=config.num_seeds,
+                seed=config.seed,
+            )
+        if config.output is not None:
+            search(fingerprints, config)
+
+
+def search(fingerprints: Fingerprints, config: DuplicatesConfig) -> None:
+    """Write the similar pairs, in the order of the documents."""
+    sources = fingerprints.sources
+    compare = CompareBucket(sources, config.jaccard, config.heuristic_iter)
+    workers = 1
+    if config.jaccard_parallel:
+        workers = num_workers(sum(source.bytes for source in sources))
+    inputs = [source.path for source in sources]
+    with Texts(sources) as texts, new_files(config.output or "", inputs=inputs) as (output,):
+        texts.check()
+        mains, others, similarities = similar_pairs(
+            fingerprints, compare, bands=config.num_bands, workers=workers
+        )
+        pairs = zip(mains.tolist(), others.tolist(), similarities.tolist(), strict=True)
+        for main_index, found in groupby(pairs, key=itemgetter(0)):
+            duplicates = [
+                {texts.name(fingerprints.place(other)): similarity}
+                for _, other, similarity in found
+            ]
+            output.write(to_bytes({texts.name(fingerprints.place(main_index)): duplicates}))
+    print(f"{config.output}: documents with duplicates: {output.lines} | pairs: {len(mains)}")
+
+
+def problems(config: DuplicatesConfig) -> list[str]:
+    """Return one sentence for each wish that cannot be honoured."""
+    found = []
+    if len(config.inputs) % 2:
+        found.append(f"--inputs {' '.join(config.inputs)}: give a key after each file")
+    if not config.inputs and not config.load_fingerprints:
+        found.append("no documents: give --inputs or --load-fingerprints")
+    if config.output is None and config.save_fingerprints is None:
+        found.append("nothing to write: give --output or --save-fingerprints")
+    if config.heuristic_iter < 1 and config.heuristic_iter != -1:
+        found.append(f"--heuristic-iter {config.heuristic_iter}: give 1 or more, or -1 for all")
+    if min(config.num_bands, config.num_seeds) < 1 or config.num_seeds % config.num_bands:
+        found.append(
+            f"--num-seeds {config.num_seeds} is not a multiple of --num-bands {config.num_bands}"
+        )
+    if not 0 <= config.seed < 1 << 32:
+        found.append(f"--seed {config.seed}: give 0 to 2**32 - 1")
+    return found
+
+
+if __name__ == "__main__":
+    run_tool(main)

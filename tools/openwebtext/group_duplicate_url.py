@@ -1,0 +1,50 @@
+"""Group the URLs of similar documents: `group_duplicate_url.py PAIRS OUTPUT [THRESHOLD]`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from cleaning.groups import Groups, read_pairs
+from cleaning.records import new_files, to_bytes
+
+from megatron.errors import ConfigError
+from megatron.tool import run_tool
+
+THRESHOLD = 0.7
+
+
+def main(argv: Sequence[str]) -> None:
+    """Group as `argv` says, then say how much."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("pairs", help="file that find_duplicates.py wrote")
+    parser.add_argument(
+        "output", help="file for the groups: one object a line, {index: [URL, ...]}"
+    )
+    parser.add_argument(
+        "threshold",
+        nargs="?",
+        type=float,
+        default=THRESHOLD,
+        help=f"pairs with a similarity above it are joined; {THRESHOLD} when not said",
+    )
+    said = parser.parse_args(argv)
+
+    if not 0 <= said.threshold <= 1:
+        raise ConfigError(f"threshold {said.threshold}: give a number from 0 to 1")
+    with new_files(said.output, inputs=[said.pairs]) as (output,):
+        groups = Groups()
+        for main_url, other_url, similarity in read_pairs(said.pairs):
+            if similarity > said.threshold:
+                groups.join(main_url, other_url)
+        num_urls = 0
+        for index, urls in enumerate(groups):
+            output.write(to_bytes({str(index): urls}))
+            num_urls += len(urls)
+    print(f"{said.output}: groups: {output.lines} | URLs: {num_urls}")
+
+
+if __name__ == "__main__":
+    run_tool(main)

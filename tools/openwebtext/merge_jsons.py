@@ -1,0 +1,47 @@
+"""Put all files of JSON lines of a directory into one."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from typing import Annotated
+
+from cleaning.records import new_files, read_lines
+
+from megatron.config.flags import Spelling, parse_sections
+from megatron.errors import ConfigError
+from megatron.tool import run_tool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    """The merge, as the user asked for it."""
+
+    json_path: Annotated[str, Spelling("--json_path")] = "."
+    """Directory whose *.json files are put together, in the order of their names."""
+
+    output_file: Annotated[str, Spelling("--output_file")] = "merged_output.json"
+    """File for all their lines; if it is in that directory, it is not read."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Merge as `argv` says, then say how much."""
+    sections = parse_sections(argv, {"merge": MergeConfig}, description=__doc__).sections
+    config: MergeConfig = sections["merge"]
+    output_path = Path(config.output_file).resolve()
+    found = sorted(Path(config.json_path).glob("*.json"))
+    inputs = [str(path) for path in found if path.resolve() != output_path]
+    if not inputs:
+        raise ConfigError(f"no *.json file to merge in --json_path {config.json_path}")
+    with new_files(output_path) as (output,):
+        for line in read_lines(inputs):
+            line.record()
+            output.write(line.raw)
+    print(f"{config.output_file}: files: {len(inputs)} | documents: {output.lines}")
+
+
+if __name__ == "__main__":
+    run_tool(main)
