@@ -2,8 +2,9 @@
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
@@ -23,35 +24,34 @@ def main() -> None:
     args = parser.parse_args()
 
     records = list(read_journal(args.checkpoints))
-    # By iteration: a run that was killed repeats what came after its last checkpoint.
-    steps = {record["iteration"]: record for record in records if record["event"] == "train"}
-    held_out = {
-        record["iteration"]: record
-        for record in records
-        if record["event"] == "evaluation" and record["set"] == "valid"
-    }
+    steps = [record for record in records if record["event"] == "train"]
+    held_out = [
+        record for record in records if record["event"] == "evaluation" and record["set"] == "valid"
+    ]
     if not steps:
         sys.exit(
             f"error: {args.checkpoints}: no training step is logged; train for more iterations"
         )
-    losses = sorted((iteration, record["lm_loss"]) for iteration, record in steps.items())
-    held_out_losses = sorted(
-        (iteration, record["lm_loss"]) for iteration, record in held_out.items()
-    )
+    losses, held_out_losses = curve(steps), curve(held_out)
     write_plot(args.plot, losses, held_out_losses)
 
     print(terminal_plot(losses))
     print()
-    print(f"tokens:                {steps[losses[-1][0]]['consumed_tokens']:,}")
+    print(f"tokens:                {steps[-1]['consumed_tokens']:,}")
     print(f"loss, first -> last:   {losses[0][1]:.3f} -> {losses[-1][1]:.3f}")
     if held_out:
-        print(f"validation perplexity: {held_out[max(held_out)]['ppl']:.1f}")
+        print(f"validation perplexity: {held_out[-1]['ppl']:.1f}")
     print(f"checkpoints:           {args.checkpoints}")
     print(f"TensorBoard:           {args.tensorboard} (tensorboard --logdir {args.tensorboard})")
     print(f"loss curve:            {args.plot}")
     print(f"sample:                {args.sample}")
     print()
     print(args.sample.read_text(encoding="utf-8").strip())
+
+
+def curve(records: Iterable[Mapping[str, Any]]) -> Curve:
+    """Return the loss of each record."""
+    return [(record["iteration"], record["lm_loss"]) for record in records]
 
 
 def write_plot(file: Path, losses: Curve, held_out: Curve) -> None:
