@@ -7,7 +7,7 @@
 # Every step prints the command that it runs, and uses what an earlier run of the script has made.
 #
 #   OUT               folder for everything that is made (quickstart)
-#   QUICKSTART_ITERS  optimizer steps (1600)
+#   QUICKSTART_ITERS  optimizer steps (1200)
 #   QUICKSTART_MB     megabytes of source text, at most (1000: all there is)
 #   VENV, PYTHON      where packages are installed, and with which Python: see tools/venv.sh
 
@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/venv.sh
 
 out=${OUT:-quickstart}
-iterations=${QUICKSTART_ITERS:-1600}
+iterations=${QUICKSTART_ITERS:-1200}
 megabytes=${QUICKSTART_MB:-1000}
 half=$(((iterations + 1) / 2))
 

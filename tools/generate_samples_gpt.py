@@ -36,12 +36,18 @@ Continue = Callable[[Iterable[list[int]]], Iterator[list[int]]]
 def main(argv: Sequence[str]) -> None:
     """Generate what the command line `argv` asks for."""
     log.configure(rank=0)
-    if value_in(argv, "--load") is None and "--help" not in argv and "-h" not in argv:
-        raise ConfigError("--load is missing: the directory that a run saved to with --save")
-    folder, manifest = newest_checkpoint(Path(value_in(argv, "--load") or ""))
-    config, own = parse_config_for_checkpoint(
-        argv, manifest.config, {"generation": GenerationConfig}, description=__doc__ or ""
+    parse = partial(
+        parse_config_for_checkpoint,
+        extra={"generation": GenerationConfig},
+        description=__doc__ or "",
     )
+    load = value_in(argv, "--load")
+    if load is None:
+        if {"-h", "--help"} & set(argv):
+            parse(argv, {})  # prints the help and leaves
+        raise ConfigError("--load is missing: the directory that a run saved to with --save")
+    folder, manifest = newest_checkpoint(Path(load))
+    config, own = parse(argv, manifest.config)
     wishes: GenerationConfig = own["generation"]
     raise_if_any(mode_problems(wishes))
     tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))

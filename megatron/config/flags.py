@@ -170,12 +170,13 @@ def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], lis
 
 
 def value_in(argv: Sequence[str], option: str) -> str | None:
-    """Return what `argv` says after `option`, without parsing the rest; None if nothing."""
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    """Return what `argv` says last after `option`, without parsing the rest; None if nothing."""
+    said: str | None = None
+    for place, word in enumerate(argv):
         name, equals, value = word.partition("=")
         if name == option:
-            return value if equals else following
-    return None
+            said = value if equals else "".join(argv[place + 1 : place + 2]) or None
+    return said
 
 
 class _Parser(ArgumentParser):

@@ -25,6 +25,8 @@ def sampling_problems(sampling: Sampling, *, vocab_size: int) -> Iterator[str]:
         yield f"--top_k {sampling.top_k} must be between 0 and the vocabulary's {vocab_size} tokens"
     if not 0 <= sampling.top_p <= 1:
         yield f"--top_p {sampling.top_p} must be between 0 and 1"
+    if sampling.greedy and (sampling.top_k or sampling.top_p or sampling.temperature != 1):
+        yield "--greedy takes the likeliest token: leave --top_k, --top_p and --temperature out"
     if sampling.top_k and sampling.top_p:
         yield "--top_k and --top_p exclude each other: give one of them"
 

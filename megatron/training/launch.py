@@ -42,7 +42,8 @@ def run_rank(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None
     except MegatronError as error:
         if rank:
             time.sleep(_HEAD_START_S)
-        _leave(f"error{f' [rank {rank}]' if rank else ''}: {error}", error.exit_code)
+        lines = str(error).replace("\n", "\n  ")
+        _leave(f"error{f' [rank {rank}]' if rank else ''}: {lines}", error.exit_code)
     except KeyboardInterrupt:
         _leave("interrupted", 130)
     except Exception as error:

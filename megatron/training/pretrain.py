@@ -158,6 +158,8 @@ class _Run:
             evaluation.test(test, state)
         if self.tensorboard:
             self.tensorboard.close()
+        if started_from >= plan.training.train_iters:
+            reason += ": it was before; more --train-iters or --train-samples let it go on"
         log.info(reason)
         dist.barrier()
         dist.destroy_process_group()

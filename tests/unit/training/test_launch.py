@@ -57,7 +57,7 @@ def test_success_is_0():
 @pytest.mark.parametrize(
     ("action", "code", "message"),
     [
-        ("raise ConfigError('first', 'second')", 2, "error: first\nsecond\n"),
+        ("raise ConfigError('first', 'second')", 2, "error: first\n  second\n"),
         ("raise DataError('no data')", 1, "error: no data\n"),
         ("raise CheckpointError('none')", 1, "error: none\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
