@@ -13,7 +13,7 @@ from megatron.config.split_paths import (
     read_split_groups,
 )
 from megatron.errors import ConfigError, raise_if_any
-from megatron.plan.schedule_plan import TrainingPlan
+from megatron.plan.training_plan import TrainingPlan
 
 DEFAULT_SPLIT = "969, 30, 1"
 

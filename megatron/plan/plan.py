@@ -32,14 +32,8 @@ from megatron.plan.run_plan import (
     plan_optimizer,
     run_problems,
 )
-from megatron.plan.schedule_plan import (
-    SchedulePlan,
-    TrainingPlan,
-    plan_schedule,
-    plan_training,
-    schedule_problems,
-    training_problems,
-)
+from megatron.plan.schedule_plan import SchedulePlan, plan_schedule, schedule_problems
+from megatron.plan.training_plan import TrainingPlan, plan_training, training_problems
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """When a run ends."""
 
-from megatron.plan.schedule_plan import TrainingPlan
+from megatron.plan.training_plan import TrainingPlan
 from megatron.training.state import TrainState
 
 

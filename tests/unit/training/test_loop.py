@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.plan.schedule_plan import TrainingPlan
+from megatron.plan.training_plan import TrainingPlan
 from megatron.training.loop import Schedule, train
 from megatron.training.state import TrainState
 from megatron.training.stop import Stop
