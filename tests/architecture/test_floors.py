@@ -25,7 +25,7 @@ FLOORS = [
     {"plan"},
     {"parallel", "fused_kernels", "tokenizer", "data", "optim"},
     {"model"},
-    {"engine", "checkpoint", "generation", "preparation"},
+    {"engine", "checkpoint", "generation", "preparation", "cleaning"},
     {"training"},
 ]
 GROUND = FLOORS[0] | FLOORS[1]
@@ -134,7 +134,9 @@ def test_yaml_is_imported_only_when_a_file_is_read():
 def test_torch_is_not_needed_for_files_plans_and_tokens():
     modules = [
         module_name(file)
-        for file in files_of(*GROUND, "config", "plan", "tokenizer", "data", "preparation")
+        for file in files_of(
+            *GROUND, "config", "plan", "tokenizer", "data", "preparation", "cleaning"
+        )
         if file.name != "__init__.py"
     ]
     modules += ["megatron.checkpoint.manifest", "megatron.checkpoint.publish"]

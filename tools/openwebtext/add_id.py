@@ -7,8 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from cleaning.records import new_files, read_lines, to_bytes
-
+from megatron.cleaning.records import new_files, read_lines, to_bytes
 from megatron.config.flags import parse_sections
 from megatron.errors import ConfigError
 from megatron.tool import run_tool

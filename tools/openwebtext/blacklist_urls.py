@@ -8,9 +8,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import numpy as np
-from cleaning.records import new_files, read_lines
-from cleaning.urls import REASONS, digest, reason_against
 
+from megatron.cleaning.records import new_files, read_lines
+from megatron.cleaning.urls import REASONS, digest, reason_against
 from megatron.errors import ConfigError
 from megatron.tool import run_tool
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from cleaning.evaluations import EVALUATIONS, evaluation_texts
-from cleaning.ngrams import (
+from megatron.cleaning.evaluations import EVALUATIONS, evaluation_texts
+from megatron.cleaning.ngrams import (
     CountNgrams,
     CutDocuments,
     NgramSet,
@@ -18,9 +18,15 @@ from cleaning.ngrams import (
     task_ngrams,
     to_dictionary,
 )
-from cleaning.parallel import num_workers, ordered_map
-from cleaning.records import Line, batches, new_files, read_errors_name, read_lines, total_bytes
-
+from megatron.cleaning.parallel import num_workers, ordered_map
+from megatron.cleaning.records import (
+    Line,
+    batches,
+    new_files,
+    read_errors_name,
+    read_lines,
+    total_bytes,
+)
 from megatron.config.flags import parse_sections
 from megatron.errors import DataError, raise_if_any
 from megatron.tool import run_tool

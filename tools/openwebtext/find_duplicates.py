@@ -12,11 +12,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from typing import Literal
 
-from cleaning.duplicates import CompareBucket, similar_pairs
-from cleaning.fingerprints import Fingerprints, Texts, collect, save
-from cleaning.parallel import num_workers
-from cleaning.records import new_files, to_bytes, total_bytes
-
+from megatron.cleaning.duplicates import CompareBucket, similar_pairs
+from megatron.cleaning.fingerprints import Fingerprints, Texts, collect, save
+from megatron.cleaning.parallel import num_workers
+from megatron.cleaning.records import new_files, to_bytes, total_bytes
 from megatron.config.flags import parse_sections
 from megatron.errors import raise_if_any
 from megatron.tool import run_tool

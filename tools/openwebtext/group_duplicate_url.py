@@ -7,9 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from cleaning.groups import Groups, read_pairs
-from cleaning.records import new_files, to_bytes
-
+from megatron.cleaning.groups import Groups, read_pairs
+from megatron.cleaning.records import new_files, to_bytes
 from megatron.errors import ConfigError
 from megatron.tool import run_tool
 

@@ -9,8 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from typing import Annotated
 
-from cleaning.records import new_files, read_lines
-
+from megatron.cleaning.records import new_files, read_lines
 from megatron.config.flags import Spelling, parse_sections
 from megatron.errors import ConfigError
 from megatron.tool import run_tool

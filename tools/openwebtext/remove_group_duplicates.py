@@ -7,9 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from cleaning.groups import read_groups
-from cleaning.records import new_files, read_lines
-
+from megatron.cleaning.groups import read_groups
+from megatron.cleaning.records import new_files, read_lines
 from megatron.tool import run_tool
 
 

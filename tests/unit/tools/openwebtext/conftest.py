@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).parents[4] / "tools" / "openwebtext"
-sys.path.insert(0, str(TOOLS))  # where the tools find their library
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ import tempfile
 
 import numpy as np
 import pytest
-from cleaning.duplicates import CompareBucket, jaccard, similar_pairs
-from cleaning.fingerprints import Texts, collect, minhash, save, shingles
-from cleaning.groups import Groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import english
 
+from megatron.cleaning.duplicates import CompareBucket, jaccard, similar_pairs
+from megatron.cleaning.fingerprints import Texts, collect, minhash, save, shingles
+from megatron.cleaning.groups import Groups
 from megatron.errors import ConfigError, DataError
 
 SEEDS = 512

@@ -4,8 +4,12 @@ import json
 import sys
 
 import pytest
-from cleaning.evaluations import EVALUATIONS, evaluation_texts
-from cleaning.ngrams import (
+from hypothesis import given
+from hypothesis import strategies as st
+from texts import english
+
+from megatron.cleaning.evaluations import EVALUATIONS, evaluation_texts
+from megatron.cleaning.ngrams import (
     CountNgrams,
     CutDocuments,
     NgramSet,
@@ -13,12 +17,8 @@ from cleaning.ngrams import (
     task_ngrams,
     words_of,
 )
-from cleaning.parallel import ordered_map
-from cleaning.records import Line
-from hypothesis import given
-from hypothesis import strategies as st
-from texts import english
-
+from megatron.cleaning.parallel import ordered_map
+from megatron.cleaning.records import Line
 from megatron.errors import ConfigError, DataError
 
 PLANTED = [f"secret{i}" for i in range(13)]

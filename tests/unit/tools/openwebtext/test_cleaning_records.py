@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from cleaning.parallel import num_workers, ordered_map
-from cleaning.records import Line, Output, batches, new_files, read_lines, to_bytes
 
+from megatron.cleaning.parallel import num_workers, ordered_map
+from megatron.cleaning.records import Line, Output, batches, new_files, read_lines, to_bytes
 from megatron.errors import ConfigError, DataError
 
 

@@ -3,15 +3,16 @@
 import json
 
 import pytest
-from cleaning.language import is_english
-from cleaning.parallel import ordered_map
-from cleaning.records import Line
-from cleaning.repair import TASKS, CleanDocuments, RunTasks, collapse_spaces
-from cleaning.tokens import gpt2_counter, piece_counter
 from hypothesis import given
 from hypothesis import strategies as st
 from texts import FRENCH, english
 from tokenizers import ByteLevelBPETokenizer
+
+from megatron.cleaning.language import is_english
+from megatron.cleaning.parallel import ordered_map
+from megatron.cleaning.records import Line
+from megatron.cleaning.repair import TASKS, CleanDocuments, RunTasks, collapse_spaces
+from megatron.cleaning.tokens import gpt2_counter, piece_counter
 
 LONG = english(0)
 

@@ -1,14 +1,15 @@
 """Which URLs are dropped, and for what reason."""
 
 import pytest
-from cleaning.urls import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron.cleaning.urls import (
     blacklisted_domains,
     blacklisted_extensions,
     digest,
     reason_against,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(

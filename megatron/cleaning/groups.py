@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cleaning.records import Line, Record, read_lines
+from megatron.cleaning.records import Line, Record, read_lines
 from megatron.errors import DataError
 
 

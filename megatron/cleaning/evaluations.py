@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cleaning.records import Line, Record, read_lines
+from megatron.cleaning.records import Line, Record, read_lines
 from megatron.errors import ConfigError, DataError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cleaning.records import Line, Record, to_bytes
+from megatron.cleaning.records import Line, Record, to_bytes
 
 _WORD = re.compile(r"\w+")
 _SENTENCE_ENDS = ".!?"

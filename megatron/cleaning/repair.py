@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import ftfy
 
-from cleaning.language import is_english
-from cleaning.records import Line, to_bytes
+from megatron.cleaning.language import is_english
+from megatron.cleaning.records import Line, to_bytes
 
 TEXT_KEY = "text"
 MIN_TOKENS = 128
