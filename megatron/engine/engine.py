@@ -26,7 +26,7 @@ from megatron.parallel.groups import Groups
 from megatron.plan.parallel_plan import ParallelPlan
 
 MicroBatch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
-"""((tokens_bs, positions_bs[, documents_bs]), (labels_bs, loss_mask_bs))"""
+"""((tokens_bs, positions_bs[, spans_bs2]), (labels_bs, loss_mask_bs))"""
 
 
 class Engine(ABC):

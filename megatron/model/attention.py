@@ -1,4 +1,4 @@
-"""Causal self-attention, inside documents if they are known, with the heads divided over the tensor-parallel ranks."""
+"""Self-attention, causal unless told what tokens see, with the heads divided over tensor ranks."""
 
 from contextlib import nullcontext
 
@@ -13,7 +13,7 @@ from megatron.parallel.sharding import exact_quotient
 
 
 class ParallelAttention(nn.Module):
-    """Multi-head causal attention; the output bias is left to the caller.
+    """Multi-head attention; the output bias is left to the caller.
 
     Rows of the fused weight are grouped [heads, {q, k, v}, head_dim], so that the shards of any
     number of ranks, laid side by side, are the whole.
@@ -26,7 +26,7 @@ class ParallelAttention(nn.Module):
         group: the tensor-parallel ranks.
         rng: the stream that differs between them.
 
-    Shapes: x_sbh [s, b, h], documents_bs [b, s] or None -> (y_sbh [s, b, h], bias [h]).
+    Shapes: x_sbh [s, b, h], spans_bs2 [b, s, 2] or None -> (y_sbh [s, b, h], bias [h]).
     Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
     Randomness: dropout draws from `rng`: every rank drops weights of its own heads.
     """
@@ -50,11 +50,11 @@ class ParallelAttention(nn.Module):
         self.query_key_value = ColumnParallelLinear(hidden_size, 3 * width, group=group)
         self.dense = RowParallelLinear(width, hidden_size, group=group)
 
-    def forward(self, x_sbh: Tensor, documents_bs: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x_sbh: Tensor, spans_bs2: Tensor | None = None) -> tuple[Tensor, Tensor]:
         s, b, _ = x_sbh.shape
         qkv = self.query_key_value(x_sbh).view(s, b, self.local_heads, 3, self.head_dim)
         query, key, value = qkv.permute(3, 1, 2, 0, 4)  # each [b, heads, s, head_dim]
-        mask = None if documents_bs is None else visible(documents_bs)
+        mask = None if spans_bs2 is None else visible(spans_bs2)
         drop = self.dropout if self.training else 0.0
         with self.rng.fork() if drop else nullcontext():
             mixed = F.scaled_dot_product_attention(

@@ -14,7 +14,7 @@ from megatron.plan.model_spec import ModelSpec
 class ParallelTransformerLayerPipe(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
-    When the tokens' documents come with x_sbh, attention stays inside them and they are passed on.
+    Attention is causal, unless spans of what tokens see come with x_sbh; they are passed on.
 
     Shapes: x_sbh [s, b, h] -> [s, b, h].
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
@@ -38,11 +38,11 @@ class ParallelTransformerLayerPipe(nn.Module):
         self.mlp = ParallelMLP(width, ffn_hidden_size=spec.ffn_hidden_size, group=group)
 
     def forward(self, inputs: Carried) -> Carried:
-        x_sbh, documents_bs = unpack(inputs)
-        y_sbh, bias = self.self_attention(self.input_layernorm(x_sbh), documents_bs)
+        x_sbh, spans_bs2 = unpack(inputs)
+        y_sbh, bias = self.self_attention(self.input_layernorm(x_sbh), spans_bs2)
         x_sbh = self._add(x_sbh, y_sbh, bias)
         y_sbh, bias = self.mlp(self.post_attention_layernorm(x_sbh))
-        return pack(self._add(x_sbh, y_sbh, bias), documents_bs)
+        return pack(self._add(x_sbh, y_sbh, bias), spans_bs2)
 
     def _add(self, residual_sbh: Tensor, y_sbh: Tensor, bias: Tensor) -> Tensor:
         # In place: y is a fresh product that backward does not need.

@@ -12,7 +12,7 @@ from megatron.parallel.regions import copy_to_tensor_parallel
 class EmbeddingPipe(nn.Module):
     """Token embedding plus learned position, then dropout.
 
-    A third input, the documents of the tokens, is passed on beside the result.
+    A third input, the spans of what tokens see, is passed on beside the result.
 
     Shapes: (tokens_bs, positions_bs) [b, s] int64 -> [b, s, h].
     Communication: one all-reduce of [b, s, h] over `group` forward.
@@ -34,10 +34,10 @@ class EmbeddingPipe(nn.Module):
         self.hidden_dropout = hidden_dropout
 
     def forward(self, inputs: tuple[Tensor, ...]) -> Carried:
-        tokens_bs, positions_bs, *documents_bs = inputs
+        tokens_bs, positions_bs, *spans_bs2 = inputs
         x_bsh = self.word_embeddings(tokens_bs) + self.position_embeddings(positions_bs)
         x_bsh = F.dropout(x_bsh, self.hidden_dropout, self.training)
-        return pack(x_bsh, documents_bs[0] if documents_bs else None)
+        return pack(x_bsh, spans_bs2[0] if spans_bs2 else None)
 
 
 class OutputEmbeddingPipe(nn.Module):

@@ -16,7 +16,7 @@ def gpt_layers(
 ) -> list[Step]:
     """Return the network: (tokens_bs, positions_bs) in, logits_bsv [b, s, V/t] out.
 
-    With the documents of the tokens as a third input, attention stays inside documents.
+    A third input, spans_bs2 of `carry.py`, says what each token sees; else attention is causal.
 
     Args:
         group: the tensor-parallel ranks.
@@ -61,8 +61,8 @@ def take_tokens(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def to_sequence_first(carried: Carried) -> Carried:
     """Return [s, b, h], and what travels with it."""
-    x_bsh, documents_bs = unpack(carried)
-    return pack(x_bsh.transpose(0, 1).contiguous(), documents_bs)
+    x_bsh, spans_bs2 = unpack(carried)
+    return pack(x_bsh.transpose(0, 1).contiguous(), spans_bs2)
 
 
 def to_batch_first(carried: Carried) -> Tensor:

@@ -60,7 +60,7 @@ def gpt_micro_batch(
         masks: how documents are kept apart.
         eod: the token that ends a document; needed when they are.
 
-    Shapes: ((tokens_bs, positions_bs[, documents_bs]), (labels_bs, loss_mask_bs)), all [b, s].
+    Shapes: ((tokens_bs, positions_bs[, spans_bs2]), (labels_bs, loss_mask_bs)).
     """
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     positions = torch.arange(inputs.size(1), device=tokens.device).expand_as(inputs).contiguous()
@@ -72,13 +72,13 @@ def gpt_micro_batch(
     ends = inputs.eq(eod)
     if masks.mask_loss:
         loss_mask = loss_mask.masked_fill(ends, 0.0)
-    # A document's number is how many have ended before; the end itself belongs to its document.
-    documents = ends.cumsum(1) - ends.long()
+    # An end belongs to the document that it ends: the next one starts behind it.
+    starts = torch.where(ends.roll(1, 1), positions, 0).cummax(1).values
+    spans = torch.stack([starts, positions + 1], -1)
     if masks.reset_positions:
-        first = torch.where(documents.diff(dim=1, prepend=documents[:, :1]) > 0, positions, 0)
-        positions = positions - first.cummax(1).values
+        positions = positions - starts
     if masks.isolate_documents:
-        return (inputs, positions, documents), (labels, loss_mask)
+        return (inputs, positions, spans), (labels, loss_mask)
     return (inputs, positions), (labels, loss_mask)
 
 

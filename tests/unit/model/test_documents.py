@@ -23,12 +23,13 @@ def network(group):
     return model
 
 
-def test_positions_documents_and_loss_mask_are_those_counted_by_hand():
-    (tokens, positions, documents), (labels, loss_mask) = gpt_micro_batch(TOKENS, ALL, EOD)
+def test_positions_spans_and_loss_mask_are_those_counted_by_hand():
+    (tokens, positions, spans), (labels, loss_mask) = gpt_micro_batch(TOKENS, ALL, EOD)
     assert torch.equal(tokens, TOKENS[:, :-1])
     assert torch.equal(labels, TOKENS[:, 1:])
     assert positions.tolist() == [[0, 1, 2, 0, 1, 2], [0, 0, 0, 1, 2, 3]]
-    assert documents.tolist() == [[0, 0, 0, 1, 1, 1], [0, 1, 2, 2, 2, 2]]
+    assert spans[..., 0].tolist() == [[0, 0, 0, 3, 3, 3], [0, 1, 2, 2, 2, 2]]
+    assert spans[..., 1].tolist() == [[1, 2, 3, 4, 5, 6]] * 2
     assert loss_mask.tolist() == [[1, 1, 0, 1, 1, 0], [0, 0, 1, 1, 1, 1]]
 
 
