@@ -10,7 +10,8 @@ import orjson
 from megatron.data import parquet
 from megatron.data.inputs import Block, read_range
 
-_EXCERPT = 80
+_EXCERPT = 80  # characters of a bad line that a message shows
+_PLACE = 20  # and from where it is bad
 _EXPECTED = 'each line must be an object such as {"text": "..."}'
 
 
@@ -114,7 +115,7 @@ def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
         try:
             document = json.loads(line.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            return f"not JSON: {excerpt!r} ({error}); {_EXPECTED}"
+            return f"not JSON: {excerpt!r} ({_place_of(error)}); {_EXPECTED}"
     if not isinstance(document, dict):
         return f"not a JSON object: {excerpt!r}; {_EXPECTED}"
     found = []
@@ -125,6 +126,18 @@ def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
             return _no_text(key, document[key])
         found.append(document[key])
     return found
+
+
+def _place_of(error: ValueError | RecursionError) -> str:
+    """Return what is wrong with a line that is no JSON, and where, counted from 1."""
+    if isinstance(error, json.JSONDecodeError):
+        # Of a line of JSON lines, the parser's own line number is always 1.
+        rest = error.doc[error.pos : error.pos + _PLACE].rstrip()
+        place = f"column {error.pos + 1}, {repr(rest) if rest else 'the end'}"
+        return f"{place}: {error.msg.removesuffix(' at').removesuffix(' starting')}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.start + 1} is not UTF-8"
+    return str(error)
 
 
 def _from_rows(data: bytes, num_rows: int, keys: Sequence[str]) -> Documents:

@@ -204,7 +204,13 @@ def test_few_blocks_are_read_ahead_of_the_writer(tmp_path):
 BAD_LINES = [
     (b"plain text", "line 3: not JSON: 'plain text' .*each line must be an object such as"),
     (b'{"text": "a"', "line 3: not JSON: "),
-    (b'{"text": "\xff"}', "line 3: not JSON: .*utf-8"),
+    (b'{"text": "\xff"}', r"line 3: not JSON: .*\(byte 11 is not UTF-8\)"),
+    (
+        b'  {"text": "\xc3\xa9" "c": 1}',
+        r"""line 3: not JSON: .*\(column 16, '"c": 1}': Expecting ',' delimiter\)""",
+    ),
+    (b'{"text":', r"line 3: not JSON: .*\(column 9, the end: Expecting value\)"),
+    (b'{"text": "a\tb"}', r"line 3: .*\(column 12, '\\tb\"}': Invalid control character\)"),
     (b"[" * 200_000, r"line 3: not JSON: '\[\[\[\["),
     (b'"text"', "line 3: not a JSON object: '\"text\"'"),
     (b'{"body": "a", "id": 1}', "line 3: no key 'text'; it has 'body', 'id' .--json-keys"),
