@@ -3,10 +3,10 @@
 from contextlib import nullcontext
 
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megatron.model.carry import visible
+from megatron.fused_kernels.dispatch import REFERENCE, Kernels
+from megatron.model.scores import Mask, attention_of
 from megatron.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.parallel.random import RngTracker
 from megatron.parallel.sharding import exact_quotient
@@ -25,6 +25,7 @@ class ParallelAttention(nn.Module):
         dropout: probability that an attention weight is dropped.
         group: the tensor-parallel ranks.
         rng: the stream that differs between them.
+        kernels: what computes it.
 
     Shapes: x_sbh [s, b, h], spans_bs2 [b, s, 2] or None -> (y_sbh [s, b, h], bias [h]).
     Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
@@ -40,12 +41,14 @@ class ParallelAttention(nn.Module):
         dropout: float,
         group: dist.ProcessGroup,
         rng: RngTracker,
+        kernels: Kernels = REFERENCE,
     ):
         super().__init__()
         self.local_heads = exact_quotient(num_heads, group.size(), "num_heads")
         self.head_dim = head_dim
         self.dropout = dropout
         self.rng = rng
+        self.attend = attention_of(kernels)
         width = num_heads * head_dim
         self.query_key_value = ColumnParallelLinear(hidden_size, 3 * width, group=group)
         self.dense = RowParallelLinear(width, hidden_size, group=group)
@@ -54,11 +57,15 @@ class ParallelAttention(nn.Module):
         s, b, _ = x_sbh.shape
         qkv = self.query_key_value(x_sbh).view(s, b, self.local_heads, 3, self.head_dim)
         query, key, value = qkv.permute(3, 1, 2, 0, 4)  # each [b, heads, s, head_dim]
-        mask = None if spans_bs2 is None else visible(spans_bs2)
         drop = self.dropout if self.training else 0.0
         with self.rng.fork() if drop else nullcontext():
-            mixed = F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, dropout_p=drop, is_causal=mask is None
+            mixed = self.attend(
+                query,
+                key,
+                value,
+                mask=Mask(spans_bs2=spans_bs2),
+                scale=self.head_dim**-0.5,
+                dropout=drop,
             )
         mixed_sbh = mixed.permute(2, 0, 1, 3).reshape(s, b, self.local_heads * self.head_dim)
         return self.dense(mixed_sbh), self.dense.bias

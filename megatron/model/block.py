@@ -1,12 +1,13 @@
 """One transformer layer: attention and MLP, each behind a norm and beside a residual."""
 
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
+from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.attention import ParallelAttention
 from megatron.model.carry import Carried, pack, unpack
 from megatron.model.mlp import ParallelMLP
+from megatron.model.norms import LayerNorm
 from megatron.parallel.random import RngTracker
 from megatron.plan.model_spec import ModelSpec
 
@@ -21,11 +22,19 @@ class ParallelTransformerLayerPipe(nn.Module):
     Randomness: residual dropout draws from the ordinary stream, attention from `rng`.
     """
 
-    def __init__(self, *, spec: ModelSpec, group: dist.ProcessGroup, rng: RngTracker):
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        group: dist.ProcessGroup,
+        rng: RngTracker,
+        kernels: Kernels = REFERENCE,
+    ):
         super().__init__()
         width, eps = spec.hidden_size, spec.layernorm_epsilon
         self.hidden_dropout = spec.hidden_dropout
-        self.input_layernorm = nn.LayerNorm(width, eps=eps)
+        self.kernels = kernels
+        self.input_layernorm = LayerNorm(width, eps=eps, kernels=kernels)
         self.self_attention = ParallelAttention(
             width,
             num_heads=spec.num_attention_heads,
@@ -33,17 +42,18 @@ class ParallelTransformerLayerPipe(nn.Module):
             dropout=spec.attention_dropout,
             group=group,
             rng=rng,
+            kernels=kernels,
         )
-        self.post_attention_layernorm = nn.LayerNorm(width, eps=eps)
-        self.mlp = ParallelMLP(width, ffn_hidden_size=spec.ffn_hidden_size, group=group)
+        self.post_attention_layernorm = LayerNorm(width, eps=eps, kernels=kernels)
+        self.mlp = ParallelMLP(
+            width, ffn_hidden_size=spec.ffn_hidden_size, group=group, kernels=kernels
+        )
 
     def forward(self, inputs: Carried) -> Carried:
         x_sbh, spans_bs2 = unpack(inputs)
         y_sbh, bias = self.self_attention(self.input_layernorm(x_sbh), spans_bs2)
-        x_sbh = self._add(x_sbh, y_sbh, bias)
+        add = self.kernels.bias_dropout_add
+        x_sbh = add(y_sbh, bias, x_sbh, self.hidden_dropout, self.training)
         y_sbh, bias = self.mlp(self.post_attention_layernorm(x_sbh))
-        return pack(self._add(x_sbh, y_sbh, bias), spans_bs2)
-
-    def _add(self, residual_sbh: Tensor, y_sbh: Tensor, bias: Tensor) -> Tensor:
-        # In place: y is a fresh product that backward does not need.
-        return residual_sbh + F.dropout(y_sbh.add_(bias), self.hidden_dropout, self.training)
+        x_sbh = add(y_sbh, bias, x_sbh, self.hidden_dropout, self.training)
+        return pack(x_sbh, spans_bs2)

@@ -1,18 +1,25 @@
 """GPT, front to back, as a list. Numbers and names are BLOOM's, so its checkpoints open."""
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
+from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.block import ParallelTransformerLayerPipe
 from megatron.model.carry import Carried, pack, unpack
 from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers import Layer, Step, Tie
+from megatron.model.norms import LayerNorm
 from megatron.parallel.random import RngTracker
 from megatron.plan.model_spec import ModelSpec
 
 
 def gpt_layers(
-    spec: ModelSpec, *, group: dist.ProcessGroup, rng: RngTracker, mixed: bool
+    spec: ModelSpec,
+    *,
+    group: dist.ProcessGroup,
+    rng: RngTracker,
+    mixed: bool,
+    kernels: Kernels = REFERENCE,
 ) -> list[Step]:
     """Return the network: (tokens_bs, positions_bs) in, logits_bsv [b, s, V/t] out.
 
@@ -22,6 +29,7 @@ def gpt_layers(
         group: the tensor-parallel ranks.
         rng: the stream for what differs between them.
         mixed: whether weights are 16-bit, so that logits are cast up at the end.
+        kernels: what computes the operations inside the layers.
     """
     sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
     weight = "word_embeddings.weight"
@@ -35,9 +43,13 @@ def gpt_layers(
         },
         tie=Tie("embed", weight),
     )
-    block = Layer(ParallelTransformerLayerPipe, {"spec": spec, "group": group, "rng": rng})
+    block = Layer(
+        ParallelTransformerLayerPipe,
+        {"spec": spec, "group": group, "rng": rng, "kernels": kernels},
+    )
     norm = Layer(
-        nn.LayerNorm, {"normalized_shape": spec.hidden_size, "eps": spec.layernorm_epsilon}
+        LayerNorm,
+        {"width": spec.hidden_size, "eps": spec.layernorm_epsilon, "kernels": kernels},
     )
     head = Layer(
         OutputEmbeddingPipe, {**sizes, "group": group}, tie=Tie("embed", weight, tied_logits)

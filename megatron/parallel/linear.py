@@ -16,20 +16,30 @@ class ColumnParallelLinear(nn.Module):
         in_features: width of x, the same on every rank.
         out_features: width of y over all ranks; a multiple of the group's size.
         group: the tensor-parallel ranks.
+        adds_bias: whether y has the bias already; if not it is left to the caller.
 
     Shapes: x [..., in_features] -> y [..., out_features / t], t the group's size.
     Communication: none forward; one all-reduce of x's gradient backward.
     """
 
-    def __init__(self, in_features: int, out_features: int, *, group: dist.ProcessGroup):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        group: dist.ProcessGroup,
+        adds_bias: bool = True,
+    ):
         super().__init__()
         self.group = group
+        self.adds_bias = adds_bias
         local_features = exact_quotient(out_features, group.size(), "out_features")
         self.weight = sharded(nn.Parameter(torch.empty(local_features, in_features)), 0, group)
         self.bias = sharded(nn.Parameter(torch.zeros(local_features)), 0, group)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(copy_to_tensor_parallel(x, self.group), self.weight, self.bias)
+        bias = self.bias if self.adds_bias else None
+        return F.linear(copy_to_tensor_parallel(x, self.group), self.weight, bias)
 
 
 class RowParallelLinear(nn.Module):

@@ -57,6 +57,7 @@ def test_imports_go_down():
         ("plan/plan.py", "from megatron.training.loop import train"),
         ("plan/plan.py", "import megatron.model.gpt"),
         ("data/dataset.py", "from megatron.tokenizer.gpt2 import GPT2"),
+        ("parallel/loss.py", "from megatron.fused_kernels.cross_entropy import REFERENCE"),
         ("errors.py", "from megatron.version import VERSION"),
         ("model/gpt.py", "def lazy():\n    from megatron.engine import engine"),
     ],
@@ -108,6 +109,9 @@ def test_every_folder_of_the_package_is_a_package():
         ("deepspeed", {"engine"}),
         ("transformers", {"tokenizer", "checkpoint"}),
         ("tokenizers", {"tokenizer"}),
+        ("triton", {"fused_kernels"}),
+        ("flash_attn", {"fused_kernels"}),
+        ("apex", {"fused_kernels"}),
     ],
 )
 def test_a_library_has_one_door(library, parts):

@@ -1,0 +1,188 @@
+"""Attention itself: which keys a query sees, and how the values it sees are mixed.
+
+Every implementation computes the same function of the same arguments (`Attend`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron.fused_kernels.dispatch import REFERENCE, Kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """Which keys a query sees. Queries are the last positions of the keys, usually all of them.
+
+    Args:
+        causal: whether nothing behind the query is seen; says nothing where spans are given.
+        spans_bs2: [b, sq, 2], for every query the first key that it sees and the one after the
+            last, as in `carry.py`.
+        window: a query sees no key that is this far from it, or farther; 0 for no limit.
+    """
+
+    causal: bool = True
+    spans_bs2: Tensor | None = None
+    window: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `causal` says it all."""
+        return self.spans_bs2 is None and not self.window
+
+    def visible(self, sq: int, sk: int, device: torch.device) -> Tensor | None:
+        """Return [b or 1, 1, sq, sk] bool; None when every query sees every key."""
+        keys_k = torch.arange(sk, device=device)
+        queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
+        seen = None
+        if self.spans_bs2 is not None:
+            first_bq1, stop_bq1 = self.spans_bs2.split(1, dim=-1)
+            seen = ((first_bq1 <= keys_k) & (keys_k < stop_bq1))[:, None]
+        elif self.causal:
+            seen = (keys_k <= queries_q1)[None, None]
+        if self.window:
+            near = (keys_k - queries_q1).abs() < self.window
+            seen = near[None, None] if seen is None else seen & near
+        return seen
+
+
+class Attend(Protocol):
+    """softmax(scale * query key^T + bias, over the keys that are seen) value."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Mask,
+        slopes_a: Tensor | None = None,
+        scale: float,
+        layer_scaling: float = 1.0,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Return the mixed values. A query that sees no key gets zeros.
+
+        Args:
+            slopes_a: ALiBi (arXiv:2108.12409, section 3): the bias of a key is its distance
+                behind the query times -slope of the head.
+            scale: of the products.
+            layer_scaling: products are kept divided by this, and softmax multiplies it back, so
+                that those of deep layers stay inside the range of 16 bits. No other effect.
+            dropout: probability that a weight is dropped.
+
+        Shapes: query [b, a, sq, d], key and value [b, g, sk, d], where g divides a: queries
+        come in g groups that share a key -> [b, a, sq, d].
+        Randomness: draws from the stream that is current, when dropout > 0.
+        """
+        ...
+
+
+def sdpa_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask,
+    slopes_a: Tensor | None = None,
+    scale: float,
+    layer_scaling: float = 1.0,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attend by torch's scaled_dot_product_attention, which picks its kernel by itself."""
+    sq, sk = query.size(2), key.size(2)
+    causal = mask.causal and mask.is_plain and sq == sk and slopes_a is None
+    given = None if causal else mask.visible(sq, sk, query.device)
+    if slopes_a is not None:
+        bias = _alibi(slopes_a, sq, sk).to(query.dtype)
+        given = bias if given is None else bias.masked_fill(~given, -torch.inf)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=given,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=query.size(1) != key.size(1),
+    )
+
+
+def explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask,
+    slopes_a: Tensor | None = None,
+    scale: float,
+    layer_scaling: float = 1.0,
+    dropout: float = 0.0,
+    kernels: Kernels,
+) -> Tensor:
+    """Attend by writing all scores down; `kernels` turn them into weights."""
+    sq, sk = query.size(2), key.size(2)
+    group = query.size(1) // key.size(1)
+    key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
+    scores = (query * (scale / layer_scaling)) @ key.mT
+    if slopes_a is not None:
+        scores = scores + (_alibi(slopes_a, sq, sk) / layer_scaling).to(scores.dtype)
+    if mask.causal and mask.is_plain:
+        weights = kernels.scaled_causal_softmax(scores, layer_scaling)
+    else:
+        seen = mask.visible(sq, sk, query.device)
+        weights = kernels.scaled_masked_softmax(scores, seen, layer_scaling)
+    return F.dropout(weights, dropout) @ value
+
+
+def reference_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask,
+    slopes_a: Tensor | None = None,
+    scale: float,
+    layer_scaling: float = 1.0,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attend in at least 32 bits, by plain torch operations."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    mixed = explicit_attention(
+        query.to(wide),
+        key.to(wide),
+        value.to(wide),
+        mask=mask,
+        slopes_a=slopes_a,
+        scale=scale,
+        dropout=dropout,
+        kernels=REFERENCE,
+    )
+    return mixed.to(query.dtype)
+
+
+def attention_of(kernels: Kernels) -> Attend:
+    """Return the implementation that `kernels` name."""
+    implementations: Mapping[str, Attend] = {
+        "sdpa": sdpa_attention,
+        "fused-softmax": partial(explicit_attention, kernels=kernels),
+        "reference": reference_attention,
+    }
+    return implementations[kernels.attention]
+
+
+def _alibi(slopes_a: Tensor, sq: int, sk: int) -> Tensor:
+    """Return [1, a, sq, sk]: position of the key less that of the query, times the slope.
+
+    Keys count from the query, not from the first one as in BLOOM: softmax sees no difference,
+    and in 16 bits the biases of near keys keep their digits.
+    """
+    device = slopes_a.device
+    keys_k = torch.arange(sk, device=device)
+    queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
+    return (slopes_a[:, None, None] * (keys_k - queries_q1))[None]
