@@ -121,7 +121,7 @@ def _next_data(source: int, position: int, end: int) -> tuple[int, int]:
 def _copy_data(name: Path, source: int, target: int, position: int, end: int, shift: int) -> None:
     in_kernel = True
     while position < end:
-        count = end - position
+        count = min(end - position, _BUFFER_BYTES)
         if in_kernel:
             try:
                 copied = os.copy_file_range(source, target, count, position, position + shift)
@@ -130,11 +130,15 @@ def _copy_data(name: Path, source: int, target: int, position: int, end: int, sh
                     raise
                 copied = 0
             in_kernel = copied > 0
-            position += copied
-            continue
-        data = os.pread(source, min(count, _BUFFER_BYTES), position)
-        if not data:
-            raise DataError(
-                f"{name} ended at byte {position}, {end} expected: it changed while being copied"
-            )
-        position += os.pwrite(target, data, position + shift)
+        if not in_kernel:
+            data = os.pread(source, count, position)
+            if not data:
+                raise DataError(
+                    f"{name} ended at byte {position}, {end} expected: it changed while being "
+                    "copied"
+                )
+            copied = os.pwrite(target, data, position + shift)
+        # The disk begins to write while the next piece is copied; the flush at the end then waits
+        # for little.
+        os.posix_fadvise(target, position + shift, copied, os.POSIX_FADV_DONTNEED)
+        position += copied
