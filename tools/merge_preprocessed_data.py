@@ -10,8 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.config.flags import Legacy, parse_sections
 from megatron.config.merge import MergeConfig
 from megatron.data.merge import merge
+from megatron.data.publish import replacement_notices, staged_record
 from megatron.errors import ConfigError, DataError
-from megatron.tokenizer.fingerprint import differences, read_record, write_record
+from megatron.tokenizer.fingerprint import TokenizerRecord, differences, read_record, to_text
 from megatron.tool import run_tool
 
 LEGACY = [
@@ -31,23 +32,35 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError("--workers: only --merge distributed has workers")
     if int(os.environ.get("RANK", "0")) > 0:
         return  # under a launcher of many ranks; the first one's workers copy everything
-    for notice in parsed.notices:
+    for notice in (*parsed.notices, *replacement_notices([config.output_prefix])):
         print(notice)
-    records = [record for prefix in config.datasets if (record := read_record(prefix))]
-    for record in records[1:]:
-        if found := differences(records[0], record):
-            raise DataError(
-                "--datasets were made with different tokenizers, so their tokens do not mix: "
-                + "; ".join(found)
-            )
+    record = common_record(config.datasets)
     workers = (config.workers or os.cpu_count() or 1) if config.merge == "distributed" else 1
-    merged = merge(config.datasets, config.output_prefix, workers=workers)
-    if len(records) == len(config.datasets):
-        write_record(merged.prefix, records[0])
+    with staged_record([config.output_prefix], to_text(record) if record else ""):
+        merged = merge(config.datasets, config.output_prefix, workers=workers)
+    num_bytes = sum(os.path.getsize(merged.prefix + suffix) for suffix in (".bin", ".idx"))
     print(
         f"{merged.prefix}.bin, .idx: documents: {merged.documents} | "
-        f"sequences: {merged.sequences} | tokens: {merged.tokens}"
+        f"sequences: {merged.sequences} | tokens: {merged.tokens} | "
+        f"bytes of both files: {num_bytes}"
     )
+
+
+def common_record(prefixes: Sequence[str]) -> TokenizerRecord | None:
+    """Return the record that all pairs have; None where one has none, so that nobody knows.
+
+    Raises:
+        DataError: two of them were made with different tokenizers.
+    """
+    records = {prefix: record for prefix in prefixes if (record := read_record(prefix))}
+    first = next(iter(records), "")
+    for prefix, record in records.items():
+        if found := differences(records[first], record):
+            raise DataError(
+                f"{prefix} was made with another tokenizer than {first}: {'; '.join(found)}; "
+                "their tokens do not mix"
+            )
+    return records[first] if set(records) == set(prefixes) else None
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron import log
 from megatron.data.preprocess import preprocess
-from megatron.preparation.conversion import finish, read_flags
+from megatron.preparation.conversion import read_flags, say_written
 from megatron.tool import run_tool
 
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> None:
     asked = read_flags(argv, description=__doc__)
     for notice in asked.notices:
         print(notice)
-    finish(preprocess(asked.conversion), asked.record)
+    say_written(preprocess(asked.conversion))
 
 
 if __name__ == "__main__":

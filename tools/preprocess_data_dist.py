@@ -25,7 +25,7 @@ from megatron.data.shards import (
     wait_for_shards,
 )
 from megatron.errors import ConfigError
-from megatron.preparation.conversion import finish, read_flags
+from megatron.preparation.conversion import read_flags, say_written
 from megatron.tool import run_tool
 
 _WITHOUT_EFFECT = "no effect: ranks meet through files beside the output"
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     conversion = asked.conversion
     num_shards = config.num_shards or int(os.environ.get("WORLD_SIZE", "1"))
     if config.merge_shards:
-        finish(merge_shards(of_merge(conversion, config), num_shards), asked.record)
+        say_written(merge_shards(of_merge(conversion, config), num_shards))
     elif config.shard_index is not None:
         stage_shard(conversion, config.shard_index, num_shards)
         print(f"shard {config.shard_index} of {num_shards} is done; --merge-shards joins all")
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
         say_done(conversion.root, rank, launch)
         if rank == 0:
             wait_for_shards(conversion.root, num_shards, launch, config.timeout_s)
-            finish(merge_shards(of_merge(conversion, config), num_shards), asked.record)
+            say_written(merge_shards(of_merge(conversion, config), num_shards))
 
 
 def shard_problems(config: ShardConfig, launched: bool) -> list[str]:

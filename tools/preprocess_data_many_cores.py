@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron import log
 from megatron.data.preprocess import preprocess
-from megatron.preparation.conversion import finish, read_flags
+from megatron.preparation.conversion import read_flags, say_written
 from megatron.tool import run_tool
 
 WORKERS_PER_PARTITION = 5  # divides 60 workers on 40 cores into 12 partitions
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     asked = read_flags(argv, description=__doc__, workers_per_partition=WORKERS_PER_PARTITION)
     for notice in asked.notices:
         print(notice)
-    finish(preprocess(asked.conversion), asked.record)
+    say_written(preprocess(asked.conversion))
 
 
 if __name__ == "__main__":

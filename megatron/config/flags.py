@@ -227,6 +227,7 @@ def _add_legacy(parser: ArgumentParser, flag: Legacy) -> None:
         flag.option,
         action=Used,
         nargs=flag.takes,
+        metavar="VALUE",
         dest="notices",
         help=flag.reason.replace("%", "%%"),
     )

@@ -29,6 +29,7 @@ class Conversion:
         output_prefix: the files are {output_prefix}_{key}_document, or _sentence.
         make_encoder: called once in every process, so it must be picklable.
         tokenizer: what the tokenizer is, in words or numbers, to know it again on resuming.
+        record: what {output_prefix}_{key}_document.tokenizer.json says of it; none if empty.
         keep_empty: a document without tokens stays, for all keys; otherwise it goes for all.
         split_sentences: make each sentence a sequence of its own.
         workers: processes that tokenize; with 1, this process does.
@@ -47,6 +48,7 @@ class Conversion:
     json_keys: tuple[str, ...] = ("text",)
     make_encoder: Callable[[], Encoder]
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    record: str = ""
     append_eod: bool = False
     append_bos: bool = False
     prepend_space: bool = False
@@ -81,6 +83,11 @@ class Conversion:
         return f"{self.output_prefix}_{key}_{level}"
 
     @property
+    def prefixes(self) -> list[str]:
+        """The paths of all token files, without suffix."""
+        return [self.prefix_of(key) for key in self.keys]
+
+    @property
     def max_text_bytes(self) -> int:
         """Bytes of text under way at a time, which is also the longest line."""
         return (self.max_memory_mb << 20) // (_MEMORY_PER_TEXT * self.partitions)
@@ -109,7 +116,7 @@ def build_rules(conversion: Conversion, encoder: Encoder) -> EncodingRules:
             suffix.append(encoder.special_ids[role])
     splitter = None
     if conversion.split_sentences:
-        texts = _first_texts(conversion)
+        texts = (text for texts in first_documents(conversion) for text in texts)
         splitter = build_splitter(conversion.lang, conversion.keep_newlines, texts)
     return EncodingRules(
         keys=conversion.keys,
@@ -156,10 +163,9 @@ def fingerprint(
     }
 
 
-def _first_texts(conversion: Conversion) -> Iterator[str]:
-    """Yield the first texts of the inputs that can be read twice."""
+def first_documents(conversion: Conversion) -> Iterator[tuple[str, ...]]:
+    """Yield the texts, one for each key, of the documents in inputs that can be read twice."""
     sources = [source for source in find_sources(conversion.inputs) if source.kind != "stream"]
     for block in read_blocks(sources, conversion.limits()):
         documents = read_documents(block, conversion.keys, conversion.max_text_bytes)
-        for texts in zip(*documents.texts, strict=True):
-            yield from texts
+        yield from zip(*documents.texts, strict=True)

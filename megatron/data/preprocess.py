@@ -27,7 +27,8 @@ from megatron.data.inputs import (
 )
 from megatron.data.partitions import run_in_processes
 from megatron.data.progress import Progress
-from megatron.data.publish import write_errors_name
+from megatron.data.publish import staged_record, write_errors_name
+from megatron.data.round_trip import try_first_documents
 from megatron.data.stage import STATE, Stage, remove_stage
 from megatron.data.workers import encoded_by_workers
 from megatron.errors import DataError
@@ -81,6 +82,17 @@ def preprocess(conversion: Conversion) -> list[Written]:
                 run_in_processes(parts, report)
         finally:
             progress.close()
+        return publish_parts(conversion, rules, num_parts)
+
+
+def publish_parts(conversion: Conversion, rules: EncodingRules, num_parts: int) -> list[Written]:
+    """Make the token files of all parts, each with the record of the tokenizer.
+
+    Raises:
+        DataError: a part is not finished, nothing is left to write, or the disk is full.
+    """
+    root = conversion.root
+    with staged_record(conversion.prefixes, conversion.record, is_kept=lambda: was_assembled(root)):
         return assemble(conversion, rules, num_parts)
 
 
@@ -105,6 +117,8 @@ def stage_part(
         report(position.documents, position.tokens, position.file_bytes, True)
         if not position.is_done:
             _fill(stage, conversion, rules, sources, report)
+            if part == 0:
+                try_first_documents(conversion, rules, position.tallies)
             stage.commit(is_done=True)
     except BaseException:
         with suppress(DataError):  # closing writes what is buffered, and the disk may be full

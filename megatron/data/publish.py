@@ -2,11 +2,14 @@
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from megatron.errors import DataError
+
+RECORD = ".tokenizer.json"
+"""Added to a prefix: which tokenizer made the pair. megatron/tokenizer/fingerprint.py reads it."""
 
 
 def temporary_beside(path: Path) -> Path:
@@ -23,8 +26,9 @@ def publish(temporary: Path, path: Path) -> None:
 def publish_pair(bin_temporary: Path, idx_temporary: Path, prefix: str) -> None:
     """Flush both finished files and rename them to PREFIX.bin and PREFIX.idx.
 
-    The index of an older pair goes first, so that at no moment it belongs to other tokens. A file
-    that is not there was renamed before, by a run that was killed in between.
+    The index of an older pair goes first, so that at no moment it belongs to other tokens, and
+    the new one comes last: where it is, the record is too. A file that is not there was renamed
+    before, by a run that was killed in between.
     """
     bin_path, idx_path = Path(prefix + ".bin"), Path(prefix + ".idx")
     with write_errors_name(bin_path):
@@ -32,10 +36,51 @@ def publish_pair(bin_temporary: Path, idx_temporary: Path, prefix: str) -> None:
         if bin_temporary.exists():
             flush(bin_temporary)
             idx_path.unlink(missing_ok=True)
+            if _staged_record(prefix).exists():
+                os.replace(_staged_record(prefix), prefix + RECORD)
             os.replace(bin_temporary, bin_path)
     with write_errors_name(idx_path):
         if idx_temporary.exists():
             os.replace(idx_temporary, idx_path)
+
+
+def replacement_notices(prefixes: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence for each pair of token files that is there and will be replaced."""
+    for prefix in prefixes:
+        there = [f"{prefix}{end}" for end in (".bin", ".idx") if os.path.exists(prefix + end)]
+        if there:
+            yield f"replaces {' and '.join(there)} when the new files are complete"
+
+
+@contextmanager
+def staged_record(
+    prefixes: Iterable[str], record: str, *, is_kept: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Have pairs that are published in here get `record` as PREFIX.tokenizer.json.
+
+    Without one, that of an older pair goes. On failure nothing is left, unless `is_kept()`: then
+    a later `publish_pair` finds it.
+    """
+    prefixes = list(prefixes)
+    try:
+        for prefix in prefixes:
+            with write_errors_name(Path(prefix + RECORD)):
+                if record:
+                    _staged_record(prefix).write_text(record, encoding="utf-8")
+                    flush(_staged_record(prefix))
+                else:
+                    Path(prefix + RECORD).unlink(missing_ok=True)
+        yield
+    except BaseException:
+        if not is_kept():
+            for prefix in prefixes:
+                with suppress(OSError):
+                    _staged_record(prefix).unlink()
+        raise
+
+
+def _staged_record(prefix: str) -> Path:
+    return Path(f"{prefix}{RECORD}.new")
 
 
 def flush(path: Path) -> None:

@@ -15,6 +15,7 @@ _LONG = 1 << 16  # tokens from which on a document is hashed by itself
 _GROUP = 1 << 18  # tokens hashed together, so that the tables stay in the cache
 _MOST_RUNS = 10
 _MOST_EXAMPLES = 5
+_EXAMPLE = 80  # characters
 _EIGHT_EQUAL = np.uint64(0x0101010101010101)
 
 
@@ -47,6 +48,13 @@ class Tally:
         self.changed += other.changed
         self.changed_examples += other.changed_examples
         del self.changed_examples[_MOST_EXAMPLES:]
+
+    def take_decoded(self, text: str, decoded: str) -> None:
+        """Count a document that was decoded again."""
+        self.decoded += 1
+        if decoded != text:
+            self.changed += 1
+            self.changed_examples = [*self.changed_examples, text[:_EXAMPLE]][:_MOST_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` takes."""

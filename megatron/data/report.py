@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.data.index_files import pieces_of_file
+from megatron.data.lengths import Lengths, readable_lengths
 from megatron.data.quality import SHORTEST_RUN, Tally
 from megatron.data.stage import key_file
 
-PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
 HUGE_TOKENS = 1_000_000
-_EXACT_BELOW = 1 << 20  # sizes that are counted one by one
 _BUCKET_BYTES = 1 << 26  # hashes sorted at a time
 
 
@@ -28,7 +27,7 @@ def key_report(
         parts: stages, in order.
         suffix_tokens: tokens that every document has at its end; one with no others is empty.
     """
-    lengths = _Lengths()
+    lengths = Lengths()
     num_sequences = 0
     for part in parts:
         for sizes, num_here in document_sizes(part, key):
@@ -40,7 +39,7 @@ def key_report(
         "documents": documents,
         "sequences": num_sequences,
         "tokens": tokens,
-        "bytes": tokens * itemsize,
+        "bin_bytes": tokens * itemsize,
         "tokens_per_document": lengths.summary(),
         "empty_documents": lengths.count(0, suffix_tokens),
         "huge_documents": lengths.count(HUGE_TOKENS),
@@ -59,12 +58,9 @@ def key_report(
 
 def readable(key: str, said: Mapping[str, Any]) -> list[str]:
     """Return the lines of a summary for people."""
-    lengths = said["tokens_per_document"]
-    percentiles = ", ".join(f"{lengths[f'p{p}']} ({p}%)" for p in PERCENTILES)
     share = said["repeated_documents"] / max(said["documents"], 1)
     lines = [
-        f"{key}: tokens per document: mean {lengths['mean']:.1f}, {lengths['min']} to "
-        f"{lengths['max']}: {percentiles}",
+        f"{key}: {readable_lengths(said['tokens_per_document'])}",
         f"{key}: documents: empty: {said['empty_documents']} | of a million tokens or more: "
         f"{said['huge_documents']} | copies of another: {said['repeated_documents']} ({share:.1%})",
         f"{key}: unknown or byte tokens: {said['unknown_or_byte_share']:.2%} | another text when "
@@ -124,47 +120,3 @@ def _repeated(arrays: list[NDArray]) -> int:
     hashes = np.concatenate(arrays)
     hashes.sort()
     return int(np.count_nonzero(hashes[1:] == hashes[:-1]))
-
-
-class _Lengths:
-    """Exact percentiles of numbers too many to keep."""
-
-    def __init__(self) -> None:
-        self.documents = 0
-        self.tokens = 0
-        self._counts = np.zeros(_EXACT_BELOW, np.int64)
-        self._large: list[int] = []
-
-    def add(self, sizes: NDArray) -> None:
-        """Count these sizes."""
-        self.documents += len(sizes)
-        self.tokens += int(sizes.sum())
-        small = sizes[sizes < _EXACT_BELOW]
-        counts = np.bincount(small)
-        self._counts[: len(counts)] += counts
-        self._large += sizes[sizes >= _EXACT_BELOW].tolist()
-
-    def count(self, low: int, high: int | None = None) -> int:
-        """Return how many are `low` to `high`, both included."""
-        large = sum(1 for size in self._large if low <= size and (high is None or size <= high))
-        return int(self._counts[low : None if high is None else high + 1].sum()) + large
-
-    def summary(self) -> dict[str, float]:
-        """Return mean, extremes and percentiles: the smallest size not below a share of all."""
-        cumulated = np.cumsum(self._counts)
-        large = sorted(self._large)
-
-        def ranked(rank: int) -> int:
-            below = int(cumulated[-1])
-            return (
-                int(np.searchsorted(cumulated, rank)) if rank <= below else large[rank - below - 1]
-            )
-
-        if not self.documents:
-            return {"mean": 0.0, "min": 0, **{f"p{p}": 0 for p in PERCENTILES}, "max": 0}
-        return {
-            "mean": self.tokens / self.documents,
-            "min": ranked(1),
-            **{f"p{p}": ranked(math.ceil(self.documents * p / 100)) for p in PERCENTILES},
-            "max": ranked(self.documents),
-        }

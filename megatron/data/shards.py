@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from megatron.data.assemble import Written, assemble, publish_staged, was_assembled
+from megatron.data.assemble import Written, publish_staged, was_assembled
 from megatron.data.conversion import Conversion, build_rules
 from megatron.data.inputs import find_sources, split_sources
-from megatron.data.preprocess import part_directory, stage_lock, stage_part
+from megatron.data.preprocess import part_directory, publish_parts, stage_lock, stage_part
 from megatron.data.progress import Progress
 from megatron.data.publish import write_errors_name
 from megatron.data.stage import STATE, remove_stage
@@ -64,7 +64,7 @@ def merge_shards(conversion: Conversion, num_shards: int) -> list[Written]:
             written = publish_staged(root)
         else:
             rules = build_rules(conversion, conversion.make_encoder())
-            written = assemble(conversion, rules, num_shards)
+            written = publish_parts(conversion, rules, num_shards)
         remove_stage([root])
     return written
 

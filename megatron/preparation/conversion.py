@@ -13,10 +13,11 @@ from megatron.data.assemble import Written
 from megatron.data.conversion import Conversion
 from megatron.data.inputs import STDIN
 from megatron.data.preprocess import input_problems
+from megatron.data.publish import replacement_notices
 from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
-from megatron.tokenizer.fingerprint import TokenizerRecord, describe, write_record
+from megatron.tokenizer.fingerprint import describe, to_text
 from megatron.tokenizer.tokenizer import Tokenizer
 
 _LEGACY = (
@@ -31,13 +32,12 @@ class Asked:
 
     Args:
         sections: further sections of the tool, by name.
-        record: what is known of the tokenizer, for the files.
+        notices: what its user should read before the work begins.
     """
 
     conversion: Conversion
     sections: dict[str, Any]
     notices: tuple[str, ...]
-    record: TokenizerRecord
 
 
 def read_flags(
@@ -68,13 +68,14 @@ def read_flags(
     if problems:
         raise ConfigError(*problems, *input_problems(config.input, config.json_keys))
     make_encoder = partial(_built, json.dumps(wishes))
-    record = describe(make_encoder())
+    record = describe(make_encoder(), wishes)
     conversion = Conversion(
         inputs=tuple(config.input),
         output_prefix=config.output_prefix,
         json_keys=tuple(config.json_keys),
         make_encoder=make_encoder,
         tokenizer={"name": record.name, "fingerprint": record.fingerprint},
+        record=to_text(record),
         append_eod=config.append_eod,
         append_bos=config.append_bos,
         prepend_space=config.prepend_space,
@@ -92,13 +93,13 @@ def read_flags(
         resume=config.resume,
         log_interval=config.log_interval,
     )
-    return Asked(conversion, parsed.sections, parsed.notices, record)
+    notices = [*parsed.notices, *replacement_notices(conversion.prefixes)]
+    return Asked(conversion, parsed.sections, tuple(notices))
 
 
-def finish(results: Sequence[Written], record: TokenizerRecord) -> None:
-    """Write which tokenizer made the files, and print what they hold."""
+def say_written(results: Sequence[Written]) -> None:
+    """Print what the files hold."""
     for written in results:
-        write_record(written.prefix, record)
         print(summary(written))
         for line in written.report:
             print("  " + line)
@@ -109,7 +110,7 @@ def summary(written: Written) -> str:
     bad = f" | bad lines, left out: {written.bad}" if written.bad else ""
     return (
         f"{written.prefix}.bin, .idx: documents: {written.documents} | tokens: {written.tokens} | "
-        f"bytes: {written.bytes} | documents without a token, left out: {written.dropped}{bad}"
+        f"bytes of both files: {written.bytes} | documents without a token, left out: {written.dropped}{bad}"
     )
 
 

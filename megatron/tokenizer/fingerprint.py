@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,14 @@ _NUMBERS = "0 1 2"  # the probe of a tokenizer whose texts are numbers
 class TokenizerRecord:
     """What is known of a tokenizer without its files."""
 
-    fingerprint: str  # hash of all that follows, except the name
+    fingerprint: str  # hash of all that follows, except the name and the wishes
     name: str  # for messages: its file or its name on the hub
     vocab_size: int  # before padding
     special: Mapping[str, int]  # role -> id
     rules_sha256: str  # of the merges in order, or of the scores
     probe: Sequence[int]  # ids of a fixed text, which tell how words are cut
     tokens: Sequence[str]  # text of each id; empty where ids have none
+    wishes: Mapping[str, Any] = field(default_factory=dict)  # that `build_tokenizer` took
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -48,8 +49,13 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return describe(tokenizer).fingerprint
 
 
-def describe(tokenizer: Tokenizer) -> TokenizerRecord:
-    """Return the record of `tokenizer`."""
+def describe(tokenizer: Tokenizer, wishes: Mapping[str, Any] | None = None) -> TokenizerRecord:
+    """Return the record of `tokenizer`.
+
+    Args:
+        wishes: the arguments of `build_tokenizer` that make it again; those that name files are
+            kept as absolute paths.
+    """
     vocabulary = tokenizer.vocabulary()
     content: dict[str, Any] = {
         "vocab_size": tokenizer.vocab_size,
@@ -58,7 +64,8 @@ def describe(tokenizer: Tokenizer) -> TokenizerRecord:
         "probe": _probe(tokenizer),
         "tokens": list(vocabulary.tokens),
     }
-    return TokenizerRecord(fingerprint=_hash(content), name=tokenizer.name, **content)
+    said = {name: _lasting(value) for name, value in (wishes or {}).items() if value is not None}
+    return TokenizerRecord(fingerprint=_hash(content), name=tokenizer.name, wishes=said, **content)
 
 
 def record_path(prefix: str | Path) -> Path:
@@ -72,7 +79,7 @@ def write_record(prefix: str | Path, record: TokenizerRecord) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with partial.open("w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT} | asdict(record), file)
+            file.write(to_text(record))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -80,6 +87,11 @@ def write_record(prefix: str | Path, record: TokenizerRecord) -> None:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def to_text(record: TokenizerRecord) -> str:
+    """Return the content of a record's file."""
+    return json.dumps({"format": FORMAT} | asdict(record))
 
 
 def read_record(prefix: str | Path) -> TokenizerRecord | None:
@@ -99,7 +111,7 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
         raise DataError(
             f"{path} is not JSON: {error}; delete it, or make the data again"
         ) from error
-    names = [field.name for field in fields(TokenizerRecord)]
+    names = [each.name for each in fields(TokenizerRecord) if each.name != "wishes"]
     if not isinstance(said, dict) or said.get("format") != FORMAT or not said.keys() >= {*names}:
         raise DataError(
             f"{path} is not a record of a tokenizer in format {FORMAT}; another version of this "
@@ -109,7 +121,8 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
     content = {name: said[name] for name in names if name not in ("fingerprint", "name")}
     if _hash(content) != record.fingerprint:
         raise DataError(f"{path} is damaged: its content does not have the hash that it says")
-    return record
+    wishes = said.get("wishes")
+    return replace(record, wishes=wishes if isinstance(wishes, dict) else {})
 
 
 def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
@@ -149,6 +162,13 @@ def require_same(prefix: str | Path, current: TokenizerRecord) -> None:
             f"{prefix}.bin was made with another tokenizer ({stored.name}) than the one of this "
             f"run ({current.name}): {'; '.join(found)}"
         )
+
+
+def _lasting(value: Any) -> Any:
+    """Return `value`, as an absolute path if it is that of a file or a directory."""
+    if isinstance(value, str) and os.path.exists(value):
+        return os.path.abspath(value)
+    return value
 
 
 def _differing_tokens(stored: Sequence[str], current: Sequence[str]) -> Iterator[str]:

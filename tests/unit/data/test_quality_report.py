@@ -10,7 +10,7 @@ from bytes_tokenizer import BytesTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.data import quality, report
+from megatron.data import lengths, quality, report, round_trip
 from megatron.data.conversion import Conversion
 from megatron.data.preprocess import preprocess
 from megatron.data.quality import Run, Tally, hash_documents, longest_runs
@@ -82,16 +82,16 @@ def test_copies_are_counted_in_any_number_of_buckets(tmp_path, monkeypatch, buck
 @settings(max_examples=60, deadline=None)
 def test_percentiles_are_exact(sizes):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "_EXACT_BELOW", 30)
-        lengths = report._Lengths()
+        patch.setattr(lengths, "_EXACT_BELOW", 30)
+        counted = lengths.Lengths()
         for piece in (sizes[:7], sizes[7:]):
-            lengths.add(np.array(piece, np.int64))
-        said = lengths.summary()
+            counted.add(np.array(piece, np.int64))
+        said = counted.summary()
     ordered = sorted(sizes)
-    for percent in report.PERCENTILES:
+    for percent in lengths.PERCENTILES:
         assert said[f"p{percent}"] == ordered[-(-len(sizes) * percent // 100) - 1]
     assert (said["min"], said["max"]) == (ordered[0], ordered[-1])
-    assert lengths.count(10, 40) == sum(10 <= size <= 40 for size in sizes)
+    assert counted.count(10, 40) == sum(10 <= size <= 40 for size in sizes)
 
 
 def test_tallies_add_up_and_survive_being_saved():
@@ -115,8 +115,7 @@ class Lossy(BytesTokenizer):
 
 
 @pytest.mark.parametrize("how", [{}, {"workers": 2}, {"partitions": 3}])
-def test_the_report_says_what_is_odd(tmp_path, monkeypatch, how):
-    monkeypatch.setattr("megatron.data.block_encoder.SAMPLE_ONE_IN", 1)
+def test_the_report_says_what_is_odd(tmp_path, how):
     texts = ["abc", "Abc", "abc", "", "zzyy", "\\" * 50, "def"]
     lines = [json.dumps({"text": text}) + "\n" for text in texts]
     (tmp_path / "a.jsonl").write_text("".join(lines))
@@ -137,11 +136,32 @@ def test_the_report_says_what_is_odd(tmp_path, monkeypatch, how):
     assert text["longest_runs"] == [{"tokens": 50, "token": 92, "document": 5}]
     assert text["unknown_or_byte_tokens"] == 4
     assert text["tokens_per_document"]["max"] == 51
-    if "workers" not in how and "partitions" not in how:  # others do not see the patch
-        assert (text["decoded_again"], text["changed_by_decoding"]) == (7, 1)
-        assert text["changed_examples"] == ["Abc"]
+    assert (text["decoded_again"], text["changed_by_decoding"]) == (6, 1)
+    assert text["changed_examples"] == ["Abc"]
     assert any("longest run of one token: 50 times 92" in line for line in written.report)
 
 
+@pytest.mark.parametrize(("one_in", "expected"), [(1, 300), (7, None), (10**9, 100)])
+def test_the_first_documents_and_some_of_the_others_are_decoded_once(
+    tmp_path, monkeypatch, one_in, expected
+):
+    for module in ("block_encoder", "round_trip"):
+        monkeypatch.setattr(f"megatron.data.{module}.SAMPLE_ONE_IN", one_in)
+    texts = [f"text {i}" for i in range(300)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    tokens = np.frombuffer("".join(texts).encode(), "u1")
+    hashes = hash_documents(tokens, np.cumsum([len(text) for text in texts]))
+    chosen = {i for i, one in enumerate(hashes.tolist()) if one % one_in == 0}
+    conversion = Conversion(
+        inputs=(str(tmp_path / "a.jsonl"),),
+        output_prefix=str(tmp_path / "out"),
+        make_encoder=BytesTokenizer,
+    )
+    preprocess(conversion)
+    said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
+    assert said["decoded_again"] == len(chosen | set(range(round_trip.FIRST)))
+    assert expected in (None, said["decoded_again"])
+
+
 def test_percentiles_are_in_order():
-    assert all(a < b for a, b in pairwise(report.PERCENTILES))
+    assert all(a < b for a, b in pairwise(lengths.PERCENTILES))

@@ -1,11 +1,13 @@
 """Runs that are killed, or whose disk is full, and are taken up again: the same bytes."""
 
 import json
+import os
 import random
 import resource
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -197,3 +199,51 @@ def test_two_runs_do_not_write_to_one_stage(directory):
     finally:
         first.kill()
         first.wait()
+
+
+class Killed(BaseException):
+    """Ends a run as a signal would."""
+
+
+@pytest.mark.parametrize("last", range(4))
+def test_no_pair_is_without_the_record_of_its_tokenizer(directory, monkeypatch, last):
+    preprocess(conversion(directory, record="older", resume=False))
+    older = (directory / "out_a_document.bin").read_bytes()
+    replace, moves = os.replace, []
+
+    def replace_until_killed(source, target):
+        if str(target).startswith(str(directory / "out_a_document")):
+            if len(moves) == last:
+                raise Killed
+            moves.append(target)
+        replace(source, target)
+
+    wishes = {"record": "newer", "append_eod": True}
+    with monkeypatch.context() as patch:
+        patch.setattr("megatron.data.publish.os.replace", replace_until_killed)
+        with suppress(Killed):
+            preprocess(conversion(directory, resume=False, **wishes))
+    assert len(moves) == min(last, 3)
+    record = directory / "out_a_document.tokenizer.json"
+    if (directory / "out_a_document.idx").exists():
+        is_older = (directory / "out_a_document.bin").read_bytes() == older
+        assert record.read_text() == ("older" if is_older else "newer")
+    preprocess(conversion(directory, **wishes))
+    assert record.read_text() == "newer"
+    assert (directory / "out_a_document.bin").read_bytes() != older
+    assert not [*directory.glob("*.new"), *directory.glob("out.stage")]
+
+
+def test_a_failed_run_leaves_the_older_record(directory):
+    preprocess(conversion(directory, record="older", resume=False))
+    (directory / "a.jsonl").write_text('{"a": ""}\n')
+    with pytest.raises(DataError, match="nothing to write"):
+        preprocess(conversion(directory, record="newer", resume=False))
+    assert (directory / "out_a_document.tokenizer.json").read_text() == "older"
+    assert not [*directory.glob("*.new")]
+
+
+def test_a_pair_of_an_unknown_tokenizer_has_no_record(directory):
+    preprocess(conversion(directory, record="older", resume=False))
+    preprocess(conversion(directory, resume=False))
+    assert not (directory / "out_a_document.tokenizer.json").exists()

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.tokenizer.fingerprint import describe, read_record, record_path, write_record
+from megatron.tokenizer.null import NullTokenizer
 
 TOOL = Path(__file__).parents[3] / "tools" / "merge_preprocessed_data.py"
 
@@ -42,9 +44,41 @@ LINE = "--datasets p1_text_document p0_text_document p2_text_document --output-p
 def test_the_command_of_old_scripts_merges_in_the_order_given(directory, how):
     done = run(directory, f"{LINE} {how}")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "all.bin, .idx: documents: 6 | sequences: 6 | tokens: 15006\n" in done.stdout
+    assert done.stdout.endswith(
+        "all.bin, .idx: documents: 6 | sequences: 6 | tokens: 15006 | "
+        f"bytes of both files: {30012 + 34 + 12 * 6 + 8 * 7}\n"
+    )
     dataset = IndexedDataset(directory / "all")
     assert [int(dataset[i][0]) for i in range(6)] == [1, 1, 0, 0, 2, 2]
+
+
+def test_an_older_pair_is_replaced_not_in_silence_and_without_its_record(directory):
+    with IndexedDatasetWriter(directory / "all", "u2") as writer:
+        writer.append([7])
+    write_record(directory / "all", describe(NullTokenizer(10)))
+    done = run(directory, LINE)
+    assert "replaces all.bin and all.idx when the new files are complete\n" in done.stdout
+    assert len(IndexedDataset(directory / "all")) == 6
+    assert not record_path(directory / "all").exists()
+
+
+def test_the_record_of_the_tokenizer_is_carried_on(directory):
+    record = describe(NullTokenizer(10), {"tokenizer_type": "NullTokenizer", "vocab_size": 10})
+    for i in range(3):
+        write_record(directory / f"p{i}_text_document", record)
+    assert run(directory, LINE).returncode == 0
+    assert read_record(directory / "all") == record
+    assert not [*directory.glob("*.new")]
+
+
+def test_tokens_of_different_tokenizers_do_not_mix(directory):
+    for i in range(3):
+        write_record(directory / f"p{i}_text_document", describe(NullTokenizer(10 + i // 2)))
+    done = run(directory, LINE)
+    assert done.returncode == 1
+    assert "p2_text_document was made with another tokenizer than p1_text_document: " in done.stderr
+    assert "vocabulary of 11 tokens, and 12 now" in done.stderr
+    assert not [*directory.glob("all*")]
 
 
 def test_ranks_but_the_first_leave_the_work_to_it(directory):

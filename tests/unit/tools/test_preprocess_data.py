@@ -70,7 +70,7 @@ def test_the_command_of_old_scripts_runs_as_written(directory):
     ]
     assert done.stdout.startswith(
         f"codeparrot_content_document.bin, .idx: documents: 60 | tokens: {len(dataset.tokens)} | "
-        f"bytes: {2 * len(dataset.tokens) + 34 + 12 * 60 + 8 * 61} | "
+        f"bytes of both files: {2 * len(dataset.tokens) + 34 + 12 * 60 + 8 * 61} | "
         "documents without a token, left out: 0\n"
     )
 
