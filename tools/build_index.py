@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
         argv, ANY_NETWORK, {"world": WorldConfig}, description=__doc__ or ""
     )
     world: WorldConfig = own["world"]
-    decided = plan_samples(config, world_size=world.world_size)
+    decided = plan_samples(config, world_size=world.world_size, objective=world.objective or "gpt")
     started_at = time.monotonic()
     # The order in which samples are taken has no map of its own.
     sets = build_datasets(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
+import numpy as np
 from numpy.typing import NDArray
 
 from megatron.config.config import ANY_NETWORK, Config, parse_config_for_checkpoint
@@ -20,6 +21,7 @@ from megatron.data.datasets import build_datasets
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.plan import plan_samples
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.tool import run_tool
@@ -39,16 +41,21 @@ def main(argv: Sequence[str]) -> None:
     wishes: SampleTextConfig = own["samples"]
     raise_if_any(range_problems(wishes))
     tokenizer = tokenizer_for(config, wishes)
-    decided = plan_samples(config, world_size=world.world_size)
+    decided = plan_samples(config, world_size=world.world_size, objective=world.objective or "gpt")
+    seed = decided.training.seed
+    # Without a tokenizer nothing is rearranged, and where a prefix ends is not shown.
+    view = view_of(decided.objective, decided.masks, tokenizer, seed) if tokenizer else None
     plan = replace(decided.data, valid=(), test=())
-    train = build_datasets(plan, seq_length=decided.seq_length, seed=decided.training.seed).train
+    train = build_datasets(plan, seq_length=decided.seq_length, seed=seed, view=view).train
     first, stop = wishes.sample_id_range
     if stop > len(train):
         raise ConfigError(f"--sample-id-range {first} {stop}: the run has {len(train)} samples")
     file = wishes.output_file
     with open(file, "w", encoding="utf-8") if file else nullcontext(sys.stdout) as out:
         for i in range(first, stop):
-            for line in lines_of(train[i], wishes, tokenizer):
+            # A sample of some objectives holds more than its tokens, which come first.
+            tokens = np.atleast_2d(train[i])[0]
+            for line in lines_of(tokens, wishes, tokenizer):
                 out.write(f"{i} {line}\n")
 
 
@@ -64,10 +71,15 @@ def range_problems(wishes: SampleTextConfig) -> Iterator[str]:
 
 
 def tokenizer_for(config: Config, wishes: SampleTextConfig) -> Tokenizer | None:
-    """Return the run's tokenizer; None when no text is asked for."""
-    if wishes.print_tokens and not wishes.print_text:
+    """Return the run's tokenizer; None when neither text nor samples need it."""
+    if not shows_text(wishes) and not config.fim.fim_rate:
         return None
     return build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+
+
+def shows_text(wishes: SampleTextConfig) -> bool:
+    """Whether samples are shown as text."""
+    return wishes.print_text or not wishes.print_tokens
 
 
 def lines_of(
@@ -81,7 +93,7 @@ def lines_of(
         else:
             ends = (" ".join(map(str, part)) for part in (tokens[:_SHOWN], tokens[-_SHOWN:]))
             yield " ... ".join(ends)
-    if tokenizer:
+    if tokenizer and shows_text(wishes):
         yield tokenizer.decode(tokens)
 
 

@@ -6,7 +6,7 @@ it, give the command line of pretrain_gpt.py; flags that do not concern data may
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,27 @@ from megatron.config.flags import value_in
 from megatron.data.datasets import build_datasets
 from megatron.data.origin import Origin
 from megatron.errors import ConfigError
+from megatron.plan.objective_plan import ObjectiveName
 from megatron.plan.plan import SamplesPlan, plan_samples
 from megatron.tool import run_tool
 
 
 def main(argv: Sequence[str]) -> None:
     """Print one line for each sample of the steps that `argv` asks for."""
-    saved, ranks = run_behind(value_in(argv, "--load"))
+    run = run_behind(value_in(argv, "--load"))
     config, own = parse_config_for_checkpoint(
         argv,
-        saved,
+        run.config,
         {"world": WorldConfig, "steps": StepSamplesConfig},
         description=__doc__ or "",
     )
     world: WorldConfig = own["world"]
     wishes: StepSamplesConfig = own["steps"]
-    decided = plan_samples(config, world_size=world.world_size or ranks)
+    decided = plan_samples(
+        config,
+        world_size=world.world_size or run.world_size,
+        objective=world.objective or run.objective,
+    )
     first, last = step_range(wishes.steps, decided.training.train_iters)
     plan = replace(decided.data, valid=(), test=())
     train = build_datasets(plan, seq_length=decided.seq_length, seed=decided.training.seed).train
@@ -46,17 +51,27 @@ def main(argv: Sequence[str]) -> None:
             print(f"  sample {i} | {reader(decided, i - start)} | {told(train.origin(i))}")
 
 
-def run_behind(directory: str | None) -> tuple[Mapping[str, Mapping[str, Any]], int | None]:
-    """Return the wishes of the run that saved to `directory`, and its number of processes.
+@dataclass(frozen=True)
+class Run:
+    """The run that saved a checkpoint, or, without one, values for the flags that do not matter."""
 
-    Without a checkpoint there: values for the flags that do not matter, and None.
-    """
+    config: Mapping[str, Mapping[str, Any]]
+    world_size: int | None
+    objective: ObjectiveName
+
+
+def run_behind(directory: str | None) -> Run:
+    """Return the run that saved to `directory`."""
     tags = published_tags(Path(directory)) if directory else []
     if not directory or not tags:
-        return ANY_NETWORK, None
+        return Run(ANY_NETWORK, None, "gpt")
     manifest = read_manifest(Path(directory) / tags[0])
     parallel = manifest.plan["parallel"]
-    return manifest.config, parallel["tensor"] * parallel["pipeline"] * parallel["data"]
+    return Run(
+        manifest.config,
+        parallel["tensor"] * parallel["pipeline"] * parallel["data"],
+        manifest.plan.get("objective", {}).get("name", "gpt"),
+    )
 
 
 def step_range(steps: Sequence[int], train_iters: int) -> tuple[int, int]:

@@ -8,7 +8,16 @@ from megatron.errors import CheckpointError
 _NOT_IN_WEIGHTS = ("attention_dropout", "hidden_dropout", "init_std", "seq_length")
 """Parts of the network that no weight depends on."""
 
-_WISHES = ("training", "schedule", "batch", "optimizer", "data", "masks", "evaluation")
+_WISHES = (
+    "training",
+    "schedule",
+    "batch",
+    "optimizer",
+    "data",
+    "masks",
+    "objective",
+    "evaluation",
+)
 
 
 def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:

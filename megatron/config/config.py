@@ -9,11 +9,13 @@ from megatron.config.data import DataConfig
 from megatron.config.deepspeed import DeepSpeedConfig
 from megatron.config.evaluation import EvaluationConfig
 from megatron.config.files import with_file_flags
+from megatron.config.fim import FimConfig
 from megatron.config.flags import parse_sections
 from megatron.config.legacy import LEGACY
 from megatron.config.logging import LoggingConfig
 from megatron.config.masks import MaskConfig
 from megatron.config.model import ModelConfig
+from megatron.config.objective import ObjectiveConfig
 from megatron.config.optimizer import OptimizerConfig
 from megatron.config.parallel import ParallelConfig
 from megatron.config.precision import PrecisionConfig
@@ -36,6 +38,8 @@ class Config:
     evaluation: EvaluationConfig
     data: DataConfig
     masks: MaskConfig
+    objective: ObjectiveConfig
+    fim: FimConfig
     tokenizer: TokenizerConfig
     checkpoint: CheckpointConfig
     recompute: RecomputeConfig

@@ -1,15 +1,20 @@
 """What can be asked of the tools that look at data, besides the flags of training."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldConfig:
-    """The size of the run that the flags of training are for."""
+    """The run that the flags of training are for."""
 
     world_size: int | None = None
     """Processes of the run; one replica of the model when not said. Without --global-batch-size it
     decides how many samples the run takes."""
+
+    objective: Literal["gpt", "prefix-lm", "multitask"] | None = None
+    """What the run trains: gpt is pretrain_gpt.py, prefix-lm pretrain_prefix_lm.py, and multitask
+    finetune_t0_non_causal_decoder.py. Without it that of the checkpoint in --load, or gpt."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,8 @@ LEGACY = (
         takes=1,
     ),
     Legacy("--mmap-warmup", "files are mapped; the first reading of a page warms it up"),
+    Legacy("--fim-data", "documents are rearranged when --fim-rate is above 0"),
+    Legacy("--fim-eod-token", "the tokenizer knows which token ends a document", takes=1),
     Legacy(
         "--num-layers-per-virtual-pipeline-stage",
         "DeepSpeed's pipeline has no interleaved schedule; leave this flag out",

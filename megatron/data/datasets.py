@@ -1,7 +1,7 @@
 """The data sets of a run, from its plan."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from megatron.data.blend import BlendedDataset, samples_wanted
@@ -9,14 +9,21 @@ from megatron.data.cyclic import CyclicDataset
 from megatron.data.gpt_dataset import GPTDataset
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.legacy_indexed_dataset import open_token_files
+from megatron.data.mtf_dataset import MTFDataset
 from megatron.data.origin import TracedSource
 from megatron.data.splits import document_range, split_ranges
 from megatron.errors import DataError
-from megatron.plan.data_plan import DataPlan, DatasetPlan, SourcePlan
+from megatron.plan.data_plan import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
 
 log = logging.getLogger(__name__)
 
 _ROLES = ("train", "valid", "test")
+
+KINDS: Mapping[str, Callable[..., TracedSource]] = {"documents": GPTDataset, "pairs": MTFDataset}
+"""What samples are cut from, and what cuts them: called with the token files of a prefix."""
+
+View = Callable[[TracedSource], TracedSource]
+"""What an objective makes of a data set."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +35,22 @@ class Datasets:
     test: dict[str, TracedSource]
 
 
-def build_datasets(plan: DataPlan, *, seq_length: int, seed: int) -> Datasets:
+def build_datasets(
+    plan: DataPlan, *, seq_length: int, seed: int, view: View | None = None
+) -> Datasets:
     """Return the data sets of `plan`; their index maps come from the cache or are put there.
 
     A corpus that has no document in its range is left out of a blend, which keeps the proportions
     of the others; a validation or test set of such corpora alone is left out.
 
+    Args:
+        view: put over each data set; none when not said.
+
     Raises:
         DataError: files are missing or damaged, have less than one sample in a range that is not
             empty, or hold nothing to train on.
     """
-    builder = _Builder(plan, seq_length=seq_length, seed=seed)
+    builder = _Builder(plan, seq_length=seq_length, seed=seed, view=view)
     train = builder.build(plan.train, "train")
     if train is None:
         where = f"--split {plan.split}" if plan.split else "START:END"
@@ -56,10 +68,11 @@ def build_datasets(plan: DataPlan, *, seq_length: int, seed: int) -> Datasets:
 class _Builder:
     """Opens each pair of token files once."""
 
-    def __init__(self, plan: DataPlan, *, seq_length: int, seed: int):
+    def __init__(self, plan: DataPlan, *, seq_length: int, seed: int, view: View | None):
         self._plan = plan
         self._seq_length = seq_length
         self._seed = seed
+        self._view = view
         self._cache_directory = plan.cache_path or None
         self._opened: dict[str, IndexedDataset] = {}
 
@@ -89,14 +102,17 @@ class _Builder:
         if not sources:
             return None
         dataset = self._read(plan, sources)
-        return CyclicDataset(dataset, seed=self._seed) if self._plan.order == "cyclic" else dataset
+        if self._plan.order == "cyclic":
+            dataset = CyclicDataset(dataset, seed=self._seed)
+        # Over the order, so that a sample that comes again is drawn anew.
+        return self._view(dataset) if self._view else dataset
 
     def _read(self, plan: DatasetPlan, sources: list[tuple[SourcePlan, range]]) -> TracedSource:
         weights = [source.weight for source, _ in sources]
         wanted = samples_wanted(weights, plan.num_samples) if plan.is_blend else [plan.num_samples]
         parts = [
-            GPTDataset(
-                self._open(source.prefix),
+            KINDS[self._plan.kind](
+                *self._open_all(source),
                 documents,
                 num_samples=num_samples,
                 seq_length=self._seq_length,
@@ -116,7 +132,7 @@ class _Builder:
         )
 
     def _documents(self, source: SourcePlan, role: str) -> range:
-        dataset = self._open(source.prefix)
+        dataset = self._open_all(source)[0]
         if not len(dataset):
             raise DataError(
                 f"{source.prefix} has no documents: 0 tokens, one sample needs "
@@ -125,6 +141,9 @@ class _Builder:
         if self._plan.split:
             return split_ranges(self._plan.split, len(dataset))[_ROLES.index(role)]
         return document_range(source.start, source.end, len(dataset))
+
+    def _open_all(self, source: SourcePlan) -> list[IndexedDataset]:
+        return [self._open(source.prefix + suffix) for suffix in SUFFIXES[self._plan.kind]]
 
     def _open(self, prefix: str) -> IndexedDataset:
         if prefix not in self._opened:

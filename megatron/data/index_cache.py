@@ -87,7 +87,7 @@ def cached_sample_index(
 
 def cached_maps(
     wishes: str,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, tuple[int | None, ...]],
     build: Callable[[], dict[str, NDArray]],
     *,
     prefix: str,
@@ -97,7 +97,7 @@ def cached_maps(
 
     Args:
         wishes: everything that the content of the arrays depends on.
-        shapes: of the arrays, by name.
+        shapes: of the arrays, by name; None where only building them tells.
         directory: where the cache is; when not said, PREFIX-index-cache beside the data, or
             below the home directory where that cannot be written.
 
@@ -177,7 +177,7 @@ def _path(place: Path, key: str, name: str) -> Path:
 
 
 def _read(
-    place: Path, key: str, shapes: Mapping[str, tuple[int, ...]]
+    place: Path, key: str, shapes: Mapping[str, tuple[int | None, ...]]
 ) -> dict[str, NDArray] | None:
     """Map the files; None when one is missing or damaged."""
     maps = {}
@@ -190,7 +190,10 @@ def _read(
         except (OSError, ValueError, EOFError) as error:
             log.warning("%s cannot be used (%s); it is built again", path, error)
             return None
-        if found.shape != shape or found.dtype.kind not in "iu":
+        fits = len(found.shape) == len(shape) and all(
+            want in (None, have) for have, want in zip(found.shape, shape, strict=True)
+        )
+        if not fits or found.dtype.kind not in "iu":
             log.warning("%s has shape %s, expected %s; it is built again", path, found.shape, shape)
             return None
         maps[name] = np.asarray(found)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -11,8 +12,17 @@ from megatron.parallel.cross_entropy import vocab_parallel_cross_entropy
 Loss = Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]
 
 
-def next_token_loss(group: dist.ProcessGroup, kernels: Kernels = REFERENCE) -> Loss:
+def next_token_loss(
+    group: dist.ProcessGroup,
+    kernels: Kernels = REFERENCE,
+    *,
+    num_expected: Callable[[int], float] | None = None,
+) -> Loss:
     """Return a function of (logits_bsv, (labels_bs, loss_mask_bs)).
+
+    Args:
+        num_expected: tokens that count in a sample of s on average, when how many do is drawn;
+            the sum is divided by that, so that a token weighs the same in every sample.
 
     Shapes: logits_bsv [b, s, V/t], labels_bs [b, s] int64, loss_mask_bs [b, s] -> scalar float32.
     Communication: that of the vocabulary-parallel cross-entropy over `group`.
@@ -23,7 +33,29 @@ def next_token_loss(group: dist.ProcessGroup, kernels: Kernels = REFERENCE) -> L
         loss_bs = vocab_parallel_cross_entropy(
             logits_bsv, labels_bs, group, local=kernels.cross_entropy
         )
+        if num_expected:
+            samples, s = labels_bs.shape
+            return (loss_bs * loss_mask_bs).sum() / (samples * num_expected(s))
         # Where nothing counts the loss is 0, not 0 / 0.
         return (loss_bs * loss_mask_bs).sum() / loss_mask_bs.sum().clamp(min=1)
 
     return loss
+
+
+def position_weights(s: int) -> Tensor:
+    """Return how much each of s positions counts when early ones, seldom targets, count more.
+
+    The weights of a sample are s together.
+
+    Shapes: -> [s] float32.
+    Source: 2 (s - i) / (s + 1), BigScience's Megatron-DeepSpeed.
+    """
+    return 2 * torch.arange(s, 0, -1, dtype=torch.float32) / (s + 1)
+
+
+def num_expected_targets(s: int, *, targets_only: bool, reweights: bool) -> float:
+    """Return the mean sum of weights of a sample over all lengths of its prefix, 1 to s."""
+    weights = position_weights(s) if reweights else torch.ones(s)
+    # Position i predicts a target when the prefix is at most i + 1 long.
+    chances = torch.arange(1, s + 1) / s if targets_only else torch.ones(s)
+    return float((weights.double() * chances).sum())

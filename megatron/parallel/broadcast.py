@@ -8,15 +8,15 @@ from megatron.parallel.groups import Groups
 
 
 def broadcast_tokens(
-    tokens: Tensor | None, shape: tuple[int, int], groups: Groups, device: torch.device
+    tokens: Tensor | None, shape: tuple[int, ...], groups: Groups, device: torch.device
 ) -> Tensor:
     """Return tensor rank 0's `tokens` on every rank that shares its layers.
 
     Args:
-        tokens: [b, s + 1] int64 on tensor rank 0; ignored elsewhere.
-        shape: (b, s + 1), known to all ranks.
+        tokens: [b, s + 1] int64, or with more numbers a token, on tensor rank 0; ignored elsewhere.
+        shape: of `tokens`, known to all ranks.
 
-    Communication: one broadcast of [b, s + 1] over the tensor group.
+    Communication: one broadcast of `shape` over the tensor group.
     """
     if groups.tensor_rank == 0 and tokens is not None:
         tokens = tokens.to(device)

@@ -13,9 +13,20 @@ from megatron.config.split_paths import (
     read_split_groups,
 )
 from megatron.errors import ConfigError, raise_if_any
+from megatron.plan.objective_plan import ObjectiveName
 from megatron.plan.training_plan import TrainingPlan
 
 DEFAULT_SPLIT = "969, 30, 1"
+
+KIND_OF: dict[ObjectiveName, str] = {
+    "gpt": "documents",
+    "prefix-lm": "documents",
+    "multitask": "pairs",
+}
+"""What each objective cuts its samples from."""
+
+SUFFIXES = {"documents": ("",), "pairs": ("_inputs_document", "_targets_document")}
+"""What follows the prefix in the names of the token files that hold each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +58,7 @@ class DataPlan:
     test: tuple[DatasetPlan, ...]
     split: str  # proportions that cut each source into train, valid and test; "": not cut
     impl: str  # format of the token files, or "infer"
+    kind: str  # what samples are cut from; see KIND_OF
     order: str  # "single" or "cyclic"
     cache_path: str  # "": beside the token files
 
@@ -54,14 +66,20 @@ class DataPlan:
     def prefixes(self) -> list[str]:
         """Prefixes of all token files that the run reads, each once."""
         sets = (self.train, *self.valid, *self.test)
-        return sorted({source.prefix for each in sets for source in each.sources})
+        prefixes = {source.prefix for each in sets for source in each.sources}
+        return [prefix + suffix for prefix in sorted(prefixes) for suffix in SUFFIXES[self.kind]]
 
 
-def plan_data(config: Config, training: TrainingPlan, global_batch_size: int) -> DataPlan:
+def plan_data(
+    config: Config, training: TrainingPlan, global_batch_size: int, *, kind: str = "documents"
+) -> DataPlan:
     """Return the decided data, once `data_problems` finds nothing.
 
     Every validation set gets its share for every evaluation during and after training, every test
     set for one.
+
+    Args:
+        kind: what samples are cut from; see KIND_OF.
     """
     data = config.data
     iters = config.evaluation.eval_iters
@@ -75,6 +93,7 @@ def plan_data(config: Config, training: TrainingPlan, global_batch_size: int) ->
         test=_datasets(groups["test"], iters * global_batch_size, weighted),
         split=(data.split or DEFAULT_SPLIT) if data.data_path else "",
         impl=data.data_impl,
+        kind=kind,
         order=data.dataloader_type,
         cache_path=data.data_cache_path or "",
     )

@@ -8,7 +8,7 @@ from typing import Any
 from megatron.config.config import Config
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.batch_plan import BatchPlan, batch_problems, plan_batch
-from megatron.plan.data_plan import DataPlan, data_problems, plan_data
+from megatron.plan.data_plan import KIND_OF, DataPlan, data_problems, plan_data
 from megatron.plan.ds_config import (
     Twin,
     ds_config_problems,
@@ -19,6 +19,12 @@ from megatron.plan.ds_config import (
 )
 from megatron.plan.mask_plan import MaskPlan, plan_masks
 from megatron.plan.model_spec import ModelSpec, model_problems, plan_model, vocab_problems
+from megatron.plan.objective_plan import (
+    ObjectiveName,
+    ObjectivePlan,
+    objective_problems,
+    plan_objective,
+)
 from megatron.plan.parallel_plan import ParallelPlan, parallel_problems, plan_parallel
 from megatron.plan.precision_plan import PrecisionPlan, plan_precision, precision_problems
 from megatron.plan.run_plan import (
@@ -49,6 +55,7 @@ class Plan:
     precision: PrecisionPlan
     data: DataPlan
     masks: MaskPlan
+    objective: ObjectivePlan
     evaluation: EvaluationPlan
     checkpoint: CheckpointPlan
     logging: LoggingPlan
@@ -65,32 +72,62 @@ class SamplesPlan:
     batch: BatchPlan
     training: TrainingPlan
     data: DataPlan
+    masks: MaskPlan
+    objective: ObjectivePlan
 
 
-def check(config: Config, *, world_size: int, device: str, others: Iterable[str] = ()) -> None:
+def check(
+    config: Config,
+    *,
+    world_size: int,
+    device: str,
+    objective: ObjectiveName = "gpt",
+    others: Iterable[str] = (),
+) -> None:
     """Refuse wishes that no vocabulary can mend, before anything slow is started.
 
     Args:
+        objective: what the entry script trains.
         others: problems found elsewhere, to be told together with these.
 
     Raises:
         ConfigError: lists every problem.
     """
-    raise_if_any(chain(_problems(config, world_size=world_size, device=device), others))
+    raise_if_any(
+        chain(
+            _problems(config, world_size=world_size, device=device),
+            objective_problems(config, objective),
+            others,
+        )
+    )
 
 
-def plan(config: Config, *, world_size: int, vocab_size: int, device: str) -> Plan:
+def plan(
+    config: Config,
+    *,
+    world_size: int,
+    vocab_size: int,
+    device: str,
+    objective: ObjectiveName = "gpt",
+) -> Plan:
     """Decide what `world_size` processes on `device` ("cpu" or "cuda") will build and run.
 
     Args:
         vocab_size: number of tokens that the tokenizer knows.
+        objective: what the entry script trains.
 
     Raises:
         ConfigError: lists every problem.
     """
     tensor = config.parallel.tensor_model_parallel_size
     in_vocabulary = vocab_problems(config.tokenizer, vocab_size=vocab_size, tensor=tensor)
-    check(config, world_size=world_size, device=device, others=in_vocabulary)
+    check(
+        config,
+        world_size=world_size,
+        device=device,
+        objective=objective,
+        others=in_vocabulary,
+    )
 
     user = read_ds_config(config.deepspeed.deepspeed_config)
     precision = plan_precision(config.precision)
@@ -107,8 +144,9 @@ def plan(config: Config, *, world_size: int, vocab_size: int, device: str) -> Pl
         schedule=plan_schedule(config.schedule, training, batch),
         optimizer=plan_optimizer(config.optimizer),
         precision=precision,
-        data=plan_data(config, training, batch.global_batch_size),
+        data=plan_data(config, training, batch.global_batch_size, kind=KIND_OF[objective]),
         masks=plan_masks(config.masks),
+        objective=plan_objective(config, objective),
         evaluation=plan_evaluation(config),
         checkpoint=plan_checkpoint(config.checkpoint),
         logging=plan_logging(config),
@@ -118,7 +156,9 @@ def plan(config: Config, *, world_size: int, vocab_size: int, device: str) -> Pl
     )
 
 
-def plan_samples(config: Config, *, world_size: int | None) -> SamplesPlan:
+def plan_samples(
+    config: Config, *, world_size: int | None, objective: ObjectiveName = "gpt"
+) -> SamplesPlan:
     """Decide which samples a run of `world_size` processes reads; one replica when None.
 
     Raises:
@@ -142,6 +182,7 @@ def plan_samples(config: Config, *, world_size: int | None) -> SamplesPlan:
             training_problems(config.training, config.schedule),
             data_problems(config.data),
             run_problems(config),
+            objective_problems(config, objective),
         )
     )
     batch = _plan_batch(config, user, replicas)
@@ -150,7 +191,9 @@ def plan_samples(config: Config, *, world_size: int | None) -> SamplesPlan:
         seq_length=config.model.seq_length,
         batch=batch,
         training=training,
-        data=plan_data(config, training, batch.global_batch_size),
+        data=plan_data(config, training, batch.global_batch_size, kind=KIND_OF[objective]),
+        masks=plan_masks(config.masks),
+        objective=plan_objective(config, objective),
     )
 
 

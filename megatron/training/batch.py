@@ -1,6 +1,7 @@
 """From token rows to what the engine takes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -8,24 +9,26 @@ import torch
 from megatron.data.samplers import SampleSource, micro_batches
 from megatron.engine.engine import MicroBatch
 from megatron.errors import DataError
+from megatron.model.loss import position_weights
 from megatron.parallel.broadcast import broadcast_tokens
 from megatron.parallel.groups import Groups
 from megatron.plan.batch_plan import BatchPlan
 from megatron.plan.mask_plan import MaskPlan
 from megatron.plan.model_spec import ModelSpec
+from megatron.plan.objective_plan import ObjectivePlan
 
 PACKED = MaskPlan(reset_positions=False, isolate_documents=False, mask_loss=False)
 """Documents of a sample see each other, as in Megatron-LM by default."""
 
 
-def gpt_batches(
+def read_batches(
     dataset: SampleSource,
     *,
+    as_micro_batch: Callable[[torch.Tensor], MicroBatch],
+    channels: tuple[int, ...] = (),
     consumed_samples: int,
     batch: BatchPlan,
     model: ModelSpec,
-    masks: MaskPlan,
-    eod: int | None,
     groups: Groups,
     device: torch.device,
 ) -> Iterator[MicroBatch]:
@@ -33,12 +36,17 @@ def gpt_batches(
 
     Tensor rank 0 reads; the ranks that share its layers receive.
 
+    Args:
+        as_micro_batch: makes of samples what the engine takes.
+        channels: what a sample holds for each token, the token itself first: (3,) if there are two
+            more numbers, () if there is none.
+
     Raises:
         DataError: the samples have run out, or a token is not in the vocabulary.
 
-    Communication: one broadcast of [b, s + 1] over the tensor group per micro-batch.
+    Communication: one broadcast of [b, *channels, s + 1] over the tensor group per micro-batch.
     """
-    shape = (batch.micro_batch_size, model.seq_length + 1)
+    shape = (batch.micro_batch_size, *channels, model.seq_length + 1)
     rows = micro_batches(
         dataset,
         consumed_samples=consumed_samples,
@@ -48,7 +56,7 @@ def gpt_batches(
     )
     while True:
         read = _read(next(rows), model.vocab_size) if groups.tensor_rank == 0 else None
-        yield gpt_micro_batch(broadcast_tokens(read, shape, groups, device), masks, eod)
+        yield as_micro_batch(broadcast_tokens(read, shape, groups, device))
 
 
 def gpt_micro_batch(
@@ -82,11 +90,71 @@ def gpt_micro_batch(
     return (inputs, positions), (labels, loss_mask)
 
 
+def prefix_micro_batch(
+    rows_b2s: torch.Tensor,
+    masks: MaskPlan = PACKED,
+    eod: int | None = None,
+    *,
+    objective: ObjectivePlan,
+) -> MicroBatch:
+    """Return what the engine takes of samples of a PrefixDataset.
+
+    The first token that is a target is the first one after the prefix.
+
+    Shapes: rows_b2s [b, 2, s + 1] -> ((tokens_bs, positions_bs, spans_bs2), (labels_bs,
+        weights_bs)).
+    """
+    tokens, prefix_ends = rows_b2s[:, 0], rows_b2s[:, 1, :-1]
+    (inputs, positions, *spans), (labels, weights) = gpt_micro_batch(tokens, masks, eod)
+    places = torch.arange(inputs.size(1), device=tokens.device)
+    first = spans[0][..., 0] if spans else torch.zeros_like(inputs)
+    spans_bs2 = torch.stack([first, torch.maximum(places + 1, prefix_ends)], -1)
+    if objective.targets_only:
+        weights = weights * (places + 1 >= prefix_ends)
+    if objective.reweights:
+        weights = weights * position_weights(inputs.size(1)).to(weights)
+    return (inputs, positions, spans_bs2), (labels, weights)
+
+
+def pair_micro_batch(
+    rows_b3s: torch.Tensor,
+    masks: MaskPlan = PACKED,
+    eod: int | None = None,
+    *,
+    objective: ObjectivePlan,
+) -> MicroBatch:
+    """Return what the engine takes of samples of an MTFDataset.
+
+    No token sees another pair; a token counts when it is a target, predicted within its pair.
+
+    Shapes: rows_b3s [b, 3, s + 1] -> ((tokens_bs, positions_bs, spans_bs2), (labels_bs,
+        weights_bs)).
+    """
+    tokens, pairs, targets_start = rows_b3s.unbind(1)
+    (inputs, places, *_), (labels, weights) = gpt_micro_batch(
+        tokens, replace(masks, reset_positions=False, isolate_documents=False), eod
+    )
+    begins = pairs[:, :-1].diff(dim=1, prepend=pairs[:, :1]) != 0
+    starts = torch.where(begins, places, 0).cummax(1).values
+    stops = places + 1
+    if objective.sees_prefix:
+        stops = torch.maximum(stops, targets_start[:, :-1])
+    is_target = (pairs[:, 1:] > 0) & (places + 1 >= targets_start[:, 1:])
+    weights = weights * (is_target & (pairs[:, 1:] == pairs[:, :-1]))
+    if objective.equal_targets:
+        counts = torch.zeros(weights.size(0), tokens.size(1) + 1, device=tokens.device)
+        counts.scatter_add_(1, pairs[:, 1:], weights)
+        weights = weights / counts.gather(1, pairs[:, 1:]).clamp(min=1)
+    positions = places - starts if masks.reset_positions else places
+    return (inputs, positions, torch.stack([starts, stops], -1)), (labels, weights)
+
+
 def _read(rows: np.ndarray, vocab_size: int) -> torch.Tensor:
     # Checked here, on the CPU: a foreign token stops a GPU with a message that names nothing.
-    if int(rows.max()) >= vocab_size:
+    tokens = rows if rows.ndim == 2 else rows[:, 0]
+    if int(tokens.max()) >= vocab_size:
         raise DataError(
-            f"token {int(rows.max())} is not in the vocabulary of {vocab_size} tokens: the data "
+            f"token {int(tokens.max())} is not in the vocabulary of {vocab_size} tokens: the data "
             "were made with another tokenizer than the one of this run"
         )
     return torch.from_numpy(rows)

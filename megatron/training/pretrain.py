@@ -18,6 +18,7 @@ from megatron.optim.schedule import learning_rate
 from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan, check, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.training import setup
@@ -25,6 +26,7 @@ from megatron.training.environment import Launch
 from megatron.training.evaluate import Batches, Evaluation
 from megatron.training.journal import Journal
 from megatron.training.loop import Hook, Schedule, train
+from megatron.training.objective import GPT, Objective
 from megatron.training.report import Report
 from megatron.training.resume import resume
 from megatron.training.save import Checkpoints, warn_of_others
@@ -35,7 +37,13 @@ from megatron.training.tensorboard import TensorBoard, build_writer
 log = logging.getLogger(__name__)
 
 
-def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: torch.device) -> None:
+def pretrain(
+    config: Config,
+    notices: Sequence[str],
+    launch: Launch,
+    device: torch.device,
+    objective: Objective = GPT,
+) -> None:
     """Train what `config` asks for, after telling the `notices` of its flags.
 
     Raises:
@@ -47,6 +55,7 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
         config,
         world_size=launch.world_size,
         device=device.type,
+        objective=objective.name,
         others=tokenizer_problems(**wished),
     )
     tokenizer = build_tokenizer(**wished)
@@ -55,17 +64,19 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
         world_size=launch.world_size,
         vocab_size=tokenizer.vocab_size,
         device=device.type,
+        objective=objective.name,
     )
     made_with = describe(tokenizer)
     for prefix in decided.data.prefixes:
         require_same(prefix, made_with)
+    view = view_of(decided.objective, decided.masks, tokenizer, decided.training.seed)
     setup.start_processes(config, launch, device)
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
     _tell(decided, notices)
     groups = setup.build_process_groups(decided)
-    sets = setup.read_datasets(decided)
+    sets = setup.read_datasets(decided, view)
     _say_when("after dataloaders are built")
-    engine = setup.build_gpt_engine(decided, groups)
+    engine = setup.build_gpt_engine(decided, groups, objective)
     _say_when("after model, optimizer, and learning rate scheduler are built")
 
     state = TrainState()
@@ -75,6 +86,7 @@ def pretrain(config: Config, notices: Sequence[str], launch: Launch, device: tor
     batches = partial(
         setup.batches_of,
         plan=decided,
+        objective=objective,
         eod=tokenizer.eod if decided.masks.needs_eod else None,
         groups=groups,
         device=device,

@@ -9,20 +9,20 @@ import torch
 import torch.distributed as dist
 
 from megatron.config.config import Config
-from megatron.data.datasets import Datasets, build_datasets
+from megatron.data.datasets import Datasets, View, build_datasets
 from megatron.data.samplers import SampleSource
 from megatron.engine import distributed
 from megatron.engine.engine import Engine, build_engine
 from megatron.engine.recompute import start_streams
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
-from megatron.model.loss import next_token_loss
 from megatron.optim.build import build_optimizer
 from megatron.parallel.groups import Groups, build_groups
 from megatron.parallel.topology import Topology
 from megatron.plan.plan import Plan
-from megatron.training.batch import gpt_batches
+from megatron.training.batch import read_batches
 from megatron.training.environment import Launch, cpu_threads
+from megatron.training.objective import Objective
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ def build_process_groups(plan: Plan) -> Groups:
     )
 
 
-def build_gpt_engine(plan: Plan, groups: Groups) -> Engine:
-    """Build this rank's part of a GPT with its optimizer.
+def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective) -> Engine:
+    """Build this rank's part of a GPT with its optimizer and the loss of `objective`.
 
     Communication: every rank must call this, in step.
     """
@@ -64,7 +64,7 @@ def build_gpt_engine(plan: Plan, groups: Groups) -> Engine:
     )
     return build_engine(
         gpt_layers(model, group=groups.tensor, rng=rng, mixed=plan.precision.is_mixed),
-        loss=next_token_loss(groups.tensor),
+        loss=objective.loss(plan.objective)(groups.tensor),
         groups=groups,
         parallel=plan.parallel,
         recomputes=plan.recompute,
@@ -74,8 +74,11 @@ def build_gpt_engine(plan: Plan, groups: Groups) -> Engine:
     )
 
 
-def read_datasets(plan: Plan) -> Datasets:
+def read_datasets(plan: Plan, view: View | None = None) -> Datasets:
     """Return the training, validation and test sets.
+
+    Args:
+        view: what the objective puts over each.
 
     Raises:
         DataError: the files are missing or damaged, or hold nothing to train on.
@@ -83,7 +86,11 @@ def read_datasets(plan: Plan) -> Datasets:
     Communication: rank 0 builds the index maps first, the others read them where they can.
     """
     build = partial(
-        build_datasets, plan.data, seq_length=plan.model.seq_length, seed=plan.training.seed
+        build_datasets,
+        plan.data,
+        seq_length=plan.model.seq_length,
+        seed=plan.training.seed,
+        view=view,
     )
     if dist.get_rank() == 0:
         sets = build()
@@ -98,18 +105,19 @@ def batches_of(
     consumed_samples: int,
     *,
     plan: Plan,
+    objective: Objective,
     eod: int | None,
     groups: Groups,
     device: torch.device,
 ) -> Iterator[Any]:
     """Return this replica's micro-batches of `dataset` from `consumed_samples` on."""
-    return gpt_batches(
+    return read_batches(
         dataset,
+        as_micro_batch=objective.as_micro_batch(plan.objective, plan.masks, eod),
+        channels=objective.channels,
         consumed_samples=consumed_samples,
         batch=plan.batch,
         model=plan.model,
-        masks=plan.masks,
-        eod=eod,
         groups=groups,
         device=device,
     )

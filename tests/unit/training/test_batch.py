@@ -8,7 +8,7 @@ from tiny import tiny_plan, tiny_spec
 from megatron.errors import DataError
 from megatron.parallel.groups import Groups
 from megatron.parallel.topology import Topology
-from megatron.training.batch import PACKED, gpt_batches, gpt_micro_batch
+from megatron.training.batch import gpt_micro_batch, read_batches
 
 
 class Counting:
@@ -32,13 +32,12 @@ def batches(group, dataset, consumed_samples=0):
         data=group,
         model=group,
     )
-    return gpt_batches(
+    return read_batches(
         dataset,
+        as_micro_batch=gpt_micro_batch,
         consumed_samples=consumed_samples,
         batch=tiny_plan().batch,
         model=tiny_spec(),
-        masks=PACKED,
-        eod=None,
         groups=alone,
         device=torch.device("cpu"),
     )

@@ -1,0 +1,19 @@
+"""Finetune a GPT on inputs and targets; flags are those of pretrain_gpt.py.
+
+--data-path PREFIX stands for the token files PREFIX_inputs_document and PREFIX_targets_document.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from megatron.training.entry import train_from
+from megatron.training.launch import run_rank
+
+
+def main(argv: Sequence[str]) -> None:
+    """Train what the command line `argv` asks for."""
+    train_from(argv, "multitask", description=__doc__)
+
+
+if __name__ == "__main__":
+    run_rank(main, sys.argv[1:])

@@ -1,0 +1,16 @@
+"""Pretrain a GPT that reads a prefix in both directions; flags are those of pretrain_gpt.py."""
+
+import sys
+from collections.abc import Sequence
+
+from megatron.training.entry import train_from
+from megatron.training.launch import run_rank
+
+
+def main(argv: Sequence[str]) -> None:
+    """Train what the command line `argv` asks for."""
+    train_from(argv, "prefix-lm", description=__doc__)
+
+
+if __name__ == "__main__":
+    run_rank(main, sys.argv[1:])
