@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from megatron import log
-from megatron.data.workers import end_with_parent
+from megatron.data.workers import end_with_parent, share_cores
 from megatron.errors import MegatronError
 
 
@@ -26,7 +26,7 @@ def run_in_processes(
     try:
         for function in functions:
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_run, args=(function, theirs))
+            process = context.Process(target=_run, args=(function, theirs, len(functions)))
             process.start()
             theirs.close()
             processes.append(process)
@@ -57,8 +57,13 @@ def run_in_processes(
             process.join()
 
 
-def _run(function: Callable[[Callable[..., None]], None], pipe: "Connection[Any, Any]") -> None:
+def _run(
+    function: Callable[[Callable[..., None]], None],
+    pipe: "Connection[Any, Any]",
+    num_processes: int,
+) -> None:
     end_with_parent()
+    share_cores(num_processes)
     log.configure(rank=0)
     try:
         function(lambda *said: pipe.send(said))

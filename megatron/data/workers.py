@@ -44,7 +44,7 @@ def encoded_by_workers(
         workers,
         mp_context=get_context("spawn"),
         initializer=_start_worker,
-        initargs=(make_encoder, rules),
+        initargs=(make_encoder, rules, workers),
     )
     pending: deque[tuple[Future[Encoded], int]] = deque()
     held = 0
@@ -86,8 +86,22 @@ def _exit_with_parent() -> None:
         os._exit(1)
 
 
-def _start_worker(make_encoder: Callable[[], Encoder], rules: EncodingRules) -> None:
+def share_cores(num_processes: int) -> None:
+    """See to it that this process, one of `num_processes`, starts only its share of threads.
+
+    Without it, the tokenizers library would start as many in each as there are cores.
+    """
+    said = os.environ.get("RAYON_NUM_THREADS", "")
+    num_threads = int(said) if said.isdigit() else 0
+    num_threads = num_threads or len(os.sched_getaffinity(0))
+    os.environ["RAYON_NUM_THREADS"] = str(max(num_threads // num_processes, 1))
+
+
+def _start_worker(
+    make_encoder: Callable[[], Encoder], rules: EncodingRules, num_workers: int
+) -> None:
     end_with_parent()
+    share_cores(num_workers)
     _Worker.encode = BlockEncoder(make_encoder(), rules)
 
 
