@@ -1,4 +1,8 @@
-"""Tell what is in a pair of token files: `inspect_data.py PREFIX`, with a tokenizer as text."""
+"""Tell what is in a pair of token files: `inspect_data.py PREFIX`.
+
+Documents are shown as text with the tokenizer that PREFIX.tokenizer.json records, or with the one
+that the flags say.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,9 +17,10 @@ from megatron.config.flags import parse_sections
 from megatron.config.tokenizer import TokenizerConfig
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.legacy_indexed_dataset import infer_format, open_token_files
+from megatron.data.lengths import Lengths, readable_lengths
 from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.tokenizer.build import build_tokenizer
+from megatron.preparation.recorded_tokenizer import tokenizer_for
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.tool import run_tool
 
@@ -31,11 +36,15 @@ def main(argv: Sequence[str]) -> None:
     for flag, value in (("--documents", config.documents), ("--max-tokens", config.max_tokens)):
         if value < 0:
             raise ConfigError(f"{flag} {value} must be at least 0")
-    asked = wishes.tokenizer_type or wishes.vocab_file
-    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(wishes)) if asked else None
+    asked = wishes != TokenizerConfig()
     dataset = open_token_files(config.prefix)
     dataset.verify()
-    for line in (*summary(dataset), *first_documents(dataset, config, tokenizer)):
+    arguments = gpt_tokenizer_arguments(wishes) if asked else None
+    tokenizer, about = tokenizer_for(config.prefix, arguments)
+    for line in summary(dataset):
+        print(line)
+    print(f"tokenizer: {about}")
+    for line in first_documents(dataset, config, tokenizer):
         print(line)
 
 
@@ -48,10 +57,9 @@ def summary(dataset: IndexedDataset) -> Iterator[str]:
     yield f"documents: {len(lengths)} | sequences: {len(dataset)} | tokens: {len(ids)}"
     yield f".bin: {dataset.bin_path.stat().st_size} bytes | .idx: {dataset.idx_path.stat().st_size} bytes"
     if len(lengths):
-        marks = [0, 1, 10, 50, 90, 99, 100]
-        values = np.percentile(lengths, marks, method="nearest").astype(np.int64)
-        told = " | ".join(f"{mark}%: {value}" for mark, value in zip(marks, values, strict=True))
-        yield f"tokens per document: mean: {lengths.mean():.1f} | {told}"
+        counted = Lengths()
+        counted.add(lengths)
+        yield readable_lengths(counted.summary())
         yield f"empty documents: {int((lengths == 0).sum())}"
     if len(ids):
         yield f"token ids: {int(ids.min())} to {int(ids.max())}"

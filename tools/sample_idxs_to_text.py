@@ -1,7 +1,8 @@
 """Show training samples as text or tokens, in the order in which training reads them.
 
-Takes the command line of pretrain_gpt.py; the flags of data, tokenizer, sequence length, seed and
-length of the run must be the run's, the others may be left out.
+For a run that has saved checkpoints, --load is enough: other flags are those of the run. Without
+it, give the command line of pretrain_gpt.py; the flags of data, tokenizer, sequence length, seed
+and length of the run must be the run's, the others may be left out.
 """
 
 import sys
@@ -15,8 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.config.config import ANY_NETWORK, Config, parse_config_for_checkpoint
+from megatron.checkpoint.saved_run import run_behind
+from megatron.config.config import Config, parse_config_for_checkpoint
 from megatron.config.data_tools import SampleTextConfig, WorldConfig
+from megatron.config.flags import value_in
 from megatron.data.datasets import build_datasets
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.plan import plan_samples
@@ -31,9 +34,10 @@ _SHOWN = 8  # tokens at either end, where not all are shown
 
 def main(argv: Sequence[str]) -> None:
     """Write the samples that the command line `argv` asks for."""
+    run = run_behind(value_in(argv, "--load"))
     config, own = parse_config_for_checkpoint(
         argv,
-        ANY_NETWORK,
+        run.config,
         {"world": WorldConfig, "samples": SampleTextConfig},
         description=__doc__ or "",
     )
@@ -41,7 +45,11 @@ def main(argv: Sequence[str]) -> None:
     wishes: SampleTextConfig = own["samples"]
     raise_if_any(range_problems(wishes))
     tokenizer = tokenizer_for(config, wishes)
-    decided = plan_samples(config, world_size=world.world_size, objective=world.objective or "gpt")
+    decided = plan_samples(
+        config,
+        world_size=world.world_size or run.world_size,
+        objective=world.objective or run.objective,
+    )
     seed = decided.training.seed
     # Without a tokenizer nothing is rearranged, and where a prefix ends is not shown.
     view = view_of(decided.objective, decided.masks, tokenizer, seed) if tokenizer else None

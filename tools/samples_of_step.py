@@ -5,22 +5,19 @@ it, give the command line of pretrain_gpt.py; flags that do not concern data may
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.checkpoint.manifest import read_manifest
-from megatron.checkpoint.names import published_tags
-from megatron.config.config import ANY_NETWORK, parse_config_for_checkpoint
+from megatron.checkpoint.saved_run import run_behind
+from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.data_tools import StepSamplesConfig, WorldConfig
 from megatron.config.flags import value_in
 from megatron.data.datasets import build_datasets
 from megatron.data.origin import Origin
 from megatron.errors import ConfigError
-from megatron.plan.objective_plan import ObjectiveName
 from megatron.plan.plan import SamplesPlan, plan_samples
 from megatron.tool import run_tool
 
@@ -51,34 +48,13 @@ def main(argv: Sequence[str]) -> None:
             print(f"  sample {i} | {reader(decided, i - start)} | {told(train.origin(i))}")
 
 
-@dataclass(frozen=True)
-class Run:
-    """The run that saved a checkpoint, or, without one, values for the flags that do not matter."""
-
-    config: Mapping[str, Mapping[str, Any]]
-    world_size: int | None
-    objective: ObjectiveName
-
-
-def run_behind(directory: str | None) -> Run:
-    """Return the run that saved to `directory`."""
-    tags = published_tags(Path(directory)) if directory else []
-    if not directory or not tags:
-        return Run(ANY_NETWORK, None, "gpt")
-    manifest = read_manifest(Path(directory) / tags[0])
-    parallel = manifest.plan["parallel"]
-    return Run(
-        manifest.config,
-        parallel["tensor"] * parallel["pipeline"] * parallel["data"],
-        manifest.plan.get("objective", {}).get("name", "gpt"),
-    )
-
-
 def step_range(steps: Sequence[int], train_iters: int) -> tuple[int, int]:
     """Return the first and the last of `steps`, which are one or two numbers."""
     words = " ".join(map(str, steps))
     if len(steps) > 2:
         raise ConfigError(f"--steps {words}: give one number, or the first and the last")
+    if steps[0] > steps[-1]:
+        raise ConfigError(f"--steps {words}: give the first step, then the last")
     if not 1 <= steps[0] <= steps[-1] <= train_iters:
         raise ConfigError(f"--steps {words}: the run has steps 1 to {train_iters}")
     return steps[0], steps[-1]

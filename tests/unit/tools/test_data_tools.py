@@ -16,6 +16,9 @@ from megatron.checkpoint.manifest import Manifest, write_manifest
 from megatron.data.datasets import build_datasets
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.samplers import micro_batches
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.fingerprint import describe, write_record
+from megatron.tokenizer.null import NullTokenizer
 
 TOOLS = Path(__file__).parents[3] / "tools"
 TEXTS = [f"text {i}" for i in range(200)]
@@ -202,6 +205,12 @@ def test_a_checkpoint_says_the_flags(directory):
     lines = output("samples_of_step.py", "--load run --steps 2 4")
     assert lines == output("samples_of_step.py", f"{RUN} --world-size 2 --steps 2 4")
     assert "replica 1" in "".join(lines)
+    tokens = "--sample-id-range 3 9 --print-tokens"
+    lines = output("sample_idxs_to_text.py", f"--load run {tokens}")
+    assert lines == output("sample_idxs_to_text.py", f"{RUN} --world-size 2 {tokens}")
+    other = output("sample_idxs_to_text.py", f"--load run --seed 7 {tokens}")
+    assert other == output("sample_idxs_to_text.py", f"{RUN} --world-size 2 --seed 7 {tokens}")
+    assert other != lines
 
 
 @pytest.mark.parametrize(
@@ -209,7 +218,7 @@ def test_a_checkpoint_says_the_flags(directory):
     [
         ("0", "--steps 0: the run has steps 1 to 9"),
         ("3 10", "--steps 3 10: the run has steps 1 to 9"),
-        ("3 2", "--steps 3 2: the run has"),
+        ("3 2", "--steps 3 2: give the first step, then the last"),
         ("1 2 3", "--steps 1 2 3: give one number, or the first and the last"),
     ],
 )
@@ -224,10 +233,8 @@ def test_token_files_are_described(directory):
     tokens = sum(len(text) + 1 for text in TEXTS)
     assert f"documents: 200 | sequences: 200 | tokens: {tokens}" in lines
     assert "format: mmap | data type: uint16" in lines
-    assert (
-        "tokens per document: mean: 8.4 | 0%: 7 | 1%: 7 | 10%: 8 | 50%: 9 | 90%: 9 | 99%: 9"
-        in lines[4]
-    )
+    lengths = "7 (1%), 7 (5%), 8 (25%), 8 (50%), 9 (75%), 9 (95%), 9 (99%)"
+    assert f"tokens per document: mean 8.4, 7 to 9: {lengths}" in lines
     assert "empty documents: 0" in lines
     first = " ".join(map(str, IndexedDataset("corpus")[0]))
     assert lines[-2] == f"document 0: 7 tokens: {first}"
@@ -236,6 +243,51 @@ def test_token_files_are_described(directory):
 def test_documents_are_shown_as_text_with_a_tokenizer(directory):
     lines = output("inspect_data.py", f"--prefix corpus {TOKENIZER} --max-tokens 6")
     assert lines[-1] == "document 2: 7 tokens: 'text 2' ... 1 more"
+
+
+def about_tokenizer(line):
+    (about,) = [line for line in output("inspect_data.py", line) if line.startswith("tokenizer: ")]
+    return about.removeprefix("tokenizer: ")
+
+
+def test_documents_are_shown_as_text_with_the_recorded_tokenizer(directory, tmp_path_factory):
+    wishes = {"tokenizer_type": "GPT2BPETokenizer"}
+    wishes |= {"vocab_file": "vocab.json", "merge_file": "merges.txt"}
+    write_record("corpus", describe(build_tokenizer(**wishes), wishes))
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    done = subprocess.run(
+        [sys.executable, TOOLS / "inspect_data.py", directory / "corpus"],
+        cwd=elsewhere,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1] == "document 2: 7 tokens: 'text 2<|endoftext|>'"
+    assert about_tokenizer("corpus") == "vocab.json, as recorded"
+    assert about_tokenizer(f"corpus {TOKENIZER}") == "vocab.json, which made these tokens"
+    about = about_tokenizer("corpus --tokenizer-type NullTokenizer --vocab-size 300")
+    assert about.startswith("NullTokenizer is ANOTHER than made these tokens (vocab.json): ")
+    (directory / "merges.txt").unlink()
+    about = about_tokenizer("corpus")
+    assert "vocab.json, cannot be built again (cannot read --merge-file" in about
+    assert f"text needs --tokenizer-type GPT2BPETokenizer --vocab-file {directory}" in about
+    assert output("inspect_data.py", "corpus")[-1].endswith(" 256")
+
+
+def test_a_tokenizer_with_other_ids_than_recorded_does_not_decode(directory):
+    wishes = {"tokenizer_type": "NullTokenizer", "vocab_size": 300}
+    other = {"tokenizer_type": "NullTokenizer", "vocab_size": 400}
+    write_record("corpus", describe(build_tokenizer(**wishes), other))
+    about = about_tokenizer("corpus")
+    assert "cannot be built again (vocabulary of 301 tokens, and 401 now" in about
+
+
+def test_what_nothing_is_recorded_of_is_said(directory):
+    needs = "text needs --tokenizer-type and its files"
+    assert about_tokenizer("corpus") == f"corpus.tokenizer.json is missing; {needs}"
+    about = about_tokenizer(f"corpus {TOKENIZER}")
+    assert about == "vocab.json; corpus.tokenizer.json, to compare it with, is missing"
+    write_record("corpus", describe(NullTokenizer(300)))
+    assert about_tokenizer("corpus") == f"NullTokenizer; {needs}"
 
 
 def test_an_empty_pair_is_described(directory):
