@@ -1,5 +1,7 @@
 """The smallest network, command line and plan that tests are built from."""
 
+from typing import Any
+
 from megatron.config.config import Config, parse_config
 from megatron.plan.model_spec import ModelSpec
 from megatron.plan.plan import Plan, plan
@@ -38,7 +40,7 @@ def tiny_plan(
     return plan(config, world_size=world_size, vocab_size=VOCAB_SIZE, device=device)
 
 
-def tiny_spec(**changes: int | float) -> ModelSpec:
+def tiny_spec(**changes: Any) -> ModelSpec:
     """Return the smallest network, without dropout."""
     sizes = {
         "num_layers": 2,
@@ -50,12 +52,31 @@ def tiny_spec(**changes: int | float) -> ModelSpec:
         "max_position_embeddings": 6,
         "vocab_size": VOCAB_SIZE,
         "padded_vocab_size": 12,
-        "layernorm_epsilon": 1e-5,
+        "position_embedding": "learned",
+        "rotary_dim": 0,
+        "rotary_base": 10000.0,
+        "rotary_interpolation": 1.0,
+        "rope_scaling": 1.0,
+        "window": 0,
+        "query_key_layer_scaling": True,
+        "normalization": "LayerNorm",
+        "norm_epsilon": 1e-5,
+        "layernorm_1p": False,
+        "embed_layernorm": False,
+        "qk_layernorm": False,
+        "residual_after_norm": False,
+        "activation": "gelu_tanh",
+        "linear_bias": True,
+        "qkv_bias": True,
+        "tied_embeddings": True,
+        "fp32_residual": False,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
+        "init": "normal",
         "init_std": 0.02,
     }
-    return ModelSpec(**(sizes | changes))
+    heads = changes.get("num_attention_heads", sizes["num_attention_heads"])
+    return ModelSpec(**({"num_query_groups": heads} | sizes | changes))
 
 
 class Shards:

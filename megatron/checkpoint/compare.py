@@ -5,7 +5,15 @@ from typing import Any
 
 from megatron.errors import CheckpointError
 
-_NOT_IN_WEIGHTS = ("attention_dropout", "hidden_dropout", "init_std", "seq_length")
+_NOT_IN_WEIGHTS = (
+    "attention_dropout",
+    "hidden_dropout",
+    "init",
+    "init_std",
+    "seq_length",
+    "fp32_residual",
+    "query_key_layer_scaling",
+)
 """Parts of the network that no weight depends on."""
 
 _WISHES = (
@@ -31,7 +39,7 @@ def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: st
         CheckpointError: lists every difference.
     """
     differences = [
-        *_differences(then, now, "model", skip=_NOT_IN_WEIGHTS),
+        *_differences(then, now, "model", skip=_not_in_weights(now)),
         *_differences(then, now, "parallel", skip=("partition_method",)),
         *_differences(then, now, "precision"),
         *_differences(then, now, "optimizer", only=("name",)),
@@ -45,7 +53,7 @@ def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: st
 
 def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
     """Refuse a checkpoint of another network; see require_same_run."""
-    if differences := [*_differences(then, now, "model", skip=_NOT_IN_WEIGHTS)]:
+    if differences := [*_differences(then, now, "model", skip=_not_in_weights(now))]:
         raise CheckpointError(
             f"{folder} holds another network than asked for:\n" + "\n".join(differences)
         )
@@ -53,10 +61,17 @@ def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: 
 
 def other_wishes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield every difference that a run may have from the one that it goes on from."""
-    yield from _differences(then, now, "model", only=_NOT_IN_WEIGHTS)
+    yield from _differences(then, now, "model", only=_not_in_weights(now))
     for section in _WISHES:
         if section in then:
             yield from _differences(then, now, section)
+
+
+def _not_in_weights(now: Mapping[str, Any]) -> tuple[str, ...]:
+    if now["model"]["position_embedding"] == "learned":
+        return _NOT_IN_WEIGHTS
+    # Only a learned table has a row for each position.
+    return (*_NOT_IN_WEIGHTS, "max_position_embeddings")
 
 
 def _differences(

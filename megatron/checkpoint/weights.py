@@ -30,7 +30,8 @@ def read_whole_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
         if parallel["zero_stage"] == 3:
             shards = [_zero3_shard(files, rank) for rank in ranks]
         elif parallel["pipeline"] > 1:
-            shards = _pipeline_shards(files, parallel["tensor"])
+            tied = manifest.plan["model"]["tied_embeddings"]
+            shards = _pipeline_shards(files, parallel["tensor"], tied=tied)
         else:
             shards = [files.read(f"mp_rank_{rank:02d}_model_states.pt")["module"] for rank in ranks]
     except (OSError, KeyError, RuntimeError, UnpicklingError) as error:
@@ -61,14 +62,14 @@ def _join(pieces: list[Tensor], dim: int | None) -> Tensor:
     return pieces[0] if dim is None or len(pieces) == 1 else torch.cat(pieces, dim)
 
 
-def _pipeline_shards(files: _Files, tensor: int) -> list[dict[str, Tensor]]:
+def _pipeline_shards(files: _Files, tensor: int, *, tied: bool) -> list[dict[str, Tensor]]:
     shards: list[dict[str, Tensor]] = [{} for _ in range(tensor)]
     for match in filter(None, map(_LAYER_FILE.fullmatch, sorted(files.records))):
         number, rank = int(match.group(1)), int(match.group(2))
         # The file of a tied layer carries its number; its parameters, the shared name.
         for name, weight in files.read(match.group()).items():
-            tied = name.startswith(("word_embeddings.", "position_embeddings."))
-            shards[rank][f"{'tied_modules.embed' if tied else number}.{name}"] = weight
+            shared = tied and name.startswith(("word_embeddings.", "position_embeddings."))
+            shards[rank][f"{'tied_modules.embed' if shared else number}.{name}"] = weight
     return shards
 
 

@@ -1,6 +1,9 @@
 """What can be asked of the network itself."""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from megatron.config.flags import Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,16 +23,106 @@ class ModelConfig:
     """Number of tokens that the network sees at once."""
 
     max_position_embeddings: int | None = None
-    """Rows of the learned position table; at least the sequence length."""
+    """Most tokens that the network can be given; the sequence length when not said. With learned
+    positions it is the number of rows of their table."""
 
     ffn_hidden_size: int | None = None
-    """Width inside the MLP, in features; 4 * hidden_size when not said."""
+    """Width inside the MLP, in features; 4 * hidden_size when not said, gated or not."""
 
     kv_channels: int | None = None
     """Features per attention head; hidden_size / num_attention_heads when not said."""
 
-    layernorm_epsilon: float = 1e-5
-    """Added to the variance in every layer norm."""
+    group_query_attention: bool = False
+    """Let several heads share one key and one value."""
+
+    num_query_groups: int | None = None
+    """Number of keys and values per token with --group-query-attention; 1 when not said."""
+
+    window_size: str | None = None
+    """Sliding window attention, as LEFT or LEFT,0: how many tokens before itself a token sees; -1
+    for all of them."""
+
+    apply_query_key_layer_scaling: Annotated[bool, Spelling("--no-query-key-layer-scaling")] = True
+    """Attention scores divided by the number of their layer until softmax multiplies it back,
+    which keeps those of deep layers inside the range of fp16. The result is the same."""
+
+    qk_layernorm: bool = False
+    """Norm every head's query and key, in front of rotary positions."""
+
+    position_embedding_type: (
+        Literal["learned_absolute", "absolute", "rotary", "rope", "alibi", "none"] | None
+    ) = None
+    """How a token learns its position: a learned table (learned_absolute, absolute; when not
+    said), rotated queries and keys (rotary, rope), a penalty on distance (alibi), or not."""
+
+    use_rotary_position_embeddings: bool = False
+    """Megatron's older spelling of --position-embedding-type rotary."""
+
+    add_position_embedding: Annotated[bool, Spelling("--no-position-embedding")] = True
+    """The learned table of positions."""
+
+    rotary_base: float = 10000.0
+    """Base of the rotary wavelengths."""
+
+    rotary_percent: float = 1.0
+    """Share of a head's features that rotary positions turn, from the first on."""
+
+    rotary_seq_len_interpolation_factor: float | None = None
+    """Divide rotary positions by this, to stretch a trained network to longer sequences."""
+
+    use_rope_scaling: bool = False
+    """Stretch the long wavelengths of rotary positions as Llama 3.1 does."""
+
+    rope_scaling_factor: float = 8.0
+    """By how much --use-rope-scaling stretches them."""
+
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    """Which norm stands in front of attention, of the MLP and of the head."""
+
+    norm_epsilon: Annotated[float, Spelling("--layernorm-epsilon", ("--norm-epsilon",))] = 1e-5
+    """Added to the variance in every norm."""
+
+    apply_layernorm_1p: bool = False
+    """Keep the weight of a norm as its difference from 1, so that weight decay and 16-bit rounding
+    act around 1."""
+
+    embed_layernorm: bool = False
+    """Norm the token embedding, in front of positions and dropout."""
+
+    apply_residual_connection_post_layernorm: bool = False
+    """Take the residual behind a layer's norms instead of in front of them."""
+
+    gelu: Literal["tanh", "erf"] | None = None
+    """Form of GELU: the exact one (erf) or its approximation (tanh, when not said). No kernel
+    changes the form."""
+
+    openai_gelu: bool = False
+    """Megatron's spelling of --gelu tanh."""
+
+    onnx_safe: Literal["True", "False", "true", "false"] | None = None
+    """Megatron's spelling of --gelu erf, when true."""
+
+    glu_activation: Literal["geglu", "liglu", "reglu", "swiglu"] | None = None
+    """A gated MLP: one half of its inner features, passed through GELU (erf), nothing, ReLU or
+    SiLU, multiplies the other half. --ffn-hidden-size is the width of each half."""
+
+    swiglu: bool = False
+    """Megatron's spelling of --glu-activation swiglu."""
+
+    squared_relu: bool = False
+    """The square of ReLU in the MLP instead of GELU."""
+
+    add_bias_linear: Annotated[bool, Spelling("--disable-bias-linear")] = True
+    """The biases of the linear layers."""
+
+    add_qkv_bias: bool = False
+    """Keep the bias of queries, keys and values when --disable-bias-linear takes out the others."""
+
+    untie_embeddings_and_output_weights: bool = False
+    """Give the head a weight of its own instead of that of the token embedding."""
+
+    fp32_residual_connection: bool = False
+    """Keep the residual stream in 32 bits when the layers compute in 16."""
 
     attention_dropout: float = 0.1
     """Probability that an attention weight is dropped in training."""
@@ -40,3 +133,6 @@ class ModelConfig:
     init_method_std: float = 0.02
     """Standard deviation of the initial weights; divided by sqrt(2 * num_layers) in front of the
     residual stream."""
+
+    init_method_xavier_uniform: bool = False
+    """Draw the initial weights evenly from +-sqrt(6 / (rows + columns)) instead."""

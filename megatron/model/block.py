@@ -1,13 +1,13 @@
 """One transformer layer: attention and MLP, each behind a norm and beside a residual."""
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.attention import ParallelAttention
 from megatron.model.carry import Carried, pack, unpack
 from megatron.model.mlp import ParallelMLP
-from megatron.model.norms import LayerNorm
+from megatron.model.norms import norm_layer
 from megatron.parallel.random import RngTracker
 from megatron.plan.model_spec import ModelSpec
 
@@ -15,9 +15,17 @@ from megatron.plan.model_spec import ModelSpec
 class ParallelTransformerLayerPipe(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
-    Attention is causal, unless spans of what tokens see come with x_sbh; they are passed on.
+    Attention is causal, unless spans of what tokens see come with x_sbh. They and the positions,
+    where attention needs those, are passed on.
 
-    Shapes: x_sbh [s, b, h] -> [s, b, h].
+    Args:
+        spec: the network.
+        number: the layer's, from 1 on.
+        group: the tensor-parallel ranks.
+        rng: the stream that differs between them.
+        kernels: what computes the operations.
+
+    Shapes: x_sbh [s, b, h] -> [s, b, h], in the dtype of x_sbh.
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
     Randomness: residual dropout draws from the ordinary stream, attention from `rng`.
     """
@@ -26,34 +34,31 @@ class ParallelTransformerLayerPipe(nn.Module):
         self,
         *,
         spec: ModelSpec,
+        number: int = 1,
         group: dist.ProcessGroup,
         rng: RngTracker,
         kernels: Kernels = REFERENCE,
     ):
         super().__init__()
-        width, eps = spec.hidden_size, spec.layernorm_epsilon
-        self.hidden_dropout = spec.hidden_dropout
-        self.kernels = kernels
-        self.input_layernorm = LayerNorm(width, eps=eps, kernels=kernels)
+        self.spec, self.kernels = spec, kernels
+        norm = norm_layer(spec, kernels=kernels)
+        self.input_layernorm = norm.build()
         self.self_attention = ParallelAttention(
-            width,
-            num_heads=spec.num_attention_heads,
-            head_dim=spec.head_dim,
-            dropout=spec.attention_dropout,
-            group=group,
-            rng=rng,
-            kernels=kernels,
+            spec, number=number, group=group, rng=rng, kernels=kernels
         )
-        self.post_attention_layernorm = LayerNorm(width, eps=eps, kernels=kernels)
-        self.mlp = ParallelMLP(
-            width, ffn_hidden_size=spec.ffn_hidden_size, group=group, kernels=kernels
-        )
+        self.post_attention_layernorm = norm.build()
+        self.mlp = ParallelMLP(spec, group=group, kernels=kernels)
 
     def forward(self, inputs: Carried) -> Carried:
-        x_sbh, spans_bs2 = unpack(inputs)
-        y_sbh, bias = self.self_attention(self.input_layernorm(x_sbh), spans_bs2)
-        add = self.kernels.bias_dropout_add
-        x_sbh = add(y_sbh, bias, x_sbh, self.hidden_dropout, self.training)
-        y_sbh, bias = self.mlp(self.post_attention_layernorm(x_sbh))
-        x_sbh = add(y_sbh, bias, x_sbh, self.hidden_dropout, self.training)
-        return pack(x_sbh, spans_bs2)
+        x_sbh, positions_bs, spans_bs2 = unpack(inputs)
+        normed_sbh = self.input_layernorm(x_sbh)
+        y_sbh, bias = self.self_attention(normed_sbh, positions_bs, spans_bs2)
+        x_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
+        normed_sbh = self.post_attention_layernorm(x_sbh)
+        y_sbh, bias = self.mlp(normed_sbh)
+        return pack(self._add(y_sbh, bias, x_sbh, normed_sbh), positions_bs, spans_bs2)
+
+    def _add(self, y_sbh: Tensor, bias: Tensor | None, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
+        residual = normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh
+        dropout = self.spec.hidden_dropout
+        return self.kernels.bias_dropout_add(y_sbh, bias, residual, dropout, self.training)

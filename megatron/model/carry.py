@@ -1,34 +1,29 @@
-"""What travels between layers: the activations and, if it is not what is before it, what each
-token sees.
+"""What travels between layers: the activations, and what attention has to know of the tokens.
 
 An s x s mask would be larger than the activations. But what a token sees is one stretch of
 positions in every objective here: the text before it, its own document up to it, or a prefix as
-a whole. So two numbers for each token are enough, and their shape never changes.
+a whole. So two numbers for each token are enough, and their shape never changes; they travel when
+they do not follow from the order of the tokens. The position travels when layers turn queries and
+keys by it.
 """
 
-import torch
 from torch import Tensor
 
-Carried = Tensor | tuple[Tensor, Tensor]
-"""x, or (x, spans_bs2): [b, s, 2] int64, the first position that a token sees and the one after
-the last. Every token sees itself."""
+Carried = Tensor | tuple[Tensor, ...]
+"""x, then what there is of positions_bs [b, s] int64 and spans_bs2 [b, s, 2] int64: the first
+position that a token sees and the one after the last. Every token sees itself."""
 
 
-def unpack(carried: Carried) -> tuple[Tensor, Tensor | None]:
-    """Return the activations and, if they travel too, the spans."""
-    return carried if isinstance(carried, tuple) else (carried, None)
+def unpack(carried: Carried) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the activations, the positions and the spans; None for what does not travel."""
+    if isinstance(carried, Tensor):
+        return carried, None, None
+    x, *places = carried
+    by_dims = {place.dim(): place for place in places}
+    return x, by_dims.get(2), by_dims.get(3)
 
 
-def pack(x: Tensor, spans_bs2: Tensor | None) -> Carried:
+def pack(x: Tensor, *places: Tensor | None) -> Carried:
     """Return what the next layer gets."""
-    return x if spans_bs2 is None else (x, spans_bs2)
-
-
-def visible(spans_bs2: Tensor) -> Tensor:
-    """Return which tokens a token sees.
-
-    Shapes: spans_bs2 [b, s, 2] -> [b, 1, s, s] bool, tokens that see in rows.
-    """
-    keys_s = torch.arange(spans_bs2.size(1), device=spans_bs2.device)
-    first_bs1, stop_bs1 = spans_bs2.split(1, dim=-1)
-    return ((first_bs1 <= keys_s) & (keys_s < stop_bs1))[:, None]
+    given = [place for place in places if place is not None]
+    return (x, *given) if given else x

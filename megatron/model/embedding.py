@@ -1,47 +1,65 @@
-"""Tokens to features at the front, features to logits at the back, over one shared table."""
+"""Tokens to features at the front, features to logits at the back, usually over one table."""
 
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.carry import Carried, pack
+from megatron.model.norms import norm_layer
 from megatron.parallel.embedding import VocabParallelEmbedding
 from megatron.parallel.regions import copy_to_tensor_parallel
+from megatron.plan.model_spec import ModelSpec
 
 
 class EmbeddingPipe(nn.Module):
-    """Token embedding plus learned position, then dropout.
+    """Token embedding, normed if asked for, plus learned position if there is one, then dropout.
 
-    A third input, the spans of what tokens see, is passed on beside the result.
+    Positions that layers need are passed on beside the result, and so is a third input, the spans
+    of what tokens see.
+
+    Args:
+        spec: the network.
+        group: the tensor-parallel ranks.
+        kernels: what computes the norm.
 
     Shapes: (tokens_bs, positions_bs) [b, s] int64 -> [b, s, h].
     Communication: one all-reduce of [b, s, h] over `group` forward.
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
     """
 
-    def __init__(
-        self,
-        *,
-        padded_vocab_size: int,
-        hidden_size: int,
-        max_position_embeddings: int,
-        hidden_dropout: float,
-        group: dist.ProcessGroup,
-    ):
+    def __init__(self, spec: ModelSpec, *, group: dist.ProcessGroup, kernels: Kernels = REFERENCE):
         super().__init__()
-        self.word_embeddings = VocabParallelEmbedding(padded_vocab_size, hidden_size, group=group)
-        self.position_embeddings = nn.Embedding(max_position_embeddings, hidden_size)
-        self.hidden_dropout = hidden_dropout
+        self.spec = spec
+        self.word_embeddings = VocabParallelEmbedding(
+            spec.padded_vocab_size, spec.hidden_size, group=group
+        )
+        if spec.embed_layernorm:
+            # A part of the table by name, as in BLOOM's checkpoints.
+            self.word_embeddings.add_module("norm", norm_layer(spec, kernels=kernels).build())
+        if spec.position_embedding == "learned":
+            self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
 
     def forward(self, inputs: tuple[Tensor, ...]) -> Carried:
         tokens_bs, positions_bs, *spans_bs2 = inputs
-        x_bsh = self.word_embeddings(tokens_bs) + self.position_embeddings(positions_bs)
-        x_bsh = F.dropout(x_bsh, self.hidden_dropout, self.training)
-        return pack(x_bsh, spans_bs2[0] if spans_bs2 else None)
+        x_bsh = self.word_embeddings(tokens_bs)
+        if self.spec.embed_layernorm:
+            x_bsh = self.word_embeddings.get_submodule("norm")(x_bsh)
+        if self.spec.position_embedding == "learned":
+            x_bsh = x_bsh + self.position_embeddings(positions_bs)
+        x_bsh = F.dropout(x_bsh, self.spec.hidden_dropout, self.training)
+        if self.spec.fp32_residual:
+            x_bsh = x_bsh.float()
+        is_rotary = self.spec.position_embedding == "rotary"
+        return pack(x_bsh, positions_bs if is_rotary else None, *spans_bs2)
 
 
 class OutputEmbeddingPipe(nn.Module):
-    """What the last pipeline stage holds of the embedding: the token table alone."""
+    """A token table for the head: what the last stage holds of the embedding, or one of its own.
+
+    Shapes: x_bsh [b, s, h] -> [b, s, V/t].
+    Communication: none forward; one all-reduce of [b, s, h] backward.
+    """
 
     def __init__(self, *, padded_vocab_size: int, hidden_size: int, group: dist.ProcessGroup):
         super().__init__()

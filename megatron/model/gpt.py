@@ -8,7 +8,7 @@ from megatron.model.block import ParallelTransformerLayerPipe
 from megatron.model.carry import Carried, pack, unpack
 from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers import Layer, Step, Tie
-from megatron.model.norms import LayerNorm
+from megatron.model.norms import norm_layer
 from megatron.parallel.random import RngTracker
 from megatron.plan.model_spec import ModelSpec
 
@@ -31,36 +31,32 @@ def gpt_layers(
         mixed: whether weights are 16-bit, so that logits are cast up at the end.
         kernels: what computes the operations inside the layers.
     """
-    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    weight = "word_embeddings.weight"
+    weight, tied = "word_embeddings.weight", spec.tied_embeddings
     embedding = Layer(
         EmbeddingPipe,
-        {
-            **sizes,
-            "max_position_embeddings": spec.max_position_embeddings,
-            "hidden_dropout": spec.hidden_dropout,
-            "group": group,
-        },
-        tie=Tie("embed", weight),
+        {"spec": spec, "group": group, "kernels": kernels},
+        tie=Tie("embed", weight) if tied else None,
     )
-    block = Layer(
-        ParallelTransformerLayerPipe,
-        {"spec": spec, "group": group, "rng": rng, "kernels": kernels},
-    )
-    norm = Layer(
-        LayerNorm,
-        {"width": spec.hidden_size, "eps": spec.layernorm_epsilon, "kernels": kernels},
-    )
+    blocks = [
+        Layer(
+            ParallelTransformerLayerPipe,
+            {"spec": spec, "number": number, "group": group, "rng": rng, "kernels": kernels},
+        )
+        for number in range(1, spec.num_layers + 1)
+    ]
+    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
     head = Layer(
-        OutputEmbeddingPipe, {**sizes, "group": group}, tie=Tie("embed", weight, tied_logits)
+        OutputEmbeddingPipe,
+        {**sizes, "group": group},
+        tie=Tie("embed", weight, tied_logits) if tied else None,
     )
     return [
         take_tokens,
         embedding,
         to_sequence_first,
-        *[block] * spec.num_layers,
+        *blocks,
         to_batch_first,
-        norm,
+        norm_layer(spec, kernels=kernels),
         head,
         *([to_float32] if mixed else []),
     ]
@@ -73,13 +69,13 @@ def take_tokens(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def to_sequence_first(carried: Carried) -> Carried:
     """Return [s, b, h], and what travels with it."""
-    x_bsh, spans_bs2 = unpack(carried)
-    return pack(x_bsh.transpose(0, 1).contiguous(), spans_bs2)
+    x_bsh, *places = unpack(carried)
+    return pack(x_bsh.transpose(0, 1).contiguous(), *places)
 
 
 def to_batch_first(carried: Carried) -> Tensor:
     """Return [b, s, h] alone."""
-    x_sbh, _ = unpack(carried)
+    x_sbh, *_ = unpack(carried)
     return x_sbh.transpose(0, 1).contiguous()
 
 

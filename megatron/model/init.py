@@ -2,9 +2,10 @@
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from megatron.parallel.sharding import Shard, shard_of
 
@@ -12,7 +13,9 @@ _ROWS = 64  # rows drawn at a time, so that a rank need not draw a whole matrix 
 _RESIDUAL = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
 
 
-def initialise(model: nn.Module, *, seed: int, std: float, num_layers: int) -> None:
+def initialise(
+    model: nn.Module, *, seed: int, std: float, num_layers: int, xavier: bool = False
+) -> None:
     """Draw every matrix of `model` from a normal distribution; biases and norms are left alone.
 
     Matrices in front of the residual stream get std / sqrt(2 * num_layers). The numbers depend on
@@ -21,32 +24,55 @@ def initialise(model: nn.Module, *, seed: int, std: float, num_layers: int) -> N
 
     Args:
         model: a stage or the whole; its parameter names carry the layers' numbers.
+        xavier: draw evenly from +-sqrt(6 / (rows + columns)) of the whole matrix instead, whatever
+            `std` is and wherever the matrix stands.
 
-    Source: Radford et al. 2019, section 2.3, for the scale of the residual matrices.
+    Source: Radford et al. 2019, section 2.3, for the scale of the residual matrices; Glorot and
+    Bengio 2010, equation 16, for xavier.
     """
     residual_std = std / math.sqrt(2 * num_layers)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
-            scale = residual_std if name.endswith(_RESIDUAL) else std
-            _fill(parameter, f"{seed}:{name}", scale)
+            key = f"{seed}:{name}"
+            if xavier:
+                _fill(parameter, key, math.sqrt(6 / sum(_whole_shape(parameter))), _evenly)
+            else:
+                _fill(parameter, key, residual_std if name.endswith(_RESIDUAL) else std, _normal)
 
 
 @torch.no_grad()
-def _fill(parameter: nn.Parameter, key: str, std: float) -> None:
+def _fill(
+    parameter: nn.Parameter, key: str, scale: float, draw: Callable[[str, int], Tensor]
+) -> None:
     rows, columns = parameter.shape
     shard = shard_of(parameter) or Shard(0, 0, 1)
     first_row = shard.index * rows if shard.dim == 0 else 0
     first_column = shard.index * columns if shard.dim == 1 else 0
-    whole_columns = columns * shard.count if shard.dim == 1 else columns
+    _, whole_columns = _whole_shape(parameter)
     for block in range(first_row // _ROWS, -(-(first_row + rows) // _ROWS)):
-        drawn = _normal(f"{key}:{block}", whole_columns) * std
+        drawn = draw(f"{key}:{block}", whole_columns) * scale
         start = block * _ROWS - first_row
         low, high = max(0, -start), min(_ROWS, rows - start)
         wanted = drawn[low:high, first_column : first_column + columns]
         parameter[start + low : start + high] = wanted.to(parameter)
 
 
-def _normal(key: str, columns: int) -> torch.Tensor:
+def _whole_shape(parameter: nn.Parameter) -> tuple[int, int]:
+    rows, columns = parameter.shape
+    shard = shard_of(parameter) or Shard(0, 0, 1)
+    return (rows * shard.count, columns) if shard.dim == 0 else (rows, columns * shard.count)
+
+
+def _normal(key: str, columns: int) -> Tensor:
+    """Return [_ROWS, columns] with mean 0 and standard deviation 1."""
+    return torch.randn(_ROWS, columns, generator=_generator(key))
+
+
+def _evenly(key: str, columns: int) -> Tensor:
+    """Return [_ROWS, columns] between -1 and 1."""
+    return 2 * torch.rand(_ROWS, columns, generator=_generator(key)) - 1
+
+
+def _generator(key: str) -> torch.Generator:
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.randn(_ROWS, columns, generator=generator)
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -35,6 +35,10 @@ class Layer:
     kwargs: dict[str, Any] = field(default_factory=dict)
     tie: Tie | None = None
 
+    def build(self) -> nn.Module:
+        """Return the layer itself, its weights allocated."""
+        return self.cls(**self.kwargs)
+
 
 Step = Layer | Callable[[Any], Any]
 """One entry of the list: a layer, or a function without weights such as a transpose."""
@@ -82,10 +86,10 @@ class SequentialModel(nn.Module):
         if not isinstance(step, Layer):
             return step
         if step.tie is None:
-            layer = step.cls(**step.kwargs)
+            layer = step.build()
             self.add_module(str(number), layer)
             return layer
         if step.tie.key not in self.tied_modules:
-            self.tied_modules[step.tie.key] = step.cls(**step.kwargs)
+            self.tied_modules[step.tie.key] = step.build()
         layer = self.tied_modules[step.tie.key]
         return partial(step.tie.forward, layer) if step.tie.forward else layer

@@ -4,44 +4,42 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
+from megatron.model.activations import activation_of
 from megatron.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from megatron.plan.model_spec import ModelSpec
 
 
 class ParallelMLP(nn.Module):
-    """Widen, GELU, narrow; the output bias is left to the caller.
+    """Widen, activate, narrow; the output bias is left to the caller.
 
-    GELU is the tanh form, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+    Rows of a gated MLP's first weight are grouped [features, {gate, up}], so that the shards of
+    any number of ranks, laid side by side, are the whole.
 
     Args:
-        hidden_size: width of the residual stream.
-        ffn_hidden_size: inner width over all ranks; a multiple of the group's size.
+        spec: the network; its inner width is a multiple of the group's size.
         group: the tensor-parallel ranks.
         kernels: what computes the activation.
 
-    Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], bias [h]).
+    Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], bias [h] or None).
     Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
-    Source: arXiv:1606.08415, section 2.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        ffn_hidden_size: int,
-        group: dist.ProcessGroup,
-        kernels: Kernels = REFERENCE,
-    ):
+    def __init__(self, spec: ModelSpec, *, group: dist.ProcessGroup, kernels: Kernels = REFERENCE):
         super().__init__()
-        self.kernels = kernels
+        inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
+        self.activate = activation_of(spec.activation, kernels)
         self.dense_h_to_4h = ColumnParallelLinear(
-            hidden_size,
-            ffn_hidden_size,
+            spec.hidden_size,
+            inner,
             group=group,
+            has_bias=spec.linear_bias,
             adds_bias=not kernels.activation_adds_bias,
         )
-        self.dense_4h_to_h = RowParallelLinear(ffn_hidden_size, hidden_size, group=group)
+        self.dense_4h_to_h = RowParallelLinear(
+            spec.ffn_hidden_size, spec.hidden_size, group=group, has_bias=spec.linear_bias
+        )
 
-    def forward(self, x_sbh: Tensor) -> tuple[Tensor, Tensor]:
-        bias_f = self.dense_h_to_4h.bias if self.kernels.activation_adds_bias else None
-        inner_sbf = self.kernels.bias_gelu(self.dense_h_to_4h(x_sbh), bias_f, "tanh")
+    def forward(self, x_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
+        bias_f = None if self.dense_h_to_4h.adds_bias else self.dense_h_to_4h.bias
+        inner_sbf = self.activate(self.dense_h_to_4h(x_sbh), bias_f)
         return self.dense_4h_to_h(inner_sbf), self.dense_4h_to_h.bias

@@ -1,24 +1,93 @@
-"""Norms of the residual stream, computed by the chosen kernels."""
+"""Norms of features, computed by the chosen kernels."""
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
+from megatron.model.layers import Layer
+from megatron.parallel.regions import copy_to_tensor_parallel
+from megatron.plan.model_spec import ModelSpec
 
 
-class LayerNorm(nn.LayerNorm):
+class LayerNorm(nn.Module):
     """Layer norm over the last dimension.
 
     Args:
         width: number of features.
         eps: added to the variance.
+        around_one: the weight is kept as its difference from 1.
+        group: ranks that norm different features with the same weight; its gradient is their sum.
         kernels: what computes it.
 
-    Shapes: x [..., h] -> [..., h].
+    Shapes: x [..., h] -> [..., h], in the dtype of the weight whatever that of x.
+    Communication: none forward; with a group, an all-reduce of each parameter's gradient backward.
     """
 
-    def __init__(self, width: int, *, eps: float, kernels: Kernels = REFERENCE):
-        super().__init__(width, eps=eps)
-        self.kernels = kernels
+    def __init__(
+        self,
+        width: int,
+        *,
+        eps: float,
+        around_one: bool = False,
+        group: dist.ProcessGroup | None = None,
+        kernels: Kernels = REFERENCE,
+    ):
+        super().__init__()
+        self.eps, self.around_one, self.group, self.kernels = eps, around_one, group, kernels
+        self.weight = nn.Parameter(torch.full((width,), 0.0 if around_one else 1.0))
+        self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.kernels.layer_norm(x, self.weight, self.bias, self.eps)
+        weight, bias = _scale(self, x.dtype), _shared(self.bias, self.group).to(x.dtype)
+        return self.kernels.layer_norm(x, weight, bias, self.eps).to(self.weight.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension: no mean, no bias; else like LayerNorm."""
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        eps: float,
+        around_one: bool = False,
+        group: dist.ProcessGroup | None = None,
+        kernels: Kernels = REFERENCE,
+    ):
+        super().__init__()
+        self.eps, self.around_one, self.group, self.kernels = eps, around_one, group, kernels
+        self.weight = nn.Parameter(torch.full((width,), 0.0 if around_one else 1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.kernels.rms_norm(x, _scale(self, x.dtype), self.eps)
+        return normed.to(self.weight.dtype)
+
+
+def norm_layer(
+    spec: ModelSpec,
+    *,
+    kernels: Kernels,
+    width: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Layer:
+    """Return the norm of a network, of `width` features or of the residual stream."""
+    return Layer(
+        LayerNorm if spec.normalization == "LayerNorm" else RMSNorm,
+        {
+            "width": width or spec.hidden_size,
+            "eps": spec.norm_epsilon,
+            "around_one": spec.layernorm_1p,
+            "group": group,
+            "kernels": kernels,
+        },
+    )
+
+
+def _shared(parameter: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    return parameter if group is None else copy_to_tensor_parallel(parameter, group)
+
+
+def _scale(norm: LayerNorm | RMSNorm, dtype: torch.dtype) -> Tensor:
+    weight = _shared(norm.weight, norm.group).to(dtype)
+    return weight + 1 if norm.around_one else weight

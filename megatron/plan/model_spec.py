@@ -1,74 +1,132 @@
-"""The network, decided: every size is a number."""
+"""The network, decided: every size is a number, every choice is made."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron.config.model import ModelConfig
 from megatron.config.tokenizer import TokenizerConfig
 
+Position = Literal["learned", "rotary", "alibi", "none"]
+Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "geglu", "liglu", "reglu", "swiglu"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What layers are built from. Two checkpoints with equal specs hold the same network."""
+    """What layers are built from. Two checkpoints with equal specs hold the same network.
+
+    What a choice makes meaningless has one value, so that it makes no difference between specs.
+    """
 
     num_layers: int
     hidden_size: int
     ffn_hidden_size: int
     num_attention_heads: int
+    num_query_groups: int  # keys and values per token
     head_dim: int
     seq_length: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # most tokens at once; rows of the table when it is learned
     vocab_size: int  # what the tokenizer knows
     padded_vocab_size: int  # rows of the embedding
-    layernorm_epsilon: float
+    position_embedding: Position
+    rotary_dim: int  # features of a head that are turned; 0 without rotary positions
+    rotary_base: float
+    rotary_interpolation: float  # positions are divided by it
+    rope_scaling: float  # by how much Llama 3.1's rule stretches long wavelengths; 1: not at all
+    window: int  # most tokens that a token sees, itself included; 0: no limit
+    query_key_layer_scaling: bool
+    normalization: Literal["LayerNorm", "RMSNorm"]
+    norm_epsilon: float
+    layernorm_1p: bool
+    embed_layernorm: bool
+    qk_layernorm: bool
+    residual_after_norm: bool
+    activation: Activation
+    linear_bias: bool
+    qkv_bias: bool
+    tied_embeddings: bool
+    fp32_residual: bool
     attention_dropout: float
     hidden_dropout: float
+    init: Literal["normal", "xavier_uniform"]
     init_std: float
-    qkv_layout: str = "head, {q,k,v}, head_dim"
+    qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
+    mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether one half of the MLP's inner features multiplies the other."""
+        return self.activation.endswith("glu")
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the whole network; the tied embedding is counted once."""
-        position = self.max_position_embeddings * self.hidden_size
-        return (
-            self.num_parameters_without_embeddings
-            + position
-            + (self.padded_vocab_size * self.hidden_size)
-        )
+        """Weights of the whole network; a tied embedding is counted once."""
+        tables = 1 if self.tied_embeddings else 2
+        positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
+        embedding_norm = self._norm_parameters(self.hidden_size) if self.embed_layernorm else 0
+        rows = tables * self.padded_vocab_size + positions
+        return self.num_parameters_without_embeddings + rows * self.hidden_size + embedding_norm
 
     @property
     def num_parameters_without_embeddings(self) -> int:
         """Weights of the transformer layers and the final norm."""
-        h, f, attention = self.hidden_size, self.ffn_hidden_size, self._attention_width
-        attention_weights = 3 * attention * (h + 1) + h * (attention + 1)
-        mlp_weights = f * (h + 1) + h * (f + 1)
-        return self.num_layers * (attention_weights + mlp_weights + 4 * h) + 2 * h
+        biases = self._qkv_width if self.qkv_bias else 0
+        if self.linear_bias:
+            biases += self.hidden_size + self._inner_width + self.hidden_size
+        norms = 2 * self._norm_parameters(self.hidden_size)
+        if self.qk_layernorm:
+            norms += 2 * self._norm_parameters(self.head_dim)
+        layer = self._matrix_weights + biases + norms
+        return self.num_layers * layer + self._norm_parameters(self.hidden_size)
 
     def flops_per_sample(self, *, recompute: bool) -> float:
         """Return floating-point operations of forward and backward on one sample.
 
-        Source: arXiv:2104.04473, section 5.1 (with recomputation: four passes instead of three).
+        Two for every weight of a matrix and token, and for every feature of every visible key and
+        value; masked halves of attention are counted, as usual. Backward is twice forward, and
+        recomputation another forward of the layers, not of the head.
+
+        Source: arXiv:2104.04473, section 5.1 and appendix; for multi-head attention with an MLP
+        four times as wide it is their formula (3).
         """
-        s, h, layers = self.seq_length, self.hidden_size, self.num_layers
-        passes = 4 if recompute else 3
-        relative = 1 + s / (6 * h) + self.padded_vocab_size / (16 * layers * h)
-        return 24 * passes * s * layers * h**2 * relative
+        s = self.seq_length
+        visible = min(s, self.window or s)
+        attention = 2 * self.num_attention_heads * self.head_dim * visible
+        layers = self.num_layers * (self._matrix_weights + attention)
+        head = self.padded_vocab_size * self.hidden_size
+        return float(2 * s * ((4 if recompute else 3) * layers + 3 * head))
 
     @property
-    def _attention_width(self) -> int:
-        return self.num_attention_heads * self.head_dim
+    def _qkv_width(self) -> int:
+        return (self.num_attention_heads + 2 * self.num_query_groups) * self.head_dim
+
+    @property
+    def _inner_width(self) -> int:
+        return (2 if self.is_gated else 1) * self.ffn_hidden_size
+
+    @property
+    def _matrix_weights(self) -> int:
+        """Weights of the four matrices of a layer."""
+        attention = self._qkv_width + self.num_attention_heads * self.head_dim
+        return self.hidden_size * (attention + self._inner_width + self.ffn_hidden_size)
+
+    def _norm_parameters(self, width: int) -> int:
+        return (2 if self.normalization == "LayerNorm" else 1) * width
 
 
 def plan_model(
     model: ModelConfig, tokenizer: TokenizerConfig, *, vocab_size: int, tensor: int
 ) -> ModelSpec:
     """Return the decided network for a tokenizer of `vocab_size` tokens."""
+    head_dim = head_dim_of(model)
+    position = position_of(model)
+    is_rotary = position == "rotary"
     return ModelSpec(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
-        ffn_hidden_size=_ffn_hidden_size(model),
+        ffn_hidden_size=ffn_hidden_size_of(model),
         num_attention_heads=model.num_attention_heads,
-        head_dim=model.kv_channels or model.hidden_size // model.num_attention_heads,
+        num_query_groups=num_query_groups_of(model),
+        head_dim=head_dim,
         seq_length=model.seq_length,
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
         vocab_size=vocab_size,
@@ -78,9 +136,27 @@ def plan_model(
             tensor=tensor,
             pad_to=tokenizer.pad_vocab_size_to,
         ),
-        layernorm_epsilon=model.layernorm_epsilon,
+        position_embedding=position,
+        rotary_dim=int(head_dim * model.rotary_percent) if is_rotary else 0,
+        rotary_base=model.rotary_base if is_rotary else 0.0,
+        rotary_interpolation=(is_rotary and model.rotary_seq_len_interpolation_factor) or 1.0,
+        rope_scaling=model.rope_scaling_factor if is_rotary and model.use_rope_scaling else 1.0,
+        window=window_of(model.window_size),
+        query_key_layer_scaling=model.apply_query_key_layer_scaling,
+        normalization=model.normalization,
+        norm_epsilon=model.norm_epsilon,
+        layernorm_1p=model.apply_layernorm_1p,
+        embed_layernorm=model.embed_layernorm,
+        qk_layernorm=model.qk_layernorm,
+        residual_after_norm=model.apply_residual_connection_post_layernorm,
+        activation=activation_of(model),
+        linear_bias=model.add_bias_linear,
+        qkv_bias=model.add_bias_linear or model.add_qkv_bias,
+        tied_embeddings=not model.untie_embeddings_and_output_weights,
+        fp32_residual=model.fp32_residual_connection,
         attention_dropout=model.attention_dropout,
         hidden_dropout=model.hidden_dropout,
+        init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         init_std=model.init_method_std,
     )
 
@@ -97,62 +173,70 @@ def padded_vocab_size(
     return pad_to or -(-vocab_size // multiple) * multiple
 
 
-def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
-    """Yield every reason why this network cannot be built or divided."""
-    for flag, value in (
-        ("--num-layers", model.num_layers),
-        ("--hidden-size", model.hidden_size),
-        ("--num-attention-heads", model.num_attention_heads),
-        ("--seq-length", model.seq_length),
-        ("--ffn-hidden-size", _ffn_hidden_size(model)),
-        ("--kv-channels", 1 if model.kv_channels is None else model.kv_channels),
-    ):
-        if value < 1:
-            yield f"{flag} {value} must be at least 1"
-            return
-    for flag, probability in (
-        ("--attention-dropout", model.attention_dropout),
-        ("--hidden-dropout", model.hidden_dropout),
-    ):
-        if not 0 <= probability < 1:
-            yield f"{flag} {probability} must be at least 0 and less than 1"
-    if model.kv_channels is None and model.hidden_size % model.num_attention_heads:
-        yield (
-            f"--hidden-size {model.hidden_size} is not a multiple of --num-attention-heads "
-            f"{model.num_attention_heads}; change one of them or give --kv-channels"
-        )
-    if model.num_attention_heads % tensor:
-        yield _indivisible("--num-attention-heads", model.num_attention_heads, tensor)
-    if _ffn_hidden_size(model) % tensor:
-        yield _indivisible("--ffn-hidden-size", _ffn_hidden_size(model), tensor)
-    positions = model.max_position_embeddings
-    if positions is not None and positions < model.seq_length:
-        yield (
-            f"--max-position-embeddings {positions} is less than --seq-length {model.seq_length}; "
-            "every position needs a row"
-        )
-
-
-def vocab_problems(tokenizer: TokenizerConfig, *, vocab_size: int, tensor: int) -> Iterator[str]:
-    """Yield every reason why the vocabulary cannot be padded and divided as asked."""
-    pad_to, divisor = tokenizer.pad_vocab_size_to, tokenizer.make_vocab_size_divisible_by
-    if divisor < 1:
-        yield f"--make-vocab-size-divisible-by {divisor} must be at least 1"
-    elif pad_to is not None:
-        if pad_to < vocab_size:
-            yield f"--pad-vocab-size-to {pad_to} is less than the tokenizer's {vocab_size} tokens"
-        if pad_to % divisor:
-            yield (
-                f"--pad-vocab-size-to: {pad_to} is not divisible by {divisor} "
-                "(--make-vocab-size-divisible-by)"
-            )
-        if pad_to % tensor:
-            yield _indivisible("--pad-vocab-size-to", pad_to, tensor)
-
-
-def _ffn_hidden_size(model: ModelConfig) -> int:
+def ffn_hidden_size_of(model: ModelConfig) -> int:
+    """Return the width inside the MLP."""
     return 4 * model.hidden_size if model.ffn_hidden_size is None else model.ffn_hidden_size
 
 
-def _indivisible(flag: str, value: int, tensor: int) -> str:
-    return f"{flag} {value} is not a multiple of --tensor-model-parallel-size {tensor}"
+def head_dim_of(model: ModelConfig) -> int:
+    """Return the features per attention head."""
+    return model.kv_channels or model.hidden_size // model.num_attention_heads
+
+
+def num_query_groups_of(model: ModelConfig) -> int:
+    """Return the number of keys and values per token."""
+    if not model.group_query_attention:
+        return model.num_attention_heads
+    return 1 if model.num_query_groups is None else model.num_query_groups
+
+
+def position_of(model: ModelConfig) -> Position:
+    """Return how tokens learn their positions."""
+    match model.position_embedding_type:
+        case "rotary" | "rope":
+            return "rotary"
+        case "alibi" | "none" as said:
+            return said
+        case None if model.use_rotary_position_embeddings:
+            return "rotary"
+        case None if not model.add_position_embedding:
+            return "none"
+    return "learned"
+
+
+def activation_of(model: ModelConfig) -> Activation:
+    """Return what stands inside the MLP."""
+    if model.swiglu:
+        return "swiglu"
+    if model.glu_activation is not None:
+        return model.glu_activation
+    if model.squared_relu:
+        return "squared_relu"
+    return "gelu_erf" if "erf" in gelu_forms(model).values() else "gelu_tanh"
+
+
+def gelu_forms(model: ModelConfig) -> dict[str, str]:
+    """Return {flag: form} of the flags that name a form of GELU."""
+    forms: dict[str, str] = {"--gelu": model.gelu} if model.gelu else {}
+    if model.openai_gelu:
+        forms["--openai-gelu"] = "tanh"
+    if model.onnx_safe in ("True", "true"):
+        forms["--onnx-safe"] = "erf"
+    return forms
+
+
+def window_of(said: str | None) -> int:
+    """Return how many tokens a token sees at most, itself included; 0 for no limit.
+
+    Takes Megatron's pair "(LEFT, RIGHT)", with or without parentheses, and LEFT alone: how many
+    on each side of the token, -1 for all.
+
+    Raises:
+        ValueError: it is none of that, or RIGHT lets a token see what it has to predict.
+    """
+    if said is None:
+        return 0
+    left, comma, right = said.strip().removeprefix("(").removesuffix(")").partition(",")
+    if int(left) < -1 or (comma and int(right) != 0):
+        raise ValueError(said)
+    return int(left) + 1

@@ -18,7 +18,8 @@ from megatron.plan.ds_config import (
     value_at,
 )
 from megatron.plan.mask_plan import MaskPlan, plan_masks
-from megatron.plan.model_spec import ModelSpec, model_problems, plan_model, vocab_problems
+from megatron.plan.model_problems import model_problems, vocab_problems
+from megatron.plan.model_spec import ModelSpec, plan_model
 from megatron.plan.objective_plan import (
     ObjectiveName,
     ObjectivePlan,

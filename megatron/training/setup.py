@@ -68,7 +68,13 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective) -> Engine
         groups=groups,
         parallel=plan.parallel,
         recomputes=plan.recompute,
-        initialise=partial(initialise, seed=seed, std=model.init_std, num_layers=model.num_layers),
+        initialise=partial(
+            initialise,
+            seed=seed,
+            std=model.init_std,
+            num_layers=model.num_layers,
+            xavier=model.init == "xavier_uniform",
+        ),
         build_optimizer=partial(build_optimizer, plan=plan.optimizer, lr=plan.schedule.peak),
         config=plan.deepspeed,
     )

@@ -5,21 +5,16 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from tiny import tiny_spec
 
 from megatron.model.attention import ParallelAttention
 from megatron.parallel.random import OrdinaryStream
 
 
-def attention(group, *, hidden_size=8, num_heads=2, head_dim=3, dropout=0.0):
+def attention(group, *, dropout=0.0):
     torch.manual_seed(0)
-    layer = ParallelAttention(
-        hidden_size,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        dropout=dropout,
-        group=group,
-        rng=OrdinaryStream(),
-    )
+    spec = tiny_spec(head_dim=3, attention_dropout=dropout)
+    layer = ParallelAttention(spec, group=group, rng=OrdinaryStream())
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     return layer

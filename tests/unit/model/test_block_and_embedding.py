@@ -32,15 +32,7 @@ def block(group, **changes):
 
 
 def embedding(group, dropout=0.0):
-    return filled(
-        EmbeddingPipe(
-            padded_vocab_size=12,
-            hidden_size=8,
-            max_position_embeddings=6,
-            hidden_dropout=dropout,
-            group=group,
-        )
-    )
+    return filled(EmbeddingPipe(tiny_spec(hidden_dropout=dropout), group=group))
 
 
 def test_a_block_is_two_residuals_behind_norms(group):
@@ -58,16 +50,14 @@ def test_a_block_drops_features_in_training_only(group):
 
 
 def test_the_epsilon_of_the_norms_is_the_one_asked_for(group):
-    layer = block(group, layernorm_epsilon=0.25)
+    layer = block(group, norm_epsilon=0.25)
     assert (layer.input_layernorm.eps, layer.post_attention_layernorm.eps) == (0.25, 0.25)
-    steps = gpt_layers(
-        tiny_spec(layernorm_epsilon=0.25), group=group, rng=OrdinaryStream(), mixed=False
-    )
+    steps = gpt_layers(tiny_spec(norm_epsilon=0.25), group=group, rng=OrdinaryStream(), mixed=False)
     assert steps[6].kwargs["eps"] == 0.25
 
 
 def test_the_mlp_is_linear_gelu_linear(group):
-    mlp, x = filled(ParallelMLP(8, ffn_hidden_size=12, group=group)), torch.randn(3, 8)
+    mlp, x = filled(ParallelMLP(tiny_spec(ffn_hidden_size=12), group=group)), torch.randn(3, 8)
     inner = x @ mlp.dense_h_to_4h.weight.T + mlp.dense_h_to_4h.bias
     root = (2 / torch.pi) ** 0.5
     gelu = 0.5 * inner * (1 + torch.tanh(root * (inner + 0.044715 * inner**3)))

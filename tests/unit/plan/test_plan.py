@@ -61,13 +61,34 @@ def test_the_padded_size_can_be_said():
     assert tiny_plan().model.padded_vocab_size == 12
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_flops_are_those_of_the_formula(recompute):
-    spec = tiny_spec(num_layers=24, hidden_size=1024, seq_length=512, padded_vocab_size=51200)
+def test_flops_of_a_plain_gpt_are_those_of_the_paper():
+    changes = {"num_attention_heads": 16, "head_dim": 64, "ffn_hidden_size": 4096}
+    sizes = {"num_layers": 24, "hidden_size": 1024, "seq_length": 512, "padded_vocab_size": 51200}
     s, h, layers, v = 512, 1024, 24, 51200
-    matrices = 96 if recompute else 72
-    expected = matrices * s * layers * h * h * (1 + s / (6 * h) + v / (16 * layers * h))
-    assert spec.flops_per_sample(recompute=recompute) == pytest.approx(expected, rel=1e-12)
+    expected = 96 * s * layers * h * h * (1 + s / (6 * h) + v / (16 * layers * h))
+    spec = tiny_spec(**sizes, **changes)
+    assert spec.flops_per_sample(recompute=True) == pytest.approx(expected, rel=1e-12)
+    # Without recomputation the layers take three passes of four; the head always takes three.
+    head = 6 * s * h * v
+    expected = head + (expected - head) * 3 / 4
+    assert spec.flops_per_sample(recompute=False) == pytest.approx(expected, rel=1e-12)
+
+
+def test_flops_of_every_option_are_those_of_its_products():
+    """Tokens times 2 x rows x columns of every product, counted one by one."""
+    spec = tiny_spec(
+        num_attention_heads=4,
+        num_query_groups=2,
+        head_dim=3,
+        seq_length=10,
+        window=4,
+        activation="swiglu",
+        ffn_hidden_size=20,
+        tied_embeddings=False,
+    )
+    products = [8 * (4 + 2 + 2) * 3, 12 * 8, 8 * 2 * 20, 20 * 8, 4 * 3 * 4, 4 * 4 * 3]
+    expected = 10 * 2 * (3 * 2 * sum(products) + 3 * 8 * 12)
+    assert spec.flops_per_sample(recompute=False) == expected
 
 
 def test_the_layout_is_the_rest_of_the_processes():

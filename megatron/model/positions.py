@@ -1,0 +1,58 @@
+"""How positions enter attention: angles that turn queries and keys, or a slope over distance.
+
+Both are computed where they are used, so nothing of them is stored or saved.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from megatron.plan.model_spec import ModelSpec
+
+_TRAINED_LENGTH = 8192
+"""Tokens that Llama 3 was trained on before its wavelengths were stretched."""
+_LOW, _HIGH = 1.0, 4.0
+"""Turns within the trained length below which a wavelength is stretched in full, and above which
+it is left alone."""
+
+
+def rotary_tables(positions_bs: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of every angle, in 32 bits.
+
+    Shapes: positions_bs [b, s] int64 -> two of [b, 1, s, rotary_dim / 2].
+    Source: arXiv:2104.09864, section 3.2.2; arXiv:2306.15595, section 2.3, for interpolation.
+    """
+    frequencies = rotary_frequencies(spec, positions_bs.device)
+    places_bs = positions_bs.float() / spec.rotary_interpolation
+    angles = (places_bs[..., None] * frequencies)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def rotary_frequencies(spec: ModelSpec, device: torch.device) -> Tensor:
+    """Return the angle per position of every pair of features: [rotary_dim / 2] float32.
+
+    Source: arXiv:2104.09864, section 3.2.2; for the stretched wavelengths arXiv:2407.21783,
+    section 3.2, with the constants of its published code.
+    """
+    pairs = torch.arange(0, spec.rotary_dim, 2, device=device, dtype=torch.float32)
+    frequencies = 1.0 / spec.rotary_base ** (pairs / spec.rotary_dim)
+    if spec.rope_scaling == 1:
+        return frequencies
+    turns = _TRAINED_LENGTH * frequencies / (2 * math.pi)
+    kept = ((turns - _LOW) / (_HIGH - _LOW)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / spec.rope_scaling)
+
+
+def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
+    """Return by how much each head's scores fall with every token of distance: [a] float32.
+
+    Powers of 2^(-8/n) for n heads when n is a power of two. Otherwise those of the power of two
+    below, then every second one of those of the power of two above.
+
+    Source: arXiv:2108.12409, section 3 and its published code.
+    """
+    power = 2 ** (num_heads.bit_length() - 1)
+    heads = torch.arange(num_heads, device=device, dtype=torch.float32)
+    exponents = torch.where(heads < power, heads + 1, heads - power + 0.5) * (8 / power)
+    return torch.exp2(-exponents)

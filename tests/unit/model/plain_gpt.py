@@ -1,0 +1,129 @@
+"""A GPT of any options, spelled out in plain torch: slow, in float64, and independent of ours.
+
+Every head, group and feature is counted out from the rows of the weights.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
+    """Return [b, s, V] from {name: whole float64 weight}; `seen_bss` says which keys count."""
+    embed = "tied_modules.embed" if spec.tied_embeddings else "1"
+    table = weights[f"{embed}.word_embeddings.weight"]
+    x = table[tokens_bs]
+    if spec.embed_layernorm:
+        x = norm(weights, f"{embed}.word_embeddings.norm", x, spec)
+    if spec.position_embedding == "learned":
+        x = x + weights[f"{embed}.position_embeddings.weight"][positions_bs]
+    for layer in range(3, 3 + spec.num_layers):
+        x = plain_layer(weights, spec, layer, x, positions_bs, seen_bss)
+    last = 4 + spec.num_layers
+    x = norm(weights, f"{last}", x, spec)
+    head = table if spec.tied_embeddings else weights[f"{last + 1}.word_embeddings.weight"]
+    return x @ head.T
+
+
+def plain_layer(weights, spec, layer, x, positions_bs, seen_bss):
+    normed = norm(weights, f"{layer}.input_layernorm", x, spec)
+    y = attention(weights, spec, f"{layer}.self_attention", normed, positions_bs, seen_bss)
+    x = (normed if spec.residual_after_norm else x) + y
+    normed = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
+    y = mlp(weights, spec, f"{layer}.mlp", normed)
+    return (normed if spec.residual_after_norm else x) + y
+
+
+def norm(weights, name, x, spec):
+    weight = weights[f"{name}.weight"] + (1 if spec.layernorm_1p else 0)
+    if spec.normalization == "RMSNorm":
+        return x / (x.square().mean(-1, keepdim=True) + spec.norm_epsilon).sqrt() * weight
+    centred = x - x.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1, keepdim=True)
+    return centred / (variance + spec.norm_epsilon).sqrt() * weight + weights[f"{name}.bias"]
+
+
+def attention(weights, spec, name, x, positions_bs, seen_bss):
+    d, groups = spec.head_dim, spec.num_query_groups
+    per_group = spec.num_attention_heads // groups
+    slopes = paper_slopes(spec.num_attention_heads)
+    distances = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
+
+    def projected(row):
+        y = x @ weights[f"{name}.query_key_value.weight"][row : row + d].T
+        bias = weights.get(f"{name}.query_key_value.bias")
+        return y if bias is None else y + bias[row : row + d]
+
+    def placed(row, which):
+        y = projected(row)
+        if spec.qk_layernorm:
+            y = norm(weights, f"{name}.{which}_layernorm", y, spec)
+        return turned(y, positions_bs, spec) if spec.position_embedding == "rotary" else y
+
+    mixed = []
+    for head in range(spec.num_attention_heads):
+        first = head // per_group * (per_group + 2) * d
+        query = placed(first + head % per_group * d, "q")
+        key, value = placed(first + per_group * d, "k"), projected(first + (per_group + 1) * d)
+        scores = query @ key.mT / math.sqrt(d)
+        if spec.position_embedding == "alibi":
+            scores = scores - slopes[head] * distances
+        if spec.window:
+            seen_bss = seen_bss & (distances < spec.window)
+        mixed.append(scores.masked_fill(~seen_bss, -math.inf).softmax(-1) @ value)
+    y = torch.cat(mixed, -1) @ weights[f"{name}.dense.weight"].T
+    return y + weights.get(f"{name}.dense.bias", 0)
+
+
+def turned(x, positions_bs, spec):
+    """Pairs of features as complex numbers, multiplied by e^(i angle)."""
+    half = spec.rotary_dim // 2
+    angles = torch.stack(
+        [positions_bs / spec.rotary_interpolation * frequency(i, spec) for i in range(half)], -1
+    ).double()
+    pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.exp(1j * angles)
+    return torch.cat([pairs.real, pairs.imag, x[..., 2 * half :]], -1)
+
+
+def frequency(i, spec):
+    """The rule of Llama 3.1, case by case; 1 for `rope_scaling` leaves all as they are."""
+    plain = spec.rotary_base ** (-2 * i / spec.rotary_dim)
+    wavelength = 2 * math.pi / plain
+    if wavelength < 8192 / 4:
+        return plain
+    if wavelength > 8192:
+        return plain / spec.rope_scaling
+    smooth = (8192 / wavelength - 1) / (4 - 1)
+    return (1 - smooth) * plain / spec.rope_scaling + smooth * plain
+
+
+def paper_slopes(heads):
+    if heads & (heads - 1) == 0:
+        return [2 ** (-8 * (i + 1) / heads) for i in range(heads)]
+    below = 1 << (heads.bit_length() - 1)
+    return paper_slopes(below) + paper_slopes(2 * below)[::2][: heads - below]
+
+
+def mlp(weights, spec, name, x):
+    inner = x @ weights[f"{name}.dense_h_to_4h.weight"].T
+    inner = inner + weights.get(f"{name}.dense_h_to_4h.bias", 0)
+    y = ACTIVATIONS[spec.activation](inner) @ weights[f"{name}.dense_4h_to_h.weight"].T
+    return y + weights.get(f"{name}.dense_4h_to_h.bias", 0)
+
+
+def normal_distribution(x: Tensor) -> Tensor:
+    return (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+ACTIVATIONS = {
+    "gelu_tanh": lambda x: (
+        0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    ),
+    "gelu_erf": lambda x: x * normal_distribution(x),
+    "squared_relu": lambda x: x.clamp(min=0) ** 2,
+    "geglu": lambda x: x[..., ::2] * normal_distribution(x[..., ::2]) * x[..., 1::2],
+    "liglu": lambda x: x[..., ::2] * x[..., 1::2],
+    "reglu": lambda x: x[..., ::2].clamp(min=0) * x[..., 1::2],
+    "swiglu": lambda x: x[..., ::2] / (1 + torch.exp(-x[..., ::2])) * x[..., 1::2],
+}

@@ -1,0 +1,135 @@
+"""Every option of the network against the same network spelled out in plain torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from plain_gpt import plain_logits
+from tiny import tiny_spec
+
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.parallel.random import OrdinaryStream
+
+SIZES = {
+    "hidden_size": 16,
+    "ffn_hidden_size": 12,
+    "num_attention_heads": 4,
+    "head_dim": 6,
+    "seq_length": 10,
+    "max_position_embeddings": 10,
+}
+ROTARY = {"position_embedding": "rotary", "rotary_dim": 6}
+LLAMA = ROTARY | {
+    "normalization": "RMSNorm",
+    "activation": "swiglu",
+    "num_query_groups": 2,
+    "linear_bias": False,
+    "qkv_bias": False,
+    "tied_embeddings": False,
+}
+OPTIONS = {
+    "plain": {},
+    "rotary": ROTARY,
+    "rotary, part of a head": ROTARY | {"rotary_dim": 4},
+    "rotary, another base": ROTARY | {"rotary_base": 100.0},
+    "rotary, interpolated": ROTARY | {"rotary_interpolation": 2.5},
+    "rotary, stretched": ROTARY | {"rotary_base": 1e9, "rope_scaling": 8.0},
+    "alibi": {"position_embedding": "alibi"},
+    "alibi, six heads": {"position_embedding": "alibi", "num_attention_heads": 6},
+    "no positions": {"position_embedding": "none"},
+    "RMSNorm": {"normalization": "RMSNorm"},
+    "norm weights around 1": {"layernorm_1p": True},
+    "RMSNorm around 1": {"normalization": "RMSNorm", "layernorm_1p": True},
+    "epsilon": {"norm_epsilon": 0.1},
+    "normed embedding": {"embed_layernorm": True},
+    "residual behind the norms": {"residual_after_norm": True},
+    "gelu, erf": {"activation": "gelu_erf"},
+    "squared relu": {"activation": "squared_relu"},
+    "geglu": {"activation": "geglu"},
+    "liglu": {"activation": "liglu"},
+    "reglu": {"activation": "reglu"},
+    "swiglu": {"activation": "swiglu"},
+    "two groups": {"num_query_groups": 2},
+    "one group": {"num_query_groups": 1},
+    "norms of queries and keys": {"qk_layernorm": True, **ROTARY},
+    "window": {"window": 3},
+    "window of one": {"window": 1},
+    "window and alibi": {"window": 4, "position_embedding": "alibi"},
+    "no layer scaling": {"query_key_layer_scaling": False},
+    "own head": {"tied_embeddings": False},
+    "no biases": {"linear_bias": False, "qkv_bias": False},
+    "bias of q, k, v alone": {"linear_bias": False},
+    "llama": LLAMA,
+    "all at once": LLAMA | {"qk_layernorm": True, "embed_layernorm": True, "window": 3},
+}
+TOLERANCE = {"atol": 1e-9, "rtol": 1e-7}
+ROTARY_TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}  # angles are 32-bit numbers
+
+
+def network(group, spec):
+    """Return ours in float64, with norms and biases that are not all ones and zeros."""
+    model = SequentialModel(gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False))
+    initialise(model, seed=1, std=0.3, num_layers=spec.num_layers)
+    model.double()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def documents(spec):
+    """Return tokens whose positions start again in the middle, and who sees whom."""
+    torch.manual_seed(2)
+    s = spec.seq_length
+    tokens = torch.randint(spec.vocab_size, (2, s))
+    positions = torch.arange(s).expand(2, s).clone()
+    starts = torch.zeros_like(positions)
+    starts[0, 4:], starts[1, 7:] = 4, 7
+    stops = positions + 1
+    spans = torch.stack([starts, stops], -1)
+    keys = torch.arange(s)
+    seen = (starts[..., None] <= keys) & (keys < stops[..., None])
+    return tokens, positions - starts, spans, seen
+
+
+def require_equal(group, spec, inputs, seen):
+    model = network(group, spec)
+    tokens, positions = inputs[:2]
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    copies = [p.detach().clone().requires_grad_() for p in parameters]
+    tolerance = ROTARY_TOLERANCE if spec.rotary_dim else TOLERANCE
+    logits = model(inputs)
+    expected = plain_logits(dict(zip(names, copies, strict=True)), spec, tokens, positions, seen)
+    torch.testing.assert_close(logits, expected, **tolerance)
+    labels = tokens.flatten()
+    ours = torch.autograd.grad(F.cross_entropy(logits.flatten(0, 1), labels), parameters)
+    theirs = torch.autograd.grad(F.cross_entropy(expected.flatten(0, 1), labels), copies)
+    for name, own, other in zip(names, ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, **tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        assert other.abs().max() > 0, f"{name} has no effect: the test could not fail"
+
+
+@pytest.mark.parametrize("changes", OPTIONS.values(), ids=OPTIONS)
+def test_logits_and_gradients_are_those_of_the_network_spelled_out(group, changes):
+    spec = tiny_spec(**(SIZES | changes))
+    tokens, positions, spans, seen = documents(spec)
+    require_equal(group, spec, (tokens, positions, spans), seen)
+    causal = torch.ones(10, 10, dtype=torch.bool).tril().expand(2, 10, 10)
+    # Without spans documents see each other; positions that start again count nevertheless.
+    require_equal(group, spec, (tokens, positions), causal)
+
+
+def test_every_option_changes_the_network(group):
+    """Except what only says how numbers are kept: else an option could do nothing."""
+    tokens, positions, spans, _ = documents(tiny_spec(**SIZES))
+    seen = {}
+    for name, changes in OPTIONS.items():
+        logits = network(group, tiny_spec(**(SIZES | changes)))((tokens, positions, spans))
+        seen.setdefault(tuple(logits.flatten().tolist()), []).append(name)
+    assert [names for names in seen.values() if len(names) > 1] == [
+        ["plain", "norm weights around 1", "no layer scaling"],
+        ["RMSNorm", "RMSNorm around 1"],
+    ]
