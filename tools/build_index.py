@@ -35,12 +35,17 @@ def main(argv: Sequence[str]) -> None:
         seed=decided.training.seed,
     )
     plan = decided.data
-    named = [("training", plan.train.name, plan.train.num_samples, sets.train)]
-    named += [("validation", p.name, p.num_samples, sets.valid.get(p.name)) for p in plan.valid]
-    named += [("test", p.name, p.num_samples, sets.test.get(p.name)) for p in plan.test]
-    for role, name, wanted, dataset in named:
+    named = [("training", "train", plan.train, sets.train)]
+    named += [("validation", "valid", each, sets.valid.get(each.name)) for each in plan.valid]
+    named += [("test", "test", each, sets.test.get(each.name)) for each in plan.test]
+    for word, role, each, dataset in named:
         there = "none" if dataset is None else len(dataset)
-        print(f"{role} set {name}: samples wanted: {wanted} | samples: {there}")
+        print(f"{word} set {each.name}: samples wanted: {each.num_samples} | samples: {there}")
+        for use in sets.uses.get((role, each.name), ()):
+            print(
+                f"  {use.prefix}: weight: {use.share:.4f} | documents: {use.documents} | tokens: "
+                f"{use.tokens} | samples wanted: {use.samples_wanted} | epochs: {use.epochs:.2f}"
+            )
     print(
         f"sequence length: {decided.seq_length} | seed: {decided.training.seed} | global batch "
         f"size: {decided.batch.global_batch_size} | {time.monotonic() - started_at:.1f} s"

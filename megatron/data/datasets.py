@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from megatron.data.blend import BlendedDataset, samples_wanted
+from megatron.data.blend import BlendedDataset, samples_wanted, shares_of
 from megatron.data.cyclic import CyclicDataset
 from megatron.data.gpt_dataset import GPTDataset
+from megatron.data.index_cache import cached_sizes
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.legacy_indexed_dataset import open_token_files
 from megatron.data.mtf_dataset import MTFDataset
@@ -19,11 +20,26 @@ log = logging.getLogger(__name__)
 
 _ROLES = ("train", "valid", "test")
 
-KINDS: Mapping[str, Callable[..., TracedSource]] = {"documents": GPTDataset, "pairs": MTFDataset}
+KINDS: Mapping[str, Callable[..., GPTDataset | MTFDataset]] = {
+    "documents": GPTDataset,
+    "pairs": MTFDataset,
+}
 """What samples are cut from, and what cuts them: called with the token files of a prefix."""
 
 View = Callable[[TracedSource], TracedSource]
 """What an objective makes of a data set."""
+
+
+@dataclass(frozen=True)
+class CorpusUse:
+    """What a data set takes of one corpus."""
+
+    prefix: str
+    share: float  # of the samples; its weight divided by the sum of all
+    documents: int
+    tokens: int
+    samples_wanted: int
+    epochs: float  # how often the samples wanted read the documents
 
 
 @dataclass(frozen=True)
@@ -33,6 +49,8 @@ class Datasets:
     train: TracedSource
     valid: dict[str, TracedSource]
     test: dict[str, TracedSource]
+    uses: dict[tuple[str, str], list[CorpusUse]]
+    """What is read of which corpus, by role ("train", "valid", "test") and name."""
 
 
 def build_datasets(
@@ -40,15 +58,16 @@ def build_datasets(
 ) -> Datasets:
     """Return the data sets of `plan`; their index maps come from the cache or are put there.
 
-    A corpus that has no document in its range is left out of a blend, which keeps the proportions
-    of the others; a validation or test set of such corpora alone is left out.
+    A corpus that has no document in its range, or for validation or test less than one sample, is
+    left out of a blend, which keeps the proportions of the others; a validation or test set of
+    such corpora alone is left out.
 
     Args:
         view: put over each data set; none when not said.
 
     Raises:
-        DataError: files are missing or damaged, have less than one sample in a range that is not
-            empty, or hold nothing to train on.
+        DataError: files are missing or damaged, have less than one sample in a range for training
+            that is not empty, or hold nothing to train on.
     """
     builder = _Builder(plan, seq_length=seq_length, seed=seed, view=view)
     train = builder.build(plan.train, "train")
@@ -62,6 +81,7 @@ def build_datasets(
         train,
         dict(builder.build_all(plan.valid, "valid")),
         dict(builder.build_all(plan.test, "test")),
+        builder.uses,
     )
 
 
@@ -75,39 +95,44 @@ class _Builder:
         self._view = view
         self._cache_directory = plan.cache_path or None
         self._opened: dict[str, IndexedDataset] = {}
+        self.uses: dict[tuple[str, str], list[CorpusUse]] = {}
 
     def build_all(
         self, plans: tuple[DatasetPlan, ...], role: str
     ) -> Iterator[tuple[str, TracedSource]]:
-        """Yield name and data set of those that have documents."""
+        """Yield name and data set of those that have a sample."""
         for plan in plans:
             dataset = self.build(plan, role)
-            if dataset is None:
-                log.info("%s set %s has no documents: it is left out", role, plan.name)
-            else:
+            if dataset is not None:
                 yield plan.name, dataset
 
     def build(self, plan: DatasetPlan, role: str) -> TracedSource | None:
-        """Return one data set; None if none of its sources has documents."""
-        sources = [(source, self._documents(source, role)) for source in plan.sources]
-        for source, documents in sources:
-            if len(sources) > 1 and source.weight and not documents:
+        """Return one data set; None if none of its sources has a sample."""
+        sources = []
+        for source in plan.sources:
+            documents = self._documents(source, role)
+            lack = self._lack(source, documents, role)
+            if source.weight and not lack:
+                sources.append((source, documents))
+            elif source.weight and len(plan.sources) > 1:
                 log.warning(
-                    "%s has no documents for %s: it is left out of the blend of %s",
-                    *(source.prefix, role, plan.name),
+                    "%s has %s for %s: it is left out of the blend of %s",
+                    *(source.prefix, lack, role, plan.name),
                 )
-        sources = [
-            (source, documents) for source, documents in sources if documents and source.weight
-        ]
         if not sources:
+            if role != "train":
+                reason = lack if len(plan.sources) == 1 else "no corpus with a sample"
+                log.info("%s set %s has %s: it is left out", role, plan.name, reason)
             return None
-        dataset = self._read(plan, sources)
+        dataset = self._read(plan, sources, role)
         if self._plan.order == "cyclic":
             dataset = CyclicDataset(dataset, seed=self._seed)
         # Over the order, so that a sample that comes again is drawn anew.
         return self._view(dataset) if self._view else dataset
 
-    def _read(self, plan: DatasetPlan, sources: list[tuple[SourcePlan, range]]) -> TracedSource:
+    def _read(
+        self, plan: DatasetPlan, sources: list[tuple[SourcePlan, range]], role: str
+    ) -> TracedSource:
         weights = [source.weight for source, _ in sources]
         wanted = samples_wanted(weights, plan.num_samples) if plan.is_blend else [plan.num_samples]
         parts = [
@@ -120,6 +145,14 @@ class _Builder:
                 cache_directory=self._cache_directory,
             )
             for (source, documents), num_samples in zip(sources, wanted, strict=True)
+        ]
+        self.uses[role, plan.name] = [
+            CorpusUse(
+                source.prefix, share, len(documents), part.num_tokens, count, part.epochs(count)
+            )
+            for (source, documents), share, part, count in zip(
+                sources, shares_of(weights), parts, wanted, strict=True
+            )
         ]
         if not plan.is_blend:
             return parts[0]
@@ -141,6 +174,18 @@ class _Builder:
         if self._plan.split:
             return split_ranges(self._plan.split, len(dataset))[_ROLES.index(role)]
         return document_range(source.start, source.end, len(dataset))
+
+    def _lack(self, source: SourcePlan, documents: range, role: str) -> str:
+        """Return why a corpus gives no sample, or an empty text; of training, that is an error."""
+        if not documents:
+            return "no documents"
+        if role == "train" or self._plan.kind != "documents":
+            return ""
+        (dataset,) = self._open_all(source)
+        num_tokens = cached_sizes(dataset, documents, directory=self._cache_directory).num_tokens
+        if num_tokens > self._seq_length:
+            return ""
+        return f"{num_tokens} tokens of the {self._seq_length + 1} of one sample"
 
     def _open_all(self, source: SourcePlan) -> list[IndexedDataset]:
         return [self._open(source.prefix + suffix) for suffix in SUFFIXES[self._plan.kind]]

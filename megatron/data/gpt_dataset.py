@@ -42,6 +42,7 @@ class GPTDataset:
         self.dataset = dataset
         self.seq_length = seq_length
         num_tokens = cached_sizes(dataset, documents, directory=cache_directory).num_tokens
+        self.num_tokens = num_tokens
         if num_tokens <= seq_length:
             raise DataError(
                 f"{dataset.prefix}: documents {documents.start} to {documents.stop} hold "
@@ -72,6 +73,10 @@ class GPTDataset:
         sample = np.empty(self.seq_length + 1, np.int64)
         np.concatenate(pieces, out=sample, casting="unsafe")
         return sample
+
+    def epochs(self, num_samples: int) -> float:
+        """Return how often the documents are read by `num_samples` samples."""
+        return num_samples * self.seq_length / self.num_tokens
 
     def origin(self, i: int) -> Origin:
         """Return where the tokens of sample i are on disk."""

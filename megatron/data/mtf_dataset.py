@@ -54,6 +54,7 @@ class MTFDataset:
             )
         self.inputs, self.targets = inputs, targets
         self.row_length = seq_length + 1
+        self._num_pairs = len(pairs)
 
         def build() -> dict[str, NDArray]:
             inputs.verify()
@@ -72,10 +73,9 @@ class MTFDataset:
                 ) from error
             return dict(vars(packing))
 
-        digests = [
-            cached_sizes(part, pairs, directory=cache_directory).digest
-            for part in (inputs, targets)
-        ]
+        sizes = [cached_sizes(part, pairs, directory=cache_directory) for part in (inputs, targets)]
+        digests = [each.digest for each in sizes]
+        self.num_tokens = sum(each.num_tokens for each in sizes)
         maps = cached_maps(
             f"pairs {pairs} {num_samples} {seq_length} {seed} {digests}",
             {"pair_order": (None,), "row_starts": (None,)},
@@ -100,6 +100,10 @@ class MTFDataset:
             targets_start[start:stop] = middle
             start = stop
         return row
+
+    def epochs(self, num_samples: int) -> float:
+        """Return how often the pairs are read by `num_samples` samples."""
+        return int(self.packing.row_starts[num_samples]) / self._num_pairs
 
     def origin(self, i: int) -> Origin:
         """Return which pairs sample i holds; the tokens of a piece are those of both its parts."""

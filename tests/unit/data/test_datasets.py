@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import tiny_plan
 
-from megatron.data.datasets import build_datasets
+from megatron.data.datasets import CorpusUse, build_datasets
 from megatron.data.index_files import INDEX_WRITERS, IndexContent
 from megatron.data.indexed_dataset import IndexedDatasetWriter
 from megatron.errors import DataError
@@ -14,11 +14,11 @@ from megatron.errors import DataError
 ITERS = ["--global-batch-size", "4", "--train-iters", "10", "--eval-iters", "2"]
 
 
-def corpus(prefix, num_documents, first_token=0):
-    """Write documents of 10 tokens, which are all the number of the document."""
+def corpus(prefix, num_documents, first_token=0, length=10):
+    """Write documents of `length` tokens, which are all the number of the document."""
     with IndexedDatasetWriter(prefix, "i4") as writer:
         for i in range(num_documents):
-            writer.append(np.full(10, first_token + i))
+            writer.append(np.full(length, first_token + i))
     return str(prefix)
 
 
@@ -61,6 +61,40 @@ def test_a_set_without_documents_is_left_out_and_said(tmp_path, caplog):
         sets = build("--data-path", path, "--split", "1,0,1")
     assert (list(sets.valid), list(sets.test)) == ([], ["test"])
     assert "valid set valid has no documents: it is left out" in caplog.text
+
+
+@pytest.mark.parametrize("split", ["80,10,10", "80,0,20"])
+def test_a_set_of_less_than_a_sample_is_left_out_as_an_empty_one_is(tmp_path, caplog, split):
+    path = corpus(tmp_path / "c", 10, length=4)
+    with caplog.at_level(logging.INFO):
+        sets = build("--data-path", path, "--split", split)
+    assert (sets.valid, sets.test) == ({}, {})
+    reason = "4 tokens of the 9 of one sample" if split == "80,10,10" else "no documents"
+    assert f"valid set valid has {reason}: it is left out" in caplog.text
+    assert "test set test has" in caplog.text
+    assert len(sets.train) >= 40
+
+
+def test_a_corpus_of_less_than_a_sample_is_left_out_of_a_blend_but_not_of_training(
+    tmp_path, caplog
+):
+    long, tiny = corpus(tmp_path / "a", 100), corpus(tmp_path / "b", 10, 1000, length=4)
+    flags = ("--data-path", "1", long, "1", tiny, "--split")
+    sets = build(*flags, "80,10,10")
+    assert f"{tiny} has 4 tokens of the 9 of one sample for valid: it is left" in caplog.text
+    assert documents_in(sets.valid["valid"]) <= set(range(80, 90))
+    with pytest.raises(DataError, match=r"b: documents 0 to 1 hold 4 tokens, one sample needs 9"):
+        build(*flags, "10,80,10")
+
+
+def test_what_is_read_of_each_corpus_is_told(tmp_path):
+    first, second = corpus(tmp_path / "a", 100), corpus(tmp_path / "b", 5, 1000)
+    uses = build("--data-path", "3", first, "1", second, "--split", "1").uses
+    assert list(uses) == [("train", "train")]
+    assert uses["train", "train"] == [
+        CorpusUse(first, 0.75, 100, 1000, 31, 31 * 8 / 1000),
+        CorpusUse(second, 0.25, 5, 50, 11, 11 * 8 / 50),
+    ]
 
 
 def test_nothing_to_train_on_is_an_error(tmp_path):

@@ -65,11 +65,19 @@ TOKENIZER = "--vocab-file vocab.json --merge-file merges.txt"
 
 def test_training_only_reads_what_was_built_ahead(directory, monkeypatch):
     lines = output("build_index.py", f"{RUN} --data-cache-path cache")
-    assert [line.partition(":")[0] for line in lines[:3]] == [
+    assert [line.partition(":")[0] for line in lines[:6]] == [
         "training set train",
+        "  corpus",
         "validation set valid",
+        "  corpus",
         "test set test",
+        "  corpus",
     ]
+    tokens = sum(len(text) + 1 for text in TEXTS[:160])
+    assert lines[1] == (
+        f"  corpus: weight: 1.0000 | documents: 160 | tokens: {tokens} | samples wanted: 60 | "
+        f"epochs: {60 * 6 / tokens:.2f}"
+    )
     built = {file.name for file in (directory / "cache").iterdir()}
     assert len(built) == 12
     monkeypatch.delattr("megatron.data.index_cache.build_sample_index")
