@@ -1,7 +1,12 @@
 """What closes each half of a transformer layer: bias, dropout and residual in one operation."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from megatron.fused_kernels.limits import unsupported_dtype
+
+_MOST_ELEMENTS = 2**31 - 1  # the kernel's random numbers are counted in 32 bits
 
 
 def bias_dropout_add(
@@ -17,3 +22,10 @@ def bias_dropout_add(
     """
     y = y if bias is None else y.add_(bias)
     return residual + F.dropout(y, p, training)
+
+
+def unsupported(dtype: torch.dtype, elements: int) -> str | None:
+    """Return why the Triton kernels cannot take so many elements; None when they can."""
+    if elements > _MOST_ELEMENTS:
+        return f"{elements} elements, the kernel takes {_MOST_ELEMENTS} at most"
+    return unsupported_dtype(dtype)

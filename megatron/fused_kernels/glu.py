@@ -7,8 +7,11 @@ whole pairs, so that slices of any number of ranks, laid one after the other, ar
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from megatron.fused_kernels.limits import unsupported_dtype
 
 GluKind = Literal["geglu", "liglu", "reglu", "swiglu"]
 """What the gate goes through: GELU in its erf form, nothing, ReLU, or SiLU."""
@@ -31,3 +34,8 @@ def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
     x = x if bias is None else x + bias
     gate, up = x.unflatten(-1, (-1, 2)).unbind(-1)
     return _GATES[kind](gate) * up
+
+
+def unsupported(dtype: torch.dtype) -> str | None:
+    """Return why the Triton kernels cannot take tensors of `dtype`; None when they can."""
+    return unsupported_dtype(dtype)

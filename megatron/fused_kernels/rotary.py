@@ -3,6 +3,10 @@
 import torch
 from torch import Tensor
 
+from megatron.fused_kernels.limits import unsupported_dtype
+
+_MOST_FEATURES = 32768  # those of all heads have to fit into the registers of one program
+
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return `x` with its first features turned by the angles of their positions.
@@ -21,3 +25,10 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second, rest = x.split([half, half, x.size(-1) - 2 * half], dim=-1)
     turned = first * cos - second * sin, second * cos + first * sin
     return torch.cat([*(part.to(x.dtype) for part in turned), rest], dim=-1)
+
+
+def unsupported(dtype: torch.dtype, heads: int, width: int) -> str | None:
+    """Return why the Triton kernel cannot take so many heads of this width; None when it can."""
+    if heads * width > _MOST_FEATURES:
+        return f"{heads} heads of {width} features, the kernel takes {_MOST_FEATURES} at most"
+    return unsupported_dtype(dtype)

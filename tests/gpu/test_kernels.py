@@ -1,0 +1,118 @@
+"""Triton's kernels against float64: on a GPU, or on a CPU in Triton's interpreter.
+
+Without a GPU, TRITON_INTERPRET=1 runs these tests on a CPU, as one in `tests/unit/` does.
+"""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_checks import (
+    BY_COLUMNS,
+    COLUMNS,
+    DTYPES,
+    check_cross_entropy,
+    check_dropout,
+    check_sliced_cross_entropy,
+)
+from tiny import tiny_spec
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+from megatron.fused_kernels.dispatch import REFERENCE
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.model.loss import next_token_loss
+from megatron.parallel.random import OrdinaryStream
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not INTERPRETED and not torch.cuda.is_available():
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+
+from megatron.fused_kernels.triton_kernels.all import TRITON  # noqa: E402
+
+DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("check", BY_COLUMNS, ids=lambda check: check.__name__)
+def test_kernel_is_its_formula(check, dtype):
+    for columns in COLUMNS:
+        check(TRITON, DEVICE, dtype, columns)
+
+
+@pytest.mark.parametrize("check", [check_cross_entropy, check_sliced_cross_entropy])
+def test_a_vocabulary_longer_than_a_block(check):
+    check(TRITON, DEVICE, torch.bfloat16, 5000)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dropout(dtype):
+    check_dropout(TRITON, DEVICE, dtype)
+
+
+def test_recomputation_drops_the_same_features():
+    grads = []
+    for wrap in (lambda function, *inputs: function(*inputs), checkpoint):
+        torch.manual_seed(0)
+        y = torch.ones(4, 300, device=DEVICE, requires_grad=True)
+
+        def close_half(y):
+            return TRITON.bias_dropout_add(y, None, y, 0.5, True).square()
+
+        keywords = {"use_reentrant": False} if wrap is checkpoint else {}
+        wrap(close_half, y, **keywords).sum().backward()
+        grads.append(y.grad)
+    assert torch.equal(*grads)
+
+
+def test_what_a_kernel_cannot_take_goes_to_the_reference():
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64, device=DEVICE)
+    weight = torch.ones(5, dtype=torch.float64, device=DEVICE)
+    angles = torch.rand(4, 2, dtype=torch.float64, device=DEVICE)
+    target = torch.tensor([1, 3], device=DEVICE)
+    pairs = [
+        (
+            kernels.scaled_causal_softmax(x, 0.5),
+            kernels.scaled_masked_softmax(x, None, 0.5),
+            kernels.layer_norm(x, weight, None, 1e-5),
+            kernels.rms_norm(x, weight, 1e-5),
+            kernels.bias_gelu(x, weight, "tanh"),
+            kernels.glu(x[..., :4], None, "swiglu"),
+            kernels.bias_dropout_add(x * 1, weight, x, 0.0, True),
+            kernels.rotary(x, angles.cos(), angles.sin()),
+            kernels.cross_entropy.whole(x[0, 0, :2], target),
+        )
+        for kernels in (TRITON, REFERENCE)
+    ]
+    for mine, right in zip(*pairs, strict=True):
+        assert torch.equal(mine, right)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "fused-softmax"])
+def test_a_gpt_of_kernels_is_a_gpt_of_references(group, attention):
+    results = []
+    for kernels in (TRITON, REFERENCE):
+        spec = tiny_spec()
+        model = SequentialModel(
+            gpt_layers(
+                spec,
+                group=group,
+                rng=OrdinaryStream(),
+                mixed=False,
+                kernels=replace(kernels, attention=attention),
+            )
+        )
+        initialise(model, seed=1, std=0.3, num_layers=spec.num_layers)
+        model.to(DEVICE)
+        generator = torch.Generator().manual_seed(0)
+        tokens, labels = torch.randint(11, (2, 2, 6), generator=generator).to(DEVICE)
+        positions = torch.arange(6, device=DEVICE).expand(2, 6)
+        logits = model((tokens, positions))
+        loss = next_token_loss(group, kernels)(logits, (labels, torch.ones(2, 6, device=DEVICE)))
+        loss.backward()
+        results.append({name: p.grad for name, p in model.named_parameters()} | {"loss": loss})
+    assert_close(*results)

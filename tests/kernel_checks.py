@@ -1,0 +1,316 @@
+"""What every implementation of an operation has to compute: its formula in float64."""
+
+import math
+
+import torch
+from torch.testing import assert_close
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+COLUMNS = (1, 3, 17, 129, 1000)
+
+
+def compare(function, exact, shapes, *, device, dtype, fixed=(), slack=8, floor=1e-3):
+    """Compare values and gradients of `function` with those of `exact` on the same inputs.
+
+    Args:
+        shapes: of the inputs that gradients are wanted for.
+        fixed: further arguments.
+        slack: allowed error in units of the dtype's rounding of the greatest value.
+        floor: the greatest value counts as at least this, where large numbers cancel.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rounded = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    rounded = [x.to(dtype) for x in rounded]
+    inputs = [x.to(device, copy=True).requires_grad_() for x in rounded]
+    wide = [x.double().requires_grad_() for x in rounded]
+    got, want = function(*inputs, *fixed), exact(*wide, *(to_double(x) for x in fixed))
+    assert got.dtype in (dtype, torch.float32)
+    grad = torch.randn(want.shape, generator=generator, dtype=torch.float64).to(got.dtype)
+    got.backward(grad.to(device))
+    want.backward(grad.double())
+    for name, mine, right in [
+        ("value", got, want),
+        *(
+            (f"gradient {i}", x.grad, w.grad)
+            for i, (x, w) in enumerate(zip(inputs, wide, strict=True))
+        ),
+    ]:
+        close(mine, right, dtype=dtype, slack=slack, floor=floor, name=name)
+
+
+def close(mine, right, *, dtype, slack, name, floor=1e-3):
+    """Compare within `slack` roundings of the greatest value."""
+    tolerance = slack * torch.finfo(dtype).eps
+    largest = float(right.detach().abs().max()) if right.numel() else 0.0
+    assert_close(
+        mine.detach().cpu().double(),
+        right.detach().double(),
+        rtol=tolerance,
+        atol=tolerance * max(largest, floor),
+        msg=lambda text: f"{name}: {text}",
+    )
+
+
+def to_double(x):
+    """Return `x` in float64 on the CPU if it is a tensor of floats."""
+    if not torch.is_tensor(x):
+        return x
+    return x.cpu().double() if x.is_floating_point() else x.cpu()
+
+
+def exact_softmax(scores, seen, scale):
+    exp = (scores * scale).exp() * seen
+    total = exp.sum(-1, keepdim=True)
+    return exp / total.where(total > 0, 1)
+
+
+def check_causal_softmax(kernels, device, dtype, keys):
+    queries = min(keys, 5)
+    seen = torch.tensor([[k <= q + keys - queries for k in range(keys)] for q in range(queries)])
+    compare(
+        lambda scores: kernels.scaled_causal_softmax(scores, 0.7),
+        lambda scores: exact_softmax(scores, seen, 0.7),
+        [(1, 2, queries, keys)],
+        device=device,
+        dtype=dtype,
+    )
+
+
+def check_masked_softmax(kernels, device, dtype, keys):
+    """Masks of every shape that can be spread over the scores; some rows see nothing."""
+    scores = (2, 2, 2, keys)
+    for shape in ((2, 1, 2, keys), (1, 2, 2, keys), (2, keys), (2, 1, 1, keys)):
+        mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.6
+        mask[..., 0, :] = False
+        compare(
+            lambda x, seen: kernels.scaled_masked_softmax(x, seen, 1.5),
+            lambda x, seen: exact_softmax(x, seen, 1.5),
+            [scores],
+            device=device,
+            dtype=dtype,
+            fixed=[mask.to(device)],
+        )
+    compare(
+        lambda x: kernels.scaled_masked_softmax(x, None, 1.5),
+        lambda x: exact_softmax(x, torch.ones(scores), 1.5),
+        [scores],
+        device=device,
+        dtype=dtype,
+    )
+
+
+def _norm_floor(columns):
+    """One feature alone: what is left of it is divided by the root of epsilon."""
+    return 32.0 if columns == 1 else 1.0
+
+
+def check_layer_norm(kernels, device, dtype, columns):
+    def exact(x, weight, bias=0.0):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight + bias
+
+    for biased in (True, False):
+        compare(
+            lambda x, weight, bias=None: kernels.layer_norm(x, weight, bias, 1e-3),
+            exact,
+            [(2, 3, columns), (columns,), *([(columns,)] if biased else [])],
+            device=device,
+            dtype=dtype,
+            floor=_norm_floor(columns),
+        )
+
+
+def check_rms_norm(kernels, device, dtype, columns):
+    compare(
+        lambda x, weight: kernels.rms_norm(x, weight, 1e-3),
+        lambda x, weight: x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight,
+        [(2, 3, columns), (columns,)],
+        device=device,
+        dtype=dtype,
+        floor=_norm_floor(columns),
+    )
+
+
+def exact_gelu(x, form):
+    if form == "erf":
+        return x * 0.5 * (1 + torch.special.erf(x / math.sqrt(2)))
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def check_bias_gelu(kernels, device, dtype, columns):
+    for form in ("tanh", "erf"):
+        for biased in (True, False):
+            compare(
+                lambda x, bias=None, form=form: kernels.bias_gelu(x, bias, form),
+                lambda x, bias=0.0, form=form: exact_gelu(x + bias, form),
+                [(3, 2, columns), *([(columns,)] if biased else [])],
+                device=device,
+                dtype=dtype,
+                floor=1.0,
+            )
+
+
+def check_glu(kernels, device, dtype, columns):
+    """Features come in pairs: the first of a pair is the gate of the second."""
+    gates = {
+        "geglu": lambda gate: exact_gelu(gate, "erf"),
+        "liglu": lambda gate: gate,
+        "reglu": lambda gate: gate * (gate > 0),
+        "swiglu": lambda gate: gate / (1 + (-gate).exp()),
+    }
+
+    def exact(x, kind, bias=0.0):
+        x = x + bias
+        return gates[kind](x[..., 0::2]) * x[..., 1::2]
+
+    for kind in gates:
+        for biased in (True, False):
+            compare(
+                lambda x, bias=None, kind=kind: kernels.glu(x, bias, kind),
+                lambda x, bias=0.0, kind=kind: exact(x, kind, bias),
+                [(3, 2, 2 * columns), *([(2 * columns,)] if biased else [])],
+                device=device,
+                dtype=dtype,
+                floor=1.0,
+            )
+
+
+def check_bias_add(kernels, device, dtype, columns):
+    """Without dropout: in evaluation, and with a probability of 0."""
+    for p, training in ((0.0, True), (0.5, False)):
+        for biased in (True, False):
+
+            def function(y, residual, bias=None, p=p, training=training):
+                return kernels.bias_dropout_add(y * 1, bias, residual, p, training)
+
+            compare(
+                function,
+                lambda y, residual, bias=0.0: y + bias + residual,
+                [(3, 2, columns), (3, 2, columns), *([(columns,)] if biased else [])],
+                device=device,
+                dtype=dtype,
+                floor=1.0,
+            )
+
+
+def check_dropout(kernels, device, dtype):
+    """Every feature is dropped with probability p, others are scaled up; backward does the same."""
+    p, shape = 0.3, (50, 400)
+    ones = torch.ones(shape, dtype=dtype, device=device, requires_grad=True)
+    residual = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
+    bias = torch.ones(shape[-1], dtype=dtype, device=device, requires_grad=True)
+
+    def run():
+        torch.manual_seed(5)
+        return kernels.bias_dropout_add(ones * 1, bias, residual, p, True)
+
+    out = run()
+    kept = out != 0
+    close(out, kept.cpu() * (2 / (1 - p)), dtype=dtype, slack=2, name="value")
+    share, deviation = float(kept.double().mean()), math.sqrt(p * (1 - p) / kept.numel())
+    assert abs(share - (1 - p)) < 5 * deviation
+    out.sum().backward()
+    close(ones.grad, kept.cpu() / (1 - p), dtype=dtype, slack=2, name="gradient of y")
+    close(bias.grad, kept.cpu().sum(0) / (1 - p), dtype=dtype, slack=50, name="gradient of bias")
+    assert bool((residual.grad == 1).all())
+    assert torch.equal(out, run()), "the same seed drops the same features"
+    again = kernels.bias_dropout_add(ones * 1, bias, residual, p, True)
+    assert not torch.equal(out, again), "the next draw drops others"
+
+
+def check_rotary(kernels, device, dtype, half):
+    """Queries as attention has them: a view of the fused product, not contiguous."""
+    samples, heads, positions, rest = 2, 3, 5, 2
+
+    def queries(fused):
+        return fused.permute(1, 2, 0, 3)  # [s, b, a, d] -> [b, a, s, d]
+
+    def exact(fused, angles):
+        x = queries(fused)
+        turned = torch.view_as_complex(
+            torch.stack([x[..., :half], x[..., half : 2 * half]], -1)
+        ) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([turned.real, turned.imag, x[..., 2 * half :]], -1)
+
+    generator = torch.Generator().manual_seed(2)
+    for shape in ((positions, half), (samples, 1, positions, half)):
+        angles = 6 * torch.rand(shape, generator=generator)
+        compare(
+            lambda fused, angles: kernels.rotary(queries(fused), angles.cos(), angles.sin()),
+            exact,
+            [(positions, samples, heads, 2 * half + rest)],
+            device=device,
+            dtype=dtype,
+            fixed=[angles.to(device)],
+        )
+
+
+def exact_cross_entropy(logits, target):
+    exp = logits.exp()
+    own = exp.gather(1, target[:, None]).squeeze(1)
+    return (exp.sum(1) / own).log()
+
+
+def check_cross_entropy(kernels, device, dtype, columns):
+    target = torch.randint(columns, (6,), generator=torch.Generator().manual_seed(3))
+    compare(
+        lambda logits, target: kernels.cross_entropy.whole(logits * 1, target),
+        exact_cross_entropy,
+        [(6, columns)],
+        device=device,
+        dtype=dtype,
+        fixed=[target.to(device)],
+    )
+
+
+class Sliced(torch.autograd.Function):
+    """The parts of every slice, put together as the ranks' collectives do."""
+
+    @staticmethod
+    def forward(ctx, logits, target, parts, count):
+        slices = [x.contiguous() for x in logits.chunk(count, 1)]
+        width = slices[0].size(1)
+        own = [target - i * width for i in range(count)]
+        own = [t.where((t >= 0) & (t < width), -1) for t in own]
+        largest = torch.stack([parts.largest(x) for x in slices]).amax(0)
+        sums = [torch.stack(parts.sums(x, largest, t)) for x, t in zip(slices, own, strict=True)]
+        total, of_target = sum(sums)
+        ctx.parts, ctx.count = parts, count
+        ctx.save_for_backward(total.log() + largest, *slices, *own)
+        return total.log() - of_target
+
+    @staticmethod
+    def backward(ctx, grad):
+        log_total, *rest = ctx.saved_tensors
+        slices, own = rest[: ctx.count], rest[ctx.count :]
+        parts = [
+            ctx.parts.gradient(x, log_total, t, grad) for x, t in zip(slices, own, strict=True)
+        ]
+        return torch.cat(parts, 1), None, None, None
+
+
+def check_sliced_cross_entropy(kernels, device, dtype, columns):
+    target = torch.randint(2 * columns, (6,), generator=torch.Generator().manual_seed(3))
+    compare(
+        lambda logits, target: Sliced.apply(logits, target, kernels.cross_entropy, 2),
+        exact_cross_entropy,
+        [(6, 2 * columns)],
+        device=device,
+        dtype=dtype,
+        fixed=[target.to(device)],
+    )
+
+
+BY_COLUMNS = [
+    check_causal_softmax,
+    check_masked_softmax,
+    check_layer_norm,
+    check_rms_norm,
+    check_bias_gelu,
+    check_glu,
+    check_bias_add,
+    check_rotary,
+    check_cross_entropy,
+    check_sliced_cross_entropy,
+]
+"""Checks of (kernels, device, dtype, columns)."""
