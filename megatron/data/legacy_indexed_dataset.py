@@ -1,5 +1,6 @@
 """The older .bin/.idx pair, of `--dataset-impl lazy` and `cached`, read as the mmap format is."""
 
+import glob
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from megatron.data.indexed_dataset import (
     require_length,
 )
 from megatron.errors import DataError
+
+_SHOWN = 4  # pairs that a message suggests
 
 
 class LegacyIndexedDataset(IndexedDataset):
@@ -85,7 +88,7 @@ def infer_format(prefix: str | Path) -> str:
     Raises:
         DataError: a file is missing, or the index is of neither format.
     """
-    _, idx_path = existing_pair(str(prefix))
+    _, idx_path = _pair_or_hint(str(prefix))
     with idx_path.open("rb") as file:
         magic = file.read(len(LEGACY_MAGIC))
     return "cached" if magic == LEGACY_MAGIC else "mmap"
@@ -97,7 +100,29 @@ def open_token_files(prefix: str | Path, dataset_impl: str = "infer") -> Indexed
     Raises:
         DataError: a file is missing, damaged, or of another format than `dataset_impl`.
     """
+    _pair_or_hint(str(prefix))
     return FORMATS[infer_format(prefix) if dataset_impl == "infer" else dataset_impl](prefix)
+
+
+def _pair_or_hint(prefix: str) -> tuple[Path, Path]:
+    """Return the paths of .bin and .idx; the error names pairs that may be meant."""
+    try:
+        return existing_pair(prefix)
+    except DataError as error:
+        if found := _pairs_made_of(prefix):
+            raise DataError(f"{error}; did you mean {' or '.join(found)}?") from error
+        raise
+
+
+def _pairs_made_of(output_prefix: str) -> list[str]:
+    """Return the pairs that preprocessing names after `output_prefix`: PREFIX_KEY_document."""
+    prefix = output_prefix.removesuffix(".bin").removesuffix(".idx")
+    found = [
+        path.removesuffix(".idx")
+        for level in ("document", "sentence")
+        for path in sorted(glob.glob(f"{glob.escape(prefix)}_*_{level}.idx"))
+    ]
+    return [each for each in found if Path(each + ".bin").is_file()][:_SHOWN]
 
 
 def _read_header(idx_path: Path) -> tuple[np.dtype, int, int]:
