@@ -47,15 +47,15 @@ def position_weights(s: int) -> Tensor:
 
     The weights of a sample are s together.
 
-    Shapes: -> [s] float32.
+    Shapes: -> [s] float64.
     Source: 2 (s - i) / (s + 1), BigScience's Megatron-DeepSpeed.
     """
-    return 2 * torch.arange(s, 0, -1, dtype=torch.float32) / (s + 1)
+    return 2 * torch.arange(s, 0, -1, dtype=torch.float64) / (s + 1)
 
 
 def num_expected_targets(s: int, *, targets_only: bool, reweights: bool) -> float:
     """Return the mean sum of weights of a sample over all lengths of its prefix, 1 to s."""
-    weights = position_weights(s) if reweights else torch.ones(s)
+    weights = position_weights(s) if reweights else torch.ones(s, dtype=torch.float64)
     # Position i predicts a target when the prefix is at most i + 1 long.
-    chances = torch.arange(1, s + 1) / s if targets_only else torch.ones(s)
-    return float((weights.double() * chances).sum())
+    chances = torch.arange(1, s + 1, dtype=torch.float64) / s
+    return float((weights * chances if targets_only else weights).sum())

@@ -81,6 +81,14 @@ def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
             yield f"{flag} {rate} must be from 0 to 1"
 
 
+def objective_notices(objective: ObjectivePlan) -> Iterator[str]:
+    """Yield what a user should be told of the objective."""
+    if objective.reweights:
+        yield "Using loss reweighting: early positions count more, as they are seldom targets"
+    if objective.name == "multitask" and not objective.sees_prefix:
+        yield "inputs are read from left to right; --prefixlm lets their tokens see each other"
+
+
 def _plan_fim(fim: FimConfig) -> FimPlan:
     return FimPlan(
         rate=fim.fim_rate,

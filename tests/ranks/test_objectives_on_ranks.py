@@ -1,0 +1,163 @@
+"""What tokens see, in two pipeline stages; and samples of more than tokens, on two tensor ranks."""
+
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from functools import partial
+from itertools import repeat
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import outcomes_on_ranks, require_passed
+from tiny import tiny_config, tiny_plan
+from torch.testing import assert_close
+
+from megatron.data.prefix import PrefixDataset
+from megatron.engine import distributed
+from megatron.engine.engine import build_engine
+from megatron.engine.recompute import start_streams
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.parallel.groups import build_groups, lone_group
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.topology import Topology
+from megatron.plan.objective_plan import plan_objective
+from megatron.training.batch import read_batches
+from megatron.training.objective import OBJECTIVES, PREFIX_LM
+
+FLAGS = [
+    *("--pipeline-model-parallel-size", "2", "--micro-batch-size", "1", "--seq-length", "8"),
+    *("--attention-dropout", "0", "--hidden-dropout", "0", "--checkpoint-activations"),
+]
+fill = partial(initialise, seed=1, std=0.5, num_layers=2)
+PREFIX = torch.tensor([[[1, 2, 3, 4, 5, 6, 7, 8, 9], [4] * 8 + [0]]])
+PAIRS = torch.tensor(
+    [[[1, 2, 3, 4, 5, 6, 7, 0, 0], [1, 1, 1, 2, 2, 2, 2, 0, 0], [2, 2, 2, 6, 6, 6, 6, 0, 0]]]
+)
+
+
+def micro_batch(name, rows):
+    plan = plan_objective(tiny_config(*["--prefixlm"] * (name == "multitask")), name)
+    return OBJECTIVES[name].as_micro_batch(plan, tiny_plan().masks, None)(rows)
+
+
+def tokens_see_what_they_should_in_a_pipeline(rank):
+    distributed.start("gloo")
+    plan = tiny_plan(*FLAGS, world_size=2)
+    groups = build_groups(Topology(pipeline=2, data=1, tensor=1))
+    of_prefixes = PREFIX_LM.loss(plan_objective(tiny_config(), "prefix-lm"))(lone_group())
+    seen = []
+
+    def loss(logits, target):
+        seen.append(logits.detach().clone())
+        return of_prefixes(logits, target)
+
+    engine = build_engine(
+        gpt_layers(
+            plan.model,
+            group=groups.tensor,
+            rng=start_streams(groups, seed=5, activation_checkpointing={}),
+            mixed=False,
+        ),
+        loss=loss,
+        groups=groups,
+        parallel=plan.parallel,
+        recomputes=True,
+        initialise=fill,
+        build_optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
+        config=plan.deepspeed,
+    )
+    whole = SequentialModel(
+        gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+    )
+    fill(whole)
+
+    def logits_of(name, rows):
+        batch = micro_batch(name, rows)
+        engine.evaluate(iter([batch]), 1)
+        if rank == 1:
+            with torch.no_grad():
+                assert_close(seen[-1], whole(batch[0]))
+        return seen[-1][0] if rank == 1 else None
+
+    def changed(name, rows, place):
+        other = rows.clone()
+        other[0, 0, place] = 10
+        pair = [logits_of(name, each) for each in (rows, other)]
+        return [i for i in range(8) if rank == 0 or not torch.equal(pair[0][i], pair[1][i])]
+
+    for name, rows, place, expected in (
+        ("prefix-lm", PREFIX, 3, [*range(8)]),
+        ("prefix-lm", PREFIX, 4, [4, 5, 6, 7]),
+        ("multitask", PAIRS, 1, [0, 1, 2]),
+        ("multitask", PAIRS, 5, [3, 4, 5, 6]),
+        ("multitask", PAIRS, 6, [6]),
+    ):
+        assert changed(name, rows, place) == (expected if rank == 1 else [*range(8)])
+
+    inputs, target = micro_batch("prefix-lm", PREFIX)
+    expected = of_prefixes(whole(inputs), target)
+    trained = engine.train_batch(repeat((inputs, target)))
+    assert_close(trained.squeeze(), expected.detach())
+
+
+class Counting:
+    """Sample i is the tokens i, i + 1, …, modulo 11."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        return (i + np.arange(7)) % 11
+
+
+class Unread(Counting):
+    def __getitem__(self, i):
+        raise AssertionError("tensor rank 0 alone reads")
+
+
+def prefixes_are_the_same_on_all_ranks(rank):
+    plan = tiny_plan("--micro-batch-size", "3")
+
+    def batches(topology, samples):
+        stream = read_batches(
+            PrefixDataset(samples, eod=None, seed=4),
+            as_micro_batch=PREFIX_LM.as_micro_batch(
+                plan_objective(tiny_config(), "prefix-lm"), plan.masks, None
+            ),
+            channels=PREFIX_LM.channels,
+            consumed_samples=6,
+            batch=plan.batch,
+            model=plan.model,
+            groups=build_groups(topology),
+            device=torch.device("cpu"),
+        )
+        (tokens, _, spans), (_, weights) = next(stream)
+        return [tensor.tolist() for tensor in (tokens, spans, weights)]
+
+    stages = batches(Topology(pipeline=2, data=1, tensor=1), Counting())
+    tensor_ranks = batches(
+        Topology(pipeline=1, data=1, tensor=2), Counting() if rank == 0 else Unread()
+    )
+    assert stages == tensor_ranks
+    found = [None, None]
+    dist.all_gather_object(found, stages)
+    assert found[0] == found[1]
+    assert len({str(spans) for spans in stages[1]}) > 1, "the prefixes differ within the batch"
+
+
+CHECKS = [tokens_see_what_they_should_in_a_pipeline, prefixes_are_the_same_on_all_ranks]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    return outcomes_on_ranks(2, CHECKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_on_two_ranks(check, outcomes):
+    require_passed(check, outcomes)
