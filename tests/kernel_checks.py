@@ -73,6 +73,7 @@ def check_causal_softmax(kernels, device, dtype, keys):
         [(1, 2, queries, keys)],
         device=device,
         dtype=dtype,
+        floor=1 / keys,
     )
 
 
@@ -88,6 +89,7 @@ def check_masked_softmax(kernels, device, dtype, keys):
             [scores],
             device=device,
             dtype=dtype,
+            floor=1 / keys,
             fixed=[mask.to(device)],
         )
     compare(
@@ -96,6 +98,7 @@ def check_masked_softmax(kernels, device, dtype, keys):
         [scores],
         device=device,
         dtype=dtype,
+        floor=1 / keys,
     )
 
 
