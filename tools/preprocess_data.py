@@ -7,15 +7,23 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from megatron import log
+from megatron.config.preprocess import WorkerTrialConfig
 from megatron.data.preprocess import preprocess
 from megatron.preparation.conversion import read_flags, say_written
+from megatron.preparation.worker_counts import try_worker_counts
 from megatron.tool import run_tool
 
 
 def main(argv: Sequence[str]) -> None:
     """Convert as `argv` says, then say what was written."""
     log.configure(rank=0)
-    asked = read_flags(argv, description=__doc__)
+    asked = read_flags(argv, description=__doc__, extra={"trial": WorkerTrialConfig})
+    trial: WorkerTrialConfig = asked.sections["trial"]
+    if trial.find_optimal_num_workers:
+        counts, most = trial.workers_to_check, trial.max_documents
+        for line in try_worker_counts(asked.conversion, counts, most):
+            print(line, flush=True)
+        return
     for notice in asked.notices:
         print(notice)
     say_written(preprocess(asked.conversion))

@@ -74,6 +74,21 @@ class PreprocessConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerTrialConfig:
+    """The search for the fastest number of workers, as the user asked for it."""
+
+    find_optimal_num_workers: bool = False
+    """Convert the first documents with several numbers of workers and say which was fastest,
+    instead of writing token files."""
+
+    workers_to_check: list[int] = field(default_factory=lambda: [16, 32, 64])
+    """Numbers of workers to try."""
+
+    max_documents: int = 100_000
+    """Documents to try them on, the first of the input."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShardConfig:
     """The shards of a conversion by several machines, as the user asked for them."""
 

@@ -165,6 +165,24 @@ def test_a_failing_late_line_leaves_nothing(directory):
     assert new_files(directory) == set()
 
 
+def test_the_fastest_number_of_workers_is_found_and_nothing_written(directory):
+    before = new_files(directory)
+    line = (
+        "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
+        "--json-keys content --find-optimal-num-workers --workers-to-check 1 3 --max-documents 40"
+    )
+    done = run(directory, line)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    one, three = (f"--workers {count}: 40 documents in " for count in (1, 3))
+    assert (lines[0].startswith(one), lines[1].startswith(three)) == (True, True)
+    assert lines[2] in ("fastest: --workers 1", "fastest: --workers 3")
+    assert new_files(directory) == before
+    done = run(directory, line.replace("--workers-to-check 1 3", "--workers-to-check 0"))
+    assert done.returncode == 2
+    assert "--workers-to-check and --max-documents: give 1 or more" in done.stderr
+
+
 def start_in_the_middle(directory):
     """Start a run whose input is a pipe, and return it with the open pipe once workers work."""
     os.mkfifo(directory / "endless.jsonl")
