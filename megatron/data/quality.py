@@ -101,7 +101,9 @@ def hash_documents(tokens: NDArray, ends: NDArray) -> NDArray[np.uint64]:
     first = 0
     while first < len(ends):
         if not short[first]:
-            document = np.ascontiguousarray(tokens[starts[first] : ends[first]], "<u4")
+            document = tokens[starts[first] : ends[first]]
+            # By what it holds and not by its type, so that equal documents are hashed alike.
+            document = document.astype("<u2" if document.max() < 1 << 16 else "<u4", copy=False)
             digest = blake2b(document.tobytes(), digest_size=8).digest()
             hashes[first] = int.from_bytes(digest, "little")
             first += 1
