@@ -21,6 +21,7 @@ _WISHES = (
     "schedule",
     "batch",
     "optimizer",
+    "precision",
     "data",
     "masks",
     "objective",
@@ -41,12 +42,23 @@ def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: st
     differences = [
         *_differences(then, now, "model", skip=_not_in_weights(now)),
         *_differences(then, now, "parallel", skip=("partition_method",)),
-        *_differences(then, now, "precision"),
-        *_differences(then, now, "optimizer", only=("name",)),
+        *_differences(then, now, "precision", only=("dtype",)),
+        *_differences(then, now, "optimizer", only=("name", "biases_only")),
     ]
     if differences:
         raise CheckpointError(
             f"{folder} was saved by a run that differs in what must be equal:\n"
+            + "\n".join(differences)
+        )
+
+
+def require_same_schedule(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
+    """Refuse to go on with another learning rate unawares; see require_same_run."""
+    if differences := [*_differences(then, now, "schedule", skip=("on_resume",))]:
+        raise CheckpointError(
+            f"{folder} was saved by a run with another learning rate; write "
+            "--override-opt_param-scheduler to go on with that of the flags, or "
+            "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint:\n"
             + "\n".join(differences)
         )
 
@@ -64,7 +76,7 @@ def other_wishes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
     yield from _differences(then, now, "model", only=_not_in_weights(now))
     for section in _WISHES:
         if section in then:
-            yield from _differences(then, now, section)
+            yield from _differences(then, now, section, skip=("on_resume",))
 
 
 def _not_in_weights(now: Mapping[str, Any]) -> tuple[str, ...]:

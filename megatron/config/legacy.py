@@ -26,6 +26,25 @@ LEGACY = (
     Legacy("--fim-data", "documents are rearranged when --fim-rate is above 0"),
     Legacy("--fim-eod-token", "the tokenizer knows which token ends a document", takes=1),
     Legacy(
+        "--fp16-lm-cross-entropy",
+        "the loss is computed in 32 bits in every run: 16 bits lose the tail of a large vocabulary",
+    ),
+    Legacy(
+        "--use-cpu-initialization",
+        "weights are drawn on the CPU in every run, so they do not depend on the layout",
+    ),
+    Legacy(
+        "--muon-tp-mode",
+        "muon gathers divided matrices, so its step is that of the whole in every layout",
+        takes=1,
+    ),
+    Legacy("--muon-no-split-qkv", "muon takes queries, keys and values as one matrix"),
+    Legacy(
+        "--muon-fp32-matmul-prec",
+        "muon multiplies in the number format of the network",
+        takes=1,
+    ),
+    Legacy(
         "--num-layers-per-virtual-pipeline-stage",
         "DeepSpeed's pipeline has no interleaved schedule; leave this flag out",
         takes=1,

@@ -5,6 +5,7 @@ import io
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -17,11 +18,14 @@ from torch import Tensor, nn
 
 from megatron.engine.clipping import clip_gradients
 from megatron.engine.mpu import Mpu
+from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline import RECOMPUTED, pipeline_module
 from megatron.engine.recompute import recompute, restore_streams, stream_states
+from megatron.engine.zero import Opened, divided_from_birth
 from megatron.errors import CheckpointError, ConfigError
 from megatron.model.layers import SequentialModel, Step
 from megatron.model.loss import Loss
+from megatron.optim.muon import Muon
 from megatron.parallel.groups import Groups
 from megatron.plan.parallel_plan import ParallelPlan
 
@@ -37,9 +41,6 @@ class Engine(ABC):
         self._groups = groups
         if engine.optimizer is engine.basic_optimizer:
             engine.clip_fp32_gradients = self._clip_gradients
-            if engine.gradient_clipping() == 0:
-                # DeepSpeed asks for the norm only when there is a limit.
-                engine._config.gradient_clipping = math.inf
             if groups.data.size() == 1:
                 # One replica has nothing to reduce; DeepSpeed would still copy every gradient
                 # into a buffer and back.
@@ -71,6 +72,11 @@ class Engine(ABC):
         """Use this learning rate from the next step on."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Use this weight decay from the next step on, for the groups that decay."""
+        for group in self._engine.optimizer.param_groups:
+            group["weight_decay"] = weight_decay * group["wd_mult"]
 
     def set_global_batch_size(self, samples: int) -> None:
         """Take so many samples per step, over all replicas, from the next step on."""
@@ -226,9 +232,10 @@ def build_engine(
         return PipelinedEngine(
             _deepspeed(pipeline, None, initialise, build_optimizer, config), groups
         )
-    model = SequentialModel(
-        steps, recompute=recompute if recomputes else None, recomputed=RECOMPUTED
-    )
+    with divided_from_birth(groups, config) if parallel.zero_stage == 3 else nullcontext():
+        model = SequentialModel(
+            steps, recompute=recompute if recomputes else None, recomputed=RECOMPUTED
+        )
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
     return PlainEngine(engine, groups, loss)
 
@@ -240,14 +247,22 @@ def _deepspeed(
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     config: dict[str, Any],
 ) -> Any:
-    initialise(model)
+    initialise(Opened(model))
     optimizer = build_optimizer(model)
+    # DeepSpeed asks for the norm only when there is a limit, and takes no limit for one of 1.0.
+    limit = config["gradient_clipping"] or math.inf
     # Some of DeepSpeed's optimizers print memory figures to stdout; warnings go through its log.
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             engine, *_ = deepspeed.initialize(
-                model=model, optimizer=optimizer, config=config, mpu=mpu, dist_init_required=False
+                model=model,
+                optimizer=optimizer,
+                config={**config, "gradient_clipping": limit},
+                mpu=mpu,
+                dist_init_required=False,
             )
     except DeepSpeedConfigError as error:
         raise ConfigError(f"DeepSpeed refuses its JSON: {error}") from error
+    if isinstance(optimizer, Muon):
+        lay_out_matrices(optimizer, engine)
     return engine

@@ -1,14 +1,60 @@
-"""Which parameters are decayed."""
+"""Which parameters are trained, which of them decay, and which are Muon's."""
 
 from typing import Any
 
 from torch import nn
 
+from megatron.plan.optimizer_plan import OptimizerPlan
 
-def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two groups: matrices, which decay, and biases and norms, which do not."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+
+def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
+    """Freeze what the plan does not train; return the rest in groups."""
+    if plan.biases_only:
+        freeze_all_but_biases(model)
+    return param_groups(model, plan.weight_decay, muon=plan.name == "muon")
+
+
+def param_groups(
+    model: nn.Module, weight_decay: float, *, muon: bool = False
+) -> list[dict[str, Any]]:
+    """Return the trained parameters in groups; none is empty.
+
+    Matrices decay, biases and norms do not. `wd_mult` of a group is 1 or 0 accordingly, so that a
+    decay that moves over the run knows where it applies.
+
+    Args:
+        muon: whether the matrices of the layers, without the embeddings, are a group of their own;
+            each group then says with `orthogonal` whether it is that one.
+    """
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = {name for name, p in trained if _dimensions(p) > 1}
+    layers = {name for name in matrices if muon and "embeddings" not in name}
+    sets = [
+        (layers, 1.0, {"orthogonal": True}),
+        (matrices - layers, 1.0, {"orthogonal": False}),
+        ({name for name, _ in trained} - matrices, 0.0, {"orthogonal": False}),
     ]
+    return [
+        {
+            "params": [p for name, p in trained if name in names],
+            "weight_decay": weight_decay * share,
+            "wd_mult": share,
+            **(mark if muon else {}),
+        }
+        for names, share, mark in sets
+        if names
+    ]
+
+
+def freeze_all_but_biases(model: nn.Module) -> None:
+    """Train the biases alone.
+
+    Source: BitFit, arXiv:2106.10199.
+    """
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+
+
+def _dimensions(parameter: nn.Parameter) -> int:
+    # ZeRO stage 3 leaves an empty tensor in the place of a weight, with the whole's shape on it.
+    return len(getattr(parameter, "ds_shape", parameter.shape))

@@ -12,8 +12,6 @@ from typing import Any
 
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.batch_plan import BatchPlan
-from megatron.plan.parallel_plan import ParallelPlan
-from megatron.plan.precision_plan import PrecisionPlan
 
 _ABSENT = object()
 
@@ -54,10 +52,24 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "gradient_clipping": (int, float),
     "fp16": (dict,),
     "fp16.enabled": (bool,),
+    "fp16.loss_scale": (int, float),
+    "fp16.initial_scale_power": (int,),
+    "fp16.loss_scale_window": (int,),
+    "fp16.hysteresis": (int,),
+    "fp16.min_loss_scale": (int, float),
     "bf16": (dict,),
     "bf16.enabled": (bool,),
     "zero_optimization": (dict,),
     "zero_optimization.stage": (int,),
+    "zero_optimization.reduce_scatter": (bool,),
+    "zero_optimization.contiguous_gradients": (bool,),
+    "zero_optimization.reduce_bucket_size": (int, float),
+    "zero_optimization.allgather_bucket_size": (int, float),
+    "zero_optimization.zero_hpz_partition_size": (int,),
+    "zero_optimization.offload_optimizer": (dict,),
+    "zero_optimization.offload_optimizer.device": (str,),
+    "zero_optimization.offload_param": (dict,),
+    "zero_optimization.offload_param.device": (str,),
 }
 """What the keys that flags own are, and the objects that hold them."""
 
@@ -81,10 +93,8 @@ def value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
     return default if node == "auto" else node
 
 
-def twins(
-    *, batch: BatchPlan, precision: PrecisionPlan, zero_stage: int, clip_grad: float
-) -> list[Twin]:
-    """Return every key that a flag owns, with the flag's value."""
+def step_twins(*, batch: BatchPlan, clip_grad: float) -> list[Twin]:
+    """Return the keys that the flags of a step own, with the flags' values."""
     start = batch.size_at(0)
     return [
         Twin("train_micro_batch_size_per_gpu", "--micro-batch-size", batch.micro_batch_size),
@@ -95,9 +105,6 @@ def twins(
             batch.num_micro_batches(start),
         ),
         Twin("gradient_clipping", "--clip-grad", clip_grad),
-        Twin("fp16.enabled", "--fp16", precision.dtype == "fp16"),
-        Twin("bf16.enabled", "--bf16", precision.dtype == "bf16"),
-        Twin("zero_optimization.stage", "--zero-stage", zero_stage),
     ]
 
 
@@ -132,25 +139,38 @@ def ds_config_problems(
 
 
 def merge_ds_config(
-    user: Mapping[str, Any], owned: list[Twin], parallel: ParallelPlan, precision: PrecisionPlan
+    user: Mapping[str, Any],
+    owned: list[Twin],
+    *,
+    zero_stage: int,
+    dtype: str,
+    fp32_gradients: bool,
+    compiles_optimizer: bool,
 ) -> dict[str, Any]:
-    """Return what DeepSpeed is given: the user's JSON with everything the plan decides in it."""
+    """Return what DeepSpeed is given: the user's JSON with everything the plan decides in it.
+
+    Args:
+        fp32_gradients: whether 16-bit training adds gradients up in 32 bits.
+        compiles_optimizer: whether the optimizer is DeepSpeed's own.
+    """
     merged = _without_auto(user)
     # The optimizer is ours (its constants are flags), and the schedule a function of the samples.
     merged.pop("optimizer", None)
     merged.pop("scheduler", None)
     for twin in owned:
         _put(merged, twin.key, twin.value)
-    _put(merged, "zero_optimization.stage", parallel.zero_stage)
-    for key, value in _silent_defaults(parallel, precision, merged).items():
+    _put(merged, "zero_optimization.stage", zero_stage)
+    silent = _silent_defaults(zero_stage=zero_stage, dtype=dtype, fp32_gradients=fp32_gradients)
+    if value_at(merged, "zero_optimization.offload_optimizer") and not compiles_optimizer:
+        # torch's Adam steps on the CPU as fast, and need not be compiled first.
+        silent["zero_force_ds_cpu_optimizer"] = False
+    for key, value in silent.items():
         if value_at(merged, key, _ABSENT) is _ABSENT:
             _put(merged, key, value)
     return merged
 
 
-def _silent_defaults(
-    parallel: ParallelPlan, precision: PrecisionPlan, merged: Mapping[str, Any]
-) -> dict[str, Any]:
+def _silent_defaults(*, zero_stage: int, dtype: str, fp32_gradients: bool) -> dict[str, Any]:
     """Return what is written where the JSON is silent and DeepSpeed's own default would hurt."""
     defaults: dict[str, Any] = {
         # The loop prints; DeepSpeed's own progress line stays quiet.
@@ -158,13 +178,10 @@ def _silent_defaults(
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
     }
-    if precision.dtype == "bf16":
-        # bf16 keeps 8 bits of mantissa: sums over micro-batches and ranks need 32-bit floats.
-        defaults |= {
-            "data_types.grad_accum_dtype": "fp32",
-            "communication_data_type": "fp32",
-        }
-    if precision.dtype == "fp16":
+    if dtype != "fp32" and fp32_gradients:
+        # 16-bit floats have few digits: sums over micro-batches and ranks need 32 bits.
+        defaults |= {"data_types.grad_accum_dtype": "fp32", "communication_data_type": "fp32"}
+    if dtype == "fp16":
         defaults |= {
             "fp16.loss_scale": 0,
             "fp16.initial_scale_power": 32,
@@ -172,11 +189,8 @@ def _silent_defaults(
             "fp16.hysteresis": 2,
             "fp16.min_loss_scale": 1,
         }
-    if parallel.zero_stage == 3:
+    if zero_stage == 3:
         defaults["zero_optimization.memory_efficient_linear"] = False
-    if value_at(merged, "zero_optimization.offload_optimizer") is not None:
-        # Our Adam runs on the CPU too; DeepSpeed's own would have to be compiled first.
-        defaults["zero_force_ds_cpu_optimizer"] = False
     return defaults
 
 

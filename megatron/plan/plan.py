@@ -14,7 +14,7 @@ from megatron.plan.ds_config import (
     ds_config_problems,
     merge_ds_config,
     read_ds_config,
-    twins,
+    step_twins,
     value_at,
 )
 from megatron.plan.mask_plan import MaskPlan, plan_masks
@@ -26,21 +26,27 @@ from megatron.plan.objective_plan import (
     objective_problems,
     plan_objective,
 )
+from megatron.plan.optimizer_plan import OptimizerPlan, optimizer_problems, plan_optimizer
 from megatron.plan.parallel_plan import ParallelPlan, parallel_problems, plan_parallel
-from megatron.plan.precision_plan import PrecisionPlan, plan_precision, precision_problems
+from megatron.plan.precision_plan import (
+    PrecisionPlan,
+    plan_precision,
+    precision_notices,
+    precision_problems,
+    precision_twins,
+)
 from megatron.plan.run_plan import (
     CheckpointPlan,
     EvaluationPlan,
     LoggingPlan,
-    OptimizerPlan,
     plan_checkpoint,
     plan_evaluation,
     plan_logging,
-    plan_optimizer,
     run_problems,
 )
 from megatron.plan.schedule_plan import SchedulePlan, plan_schedule, schedule_problems
 from megatron.plan.training_plan import TrainingPlan, plan_training, training_problems
+from megatron.plan.zero_plan import ZeroPlan, plan_zero, zero_notices, zero_problems, zero_twins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +138,9 @@ def plan(
 
     user = read_ds_config(config.deepspeed.deepspeed_config)
     precision = plan_precision(config.precision)
-    asked_stage = _asked_zero_stage(config, user)
-    stage = _zero_stage(asked_stage, precision)
-    parallel = plan_parallel(config.parallel, world_size=world_size, zero_stage=stage)
+    zero = _plan_zero(config, user)
+    optimizer = plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none")
+    parallel = plan_parallel(config.parallel, world_size=world_size, zero_stage=zero.stage)
     batch = _plan_batch(config, user, parallel.data)
     training = plan_training(config.training, batch)
     return Plan(
@@ -142,8 +148,8 @@ def plan(
         parallel=parallel,
         batch=batch,
         training=training,
-        schedule=plan_schedule(config.schedule, training, batch),
-        optimizer=plan_optimizer(config.optimizer),
+        schedule=_plan_schedule(config, training, batch),
+        optimizer=optimizer,
         precision=precision,
         data=plan_data(config, training, batch.global_batch_size, kind=KIND_OF[objective]),
         masks=plan_masks(config.masks),
@@ -152,8 +158,15 @@ def plan(
         checkpoint=plan_checkpoint(config.checkpoint),
         logging=plan_logging(config),
         recompute=config.recompute.checkpoint_activations,
-        deepspeed=merge_ds_config(user, _twins(config, user, batch), parallel, precision),
-        notices=tuple(_notices(user, asked_stage, stage)),
+        deepspeed=merge_ds_config(
+            user,
+            _twins(config, user, batch),
+            zero_stage=zero.stage,
+            dtype=precision.dtype,
+            fp32_gradients=precision.fp32_gradients,
+            compiles_optimizer=optimizer.impl == "deepspeed",
+        ),
+        notices=tuple(_notices(config, user, zero)),
     )
 
 
@@ -211,9 +224,10 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
         parallel,
         world_size=world_size,
         num_layers=config.model.num_layers,
-        zero_stage=_asked_zero_stage(config, user),
+        zero_stage=_plan_zero(config, user).asked_stage,
     )
     yield from precision_problems(config.precision, device=device)
+    yield from optimizer_problems(config.optimizer, device=device)
     yield from data_problems(config.data)
     yield from run_problems(config)
     if parallel.distributed_backend == "nccl" and device == "cpu":
@@ -247,14 +261,24 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
             f"{batch.size_at(0)} samples"
         )
         return
-    yield from schedule_problems(config.schedule, plan_schedule(config.schedule, training, batch))
+    yield from schedule_problems(config.schedule, _plan_schedule(config, training, batch))
+    zero, pipeline = _plan_zero(config, user), config.parallel.pipeline_model_parallel_size
+    yield from zero_problems(
+        zero,
+        config.deepspeed,
+        user,
+        optimizer=plan_optimizer(config.optimizer, on_cpu=False).name,
+        uses_distributed_optimizer=config.optimizer.use_distributed_optimizer,
+        pipeline=pipeline,
+        data=data,
+    )
     owned = _twins(config, user, batch)
     yield from ds_config_problems(
         user,
         owned,
         batch,
         config.deepspeed.deepspeed_config,
-        pipeline=config.parallel.pipeline_model_parallel_size,
+        pipeline=pipeline,
     )
 
 
@@ -266,28 +290,21 @@ def _plan_batch(config: Config, user: dict[str, Any], data: int) -> BatchPlan:
     )
 
 
+def _plan_schedule(config: Config, training: TrainingPlan, batch: BatchPlan) -> SchedulePlan:
+    return plan_schedule(config.schedule, training, batch, seq_length=config.model.seq_length)
+
+
+def _plan_zero(config: Config, user: dict[str, Any]) -> ZeroPlan:
+    precision = plan_precision(config.precision)
+    return plan_zero(config.deepspeed, config.optimizer, user, is_mixed=precision.is_mixed)
+
+
 def _twins(config: Config, user: dict[str, Any], batch: BatchPlan) -> list[Twin]:
-    return twins(
-        batch=batch,
-        precision=plan_precision(config.precision),
-        zero_stage=_asked_zero_stage(config, user),
-        clip_grad=config.optimizer.clip_grad,
-    )
-
-
-def _asked_zero_stage(config: Config, user: dict[str, Any]) -> int:
-    if config.deepspeed.zero_stage is not None:
-        return config.deepspeed.zero_stage
-    return value_at(user, "zero_optimization.stage", 0)
-
-
-def _zero_stage(asked: int, precision: PrecisionPlan) -> int:
-    """Return the stage that runs: DeepSpeed's unsharded 16-bit optimizers are not used.
-
-    They accumulate in 16 bits, miscount the norm under tensor parallelism, and cannot resume a
-    pipeline; stage 1 computes the same step and shards its state.
-    """
-    return max(1, asked) if precision.is_mixed else asked
+    return [
+        *step_twins(batch=batch, clip_grad=config.optimizer.clip_grad),
+        *precision_twins(config.precision, user),
+        *zero_twins(_plan_zero(config, user), config.deepspeed, config.optimizer),
+    ]
 
 
 def _global_batch_size(config: Config, user: dict[str, Any]) -> int | None:
@@ -296,11 +313,8 @@ def _global_batch_size(config: Config, user: dict[str, Any]) -> int | None:
     return value_at(user, "train_batch_size")
 
 
-def _notices(user: dict[str, Any], asked_stage: int, stage: int) -> Iterator[str]:
-    if stage != asked_stage:
-        yield (
-            f"16-bit training at ZeRO stage {asked_stage} runs as stage {stage}: the same steps, "
-            "with the optimizer state divided over the replicas"
-        )
+def _notices(config: Config, user: dict[str, Any], zero: ZeroPlan) -> Iterator[str]:
+    yield from precision_notices(config.precision, user)
+    yield from zero_notices(zero, config.optimizer)
     if "optimizer" in user:
         yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"

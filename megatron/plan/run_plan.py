@@ -1,24 +1,10 @@
-"""What surrounds the training steps, decided: evaluation, checkpoints, optimizer, logs."""
+"""What surrounds the training steps, decided: evaluation, checkpoints, logs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.config import Config
-from megatron.config.optimizer import OptimizerConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerPlan:
-    """The optimizer and its constants."""
-
-    name: str
-    weight_decay: float
-    clip_grad: float  # 0: no clipping
-    beta1: float
-    beta2: float
-    eps: float
-    momentum: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +37,6 @@ class LoggingPlan:
     validation_ppl: bool
     learning_rate: bool
     loss_scale: bool
-
-
-def plan_optimizer(optimizer: OptimizerConfig) -> OptimizerPlan:
-    """Return the decided optimizer."""
-    return OptimizerPlan(
-        name=optimizer.optimizer,
-        weight_decay=optimizer.weight_decay,
-        clip_grad=optimizer.clip_grad,
-        beta1=optimizer.adam_beta1,
-        beta2=optimizer.adam_beta2,
-        eps=optimizer.adam_eps,
-        momentum=optimizer.sgd_momentum,
-    )
 
 
 def plan_evaluation(config: Config) -> EvaluationPlan:
@@ -106,19 +79,9 @@ def run_problems(config: Config) -> Iterator[str]:
         ("--eval-interval", config.evaluation.eval_interval, 1),
         ("--eval-iters", config.evaluation.eval_iters, 0),
         ("--save-interval", config.checkpoint.save_interval, 1),
-        ("--clip-grad", config.optimizer.clip_grad, 0),
-        ("--weight-decay", config.optimizer.weight_decay, 0),
-        ("--adam-eps", config.optimizer.adam_eps, 0),
-        ("--sgd-momentum", config.optimizer.sgd_momentum, 0),
     ):
         if value is not None and value < least:
             yield f"{flag} {value} must be at least {least}"
-    for flag, beta in (
-        ("--adam-beta1", config.optimizer.adam_beta1),
-        ("--adam-beta2", config.optimizer.adam_beta2),
-    ):
-        if not 0 <= beta < 1:
-            yield f"{flag} {beta} must be at least 0 and less than 1"
     if config.checkpoint.save and not config.checkpoint.save_interval:
         yield "--save needs --save-interval: how many iterations apart"
     if config.checkpoint.save_interval and not config.checkpoint.save:

@@ -1,7 +1,8 @@
-"""The learning rate's path, in samples."""
+"""The learning rate's path."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron.config.schedule import ScheduleConfig
 from megatron.plan.batch_plan import BatchPlan
@@ -10,36 +11,63 @@ from megatron.plan.training_plan import TrainingPlan
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulePlan:
-    """The learning rate as a function of training samples."""
+    """The learning rate as a function of what was consumed, counted from the start of training."""
 
+    unit: Literal["samples", "tokens"]
     style: str
+    init: float  # the rate at the start of the warm-up
     peak: float
     floor: float
-    warmup_samples: int
-    decay_samples: int
+    warmup: int
+    decay: int  # where the floor is reached; the warm-up counts
+    anneal: int  # the last part of WSD; 0 in other styles
+    anneal_style: str
+    # What becomes of it when a run goes on from a checkpoint of another one: it must be equal, or
+    # it is that of the flags, or that of the checkpoint.
+    on_resume: Literal["equal", "flags", "checkpoint"]
 
 
 def plan_schedule(
-    schedule: ScheduleConfig, training: TrainingPlan, batch: BatchPlan
+    schedule: ScheduleConfig, training: TrainingPlan, batch: BatchPlan, *, seq_length: int
 ) -> SchedulePlan:
-    """Return the learning rate's path; iterations count as full global batches."""
+    """Return the learning rate's path; iterations count as full global batches.
+
+    Args:
+        seq_length: tokens of a sample. Where tokens are counted, samples count as so many.
+    """
     iteration = batch.global_batch_size
-    if schedule.lr_decay_samples is not None:
-        decay = schedule.lr_decay_samples
+    by_tokens = bool(schedule.lr_decay_tokens or schedule.lr_warmup_tokens)
+    sample = seq_length if by_tokens else 1
+    if schedule.lr_decay_tokens is not None:
+        decay = schedule.lr_decay_tokens
+    elif schedule.lr_decay_samples is not None:
+        decay = schedule.lr_decay_samples * sample
     elif schedule.lr_decay_iters is not None:
-        decay = schedule.lr_decay_iters * iteration
+        decay = schedule.lr_decay_iters * iteration * sample
     else:
-        decay = training.train_samples
+        decay = training.train_samples * sample
     if schedule.lr_warmup_fraction is not None:
         warmup = int(schedule.lr_warmup_fraction * decay)
     else:
-        warmup = schedule.lr_warmup_samples or schedule.lr_warmup_iters * iteration
+        warmup = schedule.lr_warmup_tokens or sample * (
+            schedule.lr_warmup_samples or schedule.lr_warmup_iters * iteration
+        )
+    override, keep = (
+        schedule.override_opt_param_scheduler,
+        schedule.use_checkpoint_opt_param_scheduler,
+    )
+    anneal = schedule.lr_wsd_decay_samples or (schedule.lr_wsd_decay_iters or 0) * iteration
     return SchedulePlan(
+        unit="tokens" if by_tokens else "samples",
         style=schedule.lr_decay_style,
+        init=schedule.lr_warmup_init,
         peak=schedule.lr,
         floor=schedule.min_lr,
-        warmup_samples=warmup,
-        decay_samples=decay,
+        warmup=warmup,
+        decay=decay,
+        anneal=anneal * sample,
+        anneal_style=schedule.lr_wsd_decay_style,
+        on_resume="flags" if override else "checkpoint" if keep else "equal",
     )
 
 
@@ -50,14 +78,43 @@ def schedule_problems(schedule: ScheduleConfig, plan: SchedulePlan) -> Iterator[
         yield f"--lr {schedule.lr} and --min-lr {schedule.min_lr} must not be negative"
     if schedule.min_lr > schedule.lr:
         yield f"--min-lr {schedule.min_lr} is more than --lr {schedule.lr}"
+    if not 0 <= schedule.lr_warmup_init <= schedule.lr:
+        yield f"--lr-warmup-init {schedule.lr_warmup_init} must be between 0 and --lr {schedule.lr}"
     if fraction is not None and not 0 <= fraction <= 1:
         yield f"--lr-warmup-fraction {fraction} must be between 0 and 1"
-    if fraction is not None and (schedule.lr_warmup_iters or schedule.lr_warmup_samples):
-        yield "--lr-warmup-fraction and --lr-warmup-iters/samples say the same: give one of them"
-    if plan.decay_samples < 1:
-        yield f"the learning rate decays over {plan.decay_samples} samples; at least 1 is needed"
-    elif plan.warmup_samples >= plan.decay_samples:
+    lengths = ("iters", "samples", "tokens")
+    said = [unit for unit in lengths if getattr(schedule, f"lr_warmup_{unit}")]
+    if fraction is not None and said:
+        yield "--lr-warmup-fraction and --lr-warmup-iters/samples/tokens say the same: give one of them"
+    if len(said) > 1:
+        yield f"--lr-warmup-{said[0]} and --lr-warmup-{said[1]} say the same: give one of them"
+    if plan.decay < 1:
+        yield f"the learning rate decays over {plan.decay} {plan.unit}; at least 1 is needed"
+    elif plan.warmup >= plan.decay:
         yield (
-            f"the warm-up ({plan.warmup_samples} samples) is not shorter than the decay "
-            f"({plan.decay_samples} samples)"
+            f"the warm-up ({plan.warmup} {plan.unit}) is not shorter than the decay "
+            f"({plan.decay} {plan.unit})"
+        )
+    yield from _wsd_problems(schedule, plan)
+    if schedule.override_opt_param_scheduler and schedule.use_checkpoint_opt_param_scheduler:
+        yield (
+            "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude each "
+            "other: the learning rate is that of the flags, or that of the checkpoint"
+        )
+
+
+def _wsd_problems(schedule: ScheduleConfig, plan: SchedulePlan) -> Iterator[str]:
+    said = schedule.lr_wsd_decay_iters is not None or schedule.lr_wsd_decay_samples is not None
+    if schedule.lr_decay_style != "WSD":
+        if said:
+            yield "--lr-wsd-decay-iters and --lr-wsd-decay-samples need --lr-decay-style WSD"
+    elif plan.anneal < 1:
+        yield (
+            "--lr-decay-style WSD needs --lr-wsd-decay-iters or --lr-wsd-decay-samples: how long its "
+            "last part is"
+        )
+    elif plan.anneal > plan.decay - plan.warmup:
+        yield (
+            f"the last part of WSD ({plan.anneal} {plan.unit}) does not fit between the warm-up "
+            f"({plan.warmup}) and the end of the decay ({plan.decay})"
         )

@@ -48,6 +48,7 @@ def training_problems(training: TrainingConfig, schedule: ScheduleConfig) -> Ite
     for flag, warmup in (
         ("--lr-warmup-iters", schedule.lr_warmup_iters),
         ("--lr-warmup-samples", schedule.lr_warmup_samples),
+        ("--lr-warmup-tokens", schedule.lr_warmup_tokens),
     ):
         if warmup < 0:
             yield f"{flag} {warmup} must be at least 0"
@@ -55,14 +56,16 @@ def training_problems(training: TrainingConfig, schedule: ScheduleConfig) -> Ite
         yield f"--seed {training.seed} must be at least 1"
     by_iters = training.train_iters is not None
     run, wrong = ("--train-iters", "samples") if by_iters else ("--train-samples", "iters")
-    decay, other_warmup = (
-        (schedule.lr_decay_samples, schedule.lr_warmup_samples)
+    decay, other_warmup, anneal = (
+        (schedule.lr_decay_samples, schedule.lr_warmup_samples, schedule.lr_wsd_decay_samples)
         if by_iters
-        else (schedule.lr_decay_iters, schedule.lr_warmup_iters)
+        else (schedule.lr_decay_iters, schedule.lr_warmup_iters, schedule.lr_wsd_decay_iters)
     )
     if decay is not None:
         yield f"--lr-decay-{wrong} does not go with {run}: count both in the same unit"
     if other_warmup:
         yield f"--lr-warmup-{wrong} does not go with {run}: count both in the same unit"
+    if anneal is not None:
+        yield f"--lr-wsd-decay-{wrong} does not go with {run}: count both in the same unit"
     if by_iters and training.rampup_batch_size is not None:
         yield "--rampup-batch-size is counted in samples: give --train-samples instead of --train-iters"

@@ -26,6 +26,9 @@ class Engine(Protocol):
     def set_lr(self, lr: float) -> None:
         """Use this learning rate."""
 
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Use this weight decay."""
+
     def set_global_batch_size(self, samples: int) -> None:
         """Take so many samples per step."""
 
@@ -35,9 +38,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a step does, as functions of the samples consumed before it."""
+    """What a step does, as functions of the state before it or of its samples."""
 
-    lr: Callable[[int], float]
+    lr: Callable[[TrainState], float]
+    weight_decay: Callable[[int], float]
     batch_size: Callable[[int], int]
     seq_length: int
 
@@ -90,9 +94,10 @@ def _take_step(
     engine: Engine, batches: Iterator[Any], schedule: Schedule, state: TrainState
 ) -> StepResult:
     started_at, skipped_before = time.perf_counter(), engine.skipped_steps
-    batch_size, lr = schedule.batch_size(state.samples), schedule.lr(state.samples)
+    batch_size, lr = schedule.batch_size(state.samples), schedule.lr(state)
     engine.set_global_batch_size(batch_size)
     engine.set_lr(lr)
+    engine.set_weight_decay(schedule.weight_decay(state.samples))
     loss = float(engine.train_batch(batches))
     return StepResult(
         loss=loss,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
-from megatron.optim.schedule import learning_rate
+from megatron.optim.schedule import learning_rate, weight_decay
 from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan, check, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
@@ -82,7 +82,7 @@ def pretrain(
     state = TrainState()
     warn_of_others(decided)
     if decided.checkpoint.load:
-        resume(engine, decided, state)
+        decided = resume(engine, decided, state)
     batches = partial(
         setup.batches_of,
         plan=decided,
@@ -151,7 +151,10 @@ class _Run:
             self.engine,
             batches,
             schedule=Schedule(
-                lr=partial(learning_rate, plan=plan.schedule),
+                lr=lambda state: learning_rate(getattr(state, plan.schedule.unit), plan.schedule),
+                weight_decay=partial(
+                    weight_decay, plan=plan.optimizer, train_samples=plan.training.train_samples
+                ),
                 batch_size=plan.batch.size_at,
                 seq_length=plan.model.seq_length,
             ),

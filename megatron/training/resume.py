@@ -1,25 +1,28 @@
 """Going on from a checkpoint: which one, and whether it is of this run."""
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpoint.compare import other_wishes, require_same_run
+from megatron.checkpoint.compare import other_wishes, require_same_run, require_same_schedule
 from megatron.checkpoint.manifest import Manifest, damage, read_manifest
 from megatron.checkpoint.names import published_tags
 from megatron.checkpoint.publish import restore_replaced
 from megatron.engine.engine import Engine
 from megatron.errors import CheckpointError, NewerCheckpointError
 from megatron.plan.plan import Plan
+from megatron.plan.schedule_plan import SchedulePlan
 from megatron.training.agree import from_rank_0, gathered, share_of
 from megatron.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
 
-def resume(engine: Engine, plan: Plan, state: TrainState) -> None:
-    """Go on from the newest complete checkpoint of --load, if there is one.
+def resume(engine: Engine, plan: Plan, state: TrainState) -> Plan:
+    """Go on from the newest complete checkpoint of --load, if there is one; return how.
+
+    That is `plan`, with the checkpoint's learning rate if the flags want that.
 
     A damaged checkpoint is passed over for the next older one, and said. Without any, the run
     starts from the beginning when --load is also --save, as in the first job of a chain.
@@ -43,14 +46,18 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> None:
             continue
         now = _as_json(asdict(plan))
         require_same_run(manifest.plan, now, str(folder))
-        for difference in other_wishes(manifest.plan, now):
+        if plan.schedule.on_resume == "equal":
+            require_same_schedule(manifest.plan, now, str(folder))
+        elif plan.schedule.on_resume == "checkpoint":
+            plan = replace(plan, schedule=_saved_schedule(manifest, folder))
+        for difference in other_wishes(manifest.plan, _as_json(asdict(plan))):
             log.warning("going on from %s with other settings:%s", folder, difference)
         engine.load(directory, tag)
         vars(state).update(manifest.state)
         log.info(
             "  successfully loaded checkpoint from %s at iteration %d", directory, state.iteration
         )
-        return
+        return plan
     if tags:
         raise CheckpointError(
             f"no checkpoint of --load {directory} is whole ({', '.join(tags)} are damaged); starting "
@@ -62,6 +69,7 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> None:
             "saved to with --save"
         )
     log.info("no checkpoint in %s yet: training starts from the beginning", directory)
+    return plan
 
 
 def _find(directory: Path) -> list[str]:
@@ -80,6 +88,16 @@ def _verified_manifest(folder: Path) -> Manifest:
     if problems := list(gathered(damage(folder, share_of(list(manifest.files))))):
         raise CheckpointError("; ".join(problems))
     return manifest
+
+
+def _saved_schedule(manifest: Manifest, folder: Path) -> SchedulePlan:
+    try:
+        return SchedulePlan(**manifest.plan["schedule"] | {"on_resume": "checkpoint"})
+    except TypeError as error:
+        raise CheckpointError(
+            f"{folder} holds no learning rate that this version understands ({error}); write "
+            "--override-opt_param-scheduler"
+        ) from error
 
 
 def _as_json(tree: Any) -> Any:

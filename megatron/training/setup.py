@@ -13,10 +13,10 @@ from megatron.data.datasets import Datasets, View, build_datasets
 from megatron.data.samplers import SampleSource
 from megatron.engine import distributed
 from megatron.engine.engine import Engine, build_engine
+from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
-from megatron.optim.build import build_optimizer
 from megatron.parallel.groups import Groups, build_groups
 from megatron.parallel.topology import Topology
 from megatron.plan.plan import Plan
@@ -25,6 +25,8 @@ from megatron.training.environment import Launch, cpu_threads
 from megatron.training.objective import Objective
 
 log = logging.getLogger(__name__)
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def start_processes(config: Config, launch: Launch, device: torch.device) -> None:
@@ -75,7 +77,13 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective) -> Engine
             num_layers=model.num_layers,
             xavier=model.init == "xavier_uniform",
         ),
-        build_optimizer=partial(build_optimizer, plan=plan.optimizer, lr=plan.schedule.peak),
+        build_optimizer=partial(
+            engine_optimizer,
+            plan=plan.optimizer,
+            lr=plan.schedule.peak,
+            tensor_group=groups.tensor,
+            dtype=_DTYPES[plan.precision.dtype],
+        ),
         config=plan.deepspeed,
     )
 

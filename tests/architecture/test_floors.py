@@ -111,7 +111,8 @@ def test_every_folder_of_the_package_is_a_package():
         ("tokenizers", {"tokenizer"}),
         ("triton", {"fused_kernels"}),
         ("flash_attn", {"fused_kernels"}),
-        ("apex", {"fused_kernels"}),
+        ("apex", {"fused_kernels", "optim"}),
+        ("bitsandbytes", {"optim"}),
     ],
 )
 def test_a_library_has_one_door(library, parts):

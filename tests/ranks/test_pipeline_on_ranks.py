@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from megatron.engine import distributed
 from megatron.engine.engine import PipelinedEngine, build_engine
+from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.pipeline import pipeline_module
 from megatron.engine.recompute import start_streams
 from megatron.errors import ConfigError
@@ -21,7 +22,6 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.model.layers import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.optim.build import build_optimizer
 from megatron.optim.param_groups import param_groups
 from megatron.parallel.groups import build_groups, lone_group
 from megatron.parallel.random import OrdinaryStream
@@ -32,6 +32,10 @@ FLAGS = [
     *("--pipeline-model-parallel-size", "2", "--global-batch-size", "4"),
     *("--optimizer", "sgd", "--sgd-momentum", "0.9", "--weight-decay", "0.1"),
     *("--attention-dropout", "0", "--hidden-dropout", "0", "--clip-grad", "0.5"),
+]
+LLAMA = [
+    *("--use-rotary-position-embeddings", "--normalization", "RMSNorm", "--swiglu"),
+    *("--group-query-attention", "--disable-bias-linear", "--untie-embeddings-and-output-weights"),
 ]
 GRID = Topology(pipeline=2, data=1, tensor=1)
 RAMP = [2, 2, 4, 8, 4]
@@ -52,20 +56,22 @@ def engine_of(*flags):
             plan.model,
             group=groups.tensor,
             rng=start_streams(groups, seed=5, activation_checkpointing={}),
-            mixed=False,
+            mixed=plan.precision.is_mixed,
         ),
         loss=next_token_loss(groups.tensor),
         groups=groups,
         parallel=plan.parallel,
         recomputes=plan.recompute,
         initialise=fill,
-        build_optimizer=partial(build_optimizer, plan=plan.optimizer, lr=0.1),
+        build_optimizer=partial(
+            engine_optimizer, plan=plan.optimizer, lr=0.1, tensor_group=groups.tensor
+        ),
         config=plan.deepspeed,
     )
 
 
-def plain():
-    plan = tiny_plan(*FLAGS, world_size=2)
+def plain(*flags):
+    plan = tiny_plan(*FLAGS, *flags, world_size=2)
     model = SequentialModel(
         gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
     )
@@ -75,7 +81,7 @@ def plain():
 
 def steps_are_those_of_plain_pytorch(rank, *flags):
     """Loss, norm and weights over steps of changing size; the tied weight counts once."""
-    engine, (model, optimizer) = engine_of(*flags), plain()
+    engine, (model, optimizer) = engine_of(*flags), plain(*flags)
     read, own = batches(), batches()
     for samples in RAMP:
         engine.set_global_batch_size(samples)
@@ -107,6 +113,24 @@ def with_zero_1_steps_are_those_of_plain_pytorch(rank):
 
 def with_recomputation_steps_are_those_of_plain_pytorch(rank):
     steps_are_those_of_plain_pytorch(rank, "--checkpoint-activations")
+
+
+def a_llama_s_steps_are_those_of_plain_pytorch(rank):
+    """Positions travel beside the activations, and nothing is tied."""
+    steps_are_those_of_plain_pytorch(rank, *LLAMA)
+
+
+def a_residual_stream_in_32_bits_travels_between_16_bit_stages(rank):
+    flags = [*LLAMA, "--fp32-residual-connection"]
+    engine, (model, _) = engine_of(*flags, "--bf16", "--global-batch-size", "2"), plain(*flags)
+    inputs, target = next(batches())
+    expected = next_token_loss(lone_group())(model(inputs), target)
+    layer = engine.module.get_submodule("3" if rank == 0 else "4")
+    seen = []
+    layer.register_forward_hook(lambda own, given, made: seen.extend([given[0][0], made[0]]))
+    assert float(engine.train_batch(batches())) == pytest.approx(float(expected.detach()), rel=0.02)
+    assert [x.dtype for x in seen] == [torch.float32, torch.float32]
+    assert {p.dtype for p in layer.parameters()} == {torch.bfloat16}
 
 
 def without_clipping_the_norm_is_told_all_the_same(rank):
@@ -172,6 +196,8 @@ CHECKS = [
     without_zero_steps_are_those_of_plain_pytorch,
     with_zero_1_steps_are_those_of_plain_pytorch,
     with_recomputation_steps_are_those_of_plain_pytorch,
+    a_llama_s_steps_are_those_of_plain_pytorch,
+    a_residual_stream_in_32_bits_travels_between_16_bit_stages,
     evaluation_is_the_mean_on_all_ranks,
     layers_are_numbered_and_named_as_in_one_process,
     a_stage_without_a_transformer_layer_is_refused,

@@ -13,12 +13,12 @@ from tiny import tiny_plan, tiny_spec
 
 from megatron.engine import distributed
 from megatron.engine.engine import build_engine
+from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.model.layers import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.optim.build import build_optimizer
 from megatron.parallel.groups import Groups
 from megatron.parallel.random import OrdinaryStream
 from megatron.parallel.topology import Topology
@@ -51,7 +51,9 @@ def build(alone):
             parallel=plan.parallel,
             recomputes=plan.recompute,
             initialise=partial(initialise, seed=1, std=0.3, num_layers=plan.model.num_layers),
-            build_optimizer=partial(build_optimizer, plan=plan.optimizer, lr=0.1),
+            build_optimizer=partial(
+                engine_optimizer, plan=plan.optimizer, lr=0.1, tensor_group=alone.tensor
+            ),
             config=plan.deepspeed,
         )
 

@@ -173,6 +173,131 @@ def test_fp16_has_a_dynamic_loss_scale_as_far_as_the_file_is_silent(decide):
     }
 
 
+def test_the_flags_of_the_loss_scale_are_written(decide):
+    flags = "--fp16 --loss-scale 1024 --initial-loss-scale 65536 --min-loss-scale 2"
+    flags += " --loss-scale-window 500 --hysteresis 4"
+    assert decide({}, *flags.split(), device="cuda").deepspeed["fp16"] == {
+        "enabled": True,
+        "loss_scale": 1024,
+        "initial_scale_power": 16,
+        "min_loss_scale": 2,
+        "loss_scale_window": 500,
+        "hysteresis": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "flag", "message"),
+    [
+        ("loss_scale", 0, "--loss-scale 1024", "loss_scale is 0, but --loss-scale is 1024.0"),
+        (
+            "initial_scale_power",
+            12,
+            "--initial-loss-scale 65536",
+            "initial_scale_power is 12, but the power of --initial-loss-scale is 16",
+        ),
+        (
+            "min_loss_scale",
+            1,
+            "--min-loss-scale 2",
+            "min_loss_scale is 1, but --min-loss-scale is 2",
+        ),
+        (
+            "loss_scale_window",
+            500,
+            "--loss-scale-window 9",
+            "loss_scale_window is 500, but --loss-scale-window is 9",
+        ),
+        ("hysteresis", 2, "--hysteresis 3", "hysteresis is 2, but --hysteresis is 3"),
+    ],
+)
+def test_a_loss_scale_that_the_file_contradicts_is_told(decide, key, value, flag, message):
+    with pytest.raises(ConfigError, match=message):
+        decide({"fp16": {key: value}}, "--fp16", *flag.split(), device="cuda")
+
+
+SCALE_12 = {"enabled": True, "loss_scale": 0, "loss_scale_window": 500, "initial_scale_power": 12}
+
+
+def test_a_power_said_as_the_loss_scale_is_read_as_the_file_means_it(decide):
+    plan = decide({"fp16": SCALE_12}, "--fp16", "--loss-scale", "12", device="cuda")
+    assert plan.deepspeed["fp16"] == SCALE_12 | {"hysteresis": 2, "min_loss_scale": 1}
+    assert (
+        "--loss-scale 12 is read as fp16.initial_scale_power of the JSON: the loss scale moves and "
+        "starts at 4096"
+    ) in plan.notices
+    with pytest.raises(ConfigError, match="loss_scale is 0, but --loss-scale is 13.0"):
+        decide({"fp16": SCALE_12}, "--fp16", "--loss-scale", "13", device="cuda")
+
+
+def test_a_loss_scale_without_fp16_is_told_to_do_nothing():
+    notices = tiny_plan("--bf16", "--zero-stage", "1", "--loss-scale", "12").notices
+    assert notices == ("--loss-scale 12 has nothing to do: only --fp16 scales its loss",)
+
+
+def test_fp16_sums_in_32_bits_when_asked_to(decide):
+    flag = "--accumulate-allreduce-grads-in-fp32"
+    merged = decide({}, "--fp16", flag, device="cuda").deepspeed
+    assert merged["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert merged["communication_data_type"] == "fp32"
+    assert "data_types" not in decide({}, "--fp16", device="cuda").deepspeed
+    assert "data_types" not in decide({}, flag).deepspeed
+    with pytest.raises(ConfigError, match='grad_accum_dtype is "bf16", but --accumulate-allreduce'):
+        decide({"data_types": {"grad_accum_dtype": "bf16"}}, "--bf16", flag)
+
+
+@pytest.mark.parametrize(
+    ("flags", "block"),
+    [
+        ("--zero-reduce-scatter", {"reduce_scatter": True}),
+        ("--zero-contigious-gradients", {"contiguous_gradients": True}),
+        ("--zero-reduce-bucket-size 1_000", {"reduce_bucket_size": 1000}),
+        ("--zero-allgather-bucket-size 1000", {"allgather_bucket_size": 1000}),
+        ("--zero-reduce-bucket-size 0", {}),
+        ("--cpu-optimizer", {"stage": 1, "offload_optimizer": {"device": "cpu"}}),
+        (
+            "--zero-stage 3 --remote-device cpu --use-pin-memory",
+            {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}}
+            | {"memory_efficient_linear": False},
+        ),
+        ("--use-distributed-optimizer", {"stage": 1}),
+        ("--use-distributed-optimizer --zero-stage 2", {"stage": 2}),
+    ],
+)
+def test_the_flags_of_zero_are_written(flags, block):
+    assert tiny_plan(*flags.split()).deepspeed["zero_optimization"] == {"stage": 0} | block
+
+
+@pytest.mark.parametrize(
+    ("block", "flags", "message"),
+    [
+        ({"reduce_bucket_size": 5}, "--zero-reduce-bucket-size 6", "but --zero-reduce-bucket-s"),
+        ({"reduce_scatter": False}, "--zero-reduce-scatter", "but --zero-reduce-scatter is True"),
+        ({"offload_optimizer": {"device": "nvme"}}, "--cpu-optimizer", "but --cpu-optimizer is c"),
+        ({"offload_param": {"device": "cpu"}}, "--remote-device none", "but --remote-device is n"),
+    ],
+)
+def test_a_flag_of_zero_that_the_file_contradicts_is_told(decide, block, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        decide({"zero_optimization": {"stage": 3} | block}, *flags.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "impl", "forces_its_own"),
+    [
+        ("--cpu-optimizer", "deepspeed", True),
+        ("--cpu-optimizer --optimizer lion", "deepspeed", True),
+        ("--cpu-optimizer --cpu_torch_adam", "torch", False),
+        ("--cpu-optimizer --optimizer sgd", "torch", False),
+        ("--cpu-optimizer --optimizer-impl torch", "torch", False),
+    ],
+)
+def test_deepspeed_insists_on_its_own_optimizer_only_where_it_has_one(flags, impl, forces_its_own):
+    plan = tiny_plan(*flags.split())
+    assert (plan.optimizer.impl, plan.optimizer.on_cpu) == (impl, True)
+    assert plan.deepspeed.get("zero_force_ds_cpu_optimizer", True) == forces_its_own
+
+
 @pytest.mark.parametrize(
     ("flags", "stage"),
     [

@@ -36,6 +36,66 @@ def test_sizes_that_are_not_said_follow_from_the_others():
     assert model.max_position_embeddings == 6
 
 
+@pytest.mark.parametrize(
+    ("flags", "decided"),
+    [
+        ("", {"position_embedding": "learned", "rotary_dim": 0, "num_query_groups": 2}),
+        ("--position-embedding-type learned_absolute", {"position_embedding": "learned"}),
+        ("--position-embedding-type absolute", {"position_embedding": "learned"}),
+        ("--position-embedding-type none", {"position_embedding": "none"}),
+        ("--no-position-embedding", {"position_embedding": "none"}),
+        ("--position-embedding-type alibi", {"position_embedding": "alibi", "rotary_dim": 0}),
+        (
+            "--position-embedding-type rotary",
+            {"position_embedding": "rotary", "rotary_dim": 4, "rotary_base": 1e4},
+        ),
+        (
+            "--use-rotary-position-embeddings --no-position-embedding --rotary-percent 0.5",
+            {"position_embedding": "rotary", "rotary_dim": 2, "rope_scaling": 1.0},
+        ),
+        (
+            "--position-embedding-type rope --rotary-base 500000 --use-rope-scaling",
+            {"rotary_base": 5e5, "rope_scaling": 8.0, "rotary_interpolation": 1.0},
+        ),
+        (
+            "--position-embedding-type rope --rotary-seq-len-interpolation-factor 4",
+            {"rotary_interpolation": 4.0},
+        ),
+        # What has no meaning makes no difference between two plans.
+        ("--rotary-base 7 --rope-scaling-factor 3", {"rotary_base": 0.0, "rope_scaling": 1.0}),
+        ("--group-query-attention", {"num_query_groups": 1}),
+        ("--group-query-attention --num-query-groups 2", {"num_query_groups": 2}),
+        ("--window-size 3", {"window": 4}),
+        ("--window-size 3,0", {"window": 4}),
+        ("--window-size (0,0)", {"window": 1}),
+        ("--window-size -1", {"window": 0}),
+        ("--normalization RMSNorm", {"normalization": "RMSNorm", "norm_epsilon": 1e-5}),
+        ("--norm-epsilon 1e-6 --apply-layernorm-1p", {"norm_epsilon": 1e-6, "layernorm_1p": True}),
+        ("--layernorm-epsilon 1e-6", {"norm_epsilon": 1e-6}),
+        ("--embed-layernorm --qk-layernorm", {"embed_layernorm": True, "qk_layernorm": True}),
+        ("--apply-residual-connection-post-layernorm", {"residual_after_norm": True}),
+        ("", {"activation": "gelu_tanh"}),
+        ("--openai-gelu --gelu tanh", {"activation": "gelu_tanh"}),
+        ("--gelu erf", {"activation": "gelu_erf"}),
+        ("--onnx-safe True", {"activation": "gelu_erf"}),
+        ("--onnx-safe False", {"activation": "gelu_tanh"}),
+        ("--squared-relu", {"activation": "squared_relu", "is_gated": False}),
+        ("--swiglu", {"activation": "swiglu", "is_gated": True, "ffn_hidden_size": 32}),
+        ("--glu-activation geglu", {"activation": "geglu", "is_gated": True}),
+        ("--swiglu --glu-activation swiglu", {"activation": "swiglu"}),
+        ("--disable-bias-linear", {"linear_bias": False, "qkv_bias": False}),
+        ("--disable-bias-linear --add-qkv-bias", {"linear_bias": False, "qkv_bias": True}),
+        ("--untie-embeddings-and-output-weights", {"tied_embeddings": False}),
+        ("--fp32-residual-connection", {"fp32_residual": True}),
+        ("--init-method-xavier-uniform", {"init": "xavier_uniform"}),
+        ("--no-query-key-layer-scaling", {"query_key_layer_scaling": False}),
+    ],
+)
+def test_every_option_reaches_the_network(flags, decided):
+    model = tiny_plan(*flags.split()).model
+    assert {name: getattr(model, name) for name in decided} == decided
+
+
 def test_sizes_that_are_said_are_kept():
     flags = "--ffn-hidden-size 12 --kv-channels 5 --max-position-embeddings 9 --hidden-size 7"
     model = tiny_plan(*flags.split()).model

@@ -40,6 +40,84 @@ def problems(line, *, world_size=1, device="cpu"):
             "--max-position-embeddings 5",
             "--max-position-embeddings 5 is less than --seq-length 6; every position needs a row",
         ),
+        ("--num-query-groups 0", "--num-query-groups 0 must be at least 1"),
+        ("--norm-epsilon 0", "--layernorm-epsilon 0.0 must be more than 0"),
+        ("--init-method-std -1", "--init-method-std -1.0 must be more than 0"),
+        ("--num-query-groups 2", "--num-query-groups 2 needs --group-query-attention"),
+        (
+            "--group-query-attention --num-query-groups 3",
+            "--num-attention-heads 2 is not a multiple of --num-query-groups 3: every group has "
+            "as many heads as the others",
+        ),
+        *(
+            (
+                f"--window-size {size}",
+                f"--window-size {size} is not LEFT or LEFT,0 with LEFT at least 0, or -1 for no "
+                "window: a token sees nothing behind itself",
+            )
+            for size in ("4,4", "-2", "wide", "3,")
+        ),
+        (
+            "--use-rotary-position-embeddings --position-embedding-type alibi",
+            "--use-rotary-position-embeddings and --position-embedding-type alibi contradict each "
+            "other: give one of them",
+        ),
+        (
+            "--no-position-embedding --position-embedding-type absolute",
+            "--no-position-embedding and --position-embedding-type absolute contradict each "
+            "other: give one of them",
+        ),
+        *(
+            (flags, f"{flags.split()[0]} needs --position-embedding-type rotary")
+            for flags in (
+                "--rotary-percent 0.5",
+                "--rotary-seq-len-interpolation-factor 2",
+                "--use-rope-scaling",
+            )
+        ),
+        (
+            "--position-embedding-type rotary --rotary-percent 0",
+            "--rotary-percent 0.0 must be more than 0 and at most 1",
+        ),
+        (
+            "--position-embedding-type rotary --rotary-percent 0.75",
+            "--rotary-percent 0.75 of 4 features per head are 3: rotary positions turn pairs, so "
+            "an even number above 0 is needed",
+        ),
+        (
+            "--position-embedding-type rope --rotary-base 0",
+            "--rotary-base 0.0 must be more than 0",
+        ),
+        (
+            "--position-embedding-type rope --rotary-seq-len-interpolation-factor -1",
+            "--rotary-seq-len-interpolation-factor -1.0 must be more than 0",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 0",
+            "--rope-scaling-factor 0.0 must be more than 0",
+        ),
+        (
+            "--swiglu --glu-activation reglu",
+            "--swiglu and --glu-activation reglu exclude each other: give one of them",
+        ),
+        (
+            "--swiglu --squared-relu",
+            "--swiglu and --squared-relu exclude each other: give one of them",
+        ),
+        (
+            "--openai-gelu --gelu erf",
+            "--gelu (erf) and --openai-gelu (tanh) name two forms of GELU: give one of them",
+        ),
+        (
+            "--onnx-safe True --glu-activation geglu",
+            "--onnx-safe chooses a form of the plain MLP's GELU, which --glu-activation geglu "
+            "replaces: leave it out",
+        ),
+        (
+            "--add-qkv-bias",
+            "--add-qkv-bias keeps a bias that --disable-bias-linear takes out; without that flag "
+            "it is there: leave --add-qkv-bias out",
+        ),
         ("--tensor-model-parallel-size 0", "must be at least 1"),
         ("--pipeline-model-parallel-size 0", "must be at least 1"),
         ("--zero-stage 4", "--zero-stage 4 is none of 0, 1, 2, 3"),
@@ -122,8 +200,79 @@ def problems(line, *, world_size=1, device="cpu"):
         ("--lr-warmup-iters -1", "--lr-warmup-iters -1 must be at least 0"),
         (
             "--lr-warmup-fraction 0.1 --lr-warmup-iters 2",
-            "--lr-warmup-fraction and --lr-warmup-iters/samples say the same: give one of them",
+            "--lr-warmup-fraction and --lr-warmup-iters/samples/tokens say the same: give one of "
+            "them",
         ),
+        (
+            "--lr-warmup-iters 1 --lr-warmup-tokens 2",
+            "--lr-warmup-iters and --lr-warmup-tokens say the same: give one of them",
+        ),
+        ("--lr-warmup-tokens -1", "--lr-warmup-tokens -1 must be at least 0"),
+        ("--lr-warmup-init 0.2", "--lr-warmup-init 0.2 must be between 0 and --lr 0.1"),
+        (
+            "--lr-decay-style WSD",
+            "--lr-decay-style WSD needs --lr-wsd-decay-iters or --lr-wsd-decay-samples: how long "
+            "its last part is",
+        ),
+        (
+            "--lr-wsd-decay-iters 3",
+            "--lr-wsd-decay-iters and --lr-wsd-decay-samples need --lr-decay-style WSD",
+        ),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-samples 3",
+            "--lr-wsd-decay-samples does not go with --train-iters: count both in the same unit",
+        ),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-iters 9 --lr-warmup-iters 2",
+            "the last part of WSD (18 samples) does not fit between the warm-up (4) and the end of "
+            "the decay (20)",
+        ),
+        (
+            "--override-lr-scheduler --use-checkpoint-lr-scheduler",
+            "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude each "
+            "other: the learning rate is that of the flags, or that of the checkpoint",
+        ),
+        ("--start-weight-decay 0.1", "need --weight-decay-incr-style linear or cosine"),
+        (
+            "--weight-decay-incr-style linear --end-weight-decay 1",
+            "--weight-decay-incr-style linear needs both --start-weight-decay and "
+            "--end-weight-decay",
+        ),
+        ("--lion-beta2 1", "--lion-beta2 1.0 must be at least 0 and less than 1"),
+        ("--muon-momentum 1", "--muon-momentum 1.0 must be at least 0 and less than 1"),
+        ("--muon-num-ns-steps 0", "--muon-num-ns-steps 0 must be at least 1"),
+        ("--muon-extra-scale-factor 0", "--muon-extra-scale-factor 0.0 must be more than 0"),
+        ("--use-bnb-optimizer --optimizer lion", "leave out --optimizer lion"),
+        ("--use-bnb-optimizer", "Adam with 8-bit state needs a GPU to step on"),
+        ("--optimizer-impl apex", "--optimizer-impl apex needs a GPU to step on"),
+        ("--optimizer-impl apex --optimizer sgd", "--optimizer-impl apex has no sgd here"),
+        ("--optimizer-impl deepspeed --optimizer muon", "deepspeed has no muon here"),
+        ("--optimizer adam8bit --optimizer-impl torch", "has no Adam with 8-bit state"),
+        ("--cpu_torch_adam", "--cpu_torch_adam says which Adam --cpu-optimizer takes"),
+        (
+            "--cpu-optimizer --cpu_torch_adam --optimizer-impl deepspeed",
+            "--cpu_torch_adam and --optimizer-impl deepspeed exclude each other",
+        ),
+        (
+            "--cpu-optimizer --zero-stage 0",
+            "the optimizer's state is offloaded by ZeRO from stage 1 on: write --zero-stage 1",
+        ),
+        ("--remote-device cpu --zero-stage 2", "weights are offloaded by ZeRO stage 3 alone"),
+        ("--remote-device nvme --zero-stage 3", "nvme needs zero_optimization.offload_param.nvme"),
+        ("--use-pin-memory", "--use-pin-memory is for what is offloaded"),
+        ("--zero-reduce-bucket-size -1", "--zero-reduce-bucket-size -1 must be at least 0"),
+        (
+            "--use-distributed-optimizer --zero-stage 0",
+            "--use-distributed-optimizer is ZeRO stage 1",
+        ),
+        ("--optimizer muon --zero-stage 3", "write --zero-stage 2"),
+        ("--optimizer muon --cpu-optimizer", "take the offload out"),
+        ("--loss-scale -1", "--loss-scale -1 must be at least 0"),
+        ("--initial-loss-scale 3", "--initial-loss-scale 3 must be a power of two"),
+        ("--initial-loss-scale 0.5", "--initial-loss-scale 0.5 must be a power of two"),
+        ("--min-loss-scale 0.5", "--min-loss-scale 0.5 must be a whole number of at least 1"),
+        ("--loss-scale-window 0", "--loss-scale-window 0 must be a whole number of at least 1"),
+        ("--hysteresis 0", "--hysteresis 0 must be a whole number of at least 1"),
         (
             "--lr-decay-iters 0",
             "the learning rate decays over 0 samples; at least 1 is needed",
@@ -174,6 +323,12 @@ def test_a_problem_is_told(line, message):
             "--tensor-model-parallel-size 4",
             4,
             "--num-attention-heads 2 is not a multiple of --tensor-model-parallel-size 4",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --group-query-attention",
+            2,
+            "--num-query-groups 1 is not a multiple of --tensor-model-parallel-size 2: every rank "
+            "needs whole groups of heads; take 2 groups, or fewer ranks",
         ),
         (
             "--tensor-model-parallel-size 2 --ffn-hidden-size 9",
@@ -275,3 +430,54 @@ def test_json_of_another_type_is_a_mistake_of_the_user(tmp_path, content, messag
     file.write_text(json.dumps(content))
     line = f"--deepspeed_config {file} --pipeline-model-parallel-size 2"
     assert message in "\n".join(problems(line, world_size=2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--optimizer muon --bf16", "--optimizer muon with ZeRO needs a pipeline of one stage"),
+        ("--cpu-optimizer", "an offloaded optimizer does not work with"),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_told(flags, message):
+    found = problems(f"--pipeline-model-parallel-size 2 {flags}", world_size=2)
+    assert [problem for problem in found if message in problem]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"offload_optimizer": {"device": "cpu"}}, "offloaded by ZeRO from stage 1 on"),
+        ({"offload_optimizer": {}}, "offloaded by ZeRO from stage 1 on"),
+        ({"stage": 2, "offload_param": {"device": "cpu"}}, "by ZeRO stage 3 alone, not by stage 2"),
+        (
+            {"stage": 2, "offload_optimizer": {"device": "nvme"}},
+            "only ZeRO stage 3 offloads to nvme",
+        ),
+        ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "nvme needs zero_optimization.off"),
+        ({"stage": 3, "offload_optimizer": {"device": "tape"}}, "none of none, cpu, nvme"),
+        ({"stage": 2, "zero_quantized_weights": True}, "works at ZeRO stage 3 alone"),
+        ({"stage": 3, "zero_hpz_partition_size": 4}, "4 does not divide the 2 replicas"),
+        ({"stage": 3, "zero_hpz_partition_size": "2"}, "expected int"),
+    ],
+)
+def test_what_zero_cannot_do_is_told(block, message, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": block}))
+    found = problems(f"--deepspeed_config {file}", world_size=2)
+    assert [problem for problem in found if message in problem]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"stage": 1, "zero_hpz_partition_size": 1, "zero_quantized_weights": False},
+        {"stage": 3, "zero_hpz_partition_size": 2, "zero_quantized_gradients": True},
+        {"stage": 1, "offload_param": {"device": "none"}},
+    ],
+)
+def test_what_zero_can_do_passes_through(block, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": block}))
+    zero = tiny_plan("--deepspeed_config", str(file), world_size=2).deepspeed["zero_optimization"]
+    assert zero == zero | block

@@ -39,7 +39,8 @@ def test_a_run_of_samples_has_its_steps():
 )
 def test_iterations_count_as_full_batches(flags, path):
     schedule = by_iters(*flags.split()).schedule
-    assert (schedule.warmup_samples, schedule.decay_samples) == path
+    assert (schedule.warmup, schedule.decay) == path
+    assert schedule.unit == "samples"
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,48 @@ def test_iterations_count_as_full_batches(flags, path):
 )
 def test_samples_count_as_they_are(flags, path):
     schedule = by_samples(*flags.split()).schedule
-    assert (schedule.warmup_samples, schedule.decay_samples) == path
+    assert (schedule.warmup, schedule.decay) == path
+    assert schedule.unit == "samples"
 
 
 def test_the_rest_of_the_path_is_as_asked():
     schedule = by_iters("--min-lr", "0.01", "--lr-decay-style", "cosine").schedule
     assert (schedule.style, schedule.peak, schedule.floor) == ("cosine", 0.1, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ("--lr-decay-tokens 1000", (0, 1000)),
+        ("--lr-decay-tokens 1000 --lr-warmup-tokens 10", (10, 1000)),
+        ("--lr-decay-tokens 1000 --lr-warmup-fraction 0.1", (100, 1000)),
+        ("--lr-decay-tokens 1000 --lr-warmup-samples 5", (30, 1000)),
+        ("--lr-warmup-tokens 10", (10, 6000)),
+        ("--lr-warmup-tokens 10 --lr-decay-samples 50", (10, 300)),
+    ],
+)
+def test_tokens_make_the_whole_path_one_over_tokens(flags, path):
+    schedule = by_samples(*flags.split()).schedule
+    assert (schedule.unit, schedule.warmup, schedule.decay) == ("tokens", *path)
+
+
+def test_the_last_part_of_wsd_counts_like_the_rest():
+    flags = "--lr-decay-style WSD --lr-wsd-decay-iters 30 --lr-wsd-decay-style linear"
+    schedule = by_iters(*flags.split()).schedule
+    assert (schedule.anneal, schedule.anneal_style) == (120, "linear")
+    schedule = by_iters(*flags.split(), "--lr-decay-tokens", "2400").schedule
+    assert schedule.anneal == 720
+
+
+@pytest.mark.parametrize(
+    ("flag", "choice"),
+    [
+        ("", "equal"),
+        ("--override-lr-scheduler", "flags"),
+        ("--override-opt_param-scheduler", "flags"),
+        ("--use-checkpoint-lr-scheduler", "checkpoint"),
+        ("--use-checkpoint-opt_param-scheduler", "checkpoint"),
+    ],
+)
+def test_what_becomes_of_it_on_resume(flag, choice):
+    assert by_iters(*flag.split()).schedule.on_resume == choice

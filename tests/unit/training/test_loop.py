@@ -19,6 +19,9 @@ class FakeEngine:
     def set_lr(self, lr):
         self.calls.append(("lr", lr))
 
+    def set_weight_decay(self, weight_decay):
+        self.calls.append(("decay", weight_decay))
+
     def set_global_batch_size(self, samples):
         self.calls.append(("size", samples))
 
@@ -51,7 +54,12 @@ def run(iterations, *, state=None, hooks=(), exit_interval=0):
     reason = train(
         engine,
         iter(range(1, 100)),
-        schedule=Schedule(lr=lambda samples: samples / 10, batch_size=growing, seq_length=5),
+        schedule=Schedule(
+            lr=lambda state: state.tokens / 50,
+            weight_decay=lambda samples: samples / 100,
+            batch_size=growing,
+            seq_length=5,
+        ),
         state=state,
         hooks=hooks,
         stop=Stop(plan, started_from=state.iteration),
@@ -64,15 +72,15 @@ def test_counters_add_up_over_a_growing_batch():
     assert state == TrainState(iteration=4, samples=16, tokens=80, skipped=1)
 
 
-def test_rate_and_size_follow_from_the_samples_before_the_step():
+def test_rate_decay_and_size_follow_from_what_was_consumed_before_the_step():
     _, _, engine = run(3)
-    steps = [engine.calls[i : i + 3] for i in range(0, 9, 3)]
-    assert [sorted(step[:2]) for step in steps] == [
-        [("lr", 0.0), ("size", 2)],
-        [("lr", 0.2), ("size", 2)],
-        [("lr", 0.4), ("size", 6)],
+    steps = [engine.calls[i : i + 4] for i in range(0, 12, 4)]
+    assert [sorted(step[:3]) for step in steps] == [
+        [("decay", 0.0), ("lr", 0.0), ("size", 2)],
+        [("decay", 0.02), ("lr", 0.2), ("size", 2)],
+        [("decay", 0.04), ("lr", 0.4), ("size", 6)],
     ]
-    assert [step[2] for step in steps] == [("step", 1), ("step", 2), ("step", 3)]
+    assert [step[3] for step in steps] == [("step", 1), ("step", 2), ("step", 3)]
 
 
 def test_hooks_see_the_step_counted_already_in_their_order():

@@ -1,0 +1,85 @@
+"""Optimizers out of DeepSpeed, and what it does to those that are not its own."""
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from torch import nn
+
+from megatron.errors import ConfigError
+from megatron.optim.build import build_optimizer, shard_dim
+from megatron.optim.muon import Flat, Muon, Piece
+from megatron.optim.param_groups import plan_groups
+from megatron.plan.optimizer_plan import OptimizerPlan
+
+
+def engine_optimizer(
+    model: nn.Module,
+    plan: OptimizerPlan,
+    lr: float,
+    *,
+    tensor_group: dist.ProcessGroup,
+    dtype: torch.dtype = torch.float32,
+) -> torch.optim.Optimizer:
+    """Return the optimizer of this rank's parameters, whoever's it is; see build_optimizer."""
+    if plan.impl == "deepspeed":
+        return deepspeed_optimizer(model, plan, lr)
+    return build_optimizer(model, plan, lr, tensor_group=tensor_group, dtype=dtype)
+
+
+def deepspeed_optimizer(model: nn.Module, plan: OptimizerPlan, lr: float) -> torch.optim.Optimizer:
+    """Return DeepSpeed's Adam or Lion, that for the host when the plan steps there.
+
+    The first use on a machine compiles it, for a minute.
+
+    Raises:
+        ConfigError: it cannot be compiled here.
+    """
+    groups = plan_groups(model, plan)
+    constants: dict[str, Any] = {"lr": lr, "betas": (plan.beta1, plan.beta2)}
+    if plan.name == "adam":
+        constants["eps"] = plan.eps
+    kind = {
+        ("adam", False): FusedAdam,
+        ("adam", True): DeepSpeedCPUAdam,
+        ("lion", False): FusedLion,
+        ("lion", True): DeepSpeedCPULion,
+    }[plan.name, plan.on_cpu]
+    try:
+        return kind(groups, **constants)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"DeepSpeed's {kind.__name__} cannot be built here ({error}); write --optimizer-impl "
+            "torch, or --cpu_torch_adam with --cpu-optimizer"
+        ) from error
+
+
+def lay_out_matrices(optimizer: Muon, engine: Any) -> None:
+    """Tell Muon where its matrices lie in the flat tensors that ZeRO stages 1 and 2 made of them."""
+    zero = engine.optimizer
+    if zero is optimizer:
+        return
+    for number, group in enumerate(optimizer.param_groups):
+        if group["orthogonal"]:
+            pieces = [
+                Piece(start, (parameter.size(0), parameter.size(1)), shard_dim(parameter))
+                for parameter, start in _places(zero, number)
+            ]
+            (flat,) = group["params"]
+            optimizer.lay_out(flat, Flat(pieces, zero.real_dp_process_group[number]))
+
+
+def _places(zero: Any, group: int) -> Iterator[tuple[nn.Parameter, int]]:
+    """Yield the parameters of a group with their first places in its flat tensor."""
+    if isinstance(zero, BF16_Optimizer):
+        parameters = zero.bf16_groups[group]
+        starts = accumulate((p.numel() for p in parameters[:-1]), initial=0)
+    else:
+        parameters = zero.round_robin_bit16_groups[group]
+        starts = zero.round_robin_bit16_offsets[group]
+    yield from zip(parameters, starts, strict=True)
