@@ -24,7 +24,27 @@ from megatron.parallel.random import OrdinaryStream
 from megatron.parallel.sharding import shard_of
 from megatron.parallel.topology import Topology
 
-SPECS = [{}, {"head_dim": 5, "ffn_hidden_size": 22, "num_layers": 3, "padded_vocab_size": 14}]
+FOUR_HEADS = {"num_attention_heads": 4, "head_dim": 4}
+LLAMA = FOUR_HEADS | {
+    "num_query_groups": 2,
+    "position_embedding": "rotary",
+    "rotary_dim": 4,
+    "normalization": "RMSNorm",
+    "activation": "swiglu",
+    "linear_bias": False,
+    "qkv_bias": False,
+    "tied_embeddings": False,
+}
+BLOOM = {"num_attention_heads": 6, "position_embedding": "alibi", "embed_layernorm": True}
+SPECS = [
+    {},
+    {"head_dim": 5, "ffn_hidden_size": 22, "num_layers": 3, "padded_vocab_size": 14},
+    LLAMA,
+    LLAMA | {"qk_layernorm": True, "layernorm_1p": True, "window": 3, "linear_bias": True},
+    BLOOM | {"activation": "geglu", "residual_after_norm": True},
+    FOUR_HEADS | {"position_embedding": "none", "qk_layernorm": True, "activation": "reglu"},
+    {"activation": "squared_relu", "linear_bias": False, "tied_embeddings": False},
+]
 
 
 def groups_of(**axes):
@@ -51,7 +71,8 @@ def batch(seed=0):
     torch.manual_seed(seed)
     rows = torch.randint(11, (3, 7))
     tokens, labels = rows[:, :-1], rows[:, 1:]
-    return (tokens, torch.arange(6).expand_as(tokens)), (labels, torch.ones(labels.shape))
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 0, 1]])
+    return (tokens, positions), (labels, torch.ones(labels.shape))
 
 
 def piece(name, whole, sharded_parameters):

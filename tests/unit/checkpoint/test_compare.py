@@ -69,6 +69,31 @@ def test_what_no_weight_depends_on_may_change_and_is_told():
     assert list(other_wishes(then, then)) == []
 
 
+def test_another_network_is_told_by_what_differs():
+    flags = "--position-embedding-type rotary --swiglu --group-query-attention --window-size 2"
+    with pytest.raises(CheckpointError) as caught:
+        require_same_model(saved(), saved(*flags.split()), "f")
+    assert str(caught.value).splitlines()[1:] == [
+        "  model.activation: gelu_tanh in the checkpoint, swiglu now",
+        "  model.num_query_groups: 2 in the checkpoint, 1 now",
+        "  model.position_embedding: learned in the checkpoint, rotary now",
+        "  model.rotary_base: 0.0 in the checkpoint, 10000.0 now",
+        "  model.rotary_dim: 0 in the checkpoint, 4 now",
+        "  model.window: 0 in the checkpoint, 3 now",
+    ]
+
+
+def test_only_a_learned_table_limits_the_positions_of_another_run():
+    longer = ["--max-position-embeddings", "9"]
+    with pytest.raises(CheckpointError, match="max_position_embeddings: 6 in the checkpoint, 9"):
+        require_same_model(saved(), saved(*longer), "f")
+    alibi = ["--position-embedding-type", "alibi"]
+    then, now = saved(*alibi), saved(*alibi, *longer)
+    require_same_model(then, now, "f")
+    told = "  model.max_position_embeddings: 6 in the checkpoint, 9 now"
+    assert list(other_wishes(then, now)) == [told]
+
+
 def test_for_generation_the_layout_may_differ():
     require_same_model(saved(), saved("--bf16", world_size=2), "f")
     with pytest.raises(CheckpointError, match="f holds another network than asked for:\n  model.n"):

@@ -23,11 +23,24 @@ SIZES = {
 }
 
 
+OTHERS = {
+    "num_query_groups": 4,
+    "activation": "swiglu",
+    "tied_embeddings": False,
+    "position_embedding": "rotary",
+    "rotary_dim": 10,
+    "normalization": "RMSNorm",
+    "qk_layernorm": True,
+    "embed_layernorm": True,
+}
+
+
 def model_of(index=0, count=1, seed=3, **changes):
     spec = tiny_spec(**(SIZES | changes))
     steps = gpt_layers(spec, group=Shards(index, count), rng=OrdinaryStream(), mixed=False)
     model = SequentialModel(steps)
-    initialise(model, seed=seed, std=spec.init_std, num_layers=spec.num_layers)
+    xavier = spec.init == "xavier_uniform"
+    initialise(model, seed=seed, std=spec.init_std, num_layers=spec.num_layers, xavier=xavier)
     return model
 
 
@@ -36,9 +49,10 @@ def matrices(model):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_shards_laid_side_by_side_are_the_whole(count):
-    whole = model_of()
-    shards = [dict(model_of(index, count).named_parameters()) for index in range(count)]
+@pytest.mark.parametrize("changes", [{}, OTHERS, OTHERS | {"init": "xavier_uniform"}])
+def test_shards_laid_side_by_side_are_the_whole(count, changes):
+    whole = model_of(**changes)
+    shards = [dict(model_of(i, count, **changes).named_parameters()) for i in range(count)]
     for name, parameter in whole.named_parameters():
         shard = shard_of(shards[0][name])
         pieces = [own[name] for own in shards]
@@ -112,6 +126,22 @@ def test_the_spread_is_the_one_asked_for():
         error = 6 * std / math.sqrt(matrix.numel())
         assert abs(float(matrix.mean())) < error, name
         assert abs(float(matrix.std()) - std) < error / math.sqrt(2), name
+
+
+def test_xavier_spreads_evenly_up_to_its_bound():
+    for name, matrix in matrices(model_of(init="xavier_uniform", hidden_size=120)).items():
+        bound = math.sqrt(6 / sum(matrix.shape))
+        assert 0.99 * bound < matrix.abs().max() <= bound, name
+        # Six standard errors of the standard deviation of so many even numbers.
+        error = 6 * bound * math.sqrt(1 / 15) / math.sqrt(matrix.numel())
+        assert abs(float(matrix.std()) - bound / math.sqrt(3)) < error, name
+        low, high = (float((matrix < edge * bound).float().mean()) for edge in (-0.5, 0.5))
+        assert (low, high) == (pytest.approx(0.25, abs=0.05), pytest.approx(0.75, abs=0.05))
+
+
+def test_weights_around_one_begin_at_zero():
+    for name, parameter in model_of(layernorm_1p=True).named_parameters():
+        assert parameter.dim() == 2 or (parameter == 0).all(), name
 
 
 def test_16_bit_weights_are_the_rounded_32_bit_ones():

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from test_options import OPTIONS
 from tiny import tiny_spec
+
+from test_options import OPTIONS
 
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers import SequentialModel
@@ -16,6 +19,7 @@ from megatron.parallel.random import OrdinaryStream
         {"num_layers": 5, "ffn_hidden_size": 20, "head_dim": 7},
         {"max_position_embeddings": 9, "padded_vocab_size": 40},
         {"num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 4096, "head_dim": 512},
+        *OPTIONS.values(),
     ],
     ids=str,
 )
