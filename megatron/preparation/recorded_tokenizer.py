@@ -54,7 +54,10 @@ def _built_again(record: TokenizerRecord) -> tuple[Tokenizer | None, str]:
         found = [str(error)]
     if found:
         reasons = "; ".join(found)
-        return None, f"{record.name}, cannot be built again ({reasons}); {_flags_for(record.wishes)}"
+        return (
+            None,
+            f"{record.name}, cannot be built again ({reasons}); {_flags_for(record.wishes)}",
+        )
     return tokenizer, f"{record.name}, as recorded"
 
 

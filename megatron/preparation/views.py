@@ -77,7 +77,7 @@ def fim_tokens(objective: ObjectivePlan, tokenizer: Tokenizer) -> FimTokens:
         raise DataError(
             f"the tokenizer {tokenizer.name} has no token {', no token '.join(problems)}, which "
             "fill-in-the-middle needs; add it to the vocabulary, or name with the flag a token "
-            "that is not used otherwise, such as <extra_id_0> of --vocab-extra-ids"
+            "that has no other use"
         )
     known = {role: i for role, i in found.items() if i is not None}
     return FimTokens(**known, eod=tokenizer.eod, split=ids[split] if split else None)

@@ -47,8 +47,13 @@ class Finished:
         return self
 
 
-def start_ranks(ranks: int, *flags: str, folders: Sequence[Path | None] = ()) -> Finished:
-    """Run pretrain_gpt.py as `ranks` plain processes with the variables a launcher would set.
+def start_ranks(
+    ranks: int,
+    *flags: str,
+    folders: Sequence[Path | None] = (),
+    script: str = PRETRAIN,
+) -> Finished:
+    """Run `script` as `ranks` plain processes with the variables a launcher would set.
 
     Args:
         folders: each rank's working directory; this process's when not said.
@@ -58,7 +63,7 @@ def start_ranks(ranks: int, *flags: str, folders: Sequence[Path | None] = ()) ->
         port = listener.getsockname()[1]
     processes = [
         subprocess.Popen(
-            [sys.executable, PRETRAIN, *flags],
+            [sys.executable, script, *flags],
             env={
                 **clean_environment(),
                 "RANK": str(rank),

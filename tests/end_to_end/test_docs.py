@@ -17,6 +17,7 @@ from megatron.config.legacy import LEGACY
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 DATA_PAGE = REPOSITORY / "docs" / "data.md"
+SCRIPTS = sorted(script.name for script in REPOSITORY.glob("*.py"))
 DATA_FILES = (
     "corpus.jsonl",
     "corpus_text_document.bin",
@@ -52,7 +53,7 @@ def blocks_of(page: Path) -> list[Block]:
 def checkout(folder: Path) -> Path:
     """Make `folder` look like the repository's, so that pages run there and leave files there."""
     folder.mkdir(exist_ok=True)
-    for name in ("pretrain_gpt.py", "megatron", "tools", "examples"):
+    for name in (*SCRIPTS, "megatron", "tools", "examples"):
         (folder / name).symlink_to(REPOSITORY / name)
     return folder
 
@@ -119,7 +120,7 @@ def test_commands_that_are_only_shown_are_right(words: list[str], tmp_path: Path
     if words[0] == "bash":
         assert start("bash", "-n", str(REPOSITORY / words[1])).codes == [0]
         return
-    script = words.index("pretrain_gpt.py")
+    script = next(i for i, word in enumerate(words) if word in SCRIPTS)
     network = tmp_path / "network.yaml"
     network.write_text(
         "num-layers: 2\nhidden-size: 8\nnum-attention-heads: 2\nseq-length: 8\n"

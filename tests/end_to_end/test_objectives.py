@@ -1,0 +1,76 @@
+"""Every objective trains from its own script, and goes on as if it had never stopped."""
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import REPOSITORY, Corpus, journal, losses, start, start_ranks
+
+RUN = [
+    *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
+    *("--seq-length", "32", "--micro-batch-size", "1", "--global-batch-size", "4"),
+    *("--lr", "3e-3", "--train-iters", "4", "--log-interval", "1", "--save-interval", "2"),
+    *("--eval-interval", "2", "--eval-iters", "1", "--split", "80,20"),
+]
+PREFIX_LM = [
+    *("--pipeline-model-parallel-size", "2", "--reset-attention-mask", "--reset-position-ids"),
+    *("--loss-on-targets-only", "--reweight-loss-based-on-position-frequency"),
+]
+MULTITASK = ["--norm-target-loss", "--prefixlm"]
+
+
+@pytest.fixture
+def tasks(corpus: Corpus, tmp_path: Path) -> str:
+    """Words and how many letters each has, as inputs and targets in token files."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcd", k=draw.randint(1, 9))) for _ in range(100)]
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(
+        "".join(json.dumps({"inputs": word, "targets": str(len(word))}) + "\n" for word in words)
+    )
+    for key, end in (("inputs", []), ("targets", ["--append-eod"])):
+        start(
+            *(sys.executable, str(REPOSITORY / "tools/preprocess_data.py")),
+            *("--input", str(file), "--output-prefix", str(tmp_path / "tasks")),
+            *("--json-keys", key, "--tokenizer-type", "GPT2BPETokenizer", *end),
+            *("--vocab-file", corpus.vocab_file, "--merge-file", corpus.merge_file),
+        ).succeeded()
+    return str(tmp_path / "tasks")
+
+
+def trained_and_resumed(script: str, ranks: int, flags: list[str], folder: Path) -> Path:
+    """Train, go on from the middle elsewhere, and return where the whole run saved."""
+    whole, resumed = folder / "whole", folder / "resumed"
+    program = str(REPOSITORY / script)
+    start_ranks(ranks, *flags, "--save", str(whole), script=program).succeeded()
+    shutil.copytree(whole / "global_step2", resumed / "global_step2")
+    start_ranks(
+        ranks, *flags, "--save", str(resumed), "--load", str(resumed), script=program
+    ).succeeded()
+    assert losses(resumed) == losses(whole)[2:]
+    evaluations = [record["lm_loss"] for record in journal(whole, "evaluation")]
+    assert [record["lm_loss"] for record in journal(resumed, "evaluation")] == evaluations[1:]
+    return whole
+
+
+def test_prefix_language_modelling_in_two_stages(corpus: Corpus, tmp_path: Path) -> None:
+    flags = [*RUN, *PREFIX_LM, *corpus.flags]
+    save = trained_and_resumed("pretrain_prefix_lm.py", 2, flags, tmp_path)
+    samples = start(
+        *(sys.executable, str(REPOSITORY / "tools/samples_of_step.py")),
+        *("--load", str(save), "--steps", "4"),
+    ).succeeded()
+    assert "sample 15 | replica 0 micro-batch 3" in samples.outputs[0]
+
+
+def test_multitask_finetuning(corpus: Corpus, tasks: str, tmp_path: Path) -> None:
+    flags = [*RUN, *MULTITASK, "--data-path", tasks, *corpus.flags[2:]]
+    save = trained_and_resumed("finetune_t0_non_causal_decoder.py", 1, flags, tmp_path)
+    samples = start(
+        *(sys.executable, str(REPOSITORY / "tools/samples_of_step.py")),
+        *("--load", str(save), "--steps", "1"),
+    ).succeeded()
+    assert f"{tasks}_inputs_document sample 0 | documents " in samples.outputs[0]
