@@ -64,6 +64,7 @@ def test_what_no_weight_depends_on_may_change_and_is_told():
         "  model.attention_dropout: 0.1 in the checkpoint, 0.0 now",
         "  training.seed: 1234 in the checkpoint, 99 now",
         "  schedule.peak: 0.1 in the checkpoint, 0.2 now",
+        "  optimizer.end_weight_decay: 0.01 in the checkpoint, 0.7 now",
         "  optimizer.weight_decay: 0.01 in the checkpoint, 0.7 now",
     ]
     assert list(other_wishes(then, then)) == []

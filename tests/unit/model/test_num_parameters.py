@@ -5,8 +5,6 @@ import torch
 from test_options import OPTIONS
 from tiny import tiny_spec
 
-from test_options import OPTIONS
-
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers import SequentialModel
 from megatron.parallel.random import OrdinaryStream
