@@ -23,6 +23,7 @@ from megatron.plan.model_spec import ModelSpec, plan_model
 from megatron.plan.objective_plan import (
     ObjectiveName,
     ObjectivePlan,
+    objective_notices,
     objective_problems,
     plan_objective,
 )
@@ -143,6 +144,7 @@ def plan(
     parallel = plan_parallel(config.parallel, world_size=world_size, zero_stage=zero.stage)
     batch = _plan_batch(config, user, parallel.data)
     training = plan_training(config.training, batch)
+    learned = plan_objective(config, objective)
     return Plan(
         model=plan_model(config.model, config.tokenizer, vocab_size=vocab_size, tensor=tensor),
         parallel=parallel,
@@ -153,7 +155,7 @@ def plan(
         precision=precision,
         data=plan_data(config, training, batch.global_batch_size, kind=KIND_OF[objective]),
         masks=plan_masks(config.masks),
-        objective=plan_objective(config, objective),
+        objective=learned,
         evaluation=plan_evaluation(config),
         checkpoint=plan_checkpoint(config.checkpoint),
         logging=plan_logging(config),
@@ -166,7 +168,7 @@ def plan(
             fp32_gradients=precision.fp32_gradients,
             compiles_optimizer=optimizer.impl == "deepspeed",
         ),
-        notices=tuple(_notices(config, user, zero)),
+        notices=(*_notices(config, user, zero), *objective_notices(learned)),
     )
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tiny import tiny_config, tiny_spec
 
 from megatron.data.prefix import PrefixDataset
-from megatron.errors import ConfigError
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.model.layers import SequentialModel
@@ -19,7 +18,6 @@ from megatron.model.loss import num_expected_targets, position_weights
 from megatron.parallel.random import OrdinaryStream
 from megatron.plan.mask_plan import MaskPlan
 from megatron.plan.objective_plan import plan_objective
-from megatron.plan.plan import check
 from megatron.training.batch import pair_micro_batch, prefix_micro_batch
 from megatron.training.objective import OBJECTIVES, PREFIX_LM
 
@@ -210,23 +208,3 @@ def test_an_input_is_seen_by_its_target_and_both_ways_if_asked(changed_by):
     assert [changed(place) for place in (1, 2, 5, 7)] == [[1, 2], [2], [5, 6], [7]]
     prefixlm = [changed_by(rows, place, PACKED, "multitask", "--prefixlm") for place in (1, 2, 5)]
     assert prefixlm == [[0, 1, 2], [2], [3, 4, 5, 6]]
-
-
-@pytest.mark.parametrize(
-    ("name", "flags", "message"),
-    [
-        (
-            "gpt",
-            ["--prefixlm"],
-            "--prefixlm is for finetune_t0_non_causal_decoder.py; pretrain_gpt",
-        ),
-        ("gpt", ["--loss-on-targets-only"], "is for pretrain_prefix_lm.py; pretrain_gpt.py has no"),
-        ("prefix-lm", ["--norm-target-loss"], "pretrain_prefix_lm.py has no use for it"),
-        ("multitask", ["--fim-rate", "0.5"], "--fim-rate is for pretrain_gpt.py"),
-        ("gpt", ["--fim-rate", "1.5"], "--fim-rate 1.5 must be from 0 to 1"),
-    ],
-)
-def test_flags_of_another_objective_are_refused(name, flags, message):
-
-    with pytest.raises(ConfigError, match=message):
-        check(tiny_config(*flags), world_size=1, device="cpu", objective=name)
