@@ -1,6 +1,7 @@
 """Flags of other systems that have no field here, each with the sentence its user gets."""
 
 from megatron.config.flags import Legacy
+from megatron.config.legacy_model import MODEL_LEGACY
 
 LEGACY = (
     Legacy("--batch-size", "write --micro-batch-size instead", takes=1, refused=True),
@@ -50,4 +51,5 @@ LEGACY = (
         takes=1,
         refused=True,
     ),
+    *MODEL_LEGACY,
 )
