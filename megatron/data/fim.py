@@ -100,10 +100,11 @@ class FimDataset:
     def _fragment(self, tokens: NDArray, rng: np.random.RandomState) -> list[NDArray]:
         """Return the parts of a fragment in their new order, the middle last."""
         plan, special = self._plan, self._tokens
-        text = self._decode(tokens.tolist())
+        as_text = plan.cut == "characters"
+        text = self._decode(tokens.tolist()) if as_text or plan.skipped_prefix else ""
         if plan.skipped_prefix and text.startswith(plan.skipped_prefix):
             return [tokens]
-        if plan.cut == "characters" and _LOST not in text:
+        if as_text and _LOST not in text:
             first, second = sorted(rng.randint(0, len(text) + 1, size=2).tolist())
             texts = (text[:first], text[first:second], text[second:])
             prefix, middle, suffix = (np.array(self._encode(t), np.int64) for t in texts)

@@ -10,7 +10,7 @@ from megatron.errors import DataError
 
 
 class SampleSource(Protocol):
-    """Anything that holds a known number of samples of one length."""
+    """Anything that holds a known number of samples of one shape."""
 
     def __len__(self) -> int: ...
 
@@ -36,7 +36,7 @@ def micro_batches(
     Raises:
         DataError: the next turn needs more samples than are left.
 
-    Shapes: -> [b, s + 1] int64.
+    Shapes: -> [b, s + 1] int64, or [b, numbers for each token, s + 1].
     """
     if not 0 <= data_rank < data_size:
         raise ValueError(f"data_rank {data_rank} of data_size {data_size}")

@@ -138,7 +138,8 @@ def pair_micro_batch(
     starts = torch.where(begins, places, 0).cummax(1).values
     stops = places + 1
     if objective.sees_prefix:
-        stops = torch.maximum(stops, targets_start[:, :-1])
+        # An input without a target may end with the row, which is one token longer.
+        stops = torch.maximum(stops, targets_start[:, :-1].clamp(max=inputs.size(1)))
     is_target = (pairs[:, 1:] > 0) & (places + 1 >= targets_start[:, 1:])
     weights = weights * (is_target & (pairs[:, 1:] == pairs[:, :-1]))
     if objective.equal_targets:
