@@ -26,3 +26,8 @@ def configure(rank: int) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+
+
+def set_level(level: str) -> None:
+    """Send this package's messages from `level` on: debug, info, warning, error or critical."""
+    logging.getLogger("megatron").setLevel(level.upper())

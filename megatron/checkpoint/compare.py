@@ -18,6 +18,7 @@ _NOT_IN_WEIGHTS = (
 
 _WISHES = (
     "training",
+    "curriculum",
     "schedule",
     "batch",
     "optimizer",

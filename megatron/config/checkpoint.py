@@ -16,3 +16,25 @@ class CheckpointConfig:
     load: str | None = None
     """Directory to resume from. When it is also --save and holds no checkpoint yet, training
     starts from the beginning."""
+
+    exit_on_missing_checkpoint: bool = False
+    """Fail when --load holds no checkpoint, also when it is --save."""
+
+    finetune: bool = False
+    """Take the weights of --load alone: a new optimizer, new random streams, iteration 0."""
+
+    reset_progress: bool = False
+    """Go on from --load with its weights and optimizer, but count from iteration 0 and sample 0."""
+
+    no_load_optim: bool = False
+    """Start the optimizer anew instead of loading its state."""
+
+    no_load_rng: bool = False
+    """Seed the random streams anew instead of loading their states."""
+
+    no_save_optim: bool = False
+    """Leave the optimizer's state out of checkpoints: smaller, and only for --finetune or
+    --no-load-optim."""
+
+    no_save_rng: bool = False
+    """Leave the random streams out of checkpoints: only for --finetune or --no-load-rng."""

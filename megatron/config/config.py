@@ -19,6 +19,7 @@ from megatron.config.objective import ObjectiveConfig
 from megatron.config.optimizer import OptimizerConfig
 from megatron.config.parallel import ParallelConfig
 from megatron.config.precision import PrecisionConfig
+from megatron.config.profiling import ProfilingConfig
 from megatron.config.recompute import RecomputeConfig
 from megatron.config.schedule import ScheduleConfig
 from megatron.config.tokenizer import TokenizerConfig
@@ -44,6 +45,7 @@ class Config:
     checkpoint: CheckpointConfig
     recompute: RecomputeConfig
     logging: LoggingConfig
+    profiling: ProfilingConfig
     deepspeed: DeepSpeedConfig
 
 

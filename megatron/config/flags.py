@@ -22,10 +22,12 @@ class Spelling:
     Args:
         option: the spelling shown in the help.
         older: other spellings that scripts in use have.
+        with_truth: whether a switch may be followed by True or False.
     """
 
     option: str
     older: tuple[str, ...] = ()
+    with_truth: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,15 @@ def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, 
     """Return the option strings of `field` and its keywords for `add_argument`."""
     turned_off = field.default is True
     options = [("--no-" if turned_off else "--") + field.name.replace("_", "-")]
+    with_truth = False
     if get_origin(hint) is Annotated:
         hint, spelling = get_args(hint)
         options = [spelling.option, *spelling.older]
+        with_truth = spelling.with_truth
     if get_origin(hint) in (Union, UnionType):
         (hint,) = (arm for arm in get_args(hint) if arm is not NoneType)
+    if hint is bool and with_truth:
+        return options, {"nargs": "?", "const": True, "default": field.default, "type": truth}
     if hint is bool:
         return options, {"action": "store_false" if turned_off else "store_true"}
     required = field.default is MISSING and field.default_factory is MISSING
@@ -136,6 +142,18 @@ def finite(text: str) -> float:
     if not math.isfinite(number):
         raise ArgumentTypeError(f"{text!r} is not a finite number")
     return number
+
+
+def truth(text: str) -> bool:
+    """Return whether `text` says yes.
+
+    Raises:
+        ArgumentTypeError: it says neither yes nor no.
+    """
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in words:
+        raise ArgumentTypeError(f"{text!r} is neither True nor False")
+    return words[text.lower()]
 
 
 def field_docstrings(section: type) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What a run tells, where, and how often."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from megatron.config.flags import Spelling
 
@@ -13,6 +13,26 @@ class LoggingConfig:
     log_interval: int = 100
     """Iterations between log lines."""
 
+    log_params_norm: bool = False
+    """Log the norm of all weights, each counted once."""
+
+    log_num_zeros_in_grad: bool = False
+    """Log how many numbers of the gradient are zero, each weight counted once."""
+
+    timing_log_level: Literal[0, 1, 2] = 0
+    """What is timed inside a step and logged: 0 nothing; 1 data, forward, backward and optimizer;
+    2 what a pipeline sends, receives and reduces, too. On GPUs each time waits for the device."""
+
+    log_path: str | None = None
+    """Directory for a file of all flags and their values, one per start."""
+
+    log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
+    """Least level of the messages of rank 0, DeepSpeed's included; info (DeepSpeed: warning) when
+    not said, or what MEGATRON_DEEPSPEED_VERBOSITY says."""
+
+    log_level_replica: Literal["debug", "info", "warning", "error", "critical"] | None = None
+    """The same for the other ranks; error when not said."""
+
     tensorboard_dir: str | None = None
     """Directory for TensorBoard event files."""
 
@@ -23,7 +43,7 @@ class LoggingConfig:
     """Events that TensorBoard's writer holds before it writes."""
 
     log_timers_to_tensorboard: bool = False
-    """Write the iteration's time and throughput to TensorBoard."""
+    """Write the iteration's time, its parts by --timing-log-level, and throughput to TensorBoard."""
 
     log_batch_size_to_tensorboard: bool = False
     """Write the global batch size to TensorBoard."""
@@ -41,3 +61,23 @@ class LoggingConfig:
 
     log_loss_scale_to_tensorboard: bool = True
     """Write fp16's loss scale to TensorBoard."""
+
+    wandb_project: str | None = None
+    """Project of Weights & Biases to log to, under the tags of TensorBoard; needs the package
+    wandb."""
+
+    wandb_exp_name: str | None = None
+    """Name of the run in --wandb-project; its own choice when not said."""
+
+    wandb_entity: str | None = None
+    """User or team of --wandb-project; the one logged in when not said."""
+
+    wandb_save_dir: str | None = None
+    """Directory for wandb's local files; ./wandb when not said."""
+
+    codecarbon_dir: str | None = None
+    """Directory for a CSV of energy and CO2 per node, measured by the package codecarbon and
+    continued over restarts."""
+
+    codecarbon_country_iso_code: str = "FRA"
+    """Country whose electricity the CO2 is estimated for, as three letters."""

@@ -18,16 +18,41 @@ class TrainingConfig:
     to --global-batch-size takes."""
 
     train_iters: int | None = None
-    """Length of the run in optimizer steps; give this or --train-samples."""
+    """Length of the run in optimizer steps; give this, --train-samples or --train-tokens."""
 
     train_samples: int | None = None
-    """Length of the run in samples; give this or --train-iters."""
+    """Length of the run in samples; give this, --train-iters or --train-tokens."""
+
+    train_tokens: int | None = None
+    """Length of the run in tokens trained on; beside --train-iters or --train-samples, a limit
+    that may end the run earlier."""
 
     seed: int = 1234
     """Seed of initial weights, dropout and data order; greater than 0."""
 
     exit_interval: int | None = None
     """Save and leave at the next iteration that is a multiple of this."""
+
+    exit_duration_in_mins: int | None = None
+    """Save and leave after the first iteration that ends so many minutes after the start."""
+
+    exit_signal_handler: bool = False
+    """Save and leave after the current iteration when a SIGTERM, SIGINT (Ctrl-C) or SIGUSR1
+    comes."""
+
+    kill_switch_path: str | None = None
+    """Save and leave after the current iteration when this file is there; do not start while it
+    is."""
+
+    skip_train_iteration_range: list[str] | None = None
+    """Iterations to leave out, as A-B with both ends: their samples are passed over, and neither
+    weights nor optimizer change."""
+
+    deterministic_mode: bool = False
+    """Use algorithms that give the same bits each time, and fail where there is none."""
+
+    expect_params: str | None = None
+    """Number of parameters that the network must have within 5 percent, such as 350M or 1.3B."""
 
     config: str | None = None
     """A YAML file of flags (without the dashes); flags on the command line win over it."""

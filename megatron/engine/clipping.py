@@ -22,7 +22,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], groups: Groups, max_norm:
     Communication: one all-reduce of a scalar over the replica.
     """
     held = [(p, p.grad) for p in parameters if p.grad is not None]
-    counted = [grad for p, grad in held if _counts_here(p, groups)]
+    counted = [grad for p, grad in held if counts_here(p, groups)]
     norms = torch._foreach_norm(counted)
     squared = torch.stack([norm.float().square() for norm in norms]).sum()
     dist.all_reduce(squared, group=groups.model)
@@ -33,7 +33,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], groups: Groups, max_norm:
     return norm
 
 
-def _counts_here(parameter: nn.Parameter, groups: Groups) -> bool:
+def counts_here(parameter: nn.Parameter, groups: Groups) -> bool:
     """Whether this rank adds `parameter` to the norm, so that each weight is added once."""
     if getattr(parameter, "ds_pipe_replicated", False):
         return False

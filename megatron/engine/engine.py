@@ -17,10 +17,12 @@ from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import Tensor, nn
 
 from megatron.engine.clipping import clip_gradients
+from megatron.engine.measure import ZeroCounter, params_norm
 from megatron.engine.mpu import Mpu
 from megatron.engine.optimizers import lay_out_matrices
-from megatron.engine.pipeline import RECOMPUTED, pipeline_module
+from megatron.engine.pipeline import RECOMPUTED, pipeline_module, timed_instructions
 from megatron.engine.recompute import recompute, restore_streams, stream_states
+from megatron.engine.timers import Timers
 from megatron.engine.zero import Opened, divided_from_birth
 from megatron.errors import CheckpointError, ConfigError
 from megatron.model.layers import SequentialModel, Step
@@ -36,9 +38,14 @@ MicroBatch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 class Engine(ABC):
     """A model in training. Subclasses differ in how a batch passes through it."""
 
-    def __init__(self, engine: Any, groups: Groups):
+    def __init__(self, engine: Any, groups: Groups, *, timers: Timers, counts_zeros: bool):
         self._engine = engine
         self._groups = groups
+        self._timers = timers
+        # Before the gradient is looked at: what clips it is called by the optimizer's own step.
+        self._zeros = ZeroCounter(engine, groups) if counts_zeros else None
+        if engine.optimizer is None:
+            return
         if engine.optimizer is engine.basic_optimizer:
             engine.clip_fp32_gradients = self._clip_gradients
             if groups.data.size() == 1:
@@ -57,6 +64,19 @@ class Engine(ABC):
         """Norm of the last step's gradient before clipping; None when DeepSpeed took none."""
         norm = self._engine.get_global_grad_norm()
         return None if norm is None else float(norm)
+
+    @property
+    def num_zeros(self) -> float | None:
+        """How many numbers of the last step's gradient were zero; None when nobody counts."""
+        return self._zeros.count if self._zeros else None
+
+    def params_norm(self) -> float:
+        """Return the norm of all weights. Communication: every rank must call this, in step."""
+        return params_norm(self._engine.module.parameters(), self._groups)
+
+    def take_times(self) -> dict[str, float]:
+        """Return the seconds that the parts of steps took since the last call, on this rank."""
+        return self._timers.take()
 
     @property
     def loss_scale(self) -> float:
@@ -84,6 +104,10 @@ class Engine(ABC):
             self._engine.set_train_batch_size(samples)
 
     @abstractmethod
+    def set_seq_length(self, tokens: int) -> None:
+        """Expect samples of so many tokens from the next batch on."""
+
+    @abstractmethod
     def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
 
@@ -91,26 +115,49 @@ class Engine(ABC):
     def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
 
-    def save(self, directory: Path, tag: str, client_state: dict[str, Any]) -> None:
+    def save(
+        self,
+        directory: Path,
+        tag: str,
+        client_state: dict[str, Any],
+        *,
+        optimizer: bool = True,
+        streams: bool = True,
+    ) -> None:
         """Write weights, optimizer and random streams to `directory`/`tag`.
 
         Communication: every rank must call this, in step.
         """
-        self._engine.save_checkpoint(
-            str(directory), tag=tag, client_state=client_state, save_latest=False
-        )
-        torch.save(stream_states(), self._streams_file(directory / tag))
+        with contextlib.nullcontext() if optimizer else self._no_optimizer():
+            self._engine.save_checkpoint(
+                str(directory), tag=tag, client_state=client_state, save_latest=False
+            )
+        if streams:
+            torch.save(stream_states(), self._streams_file(directory / tag))
 
-    def load(self, directory: Path, tag: str) -> None:
+    def load(
+        self, directory: Path, tag: str, *, optimizer: bool = True, streams: bool = True
+    ) -> None:
         """Restore what `save` wrote.
+
+        Args:
+            optimizer: whether to take its state; otherwise it starts anew.
+            streams: whether to take the random streams; otherwise they stay as they are.
 
         Raises:
             CheckpointError: a file is missing or does not fit this model.
         """
+        optimizer = optimizer and self._engine.optimizer is not None
+        # At ZeRO stage 3 the weights come with the optimizer's state; it is forgotten afterwards.
+        with_state = optimizer or self._engine.zero_optimization_partition_weights()
         constants = self._constants()
+        states: dict[str, Any] = {}
         try:
-            found, _ = self._engine.load_checkpoint(str(directory), tag=tag)
-            states = torch.load(self._streams_file(directory / tag), weights_only=True)
+            found, _ = self._engine.load_checkpoint(
+                str(directory), tag=tag, load_module_only=not with_state
+            )
+            if streams:
+                states = torch.load(self._streams_file(directory / tag), weights_only=True)
         except (
             OSError,
             EOFError,
@@ -122,17 +169,41 @@ class Engine(ABC):
             raise CheckpointError(f"{directory / tag} cannot be loaded: {error}") from error
         if found is None:
             raise CheckpointError(f"{directory / tag} holds no DeepSpeed checkpoint")
+        if with_state and not optimizer:
+            self._forget_moments()
         self._put_constants(constants)
-        restore_streams(states)
+        if streams:
+            restore_streams(states)
+
+    @contextlib.contextmanager
+    def _no_optimizer(self) -> Iterator[None]:
+        """Let DeepSpeed write a checkpoint as if there were no optimizer."""
+        engine = self._engine
+        kept = engine.optimizer, engine.save_zero_checkpoint
+        engine.optimizer, engine.save_zero_checkpoint = None, False
+        try:
+            yield
+        finally:
+            engine.optimizer, engine.save_zero_checkpoint = kept
+
+    def _forget_moments(self) -> None:
+        """Make the state of the optimizer that of one which has taken no step."""
+        for state in self._engine.basic_optimizer.state.values():
+            for name, value in state.items():
+                state[name] = torch.zeros_like(value) if torch.is_tensor(value) else 0
 
     def _constants(self) -> list[dict[str, Any]]:
         """Return what each group of parameters is optimized with, the parameters left out."""
+        if self._engine.optimizer is None:
+            return []
         groups = self._engine.optimizer.param_groups
         return [{k: v for k, v in group.items() if k != "params"} for group in groups]
 
     def _put_constants(self, constants: list[dict[str, Any]]) -> None:
         """Take this run's constants: DeepSpeed restores those of the run that saved."""
         optimizer = self._engine.optimizer
+        if optimizer is None:
+            return
         for group, said in zip(optimizer.param_groups, constants, strict=True):
             group.update(said)
         if hasattr(optimizer, "clip_grad"):
@@ -151,8 +222,8 @@ class Engine(ABC):
 class PlainEngine(Engine):
     """The whole model in one module, so that all ZeRO stages work."""
 
-    def __init__(self, engine: Any, groups: Groups, loss: Loss):
-        super().__init__(engine, groups)
+    def __init__(self, engine: Any, groups: Groups, loss: Loss, **watching: Any):
+        super().__init__(engine, groups, **watching)
         self._loss = loss
 
     def set_global_batch_size(self, samples: int) -> None:
@@ -162,15 +233,22 @@ class PlainEngine(Engine):
         # another number per step the count has to begin anew.
         self._engine.micro_steps = 0
 
+    def set_seq_length(self, tokens: int) -> None:
+        """Expect samples of so many tokens from the next batch on: any length passes through."""
+
     def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         self._engine.module.train()
         losses = []
         for _ in range(self._engine.gradient_accumulation_steps()):
-            inputs, target = next(batches)
-            loss = self._loss(self._engine(inputs), target)
-            self._engine.backward(loss)
-            self._engine.step()
+            with self._timers.part("batch-generator"):
+                inputs, target = next(batches)
+            with self._timers.part("forward-compute"):
+                loss = self._loss(self._engine(inputs), target)
+            with self._timers.part("backward-compute"):
+                self._engine.backward(loss)
+            with self._timers.part("optimizer"):
+                self._engine.step()
             losses.append(loss.detach())
         return self._mean(losses)
 
@@ -193,6 +271,19 @@ class PlainEngine(Engine):
 class PipelinedEngine(Engine):
     """One stage of the model on each rank; DeepSpeed schedules the micro-batches."""
 
+    def __init__(self, engine: Any, groups: Groups, *, timers: Timers, counts_zeros: bool):
+        super().__init__(engine, groups, timers=timers, counts_zeros=counts_zeros)
+        self._seq_length = 0
+        if timers.is_on:
+            engine._INSTRUCTION_MAP = timed_instructions(engine._INSTRUCTION_MAP, timers)
+
+    def set_seq_length(self, tokens: int) -> None:
+        """Expect samples of so many tokens from the next batch on."""
+        if tokens != self._seq_length:
+            # Stages keep buffers of the shape that they have sent and received.
+            self._engine.reset_activation_shape()
+            self._seq_length = tokens
+
     def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         return self._engine.train_batch(data_iter=batches)
@@ -210,17 +301,23 @@ def build_engine(
     parallel: ParallelPlan,
     recomputes: bool,
     initialise: Callable[[nn.Module], None],
-    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
     config: dict[str, Any],
+    timers: Timers | None = None,
+    counts_zeros: bool = False,
 ) -> Engine:
     """Build this rank's part of the model, its optimizer, and the engine around them.
 
     Args:
         initialise: fills the weights in place.
+        build_optimizer: None for a model that is only evaluated.
         config: DeepSpeed's JSON.
+        timers: measures the parts of a step.
+        counts_zeros: whether `Engine.num_zeros` is asked for.
 
     Communication: every rank must call this, in step.
     """
+    watching: dict[str, Any] = {"timers": timers or Timers(), "counts_zeros": counts_zeros}
     if parallel.pipeline > 1:
         pipeline = pipeline_module(
             steps,
@@ -230,25 +327,28 @@ def build_engine(
             recomputes=recomputes,
         )
         return PipelinedEngine(
-            _deepspeed(pipeline, None, initialise, build_optimizer, config), groups
+            _deepspeed(pipeline, None, initialise, build_optimizer, config), groups, **watching
         )
     with divided_from_birth(groups, config) if parallel.zero_stage == 3 else nullcontext():
         model = SequentialModel(
             steps, recompute=recompute if recomputes else None, recomputed=RECOMPUTED
         )
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
-    return PlainEngine(engine, groups, loss)
+    return PlainEngine(engine, groups, loss, **watching)
 
 
 def _deepspeed(
     model: nn.Module,
     mpu: Mpu | None,
     initialise: Callable[[nn.Module], None],
-    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
     config: dict[str, Any],
 ) -> Any:
     initialise(Opened(model))
-    optimizer = build_optimizer(model)
+    optimizer = build_optimizer(model) if build_optimizer else None
+    if optimizer is None:
+        # ZeRO is a way to keep an optimizer.
+        config = {k: v for k, v in config.items() if k != "zero_optimization"}
     # DeepSpeed asks for the norm only when there is a limit, and takes no limit for one of 1.0.
     limit = config["gradient_clipping"] or math.inf
     # Some of DeepSpeed's optimizers print memory figures to stdout; warnings go through its log.

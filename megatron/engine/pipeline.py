@@ -3,13 +3,14 @@
 import contextlib
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from megatron.engine.recompute import recompute
+from megatron.engine.timers import Timers
 from megatron.errors import ConfigError
 from megatron.model.block import ParallelTransformerLayerPipe
 from megatron.model.layers import Layer, Step
@@ -17,6 +18,21 @@ from megatron.parallel.topology import Topology
 
 RECOMPUTED = [ParallelTransformerLayerPipe.__name__]
 """Classes of layers whose activations may be computed again."""
+
+
+_PARTS = {
+    "OptimizerStep": "optimizer",
+    "ReduceGrads": "backward-params-all-reduce",
+    "ReduceTiedGrads": "backward-embedding-all-reduce",
+    "LoadMicroBatch": "batch-generator",
+    "ForwardPass": "forward-compute",
+    "BackwardPass": "backward-compute",
+    "SendActivation": "forward-send",
+    "RecvActivation": "forward-recv",
+    "SendGrad": "backward-send",
+    "RecvGrad": "backward-recv",
+}
+"""Megatron-LM's names for what DeepSpeed's instructions do."""
 
 
 def pipeline_module(
@@ -51,6 +67,24 @@ def pipeline_module(
         )
     _require_work(steps, module.parts, partition_method)
     return module
+
+
+def timed_instructions(
+    instructions: Mapping[type, Callable[..., Any]], timers: Timers
+) -> dict[type, Callable[..., Any]]:
+    """Return what DeepSpeed calls for each instruction of its schedule, with its time measured."""
+    return {
+        instruction: _timed(call, _PARTS[instruction.__name__], timers)
+        for instruction, call in instructions.items()
+    }
+
+
+def _timed(call: Callable[..., Any], part: str, timers: Timers) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with timers.part(part):
+            return call(*args, **kwargs)
+
+    return timed
 
 
 def _require_match(steps: Sequence[Step], method: str) -> None:

@@ -13,6 +13,7 @@ from megatron.config.split_paths import (
     read_split_groups,
 )
 from megatron.errors import ConfigError, raise_if_any
+from megatron.plan.evaluation_plan import EvaluationPlan
 from megatron.plan.objective_plan import ObjectiveName
 from megatron.plan.training_plan import TrainingPlan
 
@@ -71,7 +72,12 @@ class DataPlan:
 
 
 def plan_data(
-    config: Config, training: TrainingPlan, global_batch_size: int, *, kind: str = "documents"
+    config: Config,
+    training: TrainingPlan,
+    evaluation: EvaluationPlan,
+    global_batch_size: int,
+    *,
+    kind: str = "documents",
 ) -> DataPlan:
     """Return the decided data, once `data_problems` finds nothing.
 
@@ -82,8 +88,8 @@ def plan_data(
         kind: what samples are cut from; see KIND_OF.
     """
     data = config.data
-    iters = config.evaluation.eval_iters
-    evaluations = training.train_iters // config.evaluation.eval_interval + 1
+    iters = evaluation.iters
+    evaluations = evaluation.number_in(training.train_iters)
     groups = _groups(data)
     weighted = len(data.data_path or []) > 1
     (train,) = _datasets(groups["train"], training.train_samples, weighted)

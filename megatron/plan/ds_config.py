@@ -12,6 +12,7 @@ from typing import Any
 
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.batch_plan import BatchPlan
+from megatron.plan.curriculum_plan import KEY as CURRICULUM
 
 _ABSENT = object()
 
@@ -157,6 +158,8 @@ def merge_ds_config(
     # The optimizer is ours (its constants are flags), and the schedule a function of the samples.
     merged.pop("optimizer", None)
     merged.pop("scheduler", None)
+    # Sequences are cut by the loop, which counts their tokens; DeepSpeed would refuse the block.
+    merged.pop(CURRICULUM, None)
     for twin in owned:
         _put(merged, twin.key, twin.value)
     _put(merged, "zero_optimization.stage", zero_stage)

@@ -8,6 +8,13 @@ from typing import Any
 from megatron.config.config import Config
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.batch_plan import BatchPlan, batch_problems, plan_batch
+from megatron.plan.checkpoint_plan import CheckpointPlan, checkpoint_problems, plan_checkpoint
+from megatron.plan.curriculum_plan import (
+    CurriculumPlan,
+    curriculum_is_asked,
+    curriculum_problems,
+    plan_curriculum,
+)
 from megatron.plan.data_plan import KIND_OF, DataPlan, data_problems, plan_data
 from megatron.plan.ds_config import (
     Twin,
@@ -17,6 +24,12 @@ from megatron.plan.ds_config import (
     step_twins,
     value_at,
 )
+from megatron.plan.evaluation_plan import (
+    EvaluationPlan,
+    evaluation_problems,
+    plan_evaluation,
+)
+from megatron.plan.logging_plan import LoggingPlan, logging_problems, plan_logging
 from megatron.plan.mask_plan import MaskPlan, plan_masks
 from megatron.plan.model_problems import model_problems, vocab_problems
 from megatron.plan.model_spec import ModelSpec, plan_model
@@ -36,17 +49,13 @@ from megatron.plan.precision_plan import (
     precision_problems,
     precision_twins,
 )
-from megatron.plan.run_plan import (
-    CheckpointPlan,
-    EvaluationPlan,
-    LoggingPlan,
-    plan_checkpoint,
-    plan_evaluation,
-    plan_logging,
-    run_problems,
-)
 from megatron.plan.schedule_plan import SchedulePlan, plan_schedule, schedule_problems
-from megatron.plan.training_plan import TrainingPlan, plan_training, training_problems
+from megatron.plan.training_plan import (
+    TrainingPlan,
+    plan_training,
+    size_problems,
+    training_problems,
+)
 from megatron.plan.zero_plan import ZeroPlan, plan_zero, zero_notices, zero_problems, zero_twins
 
 
@@ -58,6 +67,7 @@ class Plan:
     parallel: ParallelPlan
     batch: BatchPlan
     training: TrainingPlan
+    curriculum: CurriculumPlan
     schedule: SchedulePlan
     optimizer: OptimizerPlan
     precision: PrecisionPlan
@@ -105,6 +115,7 @@ def check(
         chain(
             _problems(config, world_size=world_size, device=device),
             objective_problems(config, objective),
+            _objective_curriculum_problems(config, objective),
             others,
         )
     )
@@ -143,22 +154,40 @@ def plan(
     optimizer = plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none")
     parallel = plan_parallel(config.parallel, world_size=world_size, zero_stage=zero.stage)
     batch = _plan_batch(config, user, parallel.data)
+<<<<<<< HEAD
     training = plan_training(config.training, batch)
     learned = plan_objective(config, objective)
+=======
+    curriculum = plan_curriculum(user, config.model.seq_length)
+    training = plan_training(config.training, batch, curriculum)
+    evaluation = plan_evaluation(config.evaluation)
+    model = plan_model(config.model, config.tokenizer, vocab_size=vocab_size, tensor=tensor)
+    raise_if_any(size_problems(config.training, model.num_parameters))
+>>>>>>> 07fba10 (Switches of a run: limits, skips, curriculum, meters, timers, energy, profiles, writers)
     return Plan(
-        model=plan_model(config.model, config.tokenizer, vocab_size=vocab_size, tensor=tensor),
+        model=model,
         parallel=parallel,
         batch=batch,
         training=training,
+        curriculum=curriculum,
         schedule=_plan_schedule(config, training, batch),
         optimizer=optimizer,
         precision=precision,
-        data=plan_data(config, training, batch.global_batch_size, kind=KIND_OF[objective]),
+        data=plan_data(
+            config, training, evaluation, batch.global_batch_size, kind=KIND_OF[objective]
+        ),
         masks=plan_masks(config.masks),
+<<<<<<< HEAD
         objective=learned,
         evaluation=plan_evaluation(config),
         checkpoint=plan_checkpoint(config.checkpoint),
         logging=plan_logging(config),
+=======
+        objective=plan_objective(config, objective),
+        evaluation=evaluation,
+        checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
+        logging=plan_logging(config.logging, config.profiling),
+>>>>>>> 07fba10 (Switches of a run: limits, skips, curriculum, meters, timers, energy, profiles, writers)
         recompute=config.recompute.checkpoint_activations,
         deepspeed=merge_ds_config(
             user,
@@ -197,17 +226,27 @@ def plan_samples(
             ),
             training_problems(config.training, config.schedule),
             data_problems(config.data),
-            run_problems(config),
             objective_problems(config, objective),
+            evaluation_problems(config, zero_stage=_plan_zero(config, user).asked_stage),
+            curriculum_problems(
+                user, seq_length=config.model.seq_length, file=config.deepspeed.deepspeed_config
+            ),
         )
     )
     batch = _plan_batch(config, user, replicas)
-    training = plan_training(config.training, batch)
+    curriculum = plan_curriculum(user, config.model.seq_length)
+    training = plan_training(config.training, batch, curriculum)
     return SamplesPlan(
         seq_length=config.model.seq_length,
         batch=batch,
         training=training,
-        data=plan_data(config, training, batch.global_batch_size, kind=KIND_OF[objective]),
+        data=plan_data(
+            config,
+            training,
+            plan_evaluation(config.evaluation),
+            batch.global_batch_size,
+            kind=KIND_OF[objective],
+        ),
         masks=plan_masks(config.masks),
         objective=plan_objective(config, objective),
     )
@@ -231,7 +270,11 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
     yield from precision_problems(config.precision, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
     yield from data_problems(config.data)
-    yield from run_problems(config)
+    yield from evaluation_problems(config, zero_stage=_plan_zero(config, user).asked_stage)
+    yield from checkpoint_problems(
+        config.checkpoint, zero_stage=_plan_zero(config, user).asked_stage
+    )
+    yield from logging_problems(config, world_size=world_size, device=device)
     if parallel.distributed_backend == "nccl" and device == "cpu":
         yield (
             "--distributed-backend nccl needs GPUs and this run is on CPUs: write gloo, or leave "
@@ -250,13 +293,17 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
             data_parallel_size=data,
         ),
         *training_problems(config.training, config.schedule),
+        *curriculum_problems(
+            user, seq_length=config.model.seq_length, file=config.deepspeed.deepspeed_config
+        ),
     ]
     yield from first
     if first:
         # What is counted in wrong units has no path that could be checked.
         return
     batch = _plan_batch(config, user, data)
-    training = plan_training(config.training, batch)
+    curriculum = plan_curriculum(user, config.model.seq_length)
+    training = plan_training(config.training, batch, curriculum)
     if training.train_iters < 1:
         yield (
             f"--train-samples {training.train_samples} is less than one global batch of "
@@ -282,6 +329,20 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
         config.deepspeed.deepspeed_config,
         pipeline=pipeline,
     )
+
+
+def _objective_curriculum_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
+    file = config.deepspeed.deepspeed_config
+    try:
+        asked = curriculum_is_asked(read_ds_config(file))
+    except ConfigError:
+        # Told with the other problems of the file.
+        return
+    if asked and objective != "gpt":
+        yield (
+            f"{file}: curriculum_learning cuts the ends of samples off, which this objective needs: "
+            "take the block out of the JSON, or train with pretrain_gpt.py"
+        )
 
 
 def _plan_batch(config: Config, user: dict[str, Any], data: int) -> BatchPlan:

@@ -1,47 +1,92 @@
-"""How long the run is."""
+"""How long the run is, and what ends it earlier."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron.config.schedule import ScheduleConfig
 from megatron.config.training import TrainingConfig
 from megatron.plan.batch_plan import BatchPlan
+from megatron.plan.curriculum_plan import CurriculumPlan
+from megatron.plan.skip_plan import is_skipped, plan_skips, skip_problems
+
+_SIZE_TOLERANCE = 0.05
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMBT]?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """How long the run is."""
+    """How long the run is, and what ends it earlier."""
 
-    train_iters: int
-    train_samples: int
+    train_iters: int  # the skipped ones included
+    train_samples: int  # likewise
+    train_tokens: int  # the run ends when so many are trained on; 0: no limit
     exit_interval: int  # 0: never
+    exit_after_minutes: int  # 0: never
+    exits_on_signal: bool
+    kill_switch: str  # file that ends the run; "": none
+    skips: tuple[tuple[int, int], ...]  # first and last iteration of what is passed over
+    deterministic: bool
     seed: int
 
 
-def plan_training(training: TrainingConfig, batch: BatchPlan) -> TrainingPlan:
+def plan_training(
+    training: TrainingConfig, batch: BatchPlan, curriculum: CurriculumPlan
+) -> TrainingPlan:
     """Return the run's length in steps and in samples."""
+    skips = plan_skips(training.skip_train_iteration_range)
+    lengths = []
+    if training.train_iters is not None:
+        lengths.append((training.train_iters, training.train_iters * batch.global_batch_size))
     if training.train_samples is not None:
-        iterations, samples = batch.iterations_for(training.train_samples), training.train_samples
-    else:
-        iterations = training.train_iters or 0
-        samples = iterations * batch.global_batch_size
+        lengths.append((batch.iterations_for(training.train_samples), training.train_samples))
+    if training.train_tokens is not None:
+        lengths.append(_length_of_tokens(training.train_tokens, batch, curriculum, skips))
+    iterations, samples = min(lengths, default=(0, 0))
     return TrainingPlan(
         train_iters=iterations,
         train_samples=samples,
+        train_tokens=training.train_tokens or 0,
         exit_interval=training.exit_interval or 0,
+        exit_after_minutes=training.exit_duration_in_mins or 0,
+        exits_on_signal=training.exit_signal_handler,
+        kill_switch=training.kill_switch_path or "",
+        skips=skips,
+        deterministic=training.deterministic_mode,
         seed=training.seed,
     )
 
 
+def _length_of_tokens(
+    tokens: int, batch: BatchPlan, curriculum: CurriculumPlan, skips: tuple[tuple[int, int], ...]
+) -> tuple[int, int]:
+    """Return the iterations and samples after which `tokens` have been trained on."""
+    steady_from = max(curriculum.iterations, *(last for _, last in skips), 0)
+    iteration, samples, done = 0, 0, 0
+    while done < tokens and (iteration < steady_from or samples < batch.ramp_samples):
+        iteration += 1
+        size = batch.size_at(samples)
+        samples += size
+        if not is_skipped(iteration, skips):
+            done += size * curriculum.length_at(iteration)
+    per_step = batch.global_batch_size * curriculum.stop
+    left = max(0, -(-(tokens - done) // per_step))
+    return iteration + left, samples + left * batch.global_batch_size
+
+
 def training_problems(training: TrainingConfig, schedule: ScheduleConfig) -> Iterator[str]:
     """Yield every contradiction in how long the run is and what that is counted in."""
-    if (training.train_iters is None) == (training.train_samples is None):
-        yield "give exactly one of --train-iters and --train-samples"
+    lengths = (training.train_iters, training.train_samples)
+    if None not in lengths or (lengths == (None, None) and training.train_tokens is None):
+        yield "give exactly one of --train-iters, --train-samples and --train-tokens"
         return
     for flag, length in (
         ("--train-iters", training.train_iters),
         ("--train-samples", training.train_samples),
+        ("--train-tokens", training.train_tokens),
         ("--exit-interval", training.exit_interval),
+        ("--exit-duration-in-mins", training.exit_duration_in_mins),
     ):
         if length is not None and length < 1:
             yield f"{flag} {length} must be at least 1"
@@ -54,6 +99,7 @@ def training_problems(training: TrainingConfig, schedule: ScheduleConfig) -> Ite
             yield f"{flag} {warmup} must be at least 0"
     if training.seed < 1:
         yield f"--seed {training.seed} must be at least 1"
+    yield from skip_problems(training.skip_train_iteration_range)
     by_iters = training.train_iters is not None
     run, wrong = ("--train-iters", "samples") if by_iters else ("--train-samples", "iters")
     decay, other_warmup, anneal = (
@@ -69,3 +115,20 @@ def training_problems(training: TrainingConfig, schedule: ScheduleConfig) -> Ite
         yield f"--lr-wsd-decay-{wrong} does not go with {run}: count both in the same unit"
     if by_iters and training.rampup_batch_size is not None:
         yield "--rampup-batch-size is counted in samples: give --train-samples instead of --train-iters"
+
+
+def size_problems(training: TrainingConfig, num_parameters: int) -> Iterator[str]:
+    """Yield why the network is not of the size that --expect-params says."""
+    text = training.expect_params
+    if text is None:
+        return
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        yield f"--expect-params {text}: write a number with K, M, B or T, such as 350M or 1.3B"
+        return
+    expected = float(match[1]) * _UNITS[match[2].upper()]
+    if abs(num_parameters - expected) > _SIZE_TOLERANCE * expected:
+        yield (
+            f"--expect-params {text}, but the flags describe a network of {num_parameters:,} "
+            f"parameters, which is not within {_SIZE_TOLERANCE:.0%}"
+        )

@@ -1,8 +1,9 @@
 """What ranks tell each other outside the training step. Errors included: all ranks raise alike."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from megatron.errors import MegatronError
@@ -25,6 +26,17 @@ def from_rank_0(make: Callable[[], T]) -> T:
     if told[1] is not None:
         raise told[1]
     return told[0]
+
+
+def agreed(own: Sequence[bool]) -> list[bool]:
+    """Return for each place whether any rank says yes there.
+
+    Communication: one all-reduce of a byte per place.
+    """
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    said = torch.tensor(own, dtype=torch.uint8, device=device)
+    dist.all_reduce(said, op=dist.ReduceOp.MAX)
+    return [bool(yes) for yes in said.tolist()]
 
 
 def gathered(own: list[Any]) -> Iterator[Any]:

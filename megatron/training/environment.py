@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from megatron.errors import ConfigError
 
+LEVELS = ("debug", "info", "warning", "error", "critical")
+"""Levels of messages, the least important first."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -70,6 +73,41 @@ def export_launch(launch: Launch, device: str) -> None:
             f"WORLD_SIZE={launch.world_size} but MASTER_PORT is not set: start through "
             "`deepspeed` or `python -m torch.distributed.run`, or set MASTER_ADDR and MASTER_PORT"
         )
+
+
+def verbosity() -> str | None:
+    """Return the level of messages that MEGATRON_DEEPSPEED_VERBOSITY says, if it is set.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    level = os.environ.get("MEGATRON_DEEPSPEED_VERBOSITY", "").lower()
+    if level not in ("", *LEVELS):
+        raise ConfigError(
+            f"environment variable MEGATRON_DEEPSPEED_VERBOSITY={level!r} is none of "
+            + ", ".join(LEVELS)
+        )
+    return level or None
+
+
+def export_determinism() -> None:
+    """Write what makes GPU libraries repeat their results; keep what was said and does that too.
+
+    Raises:
+        ConfigError: a variable says otherwise.
+
+    Source: NVIDIA's documentation of cuBLAS (reproducibility) and NCCL (NCCL_ALGO).
+    """
+    for name, default, accepted in (
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", (":4096:8", ":16:8")),
+        ("NCCL_ALGO", "Ring", ("Ring", "CollnetDirect", "CollnetChain", "^NVLS")),
+    ):
+        said = os.environ.setdefault(name, default)
+        if not set(said.split(",")) <= set(accepted):
+            raise ConfigError(
+                f"--deterministic-mode: environment variable {name}={said} lets results differ; "
+                f"unset it, or write {' or '.join(accepted)}"
+            )
 
 
 def cpu_threads(launch: Launch) -> int:

@@ -2,23 +2,21 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron.engine.engine import Engine
 from megatron.plan.plan import Plan
 from megatron.training.journal import Journal
-from megatron.training.loop import StepResult
+from megatron.training.loop import Hook, StepResult
 from megatron.training.state import TrainState
+from megatron.training.stream import Batches
 from megatron.training.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
 
-Batches = Callable[[int], Iterator[Any]]
-"""Yields micro-batches from a number of consumed samples on."""
 
-
-class Evaluation:
+class Evaluation(Hook):
     """Evaluates on each validation set every --eval-interval iterations. For all ranks.
 
     Args:
@@ -44,7 +42,7 @@ class Evaluation:
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Evaluate when it is due."""
-        if state.iteration % self._plan.evaluation.interval == 0:
+        if self._plan.evaluation.is_due(state.iteration):
             self.validate(state, f"iteration {state.iteration}")
 
     def validate(self, state: TrainState, when: str) -> dict[str, float]:
@@ -67,12 +65,15 @@ class Evaluation:
     def _run(self, name: str, batches: Iterator[Any], state: TrainState, when: str) -> float:
         batch = self._plan.batch
         micro_batches = batch.num_micro_batches(batch.global_batch_size)
+        # Whole samples, however short those of training are.
+        self._engine.set_seq_length(self._plan.model.seq_length)
         losses: Sequence[float] = [
             float(self._engine.evaluate(batches, micro_batches))
             for _ in range(self._plan.evaluation.iters)
         ]
         loss = sum(losses) / len(losses)
-        ppl = math.exp(min(20, loss))
+        # Bounded, so that it can be drawn; a loss that is no number has no perplexity.
+        ppl = math.nan if math.isnan(loss) else math.exp(min(20, loss))
         text = f"{name} loss at {when} | lm loss value: {loss:.6E} | lm loss PPL: {ppl:.6E} | "
         log.info("%s\n%s\n%s", "-" * len(text), text, "-" * len(text))
         record = {"set": name, "iteration": state.iteration, "lm_loss": loss, "ppl": ppl}

@@ -2,18 +2,27 @@
 
 import logging
 import math
+import re
 import resource
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 
 from megatron.plan.plan import Plan
 from megatron.training.journal import Journal
-from megatron.training.loop import StepResult
+from megatron.training.loop import Hook, StepResult
+from megatron.training.meters import CO2, ENERGY, NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH, times_in
 from megatron.training.state import TrainState
 
 log = logging.getLogger(__name__)
+
+_BEFORE_COUNTS = {NUM_ZEROS: ".1f", PARAMS_NORM: ".3f", SEQ_LENGTH: "5d"}
+_AFTER_SPEED = {ENERGY: ".6f", CO2: ".6f"}
+"""Formats of what meters add to the line, and where."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +39,12 @@ class Interval:
     lm_loss: float
     loss_scale: float
     grad_norm: float | None
+    measures: Mapping[str, float]
     skipped_iterations: int
     nan_iterations: int
     samples_per_second: float
     tflops: float  # per rank
-    eta_s: float
+    eta_s: float  # at the pace of this run so far, evaluations and checkpoints included
 
     def line(self, *, with_loss_scale: bool) -> str:
         """Return the log line. Tools parse it: names, order and formats are BigScience's."""
@@ -51,18 +61,35 @@ class Interval:
             fields.append(f"loss scale: {self.loss_scale:.1f}")
         if self.grad_norm is not None:
             fields.append(f"grad norm: {self.grad_norm:.3f}")
+        fields += self._measured(_BEFORE_COUNTS)
         fields += [
             f"number of skipped iterations: {self.skipped_iterations:3d}",
             f"number of nan iterations: {self.nan_iterations:3d}",
             f"samples per second: {self.samples_per_second:.3f}",
             f"TFLOPs: {self.tflops:.2f}",
+            *self._measured(_AFTER_SPEED),
             f"done: {100 * self.iteration / self.train_iters:.1f}%",
             f"ETA: {timedelta(seconds=round(self.eta_s))}",
         ]
         return " " + " | ".join(fields) + " |"
 
+    def record(self) -> dict[str, Any]:
+        """Return the journal's record: what was measured under names of letters and digits."""
+        record = asdict(self)
+        measures = record.pop("measures")
+        return record | {
+            re.sub(r"\W+", "_", name.lower()).strip("_"): value for name, value in measures.items()
+        }
 
-class Report:
+    def _measured(self, formats: Mapping[str, str]) -> list[str]:
+        return [
+            f"{name}: {format(self.measures[name], form)}"
+            for name, form in formats.items()
+            if name in self.measures
+        ]
+
+
+class Report(Hook):
     """Says every --log-interval iterations how the run goes. For rank 0."""
 
     def __init__(self, plan: Plan, journal: Journal | None):
@@ -70,6 +97,12 @@ class Report:
         self._journal = journal
         self._steps: list[StepResult] = []
         self._told_memory = False
+        self._started: tuple[float, int] | None = None  # at, after so many samples
+
+    def before_step(self, state: TrainState) -> None:
+        """Note where the run begins."""
+        if self._started is None:
+            self._started = time.perf_counter(), state.samples
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Collect the step; log the interval when it is full."""
@@ -80,7 +113,9 @@ class Report:
         self._steps.clear()
         log.info(interval.line(with_loss_scale=self._plan.precision.dtype == "fp16"))
         if self._journal:
-            self._journal.write("train", asdict(interval))
+            self._journal.write("train", interval.record())
+        if times := times_in(step.measures):
+            log.info(times_line(times))
         if not self._told_memory:
             self._told_memory = True
             log.info(memory_line(state.iteration))
@@ -90,7 +125,7 @@ class Report:
         finite = [step.loss for step in steps if math.isfinite(step.loss)]
         seconds = sum(step.seconds for step in steps)
         samples = sum(step.batch_size for step in steps)
-        flops = samples * plan.model.flops_per_sample(recompute=plan.recompute)
+        flops = sum(step.batch_size * flops_per_sample(plan, step.seq_length) for step in steps)
         left = max(0, plan.training.train_samples - state.samples)
         return Interval(
             iteration=state.iteration,
@@ -103,12 +138,32 @@ class Report:
             lm_loss=sum(finite) / len(finite) if finite else math.nan,
             loss_scale=steps[-1].loss_scale,
             grad_norm=steps[-1].grad_norm,
+            measures=steps[-1].measures,
             skipped_iterations=sum(step.skipped for step in steps),
             nan_iterations=len(steps) - len(finite),
             samples_per_second=samples / seconds,
             tflops=flops / (seconds * plan.parallel.world_size * 1e12),
-            eta_s=left * seconds / samples,
+            eta_s=left * self._seconds_per_sample(state, seconds / samples),
         )
+
+    def _seconds_per_sample(self, state: TrainState, of_steps: float) -> float:
+        """Return the pace since the run began; `of_steps` where that cannot be said."""
+        if self._started is None or state.samples <= self._started[1]:
+            return of_steps
+        started_at, samples = self._started
+        return (time.perf_counter() - started_at) / (state.samples - samples)
+
+
+def flops_per_sample(plan: Plan, seq_length: int) -> float:
+    """Return the floating-point operations that a sample of so many tokens takes in a step."""
+    model = replace(plan.model, seq_length=seq_length)
+    return model.flops_per_sample(recompute=plan.recompute)
+
+
+def times_line(seconds: Mapping[str, float]) -> str:
+    """Return the line of timers, in milliseconds."""
+    parts = (f" | {name}: {1000 * value:.2f}" for name, value in seconds.items())
+    return "time (ms)" + "".join(parts)
 
 
 def memory_line(iteration: int) -> str:

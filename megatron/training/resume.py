@@ -11,6 +11,7 @@ from megatron.checkpoint.names import published_tags
 from megatron.checkpoint.publish import restore_replaced
 from megatron.engine.engine import Engine
 from megatron.errors import CheckpointError, NewerCheckpointError
+from megatron.plan.checkpoint_plan import CheckpointPlan
 from megatron.plan.plan import Plan
 from megatron.plan.schedule_plan import SchedulePlan
 from megatron.training.agree import from_rank_0, gathered, share_of
@@ -46,24 +47,35 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> Plan:
             continue
         now = _as_json(asdict(plan))
         require_same_run(manifest.plan, now, str(folder))
-        if plan.schedule.on_resume == "equal":
+        _require_parts(manifest, plan.checkpoint, str(folder))
+        goes_on = plan.checkpoint.loads_progress and not plan.evaluation.only
+        if goes_on and plan.schedule.on_resume == "equal":
             require_same_schedule(manifest.plan, now, str(folder))
         elif plan.schedule.on_resume == "checkpoint":
             plan = replace(plan, schedule=_saved_schedule(manifest, folder))
         for difference in other_wishes(manifest.plan, _as_json(asdict(plan))):
             log.warning("going on from %s with other settings:%s", folder, difference)
-        engine.load(directory, tag)
-        vars(state).update(manifest.state)
-        log.info(
-            "  successfully loaded checkpoint from %s at iteration %d", directory, state.iteration
+        engine.load(
+            directory,
+            tag,
+            optimizer=plan.checkpoint.loads_optimizer,
+            streams=plan.checkpoint.loads_streams,
         )
+        if plan.checkpoint.loads_progress:
+            vars(state).update(manifest.state)
+        log.info(
+            "  successfully loaded checkpoint from %s at iteration %d",
+            *(directory, manifest.state["iteration"]),
+        )
+        if not plan.checkpoint.loads_progress:
+            log.info("training starts from iteration 0 with its weights")
         return plan
     if tags:
         raise CheckpointError(
             f"no checkpoint of --load {directory} is whole ({', '.join(tags)} are damaged); starting "
             "over would replace them: mend them, or move them away"
         )
-    if plan.checkpoint.load != plan.checkpoint.save:
+    if plan.checkpoint.must_exist:
         raise CheckpointError(
             f"--load {directory} holds no complete checkpoint; give the directory that a run "
             "saved to with --save"
@@ -88,6 +100,21 @@ def _verified_manifest(folder: Path) -> Manifest:
     if problems := list(gathered(damage(folder, share_of(list(manifest.files))))):
         raise CheckpointError("; ".join(problems))
     return manifest
+
+
+def _require_parts(manifest: Manifest, wished: CheckpointPlan, folder: str) -> None:
+    """Refuse a checkpoint that was saved without what this run wants of it."""
+    held = manifest.plan["checkpoint"]
+    for part, wants, flag in (
+        ("saves_optimizer", wished.loads_optimizer, "--no-load-optim"),
+        ("saves_streams", wished.loads_streams, "--no-load-rng"),
+    ):
+        # Checkpoints of versions before these flags hold everything.
+        if wants and not held.get(part, True):
+            raise CheckpointError(
+                f"{folder} was saved with --no-{'save-optim' if 'optim' in flag else 'save-rng'}: "
+                f"write {flag}, or --finetune for its weights alone"
+            )
 
 
 def _saved_schedule(manifest: Manifest, folder: Path) -> SchedulePlan:

@@ -17,14 +17,14 @@ from megatron.errors import CheckpointError
 from megatron.parallel.sharding import shard_of
 from megatron.plan.plan import Plan
 from megatron.training.agree import from_rank_0, gathered, share_of
-from megatron.training.loop import StepResult
+from megatron.training.loop import Hook, StepResult
 from megatron.training.state import TrainState
 from megatron.version import VERSION
 
 log = logging.getLogger(__name__)
 
 
-class Checkpoints:
+class Checkpoints(Hook):
     """Saves every --save-interval iterations. For all ranks.
 
     Args:
@@ -54,7 +54,13 @@ class Checkpoints:
         tag = staging_tag_of(state.iteration)
         from_rank_0(lambda: clear_staging(self._directory, state.iteration))
         self._require_shared(self._directory / tag)
-        self._engine.save(self._directory, tag, {"iteration": state.iteration})
+        self._engine.save(
+            self._directory,
+            tag,
+            {"iteration": state.iteration},
+            optimizer=self._plan.checkpoint.saves_optimizer,
+            streams=self._plan.checkpoint.saves_streams,
+        )
         dist.barrier()
         files = self._record_files(self._directory / tag)
         dims = self._partition_dims()

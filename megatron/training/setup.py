@@ -9,19 +9,22 @@ import torch
 import torch.distributed as dist
 
 from megatron.config.config import Config
+from megatron.config.logging import LoggingConfig
 from megatron.data.datasets import Datasets, View, build_datasets
 from megatron.data.samplers import SampleSource
 from megatron.engine import distributed
 from megatron.engine.engine import Engine, build_engine
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
+from megatron.engine.timers import Timers
+from megatron.log import set_level
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.parallel.groups import Groups, build_groups
 from megatron.parallel.topology import Topology
 from megatron.plan.plan import Plan
 from megatron.training.batch import read_batches
-from megatron.training.environment import Launch, cpu_threads
+from megatron.training.environment import Launch, cpu_threads, export_determinism, verbosity
 from megatron.training.objective import Objective
 
 log = logging.getLogger(__name__)
@@ -29,17 +32,35 @@ log = logging.getLogger(__name__)
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def start_processes(config: Config, launch: Launch, device: torch.device) -> None:
+def set_log_levels(logging: LoggingConfig, rank: int) -> str:
+    """Let this rank say what it was asked to; return the least level of DeepSpeed's messages."""
+    asked = logging.log_level if rank == 0 else logging.log_level_replica
+    level = asked or verbosity()
+    if level:
+        set_level(level)
+    return level or "warning"
+
+
+def start_processes(
+    config: Config, launch: Launch, device: torch.device, *, deterministic: bool
+) -> None:
     """Join the other processes.
+
+    Args:
+        deterministic: whether the same computation must give the same bits each time.
 
     Communication: waits for every rank.
     """
+    level = set_log_levels(config.logging, launch.rank)
+    if deterministic:
+        export_determinism()
+        torch.use_deterministic_algorithms(True)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(cpu_threads(launch))
     default = "nccl" if device.type == "cuda" else "gloo"
-    distributed.start(config.parallel.distributed_backend or default)
+    distributed.start(config.parallel.distributed_backend or default, level)
 
 
 def build_process_groups(plan: Plan) -> Groups:
@@ -83,8 +104,21 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective) -> Engine
             lr=plan.schedule.peak,
             tensor_group=groups.tensor,
             dtype=_DTYPES[plan.precision.dtype],
-        ),
+        )
+        if plan.evaluation.optimizer
+        else None,
         config=plan.deepspeed,
+        timers=_timers(plan),
+        counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
+    )
+
+
+def _timers(plan: Plan) -> Timers:
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return Timers(
+        plan.logging.timing_level,
+        nvtx=plan.logging.nvtx,
+        synchronise=torch.cuda.synchronize if on_gpu else None,
     )
 
 

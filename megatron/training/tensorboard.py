@@ -3,21 +3,23 @@
 from typing import Any
 
 from megatron.config.config import flatten
-from megatron.errors import ConfigError
 from megatron.plan.plan import Plan
-from megatron.training.loop import StepResult
+from megatron.training.loop import Hook, StepResult
+from megatron.training.meters import NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH, times_in
+from megatron.training.report import flops_per_sample
 from megatron.training.state import TrainState
+from megatron.training.writers import Writer
 
 
-class TensorBoard:
+class TensorBoard(Hook):
     """Writes scalars over iterations, samples and tokens. For rank 0.
 
     Args:
-        writer: a SummaryWriter.
+        writer: one of writers.py.
         config: the wishes, as nested dictionaries, for the text entries.
     """
 
-    def __init__(self, writer: Any, plan: Plan, config: dict[str, Any], state: TrainState):
+    def __init__(self, writer: Writer, plan: Plan, config: dict[str, Any], state: TrainState):
         self._writer = writer
         self._plan = plan
         for name, value in flatten(config).items():
@@ -67,12 +69,18 @@ class TensorBoard:
             self._over_all("loss-scale/loss-scale", step.loss_scale, state)
         if step.grad_norm is not None:
             self._over_all("grad-norm/grad-norm", step.grad_norm, state)
+        for name in (NUM_ZEROS, PARAMS_NORM):
+            if name in step.measures:
+                tag = name.replace(" ", "-")
+                self._over_all(f"{tag}/{tag}", step.measures[name], state)
+        if SEQ_LENGTH in step.measures:
+            writer.add_scalar("curriculum_seqlen", step.measures[SEQ_LENGTH], state.iteration)
 
     def _write_speed(self, state: TrainState, step: StepResult) -> None:
         plan = self._plan
         samples = step.batch_size / step.seconds
-        tokens = samples * plan.model.seq_length
-        flops = samples * plan.model.flops_per_sample(recompute=plan.recompute)
+        tokens = samples * step.seq_length
+        flops = samples * flops_per_sample(plan, step.seq_length)
         self._over_all("iteration-time/iteration-time", step.seconds, state)
         for tag, value in (
             ("samples per second", samples),
@@ -82,6 +90,8 @@ class TensorBoard:
             ("TFLOPs per gpu (estimated)", flops / plan.parallel.world_size / 1e12),
         ):
             self._writer.add_scalar(f"iteration-time/{tag}", value, state.iteration)
+        for name, seconds in times_in(step.measures).items():
+            self._writer.add_scalar(f"time/{name}-time", seconds, state.iteration)
 
     def _over_all(self, tag: str, value: float, state: TrainState) -> None:
         self._writer.add_scalar(tag, value, state.iteration)
@@ -92,16 +102,3 @@ class TensorBoard:
         model = self._plan.model
         gigaflos = 6 * state.tokens * model.num_parameters_without_embeddings / 1e9
         self._writer.add_scalar(f"{tag} vs gigaflos (without embeddings)", value, int(gigaflos))
-
-
-def build_writer(plan: Plan) -> Any:
-    """Return TensorBoard's writer of event files."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    logging = plan.logging
-    try:
-        return SummaryWriter(
-            log_dir=logging.tensorboard_dir, max_queue=logging.tensorboard_queue_size
-        )
-    except OSError as error:
-        raise ConfigError(f"--tensorboard-dir {logging.tensorboard_dir}: {error}") from error

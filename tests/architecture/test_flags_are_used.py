@@ -68,7 +68,8 @@ def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
         return None
 
     for node in ast.walk(function):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.annotation, ast.Name):
+        named = isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if named and isinstance(node.annotation, ast.Name):
             types[node.target.id] = node.annotation.id
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             types[node.targets[0].id] = type_of(node.value)

@@ -17,6 +17,7 @@ INTERVAL = {
     "lm_loss": 2.4971234,
     "loss_scale": 65536.0,
     "grad_norm": 0.20349,
+    "measures": {},
     "skipped_iterations": 1,
     "nan_iterations": 0,
     "samples_per_second": 19.668954,

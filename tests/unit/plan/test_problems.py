@@ -283,7 +283,7 @@ def problems(line, *, world_size=1, device="cpu"):
         ),
         ("--log-interval 0", "--log-interval 0 must be at least 1"),
         ("--tensorboard-log-interval 0", "--tensorboard-log-interval 0 must be at least 1"),
-        ("--eval-interval 0", "--eval-interval 0 must be at least 1"),
+        ("--eval-interval -1", "--eval-interval -1 must be at least 0"),
         ("--eval-iters -1", "--eval-iters -1 must be at least 0"),
         ("--save s --save-interval 0", "--save-interval 0 must be at least 1"),
         ("--clip-grad -1", "--clip-grad -1.0 must be at least 0"),
@@ -368,7 +368,7 @@ def test_a_layout_that_does_not_fit_is_told(line, world_size, message):
 @pytest.mark.parametrize("flags", [[], ["--train-iters", "9", "--train-samples", "9"]])
 def test_the_length_is_given_once(flags):
     config, _ = parse_config([*tiny_argv(without=("--train-iters",)), *flags])
-    with pytest.raises(ConfigError, match="give exactly one of --train-iters and --train-samples"):
+    with pytest.raises(ConfigError, match="give exactly one of --train-iters, --train-samples and"):
         check(config, world_size=1, device="cpu")
 
 

@@ -16,6 +16,10 @@ class FakeEngine:
 
     def __init__(self):
         self.micro_batches = []
+        self.lengths = set()
+
+    def set_seq_length(self, tokens):
+        self.lengths.add(tokens)
 
     def evaluate(self, batches, num_micro_batches):
         self.micro_batches.append(num_micro_batches)

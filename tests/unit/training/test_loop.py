@@ -1,9 +1,11 @@
 """The loop and when it ends."""
 
-import pytest
+from dataclasses import replace
 
-from megatron.plan.training_plan import TrainingPlan
-from megatron.training.loop import Schedule, train
+import pytest
+from tiny import tiny_plan
+
+from megatron.training.loop import Hook, Schedule, train
 from megatron.training.state import TrainState
 from megatron.training.stop import Stop
 
@@ -25,6 +27,9 @@ class FakeEngine:
     def set_global_batch_size(self, samples):
         self.calls.append(("size", samples))
 
+    def set_seq_length(self, tokens):
+        self.calls.append(("length", tokens))
+
     def train_batch(self, batches):
         step = next(batches)
         self.calls.append(("step", step))
@@ -33,7 +38,7 @@ class FakeEngine:
         return step
 
 
-class Recorder:
+class Recorder(Hook):
     def __init__(self):
         self.seen = []
 
@@ -47,8 +52,8 @@ def growing(samples):
 
 def run(iterations, *, state=None, hooks=(), exit_interval=0):
     state = state or TrainState()
-    plan = TrainingPlan(
-        train_iters=iterations, train_samples=100, exit_interval=exit_interval, seed=1
+    plan = replace(
+        tiny_plan().training, train_iters=iterations, train_samples=100, exit_interval=exit_interval
     )
     engine = FakeEngine()
     reason = train(
@@ -58,7 +63,7 @@ def run(iterations, *, state=None, hooks=(), exit_interval=0):
             lr=lambda state: state.tokens / 50,
             weight_decay=lambda samples: samples / 100,
             batch_size=growing,
-            seq_length=5,
+            seq_length=lambda iteration: 5,
         ),
         state=state,
         hooks=hooks,
@@ -74,13 +79,13 @@ def test_counters_add_up_over_a_growing_batch():
 
 def test_rate_decay_and_size_follow_from_what_was_consumed_before_the_step():
     _, _, engine = run(3)
-    steps = [engine.calls[i : i + 4] for i in range(0, 12, 4)]
-    assert [sorted(step[:3]) for step in steps] == [
-        [("decay", 0.0), ("lr", 0.0), ("size", 2)],
-        [("decay", 0.02), ("lr", 0.2), ("size", 2)],
-        [("decay", 0.04), ("lr", 0.4), ("size", 6)],
+    steps = [engine.calls[i : i + 5] for i in range(0, 15, 5)]
+    assert [sorted(step[:4]) for step in steps] == [
+        [("decay", 0.0), ("length", 5), ("lr", 0.0), ("size", 2)],
+        [("decay", 0.02), ("length", 5), ("lr", 0.2), ("size", 2)],
+        [("decay", 0.04), ("length", 5), ("lr", 0.4), ("size", 6)],
     ]
-    assert [step[3] for step in steps] == [("step", 1), ("step", 2), ("step", 3)]
+    assert [step[4] for step in steps] == [("step", 1), ("step", 2), ("step", 3)]
 
 
 def test_hooks_see_the_step_counted_already_in_their_order():

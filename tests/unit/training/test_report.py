@@ -2,6 +2,8 @@
 
 import json
 import math
+import time
+from dataclasses import replace
 
 import pytest
 from tiny import tiny_plan
@@ -14,7 +16,7 @@ from megatron.training.state import TrainState
 PLAN = tiny_plan("--log-interval", "3", "--train-iters", "30", "--global-batch-size", "4")
 
 
-def step(loss, *, seconds=2.0, grad_norm=1.5, skipped=False, batch_size=4):
+def step(loss, *, seconds=2.0, grad_norm=1.5, skipped=False, batch_size=4, **more):
     return StepResult(
         loss=loss,
         lr=0.01 * loss if math.isfinite(loss) else 0.5,
@@ -23,6 +25,7 @@ def step(loss, *, seconds=2.0, grad_norm=1.5, skipped=False, batch_size=4):
         grad_norm=grad_norm,
         loss_scale=2.0,
         skipped=skipped,
+        **({"seq_length": 6} | more),
     )
 
 
@@ -92,6 +95,49 @@ def test_flops_are_per_process(tmp_path):
     (record,) = report_of([step(1.0)] * 3, tmp_path, plan)
     flops = 12 * plan.model.flops_per_sample(recompute=True)
     assert record["tflops"] == pytest.approx(flops / (6 * 4 * 1e12))
+
+
+def test_flops_are_those_of_the_length_that_samples_had(tmp_path):
+    steps = [step(1.0, seq_length=length) for length in (2, 3, 6)]
+    (record,) = report_of(steps, tmp_path)
+    flops = sum(
+        4 * replace(PLAN.model, seq_length=length).flops_per_sample(recompute=False)
+        for length in (2, 3, 6)
+    )
+    assert record["tflops"] == pytest.approx(flops / 6e12)
+
+
+def test_what_is_left_takes_as_long_as_what_was_done_evaluations_included(tmp_path, monkeypatch):
+    clock = iter([100.0, 160.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    report, state = Report(PLAN, Journal(tmp_path)), TrainState(samples=8)
+    report.before_step(state)
+    state.samples, state.iteration = 20, 3
+    report.after_step(state, step(1.0))
+    (record,) = read_journal(tmp_path)
+    # 12 samples in 60 seconds, of which the step took 2; 100 are left.
+    assert record["eta_s"] == 100 * 5.0
+
+
+def test_what_meters_measured_is_told_and_recorded(tmp_path, told):
+    measures = {
+        "num zeros": 7.0,
+        "params norm": 1.25,
+        "curriculum seqlen": 16,
+        "energy (kWh)": 0.5,
+        "CO2 (kg)": 0.25,
+        "time/forward-compute": 0.0125,
+    }
+    (record,) = report_of([step(1.0)] * 2 + [step(1.0, measures=measures)], tmp_path)
+    assert (
+        "| grad norm: 1.500 | num zeros: 7.0 | params norm: 1.250 | curriculum seqlen:    16 | number"
+        in told[0]
+    )
+    assert "| energy (kWh): 0.500000 | CO2 (kg): 0.250000 | done" in told[0]
+    assert told[1] == "time (ms) | forward-compute: 12.50"
+    recorded = ("num_zeros", "params_norm", "curriculum_seqlen", "energy_kwh", "co2_kg")
+    assert [record[name] for name in recorded] == [*measures.values()][:5]
+    assert record["time_forward_compute"] == 0.0125
 
 
 def test_the_line_goes_to_the_log_and_memory_once(tmp_path, told):

@@ -25,13 +25,15 @@ class FakeEngine:
         sharded(self.module.weight, 1, group)
         self.loaded = []
 
-    def save(self, directory, tag, client_state):
+    def save(self, directory, tag, client_state, *, optimizer, streams):
+        self.saved = {"optimizer": optimizer, "streams": streams}
         (directory / tag).mkdir(exist_ok=True)
         torch.save(self.module.state_dict(), directory / tag / "weights.pt")
         (directory / tag / "more.txt").write_text(str(client_state))
 
-    def load(self, directory, tag):
+    def load(self, directory, tag, *, optimizer, streams):
         self.loaded.append((directory, tag))
+        self.parts = {"optimizer": optimizer, "streams": streams}
 
 
 @pytest.fixture

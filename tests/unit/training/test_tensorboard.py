@@ -7,10 +7,18 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.training.loop import StepResult
 from megatron.training.state import TrainState
-from megatron.training.tensorboard import TensorBoard, build_writer
+from megatron.training.tensorboard import TensorBoard
+from megatron.training.writers import build_writer
 
 STEP = StepResult(
-    loss=3.0, lr=0.1, batch_size=4, seconds=2.0, grad_norm=1.5, loss_scale=8.0, skipped=False
+    loss=3.0,
+    lr=0.1,
+    batch_size=4,
+    seq_length=6,
+    seconds=2.0,
+    grad_norm=1.5,
+    loss_scale=8.0,
+    skipped=False,
 )
 STATE = TrainState(iteration=10, samples=40, tokens=240)
 LOSS = "lm-loss-training/lm loss"
@@ -143,7 +151,7 @@ def test_an_evaluation_writes_its_loss_and_on_request_its_perplexity(with_ppl):
 
 def test_event_files_are_written(tmp_path):
     plan = tiny_plan("--tensorboard-dir", str(tmp_path / "tb"))
-    writer = build_writer(plan)
+    writer = build_writer(plan.logging)
     TensorBoard(writer, plan, asdict(tiny_config()), TrainState()).close()
     (file,) = (tmp_path / "tb").iterdir()
     assert file.name.startswith("events.out.tfevents")

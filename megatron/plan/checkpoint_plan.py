@@ -1,0 +1,77 @@
+"""What is saved and loaded, decided."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron.config.checkpoint import CheckpointConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPlan:
+    """What is saved and loaded; an empty path means not at all."""
+
+    save: str
+    interval: int
+    saves_optimizer: bool
+    saves_streams: bool
+    load: str
+    must_exist: bool  # whether --load has to hold a checkpoint
+    loads_optimizer: bool
+    loads_streams: bool
+    loads_progress: bool  # iteration, samples and tokens so far
+
+
+def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> CheckpointPlan:
+    """Return what is saved and loaded.
+
+    Args:
+        trains: whether the run takes steps; otherwise the weights are all it needs.
+    """
+    finetune = checkpoint.finetune
+    return CheckpointPlan(
+        save=checkpoint.save or "",
+        interval=checkpoint.save_interval or 0,
+        saves_optimizer=not checkpoint.no_save_optim,
+        saves_streams=not checkpoint.no_save_rng,
+        load=checkpoint.load or "",
+        must_exist=checkpoint.exit_on_missing_checkpoint or checkpoint.load != checkpoint.save,
+        loads_optimizer=trains and not (finetune or checkpoint.no_load_optim),
+        loads_streams=trains and not (finetune or checkpoint.no_load_rng),
+        loads_progress=not (finetune or checkpoint.reset_progress),
+    )
+
+
+def checkpoint_problems(checkpoint: CheckpointConfig, *, zero_stage: int) -> Iterator[str]:
+    """Yield every reason why nothing can be saved or loaded as asked."""
+    if checkpoint.save_interval is not None and checkpoint.save_interval < 1:
+        yield f"--save-interval {checkpoint.save_interval} must be at least 1"
+    if checkpoint.save and not checkpoint.save_interval:
+        yield "--save needs --save-interval: how many iterations apart"
+    if checkpoint.save_interval and not checkpoint.save:
+        yield "--save-interval needs --save: the directory"
+    for flag, asked, needed, value in (
+        ("--finetune", checkpoint.finetune, "--load", checkpoint.load),
+        ("--reset-progress", checkpoint.reset_progress, "--load", checkpoint.load),
+        (
+            "--exit-on-missing-checkpoint",
+            checkpoint.exit_on_missing_checkpoint,
+            "--load",
+            checkpoint.load,
+        ),
+        ("--no-save-optim", checkpoint.no_save_optim, "--save", checkpoint.save),
+        ("--no-save-rng", checkpoint.no_save_rng, "--save", checkpoint.save),
+    ):
+        if asked and not value:
+            yield f"{flag} needs {needed}"
+    if checkpoint.no_save_optim and zero_stage == 3:
+        yield (
+            "--no-save-optim: at ZeRO stage 3 the weights are in the optimizer's files; leave the "
+            "flag out, or use a lower stage"
+        )
+    again = checkpoint.finetune or checkpoint.reset_progress
+    if again and checkpoint.save and checkpoint.save == checkpoint.load:
+        flag = "--finetune" if checkpoint.finetune else "--reset-progress"
+        yield (
+            f"{flag} with --load and --save on one directory: the next start would begin at "
+            "iteration 0 once more; save to another one"
+        )

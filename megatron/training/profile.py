@@ -1,0 +1,53 @@
+"""A trace of some iterations by PyTorch's profiler, to be opened with Perfetto or TensorBoard."""
+
+import logging
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from megatron.errors import ConfigError
+from megatron.plan.logging_plan import ProfilePlan
+from megatron.training.loop import Hook, StepResult
+from megatron.training.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+class Profile(Hook):
+    """Records the iterations from `plan.start` to before `plan.stop` on this rank."""
+
+    def __init__(self, plan: ProfilePlan, *, rank: int):
+        self._plan = plan
+        self._rank = rank
+        self._recording: profile | None = None
+
+    def before_step(self, state: TrainState) -> None:
+        """Begin when the next iteration is one to record."""
+        if self._recording is None and self._plan.start <= state.iteration + 1 < self._plan.stop:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._recording = profile(activities=activities, record_shapes=True)
+            self._recording.start()
+            self._first = state.iteration + 1
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """End behind the last iteration to record."""
+        if state.iteration + 1 >= self._plan.stop:
+            self.close(state)
+
+    def close(self, state: TrainState) -> None:
+        """Write what is recorded, if anything is."""
+        if self._recording is None:
+            return
+        self._recording.stop()
+        name = f"trace_rank{self._rank}_iterations{self._first}-{state.iteration}.json"
+        file = Path(self._plan.directory) / name
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._recording.export_chrome_trace(str(file))
+        except (OSError, RuntimeError) as error:
+            raise ConfigError(f"--profile-dir {self._plan.directory}: {error}") from error
+        self._recording = None
+        log.info("profile of iterations %d to %d: %s", self._first, state.iteration, file)

@@ -1,0 +1,177 @@
+"""A run: what happens around its steps, and what follows the last one."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from megatron.config.config import Config
+from megatron.engine.engine import Engine
+from megatron.optim.schedule import learning_rate, weight_decay
+from megatron.parallel.groups import Groups
+from megatron.plan.plan import Plan
+from megatron.training.energy import Energy
+from megatron.training.environment import Launch
+from megatron.training.evaluate import Evaluation
+from megatron.training.journal import Journal
+from megatron.training.loop import Hook, Schedule, train
+from megatron.training.meters import build_meters
+from megatron.training.profile import Profile
+from megatron.training.report import Report
+from megatron.training.requests import Request
+from megatron.training.save import Checkpoints
+from megatron.training.skip import Skip
+from megatron.training.state import TrainState
+from megatron.training.stop import Stop
+from megatron.training.stream import Batches, Stream, length_of_next_step, shortened
+from megatron.training.tensorboard import TensorBoard
+from megatron.training.writers import build_writer
+
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """An engine, its plan, and everybody who watches.
+
+    Args:
+        state: where the run goes on from.
+        valid: validation sets by name.
+        test: test sets by name.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        config: Config,
+        groups: Groups,
+        state: TrainState,
+        *,
+        valid: Mapping[str, Batches],
+        test: Mapping[str, Batches],
+    ):
+        self.engine, self.plan, self.config, self.groups = engine, plan, config, groups
+        self.state, self.valid, self.test = state, valid, test
+        speaks = groups.rank == 0
+        saves = plan.checkpoint.save
+        self.journal = Journal(Path(saves)) if speaks and saves else None
+        writer = build_writer(plan.logging) if speaks else None
+        self.tensorboard = TensorBoard(writer, plan, asdict(config), state) if writer else None
+        self.evaluation = Evaluation(
+            engine, valid, plan, journal=self.journal, tensorboard=self.tensorboard
+        )
+
+    def evaluate(self) -> None:
+        """Evaluate on the validation and test sets, and do nothing else."""
+        self.evaluation.validate(self.state, "the end of training for val data")
+        self.evaluation.test(self.test, self.state)
+        if self.tensorboard:
+            self.tensorboard.close()
+
+    def train(self, batches: Batches, launch: Launch, requests: list[Request]) -> str:
+        """Train to the end or to the reason to stop, which is returned; evaluate and save.
+
+        Args:
+            batches: the training data.
+            requests: what may ask for the end.
+        """
+        plan, state = self.plan, self.state
+        started_from = state.iteration
+        saved = started_from if plan.checkpoint.load == plan.checkpoint.save else -1
+        checkpoints = (
+            Checkpoints(self.engine, plan, self.config, saved=saved or -1)
+            if plan.checkpoint.save
+            else None
+        )
+        stream = Stream(_cut_to_plan(batches, plan, state), state.samples)
+        energy = _build_energy(plan, self.groups.rank, launch)
+        profile = _build_profile(plan, self.groups.rank)
+        stop = Stop(plan.training, started_from=started_from, requests=requests)
+        if self.journal:
+            self.journal.write("start", {"iteration": started_from})
+        say_when("before the start of training step")
+        reason = train(
+            self.engine,
+            stream,
+            schedule=Schedule(
+                lr=lambda state: learning_rate(getattr(state, plan.schedule.unit), plan.schedule),
+                weight_decay=partial(
+                    weight_decay, plan=plan.optimizer, train_samples=plan.training.train_samples
+                ),
+                batch_size=plan.batch.size_at,
+                seq_length=plan.curriculum.length_at,
+            ),
+            state=state,
+            hooks=self._hooks(stream, profile, checkpoints),
+            meters=[*build_meters(self.engine, plan), *([energy] if energy else [])],
+            stop=stop,
+        )
+        say_when("after training is done")
+        # A run that was done already is not evaluated once more on other samples.
+        done_now = started_from < state.iteration and stop.is_done(state)
+        if done_now and self.valid:
+            self.evaluation.validate(state, "the end of training for val data")
+        if checkpoints and state.iteration:
+            checkpoints.save(state)
+        if done_now:
+            self.evaluation.test(self.test, state)
+        for closing in (profile, energy):
+            if closing:
+                closing.close(state)
+        if self.tensorboard:
+            self.tensorboard.close()
+        if stop.is_done(state) and not done_now:
+            reason += ": it was before; more --train-iters or --train-samples let it go on"
+        return reason
+
+    def _hooks(
+        self, stream: Stream, profile: Profile | None, checkpoints: Checkpoints | None
+    ) -> list[Hook]:
+        plan = self.plan
+        skips = plan.training.skips
+        hooks: list[Hook | None] = [
+            Skip(
+                skips,
+                train_iters=plan.training.train_iters,
+                batch_size=plan.batch.size_at,
+                stream=stream,
+            )
+            if skips
+            else None,
+            profile,
+            Report(plan, self.journal) if self.groups.rank == 0 else None,
+            self.tensorboard,
+            self.evaluation if self.valid else None,
+            checkpoints,
+        ]
+        return [hook for hook in hooks if hook]
+
+
+def say_when(stage: str) -> None:
+    """Log that `stage` is reached, and when."""
+    log.info("[%s] datetime: %s ", stage, datetime.now().strftime("%Y-%m-%d %H:%M:%S"))
+
+
+def _cut_to_plan(batches: Batches, plan: Plan, state: TrainState) -> Batches:
+    if not plan.curriculum.schedule:
+        return batches
+    length: Callable[[], int] = length_of_next_step(plan.curriculum.length_at, state)
+    return lambda samples: shortened(batches(samples), length)
+
+
+def _build_energy(plan: Plan, rank: int, launch: Launch) -> Energy | None:
+    if not plan.logging.energy.directory:
+        return None
+    return Energy(
+        plan.logging.energy,
+        rank=rank,
+        measures=launch.local_rank == 0,
+        interval=plan.logging.interval,
+    )
+
+
+def _build_profile(plan: Plan, rank: int) -> Profile | None:
+    wanted = plan.logging.profile
+    return Profile(wanted, rank=rank) if wanted.directory and rank in wanted.ranks else None

@@ -1,0 +1,49 @@
+"""Iterations that are passed over: their samples are consumed, and nothing is learned."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from megatron.training.loop import Hook
+from megatron.training.state import TrainState
+from megatron.training.stream import Stream
+
+log = logging.getLogger(__name__)
+
+
+class Skip(Hook):
+    """Moves the run behind each range of iterations that it comes to. For all ranks.
+
+    Args:
+        ranges: first and last iteration of each, in order.
+        train_iters: the run's last iteration.
+        batch_size: the global batch size after a number of samples.
+        stream: the training data.
+    """
+
+    def __init__(
+        self,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        train_iters: int,
+        batch_size: Callable[[int], int],
+        stream: Stream,
+    ):
+        self._ranges = ranges
+        self._train_iters = train_iters
+        self._batch_size = batch_size
+        self._stream = stream
+
+    def before_step(self, state: TrainState) -> None:
+        """Pass over the ranges that begin with the next iteration, or in which it lies."""
+        for first, last in self._ranges:
+            last = min(last, self._train_iters)
+            if not first <= state.iteration + 1 <= last:
+                continue
+            log.info(
+                "Skipped iterations %d to %d due to --skip-train-iteration-range flag.",
+                *(state.iteration + 1, last),
+            )
+            for _ in range(last - state.iteration):
+                state.samples += self._batch_size(state.samples)
+            state.iteration = last
+            self._stream.seek(state.samples)
