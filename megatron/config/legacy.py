@@ -51,9 +51,6 @@ LEGACY = (
         takes=1,
         refused=True,
     ),
-<<<<<<< HEAD
-    *MODEL_LEGACY,
-=======
     Legacy(
         "--adlr-autoresume",
         "it needs a module of NVIDIA's own clusters; --exit-signal-handler and "
@@ -63,5 +60,5 @@ LEGACY = (
     Legacy("--adlr-autoresume-interval", "there is no --adlr-autoresume to time", takes=1),
     Legacy("--deepscale", "every run goes through DeepSpeed, which had this name once"),
     Legacy("--deepscale_config", "write --deepspeed_config instead", takes=1, refused=True),
->>>>>>> 07fba10 (Switches of a run: limits, skips, curriculum, meters, timers, energy, profiles, writers)
+    *MODEL_LEGACY,
 )
