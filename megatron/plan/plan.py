@@ -154,16 +154,12 @@ def plan(
     optimizer = plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none")
     parallel = plan_parallel(config.parallel, world_size=world_size, zero_stage=zero.stage)
     batch = _plan_batch(config, user, parallel.data)
-<<<<<<< HEAD
-    training = plan_training(config.training, batch)
-    learned = plan_objective(config, objective)
-=======
     curriculum = plan_curriculum(user, config.model.seq_length)
     training = plan_training(config.training, batch, curriculum)
     evaluation = plan_evaluation(config.evaluation)
     model = plan_model(config.model, config.tokenizer, vocab_size=vocab_size, tensor=tensor)
     raise_if_any(size_problems(config.training, model.num_parameters))
->>>>>>> 07fba10 (Switches of a run: limits, skips, curriculum, meters, timers, energy, profiles, writers)
+    learned = plan_objective(config, objective)
     return Plan(
         model=model,
         parallel=parallel,
@@ -177,17 +173,10 @@ def plan(
             config, training, evaluation, batch.global_batch_size, kind=KIND_OF[objective]
         ),
         masks=plan_masks(config.masks),
-<<<<<<< HEAD
         objective=learned,
-        evaluation=plan_evaluation(config),
-        checkpoint=plan_checkpoint(config.checkpoint),
-        logging=plan_logging(config),
-=======
-        objective=plan_objective(config, objective),
         evaluation=evaluation,
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
->>>>>>> 07fba10 (Switches of a run: limits, skips, curriculum, meters, timers, energy, profiles, writers)
         recompute=config.recompute.checkpoint_activations,
         deepspeed=merge_ds_config(
             user,
