@@ -55,7 +55,10 @@ def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: st
 
 def require_same_schedule(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
     """Refuse to go on with another learning rate unawares; see require_same_run."""
-    if differences := [*_differences(then, now, "schedule", skip=("on_resume",))]:
+    skip: tuple[str, ...] = ("on_resume",)
+    if then["schedule"]["style"] == now["schedule"]["style"] == "constant":
+        skip += ("decay", "floor")
+    if differences := [*_differences(then, now, "schedule", skip=skip)]:
         raise CheckpointError(
             f"{folder} was saved by a run with another learning rate; write "
             "--override-opt_param-scheduler to go on with that of the flags, or "

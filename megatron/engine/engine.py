@@ -293,6 +293,22 @@ class PipelinedEngine(Engine):
         return self._engine.eval_batch(batches, num_micro_batches=num_micro_batches)
 
 
+@contextlib.contextmanager
+def _refusals_as_config_errors() -> Iterator[None]:
+    try:
+        yield
+    except DeepSpeedConfigError as error:
+        raise ConfigError(f"DeepSpeed refuses its JSON: {error}") from error
+    except RuntimeError as error:
+        if "JIT load" not in str(error):
+            raise
+        raise ConfigError(
+            f"an operator of DeepSpeed that this run needs cannot be compiled here ({error}); "
+            "offloading to nvme needs libaio: write cpu in its place"
+        ) from error
+
+
+@_refusals_as_config_errors()
 def build_engine(
     steps: Sequence[Step],
     *,
@@ -352,17 +368,14 @@ def _deepspeed(
     # DeepSpeed asks for the norm only when there is a limit, and takes no limit for one of 1.0.
     limit = config["gradient_clipping"] or math.inf
     # Some of DeepSpeed's optimizers print memory figures to stdout; warnings go through its log.
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            engine, *_ = deepspeed.initialize(
-                model=model,
-                optimizer=optimizer,
-                config={**config, "gradient_clipping": limit},
-                mpu=mpu,
-                dist_init_required=False,
-            )
-    except DeepSpeedConfigError as error:
-        raise ConfigError(f"DeepSpeed refuses its JSON: {error}") from error
+    with contextlib.redirect_stdout(io.StringIO()):
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            config={**config, "gradient_clipping": limit},
+            mpu=mpu,
+            dist_init_required=False,
+        )
     if isinstance(optimizer, Muon):
         lay_out_matrices(optimizer, engine)
     return engine

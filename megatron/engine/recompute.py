@@ -42,9 +42,12 @@ def start_streams(
 
 def recompute(layer: Callable[..., Any], *inputs: Tensor) -> Any:
     """Call `layer` and keep its inputs alone; what backward needs is computed again there."""
-    if torch.is_grad_enabled():
+    if not torch.is_grad_enabled():
+        return layer(*inputs)
+    if any(x.requires_grad for x in inputs):
         return checkpointing.checkpoint(layer, *inputs)
-    return layer(*inputs)
+    # Behind frozen weights: the function above would lose the gradients of the layer itself.
+    return checkpointing.non_reentrant_checkpoint(layer, *inputs)
 
 
 def stream_states() -> dict[str, Any]:

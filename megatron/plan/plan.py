@@ -307,6 +307,7 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
         user,
         optimizer=plan_optimizer(config.optimizer, on_cpu=False).name,
         uses_distributed_optimizer=config.optimizer.use_distributed_optimizer,
+        precision=plan_precision(config.precision),
         pipeline=pipeline,
         data=data,
     )

@@ -7,6 +7,7 @@ from typing import Any
 from megatron.config.deepspeed import DeepSpeedConfig
 from megatron.config.optimizer import OptimizerConfig
 from megatron.plan.ds_config import Twin, value_at
+from megatron.plan.precision_plan import PrecisionPlan
 
 _OPTIMIZER = "zero_optimization.offload_optimizer"
 _WEIGHTS = "zero_optimization.offload_param"
@@ -94,6 +95,7 @@ def zero_problems(
     *,
     optimizer: str,
     uses_distributed_optimizer: bool,
+    precision: PrecisionPlan,
     pipeline: int,
     data: int,
 ) -> Iterator[str]:
@@ -113,7 +115,8 @@ def zero_problems(
     ):
         if size < 0:
             yield f"{flag} {size} must be at least 0"
-    yield from _offload_problems(plan, zero, user, pipeline=pipeline)
+    yield from _offload_problems(plan, zero, user)
+    yield from _pipeline_problems(plan, user, precision, pipeline=pipeline)
     yield from _plus_plus_problems(user, stage=stage, data=data)
     if optimizer == "muon":
         if stage == 3:
@@ -131,19 +134,42 @@ def zero_problems(
             )
 
 
+def _pipeline_problems(
+    plan: ZeroPlan, user: Mapping[str, Any], precision: PrecisionPlan, *, pipeline: int
+) -> Iterator[str]:
+    """Yield where DeepSpeed's pipelines would keep the gradients of one micro-batch alone.
+
+    ZeRO's optimizer does so in a pipeline when it adds 16-bit gradients up in 32 bits; bf16
+    without offload has another optimizer.
+    """
+    if pipeline == 1 or not precision.is_mixed:
+        return
+    own = "fp32" if precision.fp32_gradients else precision.dtype
+    if value_at(user, "data_types.grad_accum_dtype", own) != "fp32":
+        return
+    if precision.dtype == "fp16":
+        yield (
+            "fp16 gradients are not added up in 32 bits with --pipeline-model-parallel-size "
+            f"{pipeline}, where DeepSpeed would lose some of them: leave out "
+            "--accumulate-allreduce-grads-in-fp32 (data_types.grad_accum_dtype in the JSON), or "
+            "write --bf16"
+        )
+    elif plan.optimizer_device != "none":
+        yield (
+            "an offloaded optimizer does not work in bf16 with --pipeline-model-parallel-size "
+            f"{pipeline}, where DeepSpeed would lose some gradients: write --fp16, or take "
+            "--cpu-optimizer (offload_optimizer in the JSON) out"
+        )
+
+
 def _offload_problems(
-    plan: ZeroPlan, zero: DeepSpeedConfig, user: Mapping[str, Any], *, pipeline: int
+    plan: ZeroPlan, zero: DeepSpeedConfig, user: Mapping[str, Any]
 ) -> Iterator[str]:
     if plan.optimizer_device != "none":
         if plan.stage == 0:
             yield (
                 "the optimizer's state is offloaded by ZeRO from stage 1 on: write --zero-stage 1, or "
                 "take --cpu-optimizer (offload_optimizer in the JSON) out"
-            )
-        if pipeline > 1:
-            yield (
-                "an offloaded optimizer does not work with --pipeline-model-parallel-size "
-                f"{pipeline}: write 1, or take --cpu-optimizer (offload_optimizer in the JSON) out"
             )
     if plan.weights_device != "none" and plan.stage < 3:
         yield (

@@ -70,6 +70,43 @@ def test_a_resumed_run_takes_the_optimizers_constants_of_its_own_flags(
     assert sorted(journal(tmp_path, "evaluation"), key=str) == before
 
 
+WSD = [
+    *("--lr-decay-style", "WSD", "--lr-wsd-decay-iters", "4", "--lr-decay-tokens", "2000"),
+    *("--lr-wsd-decay-style", "linear"),
+    *("--optimizer", "muon", "--muon-extra-scale-factor", "0.2", "--bf16"),
+    *("--start-weight-decay", "0.01", "--end-weight-decay", "0.2"),
+    *("--weight-decay-incr-style", "cosine"),
+]
+INVERSE_ROOT = ["--lr-decay-style", "inverse-square-root", "--optimizer", "lion"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "whose", "rate"),
+    [
+        # 0.005 at the end of the warm-up of 24 samples, and 64 samples are consumed.
+        (INVERSE_ROOT, "--override-lr-scheduler", 5e-3 * (24 / 64) ** 0.5),
+        # 2048 tokens are consumed, which is past the span of the checkpoint's 2000.
+        (WSD, "--use-checkpoint-lr-scheduler", 1e-4),
+    ],
+    ids=["inverse-square-root", "wsd"],
+)
+def test_schedules_go_on_where_they_were_or_as_the_flags_say(
+    schedule: list[str], whose: str, rate: float, corpus: Corpus, tmp_path: Path
+) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    flags = [*RUN, *ITERATIONS, *schedule, "--lr-warmup-init", "1e-4", *corpus.flags]
+    start_ranks(1, *flags, "--save", str(whole)).succeeded()
+    shutil.copytree(whole / "global_step4", resumed / "global_step4")
+    start_ranks(1, *flags, "--save", str(resumed), "--load", str(resumed)).succeeded()
+    assert len({record["learning_rate"] for record in journal(whole, "train")}) >= 6
+    assert told(resumed, "train") == told(whole, "train")[4:]
+    assert_same_files(whole / "global_step8", resumed / "global_step8")
+
+    other = ["--lr", "5e-3", "--train-iters", "9", whose]
+    start_ranks(1, *flags, *other, "--save", str(resumed), "--load", str(resumed)).succeeded()
+    assert journal(resumed, "train")[-1]["learning_rate"] == pytest.approx(rate)
+
+
 def optimizer_groups(folder: Path) -> list[dict[str, Any]]:
     for file in (*folder.glob("*optim_states.pt"), *folder.glob("mp_rank_*")):
         state = torch.load(file, weights_only=False)

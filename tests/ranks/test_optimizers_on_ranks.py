@@ -195,17 +195,22 @@ def offloading_changes_no_step(rank):
     offload = ["--cpu-optimizer", "--cpu_torch_adam"]
     for stage, flags in (
         (["--zero-stage", "1"], offload),
+        (["--zero-stage", "1", "--bf16"], offload),
         (["--zero-stage", "2", "--bf16"], offload),
-        (["--zero-stage", "3"], [*offload, "--remote-device", "cpu"]),
+        (["--zero-stage", "3", "--bf16"], [*offload, "--remote-device", "cpu"]),
     ):
         paths = []
         for words in (stage, [*stage, *flags]):
-            engine, _ = engine_of(*words, data=2)
-            for n in range(STEPS):
-                engine.train_batch(iter([micro_batch(2 * n + rank)]))
-            paths.append(weights(engine))
-        for name, weight in paths[0].items():
-            assert_close(weight, paths[1][name], rtol=1e-5, atol=1e-6, msg=name)
+            engine, _ = engine_of(*words, "--global-batch-size", "8", data=2)
+            batches = iter([micro_batch(2 * n + rank) for n in range(2 * STEPS)])
+            norms = []
+            for _ in range(STEPS):
+                engine.train_batch(batches)
+                norms.append(engine.grad_norm)
+            paths.append((norms, weights(engine)))
+        assert paths[1][0] == pytest.approx(paths[0][0], rel=1e-4), (stage, flags)
+        for name, weight in paths[0][1].items():
+            assert_close(weight, paths[1][1][name], rtol=1e-5, atol=1e-6, msg=f"{stage} {name}")
 
 
 def initial_weights_do_not_depend_on_the_stage(rank):

@@ -6,7 +6,12 @@ from dataclasses import asdict
 import pytest
 from tiny import tiny_plan
 
-from megatron.checkpoint.compare import other_wishes, require_same_model, require_same_run
+from megatron.checkpoint.compare import (
+    other_wishes,
+    require_same_model,
+    require_same_run,
+    require_same_schedule,
+)
 from megatron.errors import CheckpointError
 
 
@@ -24,6 +29,27 @@ def test_what_may_change_between_runs_is_not_compared():
     moved = saved("--pp-partition-method", "uniform", "--log-interval", "3")
     require_same_run(saved(), now, "f")
     require_same_run(saved(), moved, "f")
+
+
+def test_another_learning_rate_is_told_with_the_flags_that_choose():
+    require_same_schedule(saved(), saved("--override-lr-scheduler"), "f")
+    with pytest.raises(CheckpointError) as caught:
+        require_same_schedule(saved(), saved("--lr", "0.2", "--lr-warmup-iters", "3"), "f")
+    first, *differences = str(caught.value).splitlines()
+    assert "--override-opt_param-scheduler to go on with that of the flags" in first
+    assert "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint" in first
+    assert differences == [
+        "  schedule.peak: 0.1 in the checkpoint, 0.2 now",
+        "  schedule.warmup: 0 in the checkpoint, 6 now",
+    ]
+
+
+def test_a_longer_run_has_another_learning_rate_unless_it_is_constant():
+    longer = ["--train-iters", "20"]
+    with pytest.raises(CheckpointError, match="schedule.decay: 20 in the checkpoint, 40 now"):
+        require_same_schedule(saved(), saved(*longer), "f")
+    constant = ["--lr-decay-style", "constant"]
+    require_same_schedule(saved(*constant), saved(*constant, *longer), "f")
 
 
 def test_all_differences_are_told_at_once():

@@ -1,10 +1,13 @@
 """One process with all of the model, against plain PyTorch written out."""
 
+import json
+
 import pytest
 import torch
+from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch.testing import assert_close
 
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, ConfigError
 from megatron.model.loss import next_token_loss
 
 
@@ -142,6 +145,29 @@ def test_recomputation_changes_no_loss(build, micro_batch):
         engine = build("--hidden-dropout", "0.3", "--attention-dropout", "0.3", *flags)
         losses.append([engine.train_batch(iter([micro_batch(n)])) for n in range(3)])
     assert_close(losses[0], losses[1])
+
+
+def test_recomputation_trains_the_biases_behind_frozen_weights(build, micro_batch):
+    trained = []
+    for flags in ([], ["--checkpoint-activations"]):
+        engine = build("--hidden-dropout", "0.3", "--bitfit", "--optimizer", "sgd", *flags)
+        before = weights(engine.module)
+        for n in range(3):
+            engine.train_batch(iter([micro_batch(n)]))
+        trained.append(weights(engine.module))
+        moved = {name for name, w in trained[-1].items() if not torch.equal(w, before[name])}
+        assert moved == {name for name in before if name.endswith("bias")}
+    assert_close(trained[0], trained[1])
+
+
+def test_offloading_to_a_disk_names_what_it_needs(build, tmp_path):
+    if AsyncIOBuilder().is_compatible():
+        pytest.skip("this machine has libaio")
+    block = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path)}}
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": block}))
+    with pytest.raises(ConfigError, match="offloading to nvme needs libaio"):
+        build("--deepspeed_config", str(file))
 
 
 @pytest.mark.parametrize("flags", ["", "--bf16", "--zero-stage 1"])

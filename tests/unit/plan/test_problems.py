@@ -436,7 +436,7 @@ def test_json_of_another_type_is_a_mistake_of_the_user(tmp_path, content, messag
     ("flags", "message"),
     [
         ("--optimizer muon --bf16", "--optimizer muon with ZeRO needs a pipeline of one stage"),
-        ("--cpu-optimizer", "an offloaded optimizer does not work with"),
+        ("--cpu-optimizer --bf16", "an offloaded optimizer does not work in bf16 with"),
     ],
 )
 def test_what_a_pipeline_cannot_do_is_told(flags, message):
@@ -481,3 +481,23 @@ def test_what_zero_can_do_passes_through(block, tmp_path):
     file.write_text(json.dumps({"zero_optimization": block}))
     zero = tiny_plan("--deepspeed_config", str(file), world_size=2).deepspeed["zero_optimization"]
     assert zero == zero | block
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "flags", "refused"),
+    [
+        (2, "--fp16 --accumulate-allreduce-grads-in-fp32", True),
+        (1, "--fp16 --accumulate-allreduce-grads-in-fp32", False),
+        (2, "--fp16", False),
+        (2, "--bf16 --accumulate-allreduce-grads-in-fp32", False),
+        (2, "--fp16 --cpu-optimizer", False),
+        (2, "--cpu-optimizer", False),
+    ],
+)
+def test_gradients_that_a_pipeline_would_lose_are_told(pipeline, flags, refused):
+    words = f"--pipeline-model-parallel-size {pipeline} {flags}".split()
+    if refused:
+        with pytest.raises(ConfigError, match="where DeepSpeed would lose some of them"):
+            tiny_plan(*words, world_size=2, device="cuda")
+    else:
+        tiny_plan(*words, world_size=2, device="cuda")
