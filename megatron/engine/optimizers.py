@@ -54,7 +54,7 @@ def deepspeed_optimizer(model: nn.Module, plan: OptimizerPlan, lr: float) -> tor
         return kind(groups, **constants)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise ConfigError(
-            f"DeepSpeed's {kind.__name__} cannot be built here ({error}); write --optimizer-impl "
+            f"DeepSpeed's {plan.name} cannot be built here ({error}); write --optimizer-impl "
             "torch, or --cpu_torch_adam with --cpu-optimizer"
         ) from error
 

@@ -19,7 +19,8 @@ _NAMES: dict[str, Literal["adam", "adam8bit", "sgd", "lion", "muon"]] = {
 }
 """What the spellings of --optimizer mean."""
 
-_PACKAGES = {"apex": "apex", "adam8bit": "bitsandbytes"}
+# NVIDIA's apex has this module; an unrelated package of the same name has not.
+_MODULES = {"apex": "apex.optimizers", "bitsandbytes": "bitsandbytes.optim"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +122,19 @@ def optimizer_problems(optimizer: OptimizerConfig, *, device: str) -> Iterator[s
         asked = "--optimizer-impl apex" if impl == "apex" else "Adam with 8-bit state"
         if device == "cpu" or optimizer.cpu_optimizer:
             yield f"{asked} needs a GPU to step on; write --optimizer adam --optimizer-impl torch"
-        elif find_spec(impl) is None:
+        elif not _is_installed(_MODULES[impl]):
             yield (
-                f"{asked} needs the Python package {impl}, which is not installed; install it, or "
+                f"{asked} needs the module {_MODULES[impl]}, which is not installed; install it, or "
                 "write --optimizer adam --optimizer-impl torch"
             )
     yield from _number_problems(optimizer)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _number_problems(optimizer: OptimizerConfig) -> Iterator[str]:

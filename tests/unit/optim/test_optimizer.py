@@ -200,10 +200,13 @@ def test_optimizers_of_other_packages_are_taken_when_they_are_there(
 
 
 @pytest.mark.parametrize(
-    ("flags", "package"),
-    [("--optimizer-impl apex", "apex"), ("--use-bnb-optimizer", "bitsandbytes")],
+    ("flags", "module"),
+    [("--optimizer-impl apex", "apex.optimizers"), ("--use-bnb-optimizer", "bitsandbytes.optim")],
 )
-def test_a_package_that_is_not_there_is_told(flags, package, monkeypatch):
-    monkeypatch.setattr("megatron.plan.optimizer_plan.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=f"needs the Python package {package}, which is not"):
+@pytest.mark.parametrize("is_another_package", [True, False])
+def test_a_module_that_is_not_there_is_told(flags, module, is_another_package, monkeypatch):
+    package = SimpleNamespace(__spec__=object(), __path__=[]) if is_another_package else None
+    monkeypatch.setitem(sys.modules, module.partition(".")[0], package)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ConfigError, match=f"needs the module {module}, which is not installed"):
         tiny_plan(*flags.split(), device="cuda")
