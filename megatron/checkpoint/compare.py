@@ -27,6 +27,7 @@ _WISHES = (
     "masks",
     "objective",
     "evaluation",
+    "kernels",
 )
 
 

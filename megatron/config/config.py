@@ -11,6 +11,7 @@ from megatron.config.evaluation import EvaluationConfig
 from megatron.config.files import with_file_flags
 from megatron.config.fim import FimConfig
 from megatron.config.flags import parse_sections
+from megatron.config.kernels import KernelsConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.logging import LoggingConfig
 from megatron.config.masks import MaskConfig
@@ -44,6 +45,7 @@ class Config:
     tokenizer: TokenizerConfig
     checkpoint: CheckpointConfig
     recompute: RecomputeConfig
+    kernels: KernelsConfig
     logging: LoggingConfig
     profiling: ProfilingConfig
     deepspeed: DeepSpeedConfig

@@ -4,6 +4,20 @@ from megatron.config.flags import Legacy
 from megatron.config.legacy_model import MODEL_LEGACY
 
 LEGACY = (
+    Legacy(
+        "--use-flash-attn-builder",
+        "nothing is compiled at the start of a run; --use-flash-attn takes the installed package",
+    ),
+    Legacy(
+        "--attention-backend",
+        "write --attention-impl instead: sdpa, flash, fused-softmax or reference",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--no-persist-layer-norm",
+        "norms have one fused kernel for every width; --no-layer-norm-fusion turns it off",
+    ),
     Legacy("--batch-size", "write --micro-batch-size instead", takes=1, refused=True),
     Legacy("--warmup", "write --lr-warmup-fraction instead", takes=1, refused=True),
     Legacy("--deepspeed", "every run goes through DeepSpeed, with or without this flag"),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -12,10 +11,7 @@ from megatron.fused_kernels.bias_gelu import GeluForm, bias_gelu
 from megatron.fused_kernels.cross_entropy import CrossEntropy
 from megatron.fused_kernels.glu import GluKind, glu
 from megatron.fused_kernels.rotary import rotary
-
-Attention = Literal["sdpa", "fused-softmax", "reference"]
-"""torch's scaled_dot_product_attention; written-out scores and the softmax kernels; the same in
-at least 32 bits with the reference softmax."""
+from megatron.plan.kernels_plan import AttentionName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +33,7 @@ class Kernels:
     glu: Callable[[Tensor, Tensor | None, GluKind], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     cross_entropy: CrossEntropy
-    attention: Attention
+    attention: AttentionName
     activation_adds_bias: bool
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
+from megatron.fused_kernels.flash_attention import flash_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +114,38 @@ def sdpa_attention(
     )
 
 
+def flash_or_sdpa_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Mask,
+    slopes_a: Tensor | None = None,
+    scale: float,
+    layer_scaling: float = 1.0,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attend by the flash-attn package, or by `sdpa_attention` where spans are given.
+
+    The package has no spans. Its ALiBi falls with the distance in both directions, which is the
+    one meant here when nothing behind the query is seen.
+    """
+    if mask.spans_bs2 is not None or (slopes_a is not None and not mask.causal):
+        return sdpa_attention(
+            query, key, value, mask=mask, slopes_a=slopes_a, scale=scale, dropout=dropout
+        )
+    return flash_attention(
+        query,
+        key,
+        value,
+        causal=mask.causal,
+        window=mask.window,
+        slopes_a=slopes_a,
+        scale=scale,
+        dropout=dropout,
+    )
+
+
 def explicit_attention(
     query: Tensor,
     key: Tensor,
@@ -170,6 +203,7 @@ def attention_of(kernels: Kernels) -> Attend:
     """Return the implementation that `kernels` name."""
     implementations: Mapping[str, Attend] = {
         "sdpa": sdpa_attention,
+        "flash": flash_or_sdpa_attention,
         "fused-softmax": partial(explicit_attention, kernels=kernels),
         "reference": reference_attention,
     }

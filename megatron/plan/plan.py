@@ -29,6 +29,7 @@ from megatron.plan.evaluation_plan import (
     evaluation_problems,
     plan_evaluation,
 )
+from megatron.plan.kernels_plan import KernelsPlan, kernels_problems, plan_kernels
 from megatron.plan.logging_plan import LoggingPlan, logging_problems, plan_logging
 from megatron.plan.mask_plan import MaskPlan, plan_masks
 from megatron.plan.model_problems import model_problems, vocab_problems
@@ -78,6 +79,7 @@ class Plan:
     checkpoint: CheckpointPlan
     logging: LoggingPlan
     recompute: bool
+    kernels: KernelsPlan
     deepspeed: dict[str, Any]
     notices: tuple[str, ...]
 
@@ -178,6 +180,7 @@ def plan(
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
         recompute=config.recompute.checkpoint_activations,
+        kernels=plan_kernels(config),
         deepspeed=merge_ds_config(
             user,
             _twins(config, user, batch),
@@ -256,6 +259,7 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
         num_layers=config.model.num_layers,
         zero_stage=_plan_zero(config, user).asked_stage,
     )
+    yield from kernels_problems(config, device=device)
     yield from precision_problems(config.precision, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
     yield from data_problems(config.data)

@@ -23,7 +23,7 @@ class Objective:
         name: by which plan and data know it; the samples follow from it.
         channels: of a sample; see `read_batches`.
         as_micro_batch: returns what makes of samples what the engine takes.
-        loss: returns what makes the loss, given the tensor-parallel group.
+        loss: returns what makes the loss, given the tensor-parallel group and the kernels.
     """
 
     name: ObjectiveName

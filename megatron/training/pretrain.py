@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.config.config import Config
+from megatron.fused_kernels.choose import Choice, package_problems
 from megatron.plan.plan import Plan, check, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.views import view_of
@@ -49,7 +50,11 @@ def pretrain(
         world_size=launch.world_size,
         device=device.type,
         objective=objective.name,
-        others=chain(tokenizer_problems(**wished), writer_problems(config.logging)),
+        others=chain(
+            tokenizer_problems(**wished),
+            writer_problems(config.logging),
+            package_problems(config.kernels),
+        ),
     )
     tokenizer = build_tokenizer(**wished)
     decided = plan(
@@ -62,6 +67,7 @@ def pretrain(
     made_with = describe(tokenizer)
     for prefix in decided.data.prefixes:
         require_same(prefix, made_with)
+    kernels, choices = setup.choose(decided, device)
     view = view_of(decided.objective, decided.masks, tokenizer, decided.training.seed)
     setup.start_processes(config, launch, device, deterministic=decided.training.deterministic)
     requests = build_requests(decided.training, rank=launch.rank, started_at=started_at)
@@ -70,13 +76,13 @@ def pretrain(
         dist.barrier()
         return
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
-    _tell(decided, notices)
+    _tell(decided, notices, choices)
     if launch.rank == 0 and decided.logging.flags_directory:
         write_flags(decided.logging.flags_directory, asdict(config))
     groups = setup.build_process_groups(decided)
     sets = setup.read_datasets(decided, view)
     say_when("after dataloaders are built")
-    engine = setup.build_gpt_engine(decided, groups, objective)
+    engine = setup.build_gpt_engine(decided, groups, objective, kernels)
     say_when("after model, optimizer, and learning rate scheduler are built")
 
     state = TrainState()
@@ -108,7 +114,7 @@ def pretrain(
     dist.destroy_process_group()
 
 
-def _tell(plan: Plan, notices: Sequence[str]) -> None:
+def _tell(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> None:
     """Log what is about to be built."""
     model, parallel = plan.model, plan.parallel
     for notice in (*notices, *plan.notices):
@@ -134,4 +140,6 @@ def _tell(plan: Plan, notices: Sequence[str]) -> None:
         "estimated model parameters without embeddings: %.6f B",
         model.num_parameters_without_embeddings / 1e9,
     )
+    for choice in choices:
+        log.info("%s", choice)
     log.info("setting training iterations to %d", plan.training.train_iters)

@@ -17,6 +17,8 @@ from megatron.engine.engine import Engine, build_engine
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
 from megatron.engine.timers import Timers
+from megatron.fused_kernels.choose import Choice, Workload, choose_kernels
+from megatron.fused_kernels.dispatch import Kernels
 from megatron.log import set_level
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
@@ -74,8 +76,27 @@ def build_process_groups(plan: Plan) -> Groups:
     )
 
 
-def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective) -> Engine:
+def choose(plan: Plan, device: torch.device) -> tuple[Kernels, tuple[Choice, ...]]:
+    """Return what computes the operations of the network, and why.
+
+    Raises:
+        ConfigError: a fused kernel is wanted at any price and cannot be used.
+    """
+    work = Workload(
+        spec=plan.model,
+        dtype=_DTYPES[plan.precision.dtype],
+        positions=plan.batch.micro_batch_size * plan.model.seq_length,
+        tensor=plan.parallel.tensor,
+        device=device,
+    )
+    return choose_kernels(plan.kernels, work)
+
+
+def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kernels) -> Engine:
     """Build this rank's part of a GPT with its optimizer and the loss of `objective`.
+
+    Args:
+        kernels: what computes the operations.
 
     Communication: every rank must call this, in step.
     """
@@ -86,8 +107,14 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective) -> Engine
         activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
     )
     return build_engine(
-        gpt_layers(model, group=groups.tensor, rng=rng, mixed=plan.precision.is_mixed),
-        loss=objective.loss(plan.objective)(groups.tensor),
+        gpt_layers(
+            model,
+            group=groups.tensor,
+            rng=rng,
+            mixed=plan.precision.is_mixed,
+            kernels=kernels,
+        ),
+        loss=objective.loss(plan.objective)(groups.tensor, kernels),
         groups=groups,
         parallel=plan.parallel,
         recomputes=plan.recompute,

@@ -26,7 +26,8 @@ from megatron.plan.plan import Plan, plan
 from megatron.tool import run_tool
 from megatron.training.batch import gpt_micro_batch
 from megatron.training.device import prepare_process
-from megatron.training.setup import build_gpt_engine, build_process_groups
+from megatron.training.objective import GPT
+from megatron.training.setup import build_gpt_engine, build_process_groups, choose
 
 VOCAB_SIZE = 8192
 
@@ -101,11 +102,17 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
     parser.add_argument("--steps", type=int, default=3, help="steps per turn")
     parser.add_argument("--batch", type=int, default=8, help="samples per step")
+    parser.add_argument(
+        "--attention-impl",
+        choices=("sdpa", "fused-softmax", "reference"),
+        default="sdpa",
+        help="attention of our side; the plain loop has sdpa",
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
     said = parser.parse_args(argv)
     log.configure(rank=0)
     for dtype in said.dtypes:
-        sides = build_sides(dtype, said.batch)
+        sides = build_sides(dtype, said.batch, said.attention_impl)
         torch.set_num_threads(said.threads)
         tokens_per_turn = said.steps * said.batch * 256
         cpu: dict[str, list[float]] = {name: [] for name in sides}
@@ -119,19 +126,20 @@ def main(argv: Sequence[str]) -> None:
         print(line(dtype, "CPU", cpu), line(dtype, "wall", wall), sep="\n", flush=True)
 
 
-def build_sides(dtype: str, batch: int) -> dict[str, Callable[[], object]]:
+def build_sides(dtype: str, batch: int, attention: str) -> dict[str, Callable[[], object]]:
     """Return, by name, what takes one step."""
     flags = (
         "--num-layers 6 --hidden-size 384 --num-attention-heads 6 --seq-length 256 "
         f"--micro-batch-size {batch} --lr 1e-4 --train-iters 1000 --clip-grad 1.0 --device cpu "
-        "--attention-dropout 0 --hidden-dropout 0 --data-path none"
+        f"--attention-dropout 0 --hidden-dropout 0 --data-path none --attention-impl {attention}"
     ).split()
     config, _ = parse_config([*flags, "--bf16"] if dtype == "bf16" else flags)
     launch, device = prepare_process(config.parallel)
     decided = plan(config, world_size=1, vocab_size=VOCAB_SIZE, device=device.type)
     if not torch.distributed.is_initialized():
         distributed.start("gloo")
-    engine = build_gpt_engine(decided, build_process_groups(decided))
+    kernels, _ = choose(decided, device)
+    engine = build_gpt_engine(decided, build_process_groups(decided), GPT, kernels)
     engine.set_lr(1e-4)
     batches = random_batches(decided, batch)
     loop = PlainLoop(decided.model, dtype, lr=1e-4)
