@@ -101,7 +101,10 @@ class Muon(torch.optim.AdamW):
 
     def _move(self, p: Tensor, gradient: Tensor, lr: float, weight_decay: float) -> None:
         if not self.state[p]:
+            # AdamW, whose loading this class inherits, expects a count of steps in every state.
+            self.state[p]["step"] = torch.tensor(0.0)
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        self.state[p]["step"] += 1
         mean = self.state[p]["momentum_buffer"]
         mean.lerp_(gradient, 1 - self._momentum)
         ahead = gradient.lerp(mean, self._momentum) if self._nesterov else mean

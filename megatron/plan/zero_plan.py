@@ -165,12 +165,11 @@ def _pipeline_problems(
 def _offload_problems(
     plan: ZeroPlan, zero: DeepSpeedConfig, user: Mapping[str, Any]
 ) -> Iterator[str]:
-    if plan.optimizer_device != "none":
-        if plan.stage == 0:
-            yield (
-                "the optimizer's state is offloaded by ZeRO from stage 1 on: write --zero-stage 1, or "
-                "take --cpu-optimizer (offload_optimizer in the JSON) out"
-            )
+    if plan.optimizer_device != "none" and plan.stage == 0:
+        yield (
+            "the optimizer's state is offloaded by ZeRO from stage 1 on: write --zero-stage 1, or "
+            "take --cpu-optimizer (offload_optimizer in the JSON) out"
+        )
     if plan.weights_device != "none" and plan.stage < 3:
         yield (
             f"weights are offloaded by ZeRO stage 3 alone, not by stage {plan.stage}: write "

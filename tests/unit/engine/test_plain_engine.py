@@ -170,7 +170,20 @@ def test_offloading_to_a_disk_names_what_it_needs(build, tmp_path):
         build("--deepspeed_config", str(file))
 
 
-@pytest.mark.parametrize("flags", ["", "--bf16", "--zero-stage 1"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--bf16",
+        "--zero-stage 1",
+        "--optimizer muon",
+        "--optimizer muon --bf16",
+        "--optimizer muon --zero-stage 2 --bf16",
+        "--optimizer lion --zero-stage 3 --bf16",
+        "--bitfit --bf16",
+        "--cpu-optimizer --cpu_torch_adam --zero-stage 2 --bf16",
+    ],
+)
 def test_a_saved_engine_goes_on_bit_for_bit(build, micro_batch, tmp_path, flags):
     flags = [*flags.split(), "--hidden-dropout", "0.3", "--attention-dropout", "0.3"]
     engine = build(*flags)
