@@ -2,11 +2,15 @@
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from tiny import tiny_spec
 
+from megatron.fused_kernels.dispatch import REFERENCE
+from megatron.fused_kernels.softmax import scaled_causal_softmax
 from megatron.model.attention import ParallelAttention
 from megatron.parallel.random import OrdinaryStream
 
@@ -82,3 +86,21 @@ def test_dropout_draws_from_the_stream_of_the_tensor_parallel_rank(group):
     assert layer.rng.forks == 1
     layer.eval()(x_sbh)
     assert layer.rng.forks == 1
+
+
+@pytest.mark.parametrize(("layer_scaling", "is_finite"), [(True, True), (False, False)])
+def test_layer_scaling_keeps_written_out_scores_inside_the_range_of_fp16(
+    group, layer_scaling, is_finite
+):
+    """Scores are 4 * 245^2 / sqrt(4), twice the largest fp16 number; equal keys weigh the same."""
+    softmax = partial(scaled_causal_softmax, in_fp32=True)
+    kernels = replace(REFERENCE, attention="fused-softmax", scaled_causal_softmax=softmax)
+    spec = tiny_spec(num_attention_heads=1, head_dim=4, query_key_layer_scaling=layer_scaling)
+    layer = ParallelAttention(spec, number=32, group=group, rng=OrdinaryStream(), kernels=kernels)
+    query = torch.full((1, 1, 2, 4), 245.0, dtype=torch.float16)
+    value = torch.randn(1, 1, 2, 4).half()
+    mixed = layer.core(query, query, value, None)
+    assert bool(mixed.isfinite().all()) == is_finite
+    if is_finite:
+        expected = torch.stack([value[0, 0, 0], (value[0, 0, 0] + value[0, 0, 1]) / 2])
+        torch.testing.assert_close(mixed[0, 0], expected)
