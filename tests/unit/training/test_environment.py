@@ -5,7 +5,14 @@ import os
 import pytest
 
 from megatron.errors import ConfigError
-from megatron.training.environment import Launch, cpu_threads, export_launch, read_launch
+from megatron.training.environment import (
+    Launch,
+    cpu_threads,
+    export_determinism,
+    export_launch,
+    read_launch,
+    verbosity,
+)
 
 NAMES = (
     "RANK",
@@ -17,6 +24,9 @@ NAMES = (
     "MASTER_PORT",
     "OMP_NUM_THREADS",
     "DS_ACCELERATOR",
+    "MEGATRON_DEEPSPEED_VERBOSITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NCCL_ALGO",
 )
 
 
@@ -101,3 +111,23 @@ def test_processes_of_a_node_share_its_cores(environment, monkeypatch):
     assert [cpu_threads(Launch(0, n, 0, n)) for n in (1, 2, 3, 16)] == [8, 4, 2, 1]
     environment(OMP_NUM_THREADS="3")
     assert cpu_threads(Launch(0, 2, 0, 2)) == 3
+
+
+def test_how_much_is_said_can_come_from_the_environment(environment):
+    assert verbosity() is None
+    environment(MEGATRON_DEEPSPEED_VERBOSITY="Debug")
+    assert verbosity() == "debug"
+    environment(MEGATRON_DEEPSPEED_VERBOSITY="loud")
+    with pytest.raises(ConfigError, match="='loud' is none of debug, info, warning"):
+        verbosity()
+
+
+def test_determinism_is_told_to_the_libraries_and_what_contradicts_it_refused(environment):
+    export_determinism()
+    assert (os.environ["CUBLAS_WORKSPACE_CONFIG"], os.environ["NCCL_ALGO"]) == (":4096:8", "Ring")
+    environment(CUBLAS_WORKSPACE_CONFIG=":16:8", NCCL_ALGO="CollnetChain,Ring")
+    export_determinism()
+    assert os.environ["NCCL_ALGO"] == "CollnetChain,Ring"
+    environment(NCCL_ALGO="Ring,Tree")
+    with pytest.raises(ConfigError, match="NCCL_ALGO=Ring,Tree lets results differ"):
+        export_determinism()

@@ -114,3 +114,16 @@ def test_several_sets_are_told_under_their_names_and_read_in_step(told, tmp_path
     ]
     assert [record["set"] for record in read_journal(tmp_path)] == ["english", "code"]
     assert [name for name, *_ in recorder.seen] == ["english", "code"]
+
+
+def test_a_loss_that_is_no_number_has_no_perplexity(tmp_path):
+    made, _ = evaluation([math.nan, 1.0], journal=Journal(tmp_path))
+    made.validate(TrainState(), "now")
+    (record,) = read_journal(tmp_path)
+    assert (record["lm_loss"], record["ppl"]) == (None, None)
+
+
+def test_evaluation_is_on_whole_samples():
+    made, _ = evaluation()
+    made.validate(TrainState(), "now")
+    assert made._engine.lengths == {6}

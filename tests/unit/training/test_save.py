@@ -153,3 +153,32 @@ def test_checkpoints_of_another_run_are_pointed_out(job, told):
     warn_of_others(tiny_plan(*job.flags[:4]))
     (warning,) = told
     assert "holds checkpoints already (the newest is global_step5)" in warning
+
+
+@pytest.mark.parametrize("flag", ["--no-save-optim", "--no-save-rng"])
+def test_a_checkpoint_without_a_part_is_for_who_does_not_want_it(job, flag):
+    part = "optimizer" if "optim" in flag else "streams"
+    plan = tiny_plan(*job.flags, flag)
+    checkpoints = Checkpoints(job.engine, plan, job.config)
+    checkpoints.save(TrainState(iteration=5))
+    assert [name for name, kept in job.engine.saved.items() if not kept] == [part]
+    with pytest.raises(CheckpointError, match=f"was saved with {flag}: write"):
+        job.resume()
+    state = job.resume(flag.replace("save", "load"))
+    assert state.iteration == 5
+    assert [name for name, taken in job.engine.parts.items() if not taken] == [part]
+
+
+def test_progress_can_begin_anew(job, tmp_path):
+    job.save(5)
+    elsewhere = ["--save", str(tmp_path / "elsewhere")]
+    assert job.resume("--reset-progress", *elsewhere) == TrainState()
+    assert job.engine.parts == {"optimizer": True, "streams": True}
+    assert job.resume("--finetune", *elsewhere) == TrainState()
+    assert job.engine.parts == {"optimizer": False, "streams": False}
+
+
+def test_a_missing_checkpoint_can_be_an_error_at_the_first_start_too(job):
+    assert job.resume() == TrainState()
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        job.resume("--exit-on-missing-checkpoint")

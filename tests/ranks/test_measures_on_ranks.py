@@ -1,0 +1,104 @@
+"""Norm of the weights and zeros of the gradient: each weight once, in every layout."""
+
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from itertools import repeat
+
+import pytest
+import torch
+from ranks import outcomes_on_ranks, require_passed
+from tiny import tiny_plan
+
+from megatron.engine import distributed
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.model.loss import next_token_loss
+from megatron.parallel.groups import lone_group
+from megatron.parallel.random import OrdinaryStream
+from megatron.training.batch import gpt_micro_batch
+from megatron.training.objective import GPT
+from megatron.training.setup import build_gpt_engine, build_process_groups
+
+FLAGS = [
+    *("--init-method-std", "0.3", "--attention-dropout", "0", "--hidden-dropout", "0"),
+    # The bias of keys has no gradient but rounding errors, which may be zero or not.
+    "--disable-bias-linear",
+    "--log-num-zeros-in-grad",
+]
+UNSEEN_POSITIONS, WIDTH = 2, 8
+
+
+def micro_batch():
+    """Return samples that are shorter than the table of positions."""
+    tokens = torch.randint(11, (2, 7), generator=torch.Generator().manual_seed(3))
+    (inputs, positions), (labels, mask) = gpt_micro_batch(tokens[:, : 7 - UNSEEN_POSITIONS])
+    return (inputs, positions), (labels, mask)
+
+
+def norm_of_the_whole(plan):
+    model = SequentialModel(
+        gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+    )
+    initialise(model, seed=plan.training.seed, std=0.3, num_layers=plan.model.num_layers)
+    inputs, target = micro_batch()
+    next_token_loss(lone_group())(model(inputs), target).backward()
+    zeros = sum(int((p.grad == 0).sum()) for p in model.parameters())
+    # The table's rows that no position took, and nothing else.
+    assert zeros == UNSEEN_POSITIONS * WIDTH
+    return sum(p.double().square().sum() for p in model.parameters()).sqrt().item()
+
+
+def measure(*flags):
+    distributed.start("gloo")
+    plan = tiny_plan(*FLAGS, *flags, world_size=2)
+    groups = build_process_groups(plan)
+    engine = build_gpt_engine(plan, groups, GPT)
+    assert engine.params_norm() == pytest.approx(norm_of_the_whole(plan), rel=1e-6)
+    engine.set_lr(0.0)
+    engine.set_seq_length(6 - UNSEEN_POSITIONS)
+    engine.train_batch(repeat(micro_batch()))
+    assert engine.num_zeros == UNSEEN_POSITIONS * WIDTH
+
+
+def data(rank):
+    measure()
+
+
+def tensor(rank):
+    measure("--tensor-model-parallel-size", "2")
+
+
+def pipeline(rank):
+    measure("--pipeline-model-parallel-size", "2")
+
+
+def zero1(rank):
+    measure("--zero-stage", "1")
+
+
+def zero2(rank):
+    measure("--zero-stage", "2")
+
+
+def tensor_zero2(rank):
+    measure("--tensor-model-parallel-size", "2", "--zero-stage", "2")
+
+
+def zero3(rank):
+    measure("--zero-stage", "3")
+
+
+CHECKS = [data, tensor, pipeline, zero1, zero2, tensor_zero2, zero3]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    return outcomes_on_ranks(2, CHECKS, tmp_path_factory.mktemp("measures"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_each_weight_counts_once(check, outcomes):
+    require_passed(check, outcomes)
