@@ -16,6 +16,7 @@ _GROUP = 1 << 18  # tokens hashed together, so that the tables stay in the cache
 _MOST_RUNS = 10
 _MOST_EXAMPLES = 5
 _EXAMPLE = 80  # characters
+_LENGTH_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _EIGHT_EQUAL = np.uint64(0x0101010101010101)
 
 
@@ -123,15 +124,14 @@ def hash_documents(tokens: NDArray, ends: NDArray) -> NDArray[np.uint64]:
 def _hash_together(tokens: NDArray, starts: NDArray, ends: NDArray) -> NDArray[np.uint64]:
     """Evaluate for each document a polynomial of its tokens, modulo 2**64."""
     powers, inverses = _powers()
-    terms = _scattered(tokens.astype(np.uint64)) * powers[: tokens.size]
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(terms, dtype=np.uint64)])
+    terms = tokens.view(f"u{tokens.itemsize}") * powers[: tokens.size]
+    sums = np.zeros(len(ends), np.uint64)
+    has_tokens = ends > starts  # of an empty document, reduceat would take the token behind it
+    if terms.size:
+        sums[has_tokens] = np.add.reduceat(terms, starts[has_tokens])
     # Each sum starts at the power of its place; taking that out makes it the same everywhere.
-    return _scattered((sums[ends] - sums[starts]) * inverses[starts] + (ends - starts).view("u8"))
-
-
-def _scattered(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return other numbers, different for different values, that look like chance."""
-    values = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    lengths = (ends - starts + 1).view("u8")
+    values = sums * inverses[starts] + lengths * _LENGTH_FACTOR
     return values ^ (values >> np.uint64(29))
 
 
