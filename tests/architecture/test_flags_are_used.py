@@ -20,13 +20,12 @@ from megatron.config.flags import argparse_form, field_docstrings, get_type_hint
 from megatron.config.generation import GenerationConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
-from megatron.config.preprocess import PreprocessConfig, ShardConfig
+from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
 from megatron.config.tokenizer import TokenizerConfig
 
-DATA_TOOLS = [WorldConfig, SampleTextConfig, StepSamplesConfig, InspectConfig]
 PROGRAMS = {
     "pretrain_gpt.py": list(SECTIONS.values()),
-    "tools/preprocess_data.py": [TokenizerConfig, PreprocessConfig],
+    "tools/preprocess_data.py": [TokenizerConfig, PreprocessConfig, WorkerTrialConfig],
     "tools/preprocess_data_dist.py": [TokenizerConfig, PreprocessConfig, ShardConfig],
     "tools/merge_preprocessed_data.py": [MergeConfig],
     "tools/generate_samples_gpt.py": [*SECTIONS.values(), GenerationConfig],
@@ -36,7 +35,7 @@ PROGRAMS = {
     "tools/inspect_data.py": [TokenizerConfig, InspectConfig],
 }
 ALL_SECTIONS = sorted(
-    {*SECTIONS.values(), PreprocessConfig, ShardConfig, MergeConfig, GenerationConfig, *DATA_TOOLS},
+    {section for sections in PROGRAMS.values() for section in sections},
     key=str,
 )
 READ_BEFORE_PARSING = {("TrainingConfig", "config")}

@@ -162,7 +162,8 @@ def test_one_file_reads_the_environment():
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     }
-    assert readers == {"training/environment.py"}
+    # Threads of a library, in worker processes where training's own file is out of reach.
+    assert readers == {"training/environment.py", "data/workers.py"}
 
 
 def test_a_bare_string_is_a_docstring_or_stands_under_what_it_explains():
