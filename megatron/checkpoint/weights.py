@@ -74,7 +74,7 @@ def _pipeline_shards(files: _Files, tensor: int, *, tied: bool) -> list[dict[str
 
 
 def _zero3_shard(files: _Files, tensor_rank: int) -> dict[str, Tensor]:
-    """Join the pieces of the 32-bit weights that the data-parallel ranks hold.
+    """Join the pieces of the weights that the data-parallel ranks hold, 32-bit where trained.
 
     Every rank's piece of a parameter has ceil(numel / ranks) elements, padded at the end, and the
     pieces follow each other in the order of `param_shapes`.
@@ -83,9 +83,13 @@ def _zero3_shard(files: _Files, tensor_rank: int) -> dict[str, Tensor]:
     pieces = re.compile(rf"(bf16_)?zero_pp_rank_(\d+)_{suffix}_optim_states\.pt")
     found = sorted(filter(None, map(pieces.fullmatch, files.records)), key=lambda m: int(m[2]))
     states = [files.read(m.group())["optimizer_state_dict"]["fp32_flat_groups"] for m in found]
-    shapes = files.read(f"zero_pp_rank_0_{suffix}_model_states.pt")["param_shapes"]
-    flat = [torch.cat([group.view(-1) for group in groups]) for groups in states]
+    models = [files.read(f"zero_pp_rank_{m[2]}_{suffix}_model_states.pt") for m in found]
     weights, start = {}, 0
+    for name, shape in (models[0]["frozen_param_shapes"] or {}).items():
+        joined = torch.cat([model["frozen_param_fragments"][name] for model in models])
+        weights[name] = joined[: shape.numel()].view(shape)
+    flat = [torch.cat([group.view(-1) for group in groups]) for groups in states]
+    shapes = models[0]["param_shapes"]
     for name, shape in ((n, s) for group in shapes for n, s in group.items()):
         length = -(-shape.numel() // len(flat))
         joined = torch.cat([piece[start : start + length] for piece in flat])

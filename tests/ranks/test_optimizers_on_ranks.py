@@ -4,18 +4,24 @@ import os
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
+import tempfile
 import weakref
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 import torch
+import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan, tiny_spec
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.testing import assert_close
 
+from megatron.checkpoint.manifest import Manifest, record_file
+from megatron.checkpoint.weights import read_whole_weights
 from megatron.engine import distributed
 from megatron.engine.engine import build_engine
 from megatron.engine.optimizers import engine_optimizer
@@ -117,9 +123,9 @@ def weights(engine):
     return {name: p.detach().clone() for name, p in Opened(engine.module).named_parameters()}
 
 
-def require_same_path(rank, flags, *, dtype=torch.float32, rel=1e-4, device="cpu", **axes):
+def require_same_path(rank, flags, *, dtype=torch.float32, rel=1e-4, **options):
     """Compare losses, and weights that have a gradient to speak of, with those of a plain loop."""
-    engine, plan = engine_of(*flags, device=device, **axes)
+    engine, plan = engine_of(*flags, **options)
     replicas = plan.parallel.data
     numbers = [[step * replicas + r for r in range(replicas)] for step in range(STEPS)]
     mine = rank if replicas == 2 else 0
@@ -141,6 +147,11 @@ def replicas_step_like_one_process_at_every_stage(rank):
         for name in ("adam", "lion"):
             flags = ["--zero-stage", str(stage), "--optimizer", name]
             require_same_path(rank, flags, rel=1e-3, data=2)
+
+
+def secondary_partitions_of_zero_plus_plus_change_no_step(rank):
+    flags = ["--zero-stage", "3", "--optimizer", "sgd"]
+    require_same_path(rank, flags, data=2, zero={"zero_hpz_partition_size": 2})
 
 
 def muon_steps_on_whole_matrices_that_zero_has_cut(rank):
@@ -189,6 +200,29 @@ def bitfit_moves_nothing_but_biases(rank):
         _, model = plain_run(plan, [[0, 1]])
         found = weights(engine)["3.mlp.dense_h_to_4h.bias"]
         assert_close(found, model.get_parameter("3.mlp.dense_h_to_4h.bias").detach())
+
+
+def weights_of_stage_3_are_read_back_the_frozen_ones_too(rank):
+    for flags in (["--bitfit"], ["--optimizer", "lion"]):
+        engine, plan = engine_of(*flags, "--zero-stage", "3", data=2)
+        engine.train_batch(iter([micro_batch(rank)]))
+        folder = [tempfile.mkdtemp()]
+        dist.broadcast_object_list(folder)
+        engine.save(Path(folder[0]), "here", {})
+        dist.barrier()
+        manifest = Manifest(
+            state={},
+            plan=asdict(plan),
+            config={},
+            versions={},
+            partition_dims={},
+            files=tuple(record_file(file) for file in (Path(folder[0]) / "here").iterdir()),
+        )
+        expected = weights(engine)
+        found = read_whole_weights(Path(folder[0]) / "here", manifest)
+        assert found.keys() == expected.keys()
+        for name, weight in expected.items():
+            assert torch.equal(found[name], weight), (flags, name)
 
 
 def offloading_changes_no_step(rank):
@@ -276,11 +310,13 @@ def fill_and_look(held, model):
 
 CHECKS = [
     replicas_step_like_one_process_at_every_stage,
+    secondary_partitions_of_zero_plus_plus_change_no_step,
     muon_steps_on_whole_matrices_that_zero_has_cut,
     muon_steps_on_whole_matrices_that_tensor_ranks_share,
     bf16_keeps_32_bit_masters,
     fp16_steps_like_32_bits_but_for_rounding,
     bitfit_moves_nothing_but_biases,
+    weights_of_stage_3_are_read_back_the_frozen_ones_too,
     offloading_changes_no_step,
     initial_weights_do_not_depend_on_the_stage,
     no_rank_ever_holds_the_whole_model_at_stage_3,
