@@ -28,8 +28,13 @@ def engine_optimizer(
 ) -> torch.optim.Optimizer:
     """Return the optimizer of this rank's parameters, whoever's it is; see build_optimizer."""
     if plan.impl == "deepspeed":
-        return deepspeed_optimizer(model, plan, lr)
-    return build_optimizer(model, plan, lr, tensor_group=tensor_group, dtype=dtype)
+        optimizer = deepspeed_optimizer(model, plan, lr)
+    else:
+        optimizer = build_optimizer(model, plan, lr, tensor_group=tensor_group, dtype=dtype)
+    for frozen in (p for p in model.parameters() if not p.requires_grad):
+        # DeepSpeed's pipelines ask a weight that stages share for this gradient, frozen or not.
+        frozen._hp_grad = None  # type: ignore[attr-defined]
+    return optimizer
 
 
 def deepspeed_optimizer(model: nn.Module, plan: OptimizerPlan, lr: float) -> torch.optim.Optimizer:
