@@ -18,6 +18,14 @@ class ParallelConfig:
     pipeline_model_parallel_size: int = 1
     """Number of stages that the layers are divided into."""
 
+    sequence_parallel: bool = False
+    """Let the tensor-parallel processes divide the sequence where they would all compute the same:
+    norms, dropout and the residual stream."""
+
+    ds_sequence_parallel_size: int = 1
+    """Number of processes that divide every sample's sequence (Ulysses): in attention each takes
+    a part of the heads, elsewhere a part of the tokens."""
+
     pp_partition_method: str = "type:transformer"
     """How DeepSpeed cuts the layers into stages: type:REGEX balances the layers whose class name
     matches, uniform balances their number, parameters their weights."""

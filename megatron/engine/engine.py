@@ -21,15 +21,23 @@ from megatron.engine.measure import ZeroCounter, params_norm
 from megatron.engine.mpu import Mpu
 from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline import RECOMPUTED, pipeline_module, timed_instructions
-from megatron.engine.recompute import recompute, restore_streams, stream_states
+from megatron.engine.recompute import (
+    recomputation,
+    recompute_attention,
+    restore_streams,
+    stream_states,
+)
 from megatron.engine.timers import Timers
 from megatron.engine.zero import Opened, divided_from_birth
 from megatron.errors import CheckpointError, ConfigError
 from megatron.model.layers import SequentialModel, Step
 from megatron.model.loss import Loss
+from megatron.model.ulysses import exchange_heads
 from megatron.optim.muon import Muon
 from megatron.parallel.groups import Groups
+from megatron.parallel.sequence import divide_sequence
 from megatron.plan.parallel_plan import ParallelPlan
+from megatron.plan.recompute_plan import RecomputePlan
 
 MicroBatch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 """((tokens_bs, positions_bs[, spans_bs2]), (labels_bs, loss_mask_bs))"""
@@ -48,7 +56,7 @@ class Engine(ABC):
             return
         if engine.optimizer is engine.basic_optimizer:
             engine.clip_fp32_gradients = self._clip_gradients
-            if groups.data.size() == 1:
+            if groups.copies.size() == 1:
                 # One replica has nothing to reduce; DeepSpeed would still copy every gradient
                 # into a buffer and back.
                 engine.enable_backward_allreduce = False
@@ -220,7 +228,11 @@ class Engine(ABC):
 
 
 class PlainEngine(Engine):
-    """The whole model in one module, so that all ZeRO stages work."""
+    """The whole model in one module, so that all ZeRO stages work.
+
+    The loss is the mean over all ranks that hold the same shard, those that have parts of the same
+    sample included, and so are the gradients.
+    """
 
     def __init__(self, engine: Any, groups: Groups, loss: Loss, **watching: Any):
         super().__init__(engine, groups, **watching)
@@ -264,8 +276,8 @@ class PlainEngine(Engine):
 
     def _mean(self, losses: Sequence[Tensor]) -> Tensor:
         mean = torch.stack(tuple(losses)).mean()
-        dist.all_reduce(mean, group=self._groups.data)
-        return mean / self._groups.data.size()
+        dist.all_reduce(mean, group=self._groups.copies)
+        return mean / self._groups.copies.size()
 
 
 class PipelinedEngine(Engine):
@@ -315,7 +327,7 @@ def build_engine(
     loss: Loss,
     groups: Groups,
     parallel: ParallelPlan,
-    recomputes: bool,
+    recompute: RecomputePlan,
     initialise: Callable[[nn.Module], None],
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
     config: dict[str, Any],
@@ -340,17 +352,29 @@ def build_engine(
             topology=groups.topology,
             loss=loss,
             partition_method=parallel.partition_method,
-            recomputes=recomputes,
+            recompute=recompute,
         )
+        _rework(pipeline, groups, parallel, recompute)
         return PipelinedEngine(
             _deepspeed(pipeline, None, initialise, build_optimizer, config), groups, **watching
         )
     with divided_from_birth(groups, config) if parallel.zero_stage == 3 else nullcontext():
-        model = SequentialModel(
-            steps, recompute=recompute if recomputes else None, recomputed=RECOMPUTED
-        )
+        model = SequentialModel(steps, recomputation=recomputation(recompute, RECOMPUTED))
+    _rework(model, groups, parallel, recompute)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
     return PlainEngine(engine, groups, loss, **watching)
+
+
+def _rework(
+    model: nn.Module, groups: Groups, parallel: ParallelPlan, recompute: RecomputePlan
+) -> None:
+    """Change how `model` computes, not what."""
+    if recompute.granularity == "selective":
+        recompute_attention(model)
+    if parallel.sequence_parallel:
+        divide_sequence(model, groups.tensor)
+    if parallel.sequence > 1:
+        exchange_heads(model, groups.sequence)
 
 
 def _deepspeed(

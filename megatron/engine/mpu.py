@@ -6,7 +6,12 @@ from megatron.parallel.groups import Groups
 
 
 class Mpu:
-    """Answers DeepSpeed's questions about the axes. "Model parallel" is one whole replica."""
+    """Answers DeepSpeed's questions about the axes. "Model parallel" is one whole replica.
+
+    It is not told that some copies of a shard see parts of the same samples: it would sum their
+    gradients at ZeRO stages 0 to 2 and average them at stage 3. So it averages always, and losses
+    are made for that.
+    """
 
     def __init__(self, groups: Groups):
         self._groups = groups
@@ -48,5 +53,17 @@ class Mpu:
         return self._groups.data.size()
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
-        """Return the ranks that hold the same shard of the model."""
+        """Return the ranks that hold the same shard of the model, one of each replica."""
         return self._groups.data
+
+    def get_sequence_data_parallel_rank(self) -> int:
+        """Return this rank's place among all that hold the same shard of the model."""
+        return dist.get_rank(self._groups.copies)
+
+    def get_sequence_data_parallel_world_size(self) -> int:
+        """Return the number of ranks that hold the same shard of the model."""
+        return self._groups.copies.size()
+
+    def get_sequence_data_parallel_group(self) -> dist.ProcessGroup:
+        """Return all ranks that hold the same shard of the model; ZeRO divides over them."""
+        return self._groups.copies

@@ -9,12 +9,13 @@ from typing import Any
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
-from megatron.engine.recompute import recompute
+from megatron.engine.recompute import recomputation
 from megatron.engine.timers import Timers
 from megatron.errors import ConfigError
 from megatron.model.block import ParallelTransformerLayerPipe
-from megatron.model.layers import Layer, Step
+from megatron.model.layers import Layer, Recomputation, Step, in_turn
 from megatron.parallel.topology import Topology
+from megatron.plan.recompute_plan import RecomputePlan
 
 RECOMPUTED = [ParallelTransformerLayerPipe.__name__]
 """Classes of layers whose activations may be computed again."""
@@ -41,7 +42,7 @@ def pipeline_module(
     topology: Topology,
     loss: Callable[..., Any],
     partition_method: str,
-    recomputes: bool,
+    recompute: RecomputePlan,
 ) -> PipelineModule:
     """Return DeepSpeed's view of `steps`: this rank's stage, with its weights allocated.
 
@@ -53,20 +54,33 @@ def pipeline_module(
     _require_match(steps, partition_method)
     # DeepSpeed prints the partition to stdout; ours is a line of the log.
     with contextlib.redirect_stdout(io.StringIO()):
-        module = PipelineModule(
+        module = Stage(
+            recomputation(recompute, RECOMPUTED),
             layers=[_spec(step) for step in steps],
             topology=PipeModelDataParallelTopology(
                 num_pp=topology.pipeline, num_dp=topology.data, num_mp=topology.tensor
             ),
             loss_fn=loss,
             partition_method=partition_method,
-            activation_checkpoint_interval=1 if recomputes else 0,
-            activation_checkpoint_func=recompute,
-            # Said outright: without it DeepSpeed decides by the *name* of the module's class.
-            checkpointable_layers=RECOMPUTED,
         )
     _require_work(steps, module.parts, partition_method)
     return module
+
+
+class Stage(PipelineModule):
+    """DeepSpeed's stage with the recomputation that a model in one process has too.
+
+    DeepSpeed's own cuts a stage into chunks of so many entries and leaves those out that begin
+    with something else than a transformer layer; it knows no "block".
+    """
+
+    def __init__(self, recomputation: Recomputation, **arguments: Any):
+        super().__init__(**arguments)
+        self._calls = recomputation.applied(self.forward_funcs)
+
+    def forward(self, forward_input: Any) -> Any:
+        """Pass the input through this stage's layers."""
+        return in_turn(self._calls, forward_input)
 
 
 def timed_instructions(

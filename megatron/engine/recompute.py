@@ -1,27 +1,37 @@
 """Recomputation and the random streams it has to rewind, both DeepSpeed's."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.activation_checkpointing import checkpointing
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatron.engine.mpu import Mpu
+from megatron.model.attention import ParallelAttention
+from megatron.model.layers import Recomputation
+from megatron.model.scores import Attend
 from megatron.parallel.groups import Groups
 from megatron.parallel.random import RngTracker, stream_seed
+from megatron.plan.recompute_plan import RecomputePlan
 
 
 def start_streams(
-    groups: Groups, *, seed: int, activation_checkpointing: Mapping[str, Any]
+    groups: Groups,
+    *,
+    seed: int,
+    activation_checkpointing: Mapping[str, Any],
+    sequence_parallel: bool = False,
 ) -> RngTracker:
     """Seed every random stream of this process and return the tensor-parallel one.
 
     Args:
         activation_checkpointing: the block of that name of DeepSpeed's JSON.
+        sequence_parallel: whether tensor-parallel ranks see different tokens between regions.
     """
     checkpointing.configure(
         Mpu(groups),
@@ -32,7 +42,10 @@ def start_streams(
         synchronize=activation_checkpointing.get("synchronize_checkpoint_boundary"),
         profile=activation_checkpointing.get("profile"),
     )
-    own = stream_seed(seed, stage=groups.stage, data_rank=groups.data_rank)
+    part = groups.data_rank * groups.topology.sequence + groups.sequence_rank
+    if sequence_parallel:
+        part = part * groups.topology.tensor + groups.tensor_rank
+    own = stream_seed(seed, stage=groups.stage, part=part)
     random.seed(own)
     np.random.seed(own % 2**32)
     torch.manual_seed(own)
@@ -48,6 +61,25 @@ def recompute(layer: Callable[..., Any], *inputs: Tensor) -> Any:
         return checkpointing.checkpoint(layer, *inputs)
     # Behind frozen weights: the function above would lose the gradients of the layer itself.
     return checkpointing.non_reentrant_checkpoint(layer, *inputs)
+
+
+def recomputation(plan: RecomputePlan, names: Collection[str]) -> Recomputation:
+    """Return which layers, of classes called `names`, are computed again as a whole."""
+    return Recomputation(names=names, groups=plan.groups, call=recompute)
+
+
+def recompute_attention(model: nn.Module) -> None:
+    """Compute the scores of every attention in `model` again in backward, and what follows them."""
+    for module in model.modules():
+        if isinstance(module, ParallelAttention):
+            module.attend = _recomputed(module.attend)
+
+
+def _recomputed(attend: Attend) -> Attend:
+    def attend_again(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+        return recompute(partial(attend, **how), query, key, value)
+
+    return attend_again
 
 
 def stream_states() -> dict[str, Any]:

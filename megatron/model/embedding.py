@@ -8,6 +8,7 @@ from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.carry import Carried, pack
 from megatron.model.norms import norm_layer
 from megatron.parallel.embedding import VocabParallelEmbedding
+from megatron.parallel.linear import gathering_linear
 from megatron.parallel.regions import copy_to_tensor_parallel
 from megatron.plan.model_spec import ModelSpec
 
@@ -46,7 +47,8 @@ class EmbeddingPipe(nn.Module):
         if self.spec.embed_layernorm:
             x_bsh = self.word_embeddings.get_submodule("norm")(x_bsh)
         if self.spec.position_embedding == "learned":
-            x_bsh = x_bsh + self.position_embeddings(positions_bs)
+            own_bs = self.word_embeddings.own_tokens(positions_bs)
+            x_bsh = x_bsh + self.position_embeddings(own_bs)
         x_bsh = F.dropout(x_bsh, self.spec.hidden_dropout, self.training)
         if self.spec.fp32_residual:
             x_bsh = x_bsh.float()
@@ -76,4 +78,6 @@ def tied_logits(layer: EmbeddingPipe | OutputEmbeddingPipe, x_bsh: Tensor) -> Te
     Communication: none forward; one all-reduce of [b, s, h] backward.
     """
     table = layer.word_embeddings
+    if table.sequence_parallel:
+        return gathering_linear(x_bsh, table.weight, None, dim=1, group=table.group)
     return F.linear(copy_to_tensor_parallel(x_bsh, table.group), table.weight)

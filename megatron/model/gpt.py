@@ -1,5 +1,8 @@
 """GPT, front to back, as a list. Numbers and names are BLOOM's, so its checkpoints open."""
 
+from typing import Any
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -76,7 +79,24 @@ def to_sequence_first(carried: Carried) -> Carried:
 def to_batch_first(carried: Carried) -> Tensor:
     """Return [b, s, h] alone."""
     x_sbh, *_ = unpack(carried)
-    return x_sbh.transpose(0, 1).contiguous()
+    return SwapFirstTwo.apply(x_sbh)
+
+
+class SwapFirstTwo(torch.autograd.Function):
+    """Transpose the first two dimensions; the gradient lies in memory in order, as the result does.
+
+    Recomputed layers get such gradients, and sums depend on the order of what they add.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return `x` with its first two dimensions swapped."""
+        return x.transpose(0, 1).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """Return the gradient swapped back."""
+        return grads[0].transpose(0, 1).contiguous()
 
 
 def to_float32(x: Tensor) -> Tensor:

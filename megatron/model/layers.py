@@ -1,6 +1,6 @@
 """A model as a list of layers that are not built yet, and the plain reader of such a list."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -40,15 +40,65 @@ class Layer:
         return self.cls(**self.kwargs)
 
 
+Call = Callable[[Any], Any]
+"""What a step becomes when it is built: a layer, or the function itself."""
+
 Step = Layer | Callable[[Any], Any]
 """One entry of the list: a layer, or a function without weights such as a transpose."""
 
 
-def _recomputed(recompute: Callable[..., Any], layer: Callable[[Any], Any], inputs: Any) -> Any:
-    """Call `layer` through `recompute`, which keeps tensors, not tuples of them."""
-    if isinstance(inputs, tuple):
-        return recompute(lambda *tensors: layer(tensors), *inputs)
-    return recompute(layer, inputs)
+@dataclass(frozen=True)
+class Recomputation:
+    """Which layers of a stage are computed again in backward, together with which others.
+
+    Args:
+        names: of the layer classes that this is about.
+        groups: which of so many such layers make a group each, by their order.
+        call: calls its first argument with the others and keeps those alone.
+    """
+
+    names: Collection[str]
+    groups: Callable[[int], Iterable[range]]
+    call: Callable[..., Any]
+
+    def applied(self, calls: Sequence[Call]) -> list[Call]:
+        """Return what does the same as `calls` in turn: each group is one call, the rest stays."""
+        places = [i for i, call in enumerate(calls) if type(call).__name__ in self.names]
+        joined: list[Call] = list(calls)
+        for group in self.groups(len(places)):
+            for run in _runs([places[i] for i in group]):
+                inner = [calls[place] for place in run]
+                joined[run[0]] = partial(self._recomputed, inner)
+                joined[run[0] + 1 : run[-1] + 1] = [_nothing] * (len(run) - 1)
+        return [call for call in joined if call is not _nothing]
+
+    def _recomputed(self, calls: Sequence[Call], inputs: Any) -> Any:
+        # What is kept are tensors, not tuples of them.
+        if isinstance(inputs, tuple):
+            return self.call(lambda *tensors: in_turn(calls, tensors), *inputs)
+        return self.call(lambda tensor: in_turn(calls, tensor), inputs)
+
+
+def in_turn(calls: Iterable[Call], inputs: Any) -> Any:
+    """Pass `inputs` through every call in turn."""
+    for call in calls:
+        inputs = call(inputs)
+    return inputs
+
+
+def _nothing(inputs: Any) -> Any:
+    return inputs
+
+
+def _runs(places: Iterable[int]) -> list[list[int]]:
+    """Return `places` cut where one does not follow the one before."""
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs
 
 
 class SequentialModel(nn.Module):
@@ -56,33 +106,25 @@ class SequentialModel(nn.Module):
 
     Args:
         steps: the list.
-        recompute: wraps the call of a layer whose activations are computed again in backward.
-        recomputed: names of the layer classes that `recompute` wraps.
+        recomputation: which layers are computed again in backward; None for none.
     """
 
     def __init__(
         self,
         steps: Iterable[Step],
         *,
-        recompute: Callable[..., Any] | None = None,
-        recomputed: Sequence[str] = (),
+        recomputation: Recomputation | None = None,
     ):
         super().__init__()
         self.tied_modules = nn.ModuleDict()
-        self.calls: list[Callable[[Any], Any]] = []
-        for number, step in enumerate(steps):
-            call = self._add(number, step)
-            if recompute and type(call).__name__ in recomputed:
-                call = partial(_recomputed, recompute, call)
-            self.calls.append(call)
+        calls = [self._add(number, step) for number, step in enumerate(steps)]
+        self.calls = recomputation.applied(calls) if recomputation else calls
 
     def forward(self, inputs: Any) -> Tensor:
         """Pass `inputs` through every step in turn."""
-        for call in self.calls:
-            inputs = call(inputs)
-        return inputs
+        return in_turn(self.calls, inputs)
 
-    def _add(self, number: int, step: Step) -> Callable[[Any], Any]:
+    def _add(self, number: int, step: Step) -> Call:
         if not isinstance(step, Layer):
             return step
         if step.tie is None:

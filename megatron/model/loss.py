@@ -17,16 +17,21 @@ def next_token_loss(
     kernels: Kernels = REFERENCE,
     *,
     num_expected: Callable[[int], float] | None = None,
+    sequence_group: dist.ProcessGroup | None = None,
 ) -> Loss:
     """Return a function of (logits_bsv, (labels_bs, loss_mask_bs)).
 
     Args:
         num_expected: tokens that count in a sample of s on average, when how many do is drawn;
             the sum is divided by that, so that a token weighs the same in every sample.
+        sequence_group: ranks that have parts of the same sequences; the mean of their results is
+            the loss.
 
     Shapes: logits_bsv [b, s, V/t], labels_bs [b, s] int64, loss_mask_bs [b, s] -> scalar float32.
-    Communication: that of the vocabulary-parallel cross-entropy over `group`.
+    Communication: that of the vocabulary-parallel cross-entropy over `group`; an all-reduce of a
+        scalar over `sequence_group`.
     """
+    parts = sequence_group.size() if sequence_group else 1
 
     def loss(logits_bsv: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
         labels_bs, loss_mask_bs = target
@@ -35,9 +40,12 @@ def next_token_loss(
         )
         if num_expected:
             samples, s = labels_bs.shape
-            return (loss_bs * loss_mask_bs).sum() / (samples * num_expected(s))
+            return (loss_bs * loss_mask_bs).sum() / (samples * num_expected(s * parts) / parts)
+        count = loss_mask_bs.sum()
+        if parts > 1:
+            dist.all_reduce(count, group=sequence_group)
         # Where nothing counts the loss is 0, not 0 / 0.
-        return (loss_bs * loss_mask_bs).sum() / loss_mask_bs.sum().clamp(min=1)
+        return (loss_bs * loss_mask_bs).sum() * parts / count.clamp(min=1)
 
     return loss
 

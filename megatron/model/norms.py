@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.layers import Layer
-from megatron.parallel.regions import copy_to_tensor_parallel
+from megatron.parallel.sharding import summed
 from megatron.plan.model_spec import ModelSpec
 
 
@@ -34,12 +34,13 @@ class LayerNorm(nn.Module):
         kernels: Kernels = REFERENCE,
     ):
         super().__init__()
-        self.eps, self.around_one, self.group, self.kernels = eps, around_one, group, kernels
+        self.eps, self.around_one, self.kernels = eps, around_one, kernels
         self.weight = nn.Parameter(torch.full((width,), 0.0 if around_one else 1.0))
         self.bias = nn.Parameter(torch.zeros(width))
+        _share(self, group)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = _scale(self, x.dtype), _shared(self.bias, self.group).to(x.dtype)
+        weight, bias = _scale(self, x.dtype), self.bias.to(x.dtype)
         return self.kernels.layer_norm(x, weight, bias, self.eps).to(self.weight.dtype)
 
 
@@ -56,8 +57,9 @@ class RMSNorm(nn.Module):
         kernels: Kernels = REFERENCE,
     ):
         super().__init__()
-        self.eps, self.around_one, self.group, self.kernels = eps, around_one, group, kernels
+        self.eps, self.around_one, self.kernels = eps, around_one, kernels
         self.weight = nn.Parameter(torch.full((width,), 0.0 if around_one else 1.0))
+        _share(self, group)
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.kernels.rms_norm(x, _scale(self, x.dtype), self.eps)
@@ -84,10 +86,12 @@ def norm_layer(
     )
 
 
-def _shared(parameter: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    return parameter if group is None else copy_to_tensor_parallel(parameter, group)
+def _share(norm: nn.Module, group: dist.ProcessGroup | None) -> None:
+    if group is not None:
+        for parameter in norm.parameters():
+            summed(parameter, group)
 
 
 def _scale(norm: LayerNorm | RMSNorm, dtype: torch.dtype) -> Tensor:
-    weight = _shared(norm.weight, norm.group).to(dtype)
+    weight = norm.weight.to(dtype)
     return weight + 1 if norm.around_one else weight

@@ -5,7 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megatron.parallel.regions import reduce_from_tensor_parallel
+from megatron.parallel.regions import reduce_from_tensor_parallel, scatter_sequence
 from megatron.parallel.sharding import exact_quotient, sharded
 
 
@@ -17,9 +17,13 @@ class VocabParallelEmbedding(nn.Module):
         embedding_dim: features per row.
         group: the tensor-parallel ranks.
 
-    Shapes: ids_bs [b, s] int64 -> [b, s, embedding_dim].
-    Communication: one all-reduce of the result forward; none backward.
+    Shapes: ids_bs [b, s] int64 -> [b, s, embedding_dim]; [b, s/t, embedding_dim] when the ranks
+        divide the sequence.
+    Communication: one all-reduce of the result forward; none backward. When the ranks divide the
+        sequence: a reduce-scatter forward, an all-gather backward.
     """
+
+    sequence_parallel = False
 
     def __init__(self, num_embeddings: int, embedding_dim: int, *, group: dist.ProcessGroup):
         super().__init__()
@@ -35,4 +39,12 @@ class VocabParallelEmbedding(nn.Module):
         # Every rank must look something up, so a foreign token reads row 0 and is zeroed.
         found = F.embedding(local_bs.masked_fill(foreign_bs, 0), self.weight)
         found = found.masked_fill(foreign_bs[..., None], 0.0)
+        if self.sequence_parallel:
+            return scatter_sequence(found, 1, self.group)
         return reduce_from_tensor_parallel(found, self.group)
+
+    def own_tokens(self, tokens_bs: Tensor) -> Tensor:
+        """Return of what belongs to tokens the part that belongs to the result's."""
+        if not self.sequence_parallel:
+            return tokens_bs
+        return tokens_bs.chunk(self.group.size(), 1)[self.group.rank()]

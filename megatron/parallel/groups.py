@@ -15,14 +15,18 @@ class Groups:
         topology: the whole grid.
         rank: this process.
         tensor: those that share its layers.
-        data: those that hold the same shard of the model.
-        model: those that make up its replica.
+        sequence: those that divide the sequences of its samples.
+        data: those that hold the same shard of the model, one of each replica.
+        copies: all that hold the same shard of the model, whatever they do with it.
+        model: those that make up a whole model.
     """
 
     topology: Topology
     rank: int
     tensor: dist.ProcessGroup
+    sequence: dist.ProcessGroup
     data: dist.ProcessGroup
+    copies: dist.ProcessGroup
     model: dist.ProcessGroup
 
     @property
@@ -34,6 +38,11 @@ class Groups:
     def data_rank(self) -> int:
         """This rank's place among the replicas."""
         return self.topology.data_rank_of(self.rank)
+
+    @property
+    def sequence_rank(self) -> int:
+        """This rank's place among those that divide the sequences of its samples."""
+        return self.topology.sequence_rank_of(self.rank)
 
     @property
     def tensor_rank(self) -> int:
@@ -51,7 +60,9 @@ def build_groups(topology: Topology) -> Groups:
         topology=topology,
         rank=rank,
         tensor=_own_group(rank, topology.tensor_groups()),
+        sequence=_own_group(rank, topology.sequence_groups()),
         data=_own_group(rank, topology.data_groups()),
+        copies=_own_group(rank, topology.copy_groups()),
         model=_own_group(rank, topology.model_groups()),
     )
 

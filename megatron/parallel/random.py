@@ -20,10 +20,14 @@ class OrdinaryStream:
         return nullcontext()
 
 
-def stream_seed(seed: int, *, stage: int, data_rank: int) -> int:
-    """Return the seed of a rank's ordinary stream, the same on all its tensor-parallel ranks.
+def stream_seed(seed: int, *, stage: int, part: int) -> int:
+    """Return the seed of a rank's ordinary stream.
 
-    Stages are 100 apart, as in Megatron-LM. Replicas are far apart too: with equal seeds they
-    would drop the same features of different samples.
+    Stages are 100 apart, as in Megatron-LM. Parts are far apart too: with equal seeds they would
+    drop the same features of different tokens.
+
+    Args:
+        part: which tokens the rank sees between tensor-parallel regions. Ranks that see the same
+            ones have to drop the same features.
     """
-    return seed + 100 * stage + 1_000_003 * data_rank
+    return seed + 100 * stage + 1_000_003 * part

@@ -58,3 +58,103 @@ def copy_to_tensor_parallel(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def reduce_from_tensor_parallel(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Leave a tensor-parallel region; nothing to do when the group is one rank."""
     return ReduceFromTensorParallel.apply(x, group) if group.size() > 1 else x
+
+
+class GatherSequence(torch.autograd.Function):
+    """All-gather forward, reduce-scatter backward: enter a tensor-parallel region with whole x.
+
+    Communication: one all-gather of x forward, one reduce-scatter of its gradient backward.
+    Source: arXiv:2205.05198, section 4.2 (`g`).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        """Return all ranks' `x`, concatenated along `dim`."""
+        ctx.dim, ctx.group = dim, group
+        return gathered(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return this rank's part of the sum of all ranks' gradients."""
+        return sum_scattered(grads[0], ctx.dim, ctx.group), None, None
+
+
+class ScatterSequence(torch.autograd.Function):
+    """Reduce-scatter forward, all-gather backward: leave a tensor-parallel region with a part.
+
+    Communication: one reduce-scatter of x forward, one all-gather of the gradient backward.
+    Source: arXiv:2205.05198, section 4.2 (`g` conjugate).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        """Return this rank's part along `dim` of the sum of all ranks' `x`."""
+        ctx.dim, ctx.group = dim, group
+        return sum_scattered(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return all ranks' gradients, concatenated."""
+        return gathered(grads[0], ctx.dim, ctx.group), None, None
+
+
+class AllToAll(torch.autograd.Function):
+    """Divide another dimension than before: rank i gets part i of `scatter` from every rank.
+
+    Communication: one all-to-all of x forward, one of its gradient backward.
+    Source: arXiv:2309.14509, section 3.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scatter: int, gather: int, group: dist.ProcessGroup) -> Tensor:
+        """Return `x` whole along `gather` and divided along `scatter`."""
+        ctx.scatter, ctx.gather, ctx.group = scatter, gather, group
+        return _all_to_all(x, scatter, gather, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient, divided as x was."""
+        return _all_to_all(grads[0], ctx.gather, ctx.scatter, ctx.group), None, None, None
+
+
+def gathered(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Return the concatenation along `dim` of all ranks' `x`, without a gradient."""
+    own = x.movedim(dim, 0).contiguous()
+    whole = own.new_empty(group.size() * own.size(0), *own.shape[1:])
+    dist.all_gather_single(whole, own, group=group)
+    return _moved_from_front(whole, dim)
+
+
+def sum_scattered(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Return this rank's part along `dim` of the sum of all ranks' `x`, without a gradient."""
+    whole = x.movedim(dim, 0).contiguous()
+    own = whole.new_empty(whole.size(0) // group.size(), *whole.shape[1:])
+    dist.reduce_scatter_single(own, whole, group=group)
+    return _moved_from_front(own, dim)
+
+
+def _moved_from_front(x: Tensor, dim: int) -> Tensor:
+    # A fresh tensor, not a view: those who get it may work in place.
+    return x.movedim(0, dim).contiguous() if dim else x
+
+
+def _all_to_all(x: Tensor, scatter: int, gather: int, group: dist.ProcessGroup) -> Tensor:
+    parts = x.unflatten(scatter, (group.size(), -1)).movedim(scatter, 0).contiguous()
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return received.movedim(0, gather).flatten(gather, gather + 1)
+
+
+def gather_sequence(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Enter a tensor-parallel region with every rank's part of the sequence, which is `dim`."""
+    return GatherSequence.apply(x, dim, group)
+
+
+def scatter_sequence(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Leave a tensor-parallel region with this rank's part of the sequence, which is `dim`."""
+    return ScatterSequence.apply(x, dim, group)
+
+
+def all_to_all(x: Tensor, *, scatter: int, gather: int, group: dist.ProcessGroup) -> Tensor:
+    """Return `x` whole along the dimension `gather` and divided along `scatter` instead."""
+    return AllToAll.apply(x, scatter, gather, group)

@@ -1,9 +1,11 @@
 """What marks a parameter as one shard of a larger one, and how sizes are divided."""
 
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,33 @@ def sharded(parameter: nn.Parameter, dim: int, group: dist.ProcessGroup) -> nn.P
     parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     parameter.shard = Shard(dim, group.rank(), group.size())  # type: ignore[attr-defined]
     return parameter
+
+
+def summed(parameter: nn.Parameter, group: dist.ProcessGroup) -> nn.Parameter:
+    """Let the gradient of `parameter` be the sum over `group` of what its ranks find.
+
+    For a weight that is whole on every rank while each computes another part with it: other heads,
+    or other positions of the sequence.
+
+    Communication: one all-reduce of the gradient in every backward pass.
+    """
+    if group.size() > 1 and not is_summed(parameter):
+        parameter.is_summed = True  # type: ignore[attr-defined]
+        parameter.register_hook(partial(_sum, group=group))
+    return parameter
+
+
+def is_summed(parameter: nn.Parameter) -> bool:
+    """Return whether `summed` has taken care of the gradient."""
+    return getattr(parameter, "is_summed", False)
+
+
+def _sum(grad: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+    # In at least 32 bits, so that a 16-bit gradient is rounded once.
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    total = grad.to(wide, memory_format=torch.contiguous_format, copy=True)
+    dist.all_reduce(total, group=group)
+    return total.to(grad.dtype)
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:

@@ -1,31 +1,39 @@
-"""Which rank stands where on the three axes. Pure arithmetic: no torch, no processes."""
+"""Which rank stands where on the four axes. Pure arithmetic: no torch, no processes."""
 
 from dataclasses import dataclass
+from itertools import product
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A 3D grid of ranks: rank = (pipeline * data_size + data) * tensor_size + tensor.
+    """A grid of ranks, in the order of the axes pipeline, data, sequence, tensor; the last is fastest.
 
-    Tensor-parallel neighbours are adjacent ranks, so they share a node and its fast links.
-    The order is that of DeepSpeed's PipeModelDataParallelTopology.
+    rank = ((pipeline * data_size + data) * sequence_size + sequence) * tensor_size + tensor.
+    Tensor-parallel neighbours are adjacent ranks, so they share a node and its fast links; those
+    that divide a sample's sequence come next. Without the latter the order is that of DeepSpeed's
+    PipeModelDataParallelTopology.
     """
 
     pipeline: int
     data: int
     tensor: int
+    sequence: int = 1
 
-    def rank(self, *, pipeline: int, data: int, tensor: int) -> int:
+    def rank(self, *, pipeline: int, data: int, tensor: int, sequence: int = 0) -> int:
         """Return the global rank at these coordinates."""
-        return (pipeline * self.data + data) * self.tensor + tensor
+        return ((pipeline * self.data + data) * self.sequence + sequence) * self.tensor + tensor
 
     def stage_of(self, rank: int) -> int:
         """Return the pipeline stage of `rank`."""
-        return rank // (self.data * self.tensor)
+        return rank // (self.data * self.sequence * self.tensor)
 
     def data_rank_of(self, rank: int) -> int:
         """Return the place of `rank` among the replicas."""
-        return rank // self.tensor % self.data
+        return rank // (self.sequence * self.tensor) % self.data
+
+    def sequence_rank_of(self, rank: int) -> int:
+        """Return the place of `rank` among those that divide its samples' sequences."""
+        return rank // self.tensor % self.sequence
 
     def tensor_rank_of(self, rank: int) -> int:
         """Return the place of `rank` among those that share its layers."""
@@ -33,27 +41,37 @@ class Topology:
 
     def tensor_groups(self) -> list[list[int]]:
         """Return every set of ranks that shares one copy of a layer."""
-        return [
-            [self.rank(pipeline=p, data=d, tensor=t) for t in range(self.tensor)]
-            for p in range(self.pipeline)
-            for d in range(self.data)
-        ]
+        return self._sets("tensor")
+
+    def sequence_groups(self) -> list[list[int]]:
+        """Return every set of ranks that divides the sequence of the same samples."""
+        return self._sets("sequence")
 
     def data_groups(self) -> list[list[int]]:
+        """Return every set of ranks that holds the same shard for the same part of a sequence."""
+        return self._sets("data")
+
+    def copy_groups(self) -> list[list[int]]:
         """Return every set of ranks that holds the same shard of the model."""
-        return [
-            [self.rank(pipeline=p, data=d, tensor=t) for d in range(self.data)]
-            for p in range(self.pipeline)
-            for t in range(self.tensor)
-        ]
+        return self._sets("data", "sequence")
 
     def model_groups(self) -> list[list[int]]:
-        """Return every set of ranks that makes up one whole replica."""
-        return [
-            sorted(
-                self.rank(pipeline=p, data=d, tensor=t)
-                for p in range(self.pipeline)
-                for t in range(self.tensor)
-            )
-            for d in range(self.data)
-        ]
+        """Return every set of ranks that makes up one whole model."""
+        return self._sets("pipeline", "tensor")
+
+    def _sets(self, *along: str) -> list[list[int]]:
+        """Return the ranks that differ only in their coordinates on the axes `along`."""
+        sizes = {
+            "pipeline": self.pipeline,
+            "data": self.data,
+            "sequence": self.sequence,
+            "tensor": self.tensor,
+        }
+
+        def points(axes: list[str]) -> list[dict[str, int]]:
+            places = product(*(range(sizes[axis]) for axis in axes))
+            return [dict(zip(axes, place, strict=True)) for place in places]
+
+        inner = points([axis for axis in sizes if axis in along])
+        outer = points([axis for axis in sizes if axis not in along])
+        return [[self.rank(**fixed, **moving) for moving in inner] for fixed in outer]

@@ -62,6 +62,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "bf16.enabled": (bool,),
     "zero_optimization": (dict,),
     "zero_optimization.stage": (int,),
+    "activation_checkpointing": (dict,),
+    "activation_checkpointing.partition_activations": (bool,),
+    "activation_checkpointing.contiguous_memory_optimization": (bool,),
+    "activation_checkpointing.cpu_checkpointing": (bool,),
+    "activation_checkpointing.synchronize_checkpoint_boundary": (bool,),
+    "activation_checkpointing.profile": (bool,),
     "zero_optimization.reduce_scatter": (bool,),
     "zero_optimization.contiguous_gradients": (bool,),
     "zero_optimization.reduce_bucket_size": (int, float),
@@ -147,6 +153,8 @@ def merge_ds_config(
     dtype: str,
     fp32_gradients: bool,
     compiles_optimizer: bool,
+    activation_checkpointing: Mapping[str, Any],
+    divides_sequence: bool,
 ) -> dict[str, Any]:
     """Return what DeepSpeed is given: the user's JSON with everything the plan decides in it.
 
@@ -162,6 +170,13 @@ def merge_ds_config(
     merged.pop(CURRICULUM, None)
     for twin in owned:
         _put(merged, twin.key, twin.value)
+    if activation_checkpointing:
+        merged["activation_checkpointing"] = dict(activation_checkpointing)
+    if divides_sequence:
+        # Stages would send a part of each tensor and gather the rest on arrival; these tensors
+        # are parts already.
+        _put(merged, "pipeline.pipe_partitioned", False)
+        _put(merged, "pipeline.grad_partitioned", False)
     _put(merged, "zero_optimization.stage", zero_stage)
     silent = _silent_defaults(zero_stage=zero_stage, dtype=dtype, fp32_gradients=fp32_gradients)
     if value_at(merged, "zero_optimization.offload_optimizer") and not compiles_optimizer:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from megatron.config.model import ModelConfig
 from megatron.config.tokenizer import TokenizerConfig
+from megatron.plan.recompute_plan import RecomputePlan
 
 Position = Literal["learned", "rotary", "alibi", "none"]
 Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "geglu", "liglu", "reglu", "swiglu"]
@@ -78,12 +79,12 @@ class ModelSpec:
         layer = self._matrix_weights + biases + norms
         return self.num_layers * layer + self._norm_parameters(self.hidden_size)
 
-    def flops_per_sample(self, *, recompute: bool) -> float:
+    def flops_per_sample(self, *, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample.
 
         Two for every weight of a matrix and token, and for every feature of every visible key and
         value; masked halves of attention are counted, as usual. Backward is twice forward, and
-        recomputation another forward of the layers, not of the head.
+        recomputation another forward of what it computes again: layers or attention, not the head.
 
         Source: arXiv:2104.04473, section 5.1 and appendix; for multi-head attention with an MLP
         four times as wide it is their formula (3).
@@ -91,9 +92,12 @@ class ModelSpec:
         s = self.seq_length
         visible = min(s, self.window or s)
         attention = 2 * self.num_attention_heads * self.head_dim * visible
-        layers = self.num_layers * (self._matrix_weights + attention)
+        passes = 3 + recompute.share
+        layers = passes * self.num_layers * (self._matrix_weights + attention)
+        if recompute.granularity == "selective":
+            layers += self.num_layers * attention
         head = self.padded_vocab_size * self.hidden_size
-        return float(2 * s * ((4 if recompute else 3) * layers + 3 * head))
+        return float(2 * s * (layers + 3 * head))
 
     @property
     def _qkv_width(self) -> int:

@@ -1,5 +1,6 @@
 """How many processes share what."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,30 +10,51 @@ from megatron.config.parallel import ParallelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelPlan:
-    """Sizes of the three axes; their product is the number of processes."""
+    """Sizes of the four axes; their product is the number of processes."""
 
     tensor: int
     pipeline: int
+    sequence: int  # ranks that divide a sample between them (Ulysses)
     data: int
+    sequence_parallel: bool  # whether tensor-parallel ranks divide the sequence between regions
     partition_method: str
     zero_stage: int
 
     @property
     def world_size(self) -> int:
         """Number of processes."""
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.sequence * self.data
+
+
+def replica_size(parallel: ParallelConfig) -> int:
+    """Return the number of processes that work on the same samples, at least 1."""
+    return (
+        max(1, parallel.tensor_model_parallel_size)
+        * max(1, parallel.pipeline_model_parallel_size)
+        * max(1, parallel.ds_sequence_parallel_size)
+    )
 
 
 def plan_parallel(parallel: ParallelConfig, *, world_size: int, zero_stage: int) -> ParallelPlan:
     """Return the decided layout of `world_size` processes."""
-    tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
     return ParallelPlan(
-        tensor=tensor,
-        pipeline=pipeline,
-        data=max(1, world_size // (tensor * pipeline)),
+        tensor=max(1, parallel.tensor_model_parallel_size),
+        pipeline=max(1, parallel.pipeline_model_parallel_size),
+        sequence=max(1, parallel.ds_sequence_parallel_size),
+        data=max(1, world_size // replica_size(parallel)),
+        sequence_parallel=(parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1),
         partition_method=parallel.pp_partition_method,
         zero_stage=zero_stage,
     )
+
+
+def parallel_notices(parallel: ParallelConfig) -> Iterator[str]:
+    """Yield a sentence for every wish that has no effect in this layout."""
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        yield (
+            "--sequence-parallel has no effect with one tensor-parallel rank: there is nobody to "
+            "divide the sequence with"
+        )
 
 
 def parallel_problems(
@@ -40,16 +62,20 @@ def parallel_problems(
 ) -> Iterator[str]:
     """Yield every reason why `world_size` processes cannot take this layout."""
     tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
-    if tensor < 1 or pipeline < 1:
+    sequence = parallel.ds_sequence_parallel_size
+    sizes = {
+        "--tensor-model-parallel-size": tensor,
+        "--pipeline-model-parallel-size": pipeline,
+        **({"--ds-sequence-parallel-size": sequence} if sequence != 1 else {}),
+    }
+    replica = math.prod(sizes.values())
+    if min(sizes.values()) < 1:
+        yield f"{' and '.join(f'{k} {v}' for k, v in sizes.items())} must be at least 1"
+    elif world_size % replica:
         yield (
-            f"--tensor-model-parallel-size {tensor} and --pipeline-model-parallel-size {pipeline} "
-            "must be at least 1"
-        )
-    elif world_size % (tensor * pipeline):
-        yield (
-            f"{world_size} processes cannot hold whole replicas of {tensor * pipeline} "
-            f"(--tensor-model-parallel-size {tensor} * --pipeline-model-parallel-size {pipeline}); "
-            "start a multiple of that, or lower one of the two"
+            f"{world_size} processes cannot hold whole replicas of {replica} "
+            f"({' * '.join(f'{k} {v}' for k, v in sizes.items())}); "
+            "start a multiple of that, or lower one of them"
         )
     if pipeline > num_layers:
         yield (
@@ -65,6 +91,46 @@ def parallel_problems(
             "be divided over ranks; write --zero-stage 1, or one pipeline stage"
         )
     yield from _partition_problems(parallel.pp_partition_method)
+
+
+def sequence_problems(
+    parallel: ParallelConfig, *, seq_length: int, num_attention_heads: int, num_groups: int
+) -> Iterator[str]:
+    """Yield every reason why the sequence cannot be divided as asked.
+
+    Args:
+        num_groups: keys and values per token.
+    """
+    tensor, sequence = parallel.tensor_model_parallel_size, parallel.ds_sequence_parallel_size
+    if parallel.sequence_parallel and tensor > 1 and seq_length % tensor:
+        yield (
+            f"--sequence-parallel: --seq-length {seq_length} is not a multiple of "
+            f"--tensor-model-parallel-size {tensor}"
+        )
+    if sequence <= 1:
+        return
+    flag = f"--ds-sequence-parallel-size {sequence}"
+    if seq_length % sequence:
+        yield f"{flag}: --seq-length {seq_length} is not a multiple of it"
+    for name, heads in (
+        ("--num-attention-heads", num_attention_heads),
+        ("--num-query-groups", num_groups),
+    ):
+        if heads % (tensor * sequence):
+            yield (
+                f"{flag}: {name} {heads} is not a multiple of {tensor * sequence} "
+                f"(--tensor-model-parallel-size {tensor} * {sequence}); in attention every rank "
+                "takes whole heads"
+            )
+            break
+    if parallel.sequence_parallel:
+        yield f"{flag} and --sequence-parallel both divide the sequence: take one of them out"
+    if parallel.pipeline_model_parallel_size > 1:
+        yield (
+            f"{flag} does not work with --pipeline-model-parallel-size "
+            f"{parallel.pipeline_model_parallel_size}: DeepSpeed's pipeline reduces gradients over "
+            "replicas only, not over the ranks that share a sample; write one pipeline stage"
+        )
 
 
 def _partition_problems(method: str) -> Iterator[str]:

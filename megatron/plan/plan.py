@@ -33,7 +33,7 @@ from megatron.plan.kernels_plan import KernelsPlan, kernels_problems, plan_kerne
 from megatron.plan.logging_plan import LoggingPlan, logging_problems, plan_logging
 from megatron.plan.mask_plan import MaskPlan, plan_masks
 from megatron.plan.model_problems import model_problems, vocab_problems
-from megatron.plan.model_spec import ModelSpec, plan_model
+from megatron.plan.model_spec import ModelSpec, num_query_groups_of, plan_model
 from megatron.plan.objective_plan import (
     ObjectiveName,
     ObjectivePlan,
@@ -42,13 +42,27 @@ from megatron.plan.objective_plan import (
     plan_objective,
 )
 from megatron.plan.optimizer_plan import OptimizerPlan, optimizer_problems, plan_optimizer
-from megatron.plan.parallel_plan import ParallelPlan, parallel_problems, plan_parallel
+from megatron.plan.parallel_plan import (
+    ParallelPlan,
+    parallel_notices,
+    parallel_problems,
+    plan_parallel,
+    replica_size,
+    sequence_problems,
+)
 from megatron.plan.precision_plan import (
     PrecisionPlan,
     plan_precision,
     precision_notices,
     precision_problems,
     precision_twins,
+)
+from megatron.plan.recompute_plan import (
+    RecomputePlan,
+    Storage,
+    plan_recompute,
+    plan_storage,
+    recompute_problems,
 )
 from megatron.plan.schedule_plan import SchedulePlan, plan_schedule, schedule_problems
 from megatron.plan.training_plan import (
@@ -78,7 +92,7 @@ class Plan:
     evaluation: EvaluationPlan
     checkpoint: CheckpointPlan
     logging: LoggingPlan
-    recompute: bool
+    recompute: RecomputePlan
     kernels: KernelsPlan
     deepspeed: dict[str, Any]
     notices: tuple[str, ...]
@@ -162,6 +176,7 @@ def plan(
     model = plan_model(config.model, config.tokenizer, vocab_size=vocab_size, tensor=tensor)
     raise_if_any(size_problems(config.training, model.num_parameters))
     learned = plan_objective(config, objective)
+    storage = _plan_storage(config, user, world_size=world_size, device=device)
     return Plan(
         model=model,
         parallel=parallel,
@@ -179,7 +194,9 @@ def plan(
         evaluation=evaluation,
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
-        recompute=config.recompute.checkpoint_activations,
+        recompute=plan_recompute(
+            config.recompute, num_layers=config.model.num_layers, pipeline=parallel.pipeline
+        ),
         kernels=plan_kernels(config),
         deepspeed=merge_ds_config(
             user,
@@ -188,8 +205,17 @@ def plan(
             dtype=precision.dtype,
             fp32_gradients=precision.fp32_gradients,
             compiles_optimizer=optimizer.impl == "deepspeed",
+            activation_checkpointing=storage.block,
+            divides_sequence=parallel.pipeline > 1 and parallel.sequence_parallel,
         ),
-        notices=(*_notices(config, user, zero), *objective_notices(learned)),
+        notices=tuple(
+            chain(
+                _notices(config, user, zero),
+                objective_notices(learned),
+                parallel_notices(config.parallel),
+                storage.notices,
+            )
+        ),
     )
 
 
@@ -202,12 +228,11 @@ def plan_samples(
         ConfigError: lists every problem.
     """
     user = read_ds_config(config.deepspeed.deepspeed_config)
-    parallel = config.parallel
-    replica = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
-    replicas = 1 if world_size is None else world_size // max(1, replica)
+    replica = replica_size(config.parallel)
+    replicas = 1 if world_size is None else world_size // replica
     if replicas < 1 or (world_size is not None and world_size != replicas * replica):
         raise ConfigError(
-            f"--world-size {world_size} is not a multiple of tensor * pipeline = {replica}"
+            f"--world-size {world_size} is not a multiple of tensor * pipeline * sequence = {replica}"
         )
     raise_if_any(
         chain(
@@ -259,6 +284,12 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
         num_layers=config.model.num_layers,
         zero_stage=_plan_zero(config, user).asked_stage,
     )
+    yield from sequence_problems(
+        parallel,
+        seq_length=config.model.seq_length,
+        num_attention_heads=config.model.num_attention_heads,
+        num_groups=num_query_groups_of(config.model),
+    )
     yield from kernels_problems(config, device=device)
     yield from precision_problems(config.precision, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
@@ -273,8 +304,9 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
             "--distributed-backend nccl needs GPUs and this run is on CPUs: write gloo, or leave "
             "the flag out"
         )
-    replica = tensor * max(1, parallel.pipeline_model_parallel_size)
-    yield from _step_problems(config, user, max(1, world_size // replica))
+    yield from recompute_problems(config.recompute)
+    yield from _plan_storage(config, user, world_size=world_size, device=device).problems
+    yield from _step_problems(config, user, max(1, world_size // replica_size(parallel)))
 
 
 def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[str]:
@@ -362,6 +394,16 @@ def _twins(config: Config, user: dict[str, Any], batch: BatchPlan) -> list[Twin]
         *precision_twins(config.precision, user),
         *zero_twins(_plan_zero(config, user), config.deepspeed, config.optimizer),
     ]
+
+
+def _plan_storage(config: Config, user: dict[str, Any], *, world_size: int, device: str) -> Storage:
+    return plan_storage(
+        config.recompute,
+        user,
+        plan_parallel(config.parallel, world_size=world_size, zero_stage=0),
+        num_layers=config.model.num_layers,
+        device=device,
+    )
 
 
 def _global_batch_size(config: Config, user: dict[str, Any]) -> int | None:

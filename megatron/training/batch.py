@@ -34,7 +34,8 @@ def read_batches(
 ) -> Iterator[MicroBatch]:
     """Yield this replica's micro-batches from `consumed_samples` on.
 
-    Tensor rank 0 reads; the ranks that share its layers receive.
+    Tensor rank 0 reads; the ranks that share its layers receive. Ranks that divide the sequence
+    each take their part of it.
 
     Args:
         as_micro_batch: makes of samples what the engine takes.
@@ -56,7 +57,24 @@ def read_batches(
     )
     while True:
         read = _read(next(rows), model.vocab_size) if groups.tensor_rank == 0 else None
-        yield as_micro_batch(broadcast_tokens(read, shape, groups, device))
+        micro_batch = as_micro_batch(broadcast_tokens(read, shape, groups, device))
+        yield own_part(micro_batch, groups.sequence_rank, groups.topology.sequence)
+
+
+def own_part(micro_batch: MicroBatch, part: int, parts: int) -> MicroBatch:
+    """Return part number `part` of the positions.
+
+    What tokens see is told of all of them: attention is over whole sequences.
+    """
+    if parts == 1:
+        return micro_batch
+    inputs, (labels_bs, weights_bs) = micro_batch
+    tokens_bs, positions_bs, *spans_bs2 = inputs
+
+    def own(x_bs: torch.Tensor) -> torch.Tensor:
+        return x_bs.chunk(parts, 1)[part].contiguous()
+
+    return (own(tokens_bs), own(positions_bs), *spans_bs2), (own(labels_bs), own(weights_bs))
 
 
 def gpt_micro_batch(

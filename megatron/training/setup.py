@@ -72,7 +72,12 @@ def build_process_groups(plan: Plan) -> Groups:
     """
     parallel = plan.parallel
     return build_groups(
-        Topology(pipeline=parallel.pipeline, data=parallel.data, tensor=parallel.tensor)
+        Topology(
+            pipeline=parallel.pipeline,
+            data=parallel.data,
+            sequence=parallel.sequence,
+            tensor=parallel.tensor,
+        )
     )
 
 
@@ -105,6 +110,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
         groups,
         seed=seed,
         activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
+        sequence_parallel=plan.parallel.sequence_parallel,
     )
     return build_engine(
         gpt_layers(
@@ -114,10 +120,10 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
             mixed=plan.precision.is_mixed,
             kernels=kernels,
         ),
-        loss=objective.loss(plan.objective)(groups.tensor, kernels),
+        loss=objective.loss(plan.objective)(groups.tensor, kernels, sequence_group=groups.sequence),
         groups=groups,
         parallel=plan.parallel,
-        recomputes=plan.recompute,
+        recompute=plan.recompute,
         initialise=partial(
             initialise,
             seed=seed,

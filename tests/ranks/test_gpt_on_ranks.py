@@ -17,7 +17,7 @@ from megatron.engine.recompute import recompute, restore_streams, start_streams,
 from megatron.model.block import ParallelTransformerLayerPipe
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
+from megatron.model.layers import Recomputation, SequentialModel
 from megatron.model.loss import next_token_loss
 from megatron.parallel.groups import build_groups, lone_group
 from megatron.parallel.random import OrdinaryStream
@@ -45,6 +45,11 @@ SPECS = [
     FOUR_HEADS | {"position_embedding": "none", "qk_layernorm": True, "activation": "reglu"},
     {"activation": "squared_relu", "linear_bias": False, "tied_embeddings": False},
 ]
+NAMES = [ParallelTransformerLayerPipe.__name__]
+
+
+def every_one(count):
+    return [range(i, i + 1) for i in range(count)]
 
 
 def groups_of(**axes):
@@ -60,8 +65,7 @@ def model_of(group, rng, *, wrap=None, **changes):
     spec = tiny_spec(init_std=0.3, **changes)
     model = SequentialModel(
         gpt_layers(spec, group=group, rng=rng, mixed=False),
-        recompute=wrap,
-        recomputed=[ParallelTransformerLayerPipe.__name__],
+        recomputation=wrap and Recomputation(NAMES, every_one, wrap),
     )
     initialise(model, seed=1, std=spec.init_std, num_layers=spec.num_layers)
     return model

@@ -66,7 +66,7 @@ def tokens_see_what_they_should_in_a_pipeline(rank):
         loss=loss,
         groups=groups,
         parallel=plan.parallel,
-        recomputes=True,
+        recompute=plan.recompute,
         initialise=fill,
         build_optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
         config=plan.deepspeed,

@@ -67,7 +67,7 @@ def engine_of(*flags, device="cpu", fill_with=fill, zero=MappingProxyType({}), *
         loss=next_token_loss(groups.tensor),
         groups=groups,
         parallel=plan.parallel,
-        recomputes=False,
+        recompute=plan.recompute,
         initialise=fill_with,
         build_optimizer=partial(
             engine_optimizer,

@@ -26,6 +26,7 @@ from megatron.optim.param_groups import param_groups
 from megatron.parallel.groups import build_groups, lone_group
 from megatron.parallel.random import OrdinaryStream
 from megatron.parallel.topology import Topology
+from megatron.plan.recompute_plan import NOTHING
 from megatron.training.batch import gpt_micro_batch
 
 FLAGS = [
@@ -61,7 +62,7 @@ def engine_of(*flags):
         loss=next_token_loss(groups.tensor),
         groups=groups,
         parallel=plan.parallel,
-        recomputes=plan.recompute,
+        recompute=plan.recompute,
         initialise=fill,
         build_optimizer=partial(
             engine_optimizer, plan=plan.optimizer, lr=0.1, tensor_group=groups.tensor
@@ -172,7 +173,7 @@ def module_of(method):
         topology=GRID,
         loss=next_token_loss(lone_group()),
         partition_method=method,
-        recomputes=False,
+        recompute=NOTHING,
     )
 
 

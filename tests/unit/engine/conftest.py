@@ -33,7 +33,15 @@ def alone(group, monkeypatch):
     monkeypatch.setattr(F, "linear", F.linear)
     distributed.start("gloo")
     topology = Topology(pipeline=1, data=1, tensor=1)
-    return Groups(topology=topology, rank=0, tensor=group, data=group, model=group)
+    return Groups(
+        topology=topology,
+        rank=0,
+        tensor=group,
+        sequence=group,
+        data=group,
+        copies=group,
+        model=group,
+    )
 
 
 @pytest.fixture
@@ -49,7 +57,7 @@ def build(alone):
             loss=next_token_loss(alone.tensor),
             groups=alone,
             parallel=plan.parallel,
-            recomputes=plan.recompute,
+            recompute=plan.recompute,
             initialise=partial(initialise, seed=1, std=0.3, num_layers=plan.model.num_layers),
             build_optimizer=partial(
                 engine_optimizer, plan=plan.optimizer, lr=0.1, tensor_group=alone.tensor

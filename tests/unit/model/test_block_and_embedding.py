@@ -14,7 +14,7 @@ from megatron.model.gpt import (
     to_float32,
     to_sequence_first,
 )
-from megatron.model.layers import Layer, SequentialModel, Tie
+from megatron.model.layers import Layer, Recomputation, SequentialModel, Tie
 from megatron.model.mlp import ParallelMLP
 from megatron.parallel.random import OrdinaryStream
 
@@ -120,12 +120,25 @@ def test_tied_layers_are_built_once():
 def test_a_wrapper_goes_around_the_named_classes_only():
     wrapped = []
 
-    def wrap(layer, x):
-        wrapped.append(type(layer).__name__)
-        return layer(x)
+    def wrap(layers, x):
+        y = layers(x)
+        wrapped.append((x, y))
+        return y
 
-    steps = [Layer(torch.nn.Linear, {"in_features": 2, "out_features": 2}), Layer(torch.nn.Tanh)]
-    model = SequentialModel(steps, recompute=wrap, recomputed=["Linear"])
-    model(torch.zeros(1, 2))
-    assert wrapped == ["Linear"]
-    assert [*model.state_dict()] == ["0.weight", "0.bias"]
+    linear = Layer(torch.nn.Linear, {"in_features": 2, "out_features": 2})
+    steps = [linear, linear, Layer(torch.nn.Tanh), linear, linear, linear]
+    recomputation = Recomputation(["Linear"], lambda count: [range(1, 4), range(4, count)], wrap)
+    model = SequentialModel(steps, recomputation=recomputation)
+    x = torch.rand(1, 2)
+    y = model(x)
+    # Layers 1 to 3 of the five are cut by the Tanh between them.
+    assert len(wrapped) == 3
+    inner = [model.get_submodule(str(i)) for i in (0, 1, 2, 3, 4, 5)]
+    expected = [inner[0](x)]
+    for layer in inner[1:]:
+        expected.append(layer(expected[-1]))
+    assert torch.equal(y, expected[5])
+    ends = [(0, 1), (2, 4), (4, 5)]
+    for (kept, made), (before, after) in zip(wrapped, ends, strict=True):
+        assert torch.equal(kept, expected[before]) and torch.equal(made, expected[after])
+    assert [*model.state_dict()][:2] == ["0.weight", "0.bias"]

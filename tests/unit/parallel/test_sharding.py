@@ -43,7 +43,7 @@ def test_a_layer_that_does_not_divide_is_refused(build, name):
 def test_seeds_of_all_ranks_of_a_large_run_differ():
     # Tensor-parallel streams stand 2718 above, one per rank (DeepSpeed's choice).
     seeds = [
-        stream_seed(1234, stage=stage, data_rank=data) + offset
+        stream_seed(1234, stage=stage, part=data) + offset
         for stage in range(16)
         for data in range(64)
         for offset in (0, *(2718 + tensor for tensor in range(8)))
@@ -52,5 +52,5 @@ def test_seeds_of_all_ranks_of_a_large_run_differ():
 
 
 def test_seeds_do_not_depend_on_the_layout():
-    assert stream_seed(1234, stage=0, data_rank=0) == 1234
-    assert stream_seed(1234, stage=3, data_rank=0) == 1534
+    assert stream_seed(1234, stage=0, part=0) == 1234
+    assert stream_seed(1234, stage=3, part=0) == 1534

@@ -1,7 +1,7 @@
 """What is decided for a run."""
 
 import json
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.plan.model_spec import padded_vocab_size
+from megatron.plan.recompute_plan import NOTHING, RecomputePlan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments, tokenizer_arguments
+
+ALL = RecomputePlan(granularity="full", method="uniform", num_layers=1, share=1.0)
 
 
 def nones(decided, name="plan"):
@@ -127,11 +130,17 @@ def test_flops_of_a_plain_gpt_are_those_of_the_paper():
     s, h, layers, v = 512, 1024, 24, 51200
     expected = 96 * s * layers * h * h * (1 + s / (6 * h) + v / (16 * layers * h))
     spec = tiny_spec(**sizes, **changes)
-    assert spec.flops_per_sample(recompute=True) == pytest.approx(expected, rel=1e-12)
+    assert spec.flops_per_sample(recompute=ALL) == pytest.approx(expected, rel=1e-12)
     # Without recomputation the layers take three passes of four; the head always takes three.
     head = 6 * s * h * v
     expected = head + (expected - head) * 3 / 4
-    assert spec.flops_per_sample(recompute=False) == pytest.approx(expected, rel=1e-12)
+    assert spec.flops_per_sample(recompute=NOTHING) == pytest.approx(expected, rel=1e-12)
+    # Selective recomputation takes attention, s of s + 6 h, a fourth time; block a part of layers.
+    once = (expected - head) / 3
+    selective, half = replace(NOTHING, granularity="selective"), replace(ALL, share=0.5)
+    found = spec.flops_per_sample(recompute=selective)
+    assert found == pytest.approx(expected + once * s / (s + 6 * h), rel=1e-12)
+    assert spec.flops_per_sample(recompute=half) == pytest.approx(expected + once / 2, rel=1e-12)
 
 
 def test_flops_of_every_option_are_those_of_its_products():
@@ -148,7 +157,7 @@ def test_flops_of_every_option_are_those_of_its_products():
     )
     products = [8 * (4 + 2 + 2) * 3, 12 * 8, 8 * 2 * 20, 20 * 8, 4 * 3 * 4, 4 * 4 * 3]
     expected = 10 * 2 * (3 * 2 * sum(products) + 3 * 8 * 12)
-    assert spec.flops_per_sample(recompute=False) == expected
+    assert spec.flops_per_sample(recompute=NOTHING) == expected
 
 
 def test_the_layout_is_the_rest_of_the_processes():

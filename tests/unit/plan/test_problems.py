@@ -317,7 +317,7 @@ def test_a_problem_is_told(line, message):
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
             6,
             "6 processes cannot hold whole replicas of 4 (--tensor-model-parallel-size 2 * "
-            "--pipeline-model-parallel-size 2); start a multiple of that, or lower one of the two",
+            "--pipeline-model-parallel-size 2); start a multiple of that, or lower one of them",
         ),
         (
             "--tensor-model-parallel-size 4",

@@ -29,7 +29,9 @@ def batches(group, dataset, consumed_samples=0):
         topology=Topology(pipeline=1, data=1, tensor=1),
         rank=0,
         tensor=group,
+        sequence=group,
         data=group,
+        copies=group,
         model=group,
     )
     return read_batches(

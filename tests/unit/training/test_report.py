@@ -46,7 +46,7 @@ def test_nothing_is_told_before_the_interval_is_full(tmp_path):
 
 def test_an_interval_is_told_as_means_and_counts(tmp_path):
     (record,) = report_of([step(1.0), step(2.0, seconds=4.0, skipped=True), step(6.0)], tmp_path)
-    flops = 12 * PLAN.model.flops_per_sample(recompute=False)
+    flops = 12 * PLAN.model.flops_per_sample(recompute=PLAN.recompute)
     assert record == {
         "event": "train",
         "iteration": 3,
@@ -93,7 +93,7 @@ def test_flops_are_per_process(tmp_path):
     flags = ["--log-interval", "3", "--train-iters", "30", "--checkpoint-activations"]
     plan = tiny_plan(*flags, world_size=4)
     (record,) = report_of([step(1.0)] * 3, tmp_path, plan)
-    flops = 12 * plan.model.flops_per_sample(recompute=True)
+    flops = 12 * plan.model.flops_per_sample(recompute=plan.recompute)
     assert record["tflops"] == pytest.approx(flops / (6 * 4 * 1e12))
 
 
@@ -101,7 +101,7 @@ def test_flops_are_those_of_the_length_that_samples_had(tmp_path):
     steps = [step(1.0, seq_length=length) for length in (2, 3, 6)]
     (record,) = report_of(steps, tmp_path)
     flops = sum(
-        4 * replace(PLAN.model, seq_length=length).flops_per_sample(recompute=False)
+        4 * replace(PLAN.model, seq_length=length).flops_per_sample(recompute=PLAN.recompute)
         for length in (2, 3, 6)
     )
     assert record["tflops"] == pytest.approx(flops / 6e12)

@@ -1,0 +1,40 @@
+"""How much memory the tensors take that were made and are still needed."""
+
+from typing import Any
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class MadeTensors(TorchDispatchMode):
+    """Follows the tensors that are made inside the `with` block, autograd's own too.
+
+    After a forward pass `alive_bytes()` is what backward will need, whoever holds it: autograd,
+    recomputation, or a caller. Memory that exists before the block is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sizes: dict[StorageWeakRef, int] = {}
+
+    def alive_bytes(self) -> int:
+        """Return the bytes of all that has been made and not been freed."""
+        self._sizes = {ref: size for ref, size in self._sizes.items() if not ref.expired()}
+        return sum(self._sizes.values())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call the operation; note the storage of what it makes."""
+        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor) and (ref := _storage(leaf)) not in given:
+                self._sizes[ref] = leaf.untyped_storage().nbytes()
+        return made
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())

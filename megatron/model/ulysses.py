@@ -1,0 +1,62 @@
+"""Ulysses: ranks that divide a sample's sequence exchange it for heads inside attention."""
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megatron.model.attention import ParallelAttention
+from megatron.model.scores import Attend, Mask
+from megatron.parallel.regions import all_to_all
+
+
+class UlyssesAttention:
+    """Attend to whole sequences with a part of the heads.
+
+    Args:
+        attend: what computes attention.
+        group: the ranks that divide the sequence; their number divides the heads of a rank.
+
+    Shapes: query [b, a, s/n, d], key and value [b, g, s/n, d] -> [b, a, s/n, d], n the group's
+        size; `attend` gets [b, a/n, s, d] and [b, g/n, s, d].
+    Communication: four all-to-alls forward (query, key, value, result), four backward.
+    Source: arXiv:2309.14509, section 3.
+    """
+
+    def __init__(self, attend: Attend, group: dist.ProcessGroup):
+        self.attend, self.group = attend, group
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Mask,
+        slopes_a: Tensor | None = None,
+        scale: float,
+        layer_scaling: float = 1.0,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """Return the mixed values of this rank's positions. The mask is that of all positions."""
+        query, key, value = (
+            all_to_all(x, scatter=1, gather=2, group=self.group) for x in (query, key, value)
+        )
+        if slopes_a is not None:
+            slopes_a = slopes_a.chunk(self.group.size())[self.group.rank()]
+        mixed = self.attend(
+            query,
+            key,
+            value,
+            mask=mask,
+            slopes_a=slopes_a,
+            scale=scale,
+            layer_scaling=layer_scaling,
+            dropout=dropout,
+        )
+        return all_to_all(mixed, scatter=2, gather=1, group=self.group)
+
+
+def exchange_heads(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Let the ranks of `group` exchange sequence for heads in every attention of `model`."""
+    for module in model.modules():
+        if isinstance(module, ParallelAttention):
+            module.attend = UlyssesAttention(module.attend, group)

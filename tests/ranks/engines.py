@@ -1,0 +1,63 @@
+"""Engines of the smallest network over several gloo ranks, built from flags as a run builds them."""
+
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from collections.abc import Iterator
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from tiny import tiny_plan
+
+from megatron.engine import distributed
+from megatron.engine.engine import Engine, MicroBatch
+from megatron.parallel.groups import Groups
+from megatron.plan.mask_plan import MaskPlan
+from megatron.plan.plan import Plan
+from megatron.training.batch import PACKED, gpt_micro_batch, own_part
+from megatron.training.objective import GPT
+from megatron.training.setup import build_gpt_engine, build_process_groups, choose
+
+DOCUMENTS = MaskPlan(reset_positions=True, isolate_documents=True, mask_loss=True)
+EOD = 3
+
+
+def engine_of(*flags: str) -> tuple[Engine, Plan, Groups]:
+    """Return the engine that `flags` ask for, over all ranks."""
+    distributed.start("gloo")
+    flags = ("--init-method-std", "0.3", "--lr", "0.05", *flags)
+    plan = tiny_plan(*flags, world_size=dist.get_world_size())
+    groups = build_process_groups(plan)
+    kernels, _ = choose(plan, torch.device("cpu"))
+    engine = build_gpt_engine(plan, groups, GPT, kernels)
+    return engine, plan, groups
+
+
+def batches_of(plan: Plan, groups: Groups, masks: MaskPlan = PACKED) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches: the same samples whatever the layout."""
+    generator = torch.Generator().manual_seed(0)
+    length = plan.model.seq_length + 1
+    while True:
+        for data_rank in range(groups.topology.data):
+            rows = torch.randint(11, (plan.batch.micro_batch_size, length), generator=generator)
+            if data_rank == groups.data_rank:
+                whole = gpt_micro_batch(rows, masks, EOD)
+                yield own_part(whole, groups.sequence_rank, groups.topology.sequence)
+
+
+def trained(*flags: str, steps: int = 3, masks: MaskPlan = PACKED) -> dict[str, torch.Tensor]:
+    """Return losses, gradient norms and this rank's weights after `steps` steps."""
+    engine, plan, groups = engine_of(*flags)
+    batches = batches_of(plan, groups, masks)
+    losses, norms = [], []
+    for _ in range(steps):
+        losses.append(engine.train_batch(batches).detach().reshape(()).clone())
+        norms.append(torch.tensor(engine.grad_norm))
+    named = dict(engine.module.named_parameters())
+    # With ZeRO-3 a rank holds no whole weight between steps.
+    divided = [p for p in named.values() if hasattr(p, "ds_id")]
+    with deepspeed.zero.GatheredParameters(divided):
+        weights = {name: p.detach().clone() for name, p in named.items()}
+    return {"losses": torch.stack(losses), "norms": torch.stack(norms)} | weights
