@@ -15,6 +15,7 @@ from megatron.engine import distributed
 from megatron.engine.engine import build_engine
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
+from megatron.fused_kernels.dispatch import REFERENCE
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.model.layers import SequentialModel
@@ -48,12 +49,18 @@ def alone(group, monkeypatch):
 def build(alone):
     """Return a function from flags to an engine with layers of some spread."""
 
-    def build_from(*flags, without=(), device="cpu"):
+    def build_from(*flags, without=(), device="cpu", kernels=REFERENCE):
         flags = ["--attention-dropout", "0", "--hidden-dropout", "0", *flags]
         plan = tiny_plan("--init-method-std", "0.3", *flags, without=without, device=device)
         rng = start_streams(alone, seed=plan.training.seed, activation_checkpointing={})
         return build_engine(
-            gpt_layers(plan.model, group=alone.tensor, rng=rng, mixed=plan.precision.is_mixed),
+            gpt_layers(
+                plan.model,
+                group=alone.tensor,
+                rng=rng,
+                mixed=plan.precision.is_mixed,
+                kernels=kernels,
+            ),
             loss=next_token_loss(alone.tensor),
             groups=alone,
             parallel=plan.parallel,

@@ -1,7 +1,10 @@
 """The table of implementations: what it says, and what turns its lines."""
 
+import os
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +16,7 @@ from megatron.fused_kernels import choose
 from megatron.fused_kernels.choose import Workload, choose_kernels, package_problems
 from megatron.fused_kernels.dispatch import REFERENCE
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 FUSED = {
     "--no-masked-softmax-fusion": "softmax",
@@ -208,3 +212,33 @@ def test_apex_norms_get_what_apex_wants(monkeypatch):
     )
     assert torch.equal(packed.rms_norm(x, weight, 1e-3), REFERENCE.rms_norm(x, weight, 1e-3))
     assert given == ["layer", "layer", "rms"]
+
+
+def test_no_optional_package_is_imported_before_it_is_used():
+    """A run on a CPU starts, and trains a step, where none of them can be imported."""
+    code = (
+        "import sys\n"
+        "for name in ('triton', 'flash_attn', 'apex'):\n"
+        "    sys.modules[name] = None\n"
+        "import torch\n"
+        "from tiny import tiny_plan\n"
+        "from megatron.model.gpt import gpt_layers\n"
+        "from megatron.model.layers import SequentialModel\n"
+        "from megatron.parallel.groups import lone_group\n"
+        "from megatron.parallel.random import OrdinaryStream\n"
+        "from megatron.training import setup\n"
+        "plan = tiny_plan('--attention-impl', 'fused-softmax')\n"
+        "kernels, _ = setup.choose(plan, torch.device('cpu'))\n"
+        "steps = gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False,\n"
+        "                   kernels=kernels)\n"
+        "tokens = torch.zeros(1, 6, dtype=torch.int64)\n"
+        "SequentialModel(steps)((tokens, tokens)).sum().backward()\n"
+    )
+    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths, "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
