@@ -70,9 +70,10 @@ class Stage:
         with write_errors_name(directory):
             directory.mkdir(parents=True, exist_ok=True)
             self._lock()
-            if resume:
-                self._take_up()
-            else:
+            state = read_state(directory) if resume else None
+            if state is not None:
+                self._take_up(state)
+            else:  # whatever was written holds from a commit on
                 for path in directory.iterdir():
                     if path.name != "lock":
                         path.unlink()
@@ -148,10 +149,7 @@ class Stage:
                 "--output-prefix"
             ) from error
 
-    def _take_up(self) -> None:
-        state = read_state(self.directory)
-        if state is None:
-            return
+    def _take_up(self, state: Mapping[str, Any]) -> None:
         for name, was in state["fingerprint"].items():
             now = self._fingerprint.get(name)
             if now != was:

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +70,30 @@ def test_a_termination_is_143_after_cleaning_up():
 def test_a_defect_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         run_tool(fail_with(ZeroDivisionError()))
+
+
+def run_with_closed_pipe(program):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", f"from megatron.tool import run_tool\n{program}"],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            cwd=Path(__file__).parents[2],
+        )
+    finally:
+        os.close(writing)
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_a_reader_who_left_is_141_without_a_word(lines):
+    ended = run_with_closed_pipe(f"run_tool(lambda argv: print('line\\n' * {lines}))")
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_another_broken_pipe_is_a_defect():
+    with pytest.raises(BrokenPipeError):
+        run_tool(fail_with(BrokenPipeError()))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from bytes_tokenizer import BytesTokenizer
 from megatron.data.conversion import Conversion
 from megatron.data.preprocess import preprocess
 from megatron.data.shards import merge_shards, stage_shard, wait_for_shards
+from megatron.data.stage import Stage
 from megatron.errors import DataError
 
 ROOT = Path(__file__).parents[3]
@@ -88,6 +90,25 @@ def test_a_run_killed_again_and_again_gives_the_same_bytes(directory, more):
     assert kills
     assert outputs(directory) == expected
     assert not (directory / "out.stage").exists()
+
+
+def test_what_was_written_before_the_first_commit_does_not_count(directory, monkeypatch):
+    expected = uninterrupted(directory)
+
+    def killed(stage, *, is_done=False):
+        for file in stage._files.values():
+            file.flush()
+        raise KeyboardInterrupt
+
+    wishes = conversion(directory, append_eod=True, json_keys=("a", "b"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "commit", killed)
+        patch.setattr("megatron.data.preprocess.remove_stage", lambda directories: None)
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(wishes)
+    assert (directory / "out.stage" / "00000-of-00001" / "0.bin").stat().st_size
+    preprocess(replace(wishes, resume=True))
+    assert outputs(directory) == expected
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
