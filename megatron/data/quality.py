@@ -50,10 +50,10 @@ class Tally:
         self.changed_examples += other.changed_examples
         del self.changed_examples[_MOST_EXAMPLES:]
 
-    def take_decoded(self, text: str, decoded: str) -> None:
+    def take_decoded(self, text: str, is_same: bool) -> None:
         """Count a document that was decoded again."""
         self.decoded += 1
-        if decoded != text:
+        if not is_same:
             self.changed += 1
             self.changed_examples = [*self.changed_examples, text[:_EXAMPLE]][:_MOST_EXAMPLES]
 

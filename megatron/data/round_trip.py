@@ -1,12 +1,12 @@
 """Whether the first documents of an input are the same text when decoded, however few there are."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
-from megatron.data.block_encoder import EncodingRules
+from megatron.data.block_encoder import Encoder, EncodingRules
 from megatron.data.conversion import Conversion, first_documents
 from megatron.data.quality import SAMPLE_ONE_IN, Tally, hash_documents
 from megatron.errors import DataError
@@ -23,22 +23,28 @@ def try_first_documents(
     They are those of the inputs that can be read twice. What is chosen by its hash is left to the
     process that meets it.
     """
-    encoder = conversion.make_encoder()
-    num_chars = 0
+    documents, num_chars = [], 0
     for texts in islice(first_documents(conversion), FIRST):
         num_chars += sum(map(len, texts))
         if num_chars > MOST_CHARS:
-            return
-        for tally, text in zip(tallies, texts, strict=True):
-            text = " " * (rules.prepend_space and bool(text)) + text
-            try:
-                tokens, _ = encoder.encode_array([text])
-            except DataError:
-                continue  # a bad line, which the conversion itself reports
-            if len(tokens) and not _is_chosen(tokens):
-                tally.take_decoded(text, encoder.decode(tokens.tolist()))
+            break
+        documents.append(texts)
+    encoder = conversion.make_encoder()
+    for tally, texts in zip(tallies, zip(*documents, strict=True), strict=False):
+        if rules.prepend_space:
+            texts = tuple(" " + text if text else "" for text in texts)
+        try:
+            _try(encoder, texts, tally)
+        except DataError:  # of a bad line, which the conversion itself reports
+            for text in texts:
+                with suppress(DataError):
+                    _try(encoder, [text], tally)
 
 
-def _is_chosen(tokens: NDArray) -> bool:
-    (digest,) = hash_documents(tokens, np.array([len(tokens)], np.int64)).tolist()
-    return digest % SAMPLE_ONE_IN == 0
+def _try(encoder: Encoder, texts: Sequence[str], tally: Tally) -> None:
+    tokens, lengths = encoder.encode_array(texts)
+    ends = np.cumsum(lengths)
+    is_left = (lengths > 0) & (hash_documents(tokens, ends) % SAMPLE_ONE_IN != 0)
+    for i in np.flatnonzero(is_left).tolist():
+        ids = tokens[ends[i] - lengths[i] : ends[i]]
+        tally.take_decoded(texts[i], encoder.gives_back(ids, texts[i]))

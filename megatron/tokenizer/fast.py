@@ -44,6 +44,8 @@ class FastTokenizer(Tokenizer):
         self._must_be_fast = must_be_fast
         self._encoder: FastEncoder | None = None
         self._is_decided = False
+        self._vocabulary: Vocabulary | None = None
+        self._decodes_alike: bool | None = None  # None: not yet known
         if must_be_fast:
             self._decide()
 
@@ -82,9 +84,25 @@ class FastTokenizer(Tokenizer):
         """Return the text of `ids`."""
         return self.reference.decode(ids)
 
+    def gives_back(self, ids: NDArray, text: str) -> bool:
+        """Whether `ids`, non-negative integers, are the same text as `text` when decoded.
+
+        gigatoken may say that they are, where it decodes as the reference does; a difference is
+        found by the reference.
+        """
+        encoder = self._decide()
+        if encoder is not None:
+            if self._decodes_alike is None:
+                self._decodes_alike = decodes_alike(self.reference, encoder)
+            if self._decodes_alike and encoder.decode(ids) == text.encode():
+                return True
+        return super().gives_back(ids, text)
+
     def vocabulary(self) -> Vocabulary:
         """Return what the reference is compared by."""
-        return self.reference.vocabulary()
+        if self._vocabulary is None:  # kept, since it takes longer than encoding a megabyte
+            self._vocabulary = self.reference.vocabulary()
+        return self._vocabulary
 
     def _decide(self) -> "FastEncoder | None":
         if not self._is_decided:
@@ -141,6 +159,10 @@ class FastEncoder:
             lengths = lengths + (self._prefix.size + self._suffix.size)
         return tokens, lengths
 
+    def decode(self, ids: NDArray) -> bytes:
+        """Return the bytes of `ids`, which may begin or end within a character."""
+        return self._gigatoken.decode(ids)
+
 
 def _with_affixes(
     tokens: NDArray[np.int32],
@@ -176,9 +198,7 @@ def load_fast(reference: Tokenizer) -> FastEncoder | str:
 
 def difference(reference: Tokenizer, encoder: FastEncoder) -> str | None:
     """Return the first text whose ids differ, in words; None when all are the same."""
-    added = getattr(reference, "backend").get_added_tokens_decoder().values()  # noqa: B009
-    texts = adversarial_texts([token.content for token in added])
-    texts += _texts_of_vocabulary(reference)
+    texts = _texts_to_compare(reference)
     tokens, lengths = encoder.encode_array(texts)
     ends = lengths.cumsum().tolist()
     for text, expected, end, length in zip(
@@ -192,6 +212,21 @@ def difference(reference: Tokenizer, encoder: FastEncoder) -> str | None:
                 f"{found[place : place + 1]} and not {expected[place : place + 1]}"
             )
     return None
+
+
+def decodes_alike(reference: Tokenizer, encoder: FastEncoder) -> bool:
+    """Whether `encoder` decodes the ids of the texts that `difference` compares as `reference`."""
+    tokens, lengths = encoder.encode_array(_texts_to_compare(reference))
+    return all(
+        encoder.decode(ids).decode("utf-8", "replace") == reference.decode(ids.tolist())
+        for ids in np.split(tokens, lengths.cumsum()[:-1])
+    )
+
+
+def _texts_to_compare(reference: Tokenizer) -> list[str]:
+    added = getattr(reference, "backend").get_added_tokens_decoder().values()  # noqa: B009
+    texts = adversarial_texts([token.content for token in added])
+    return texts + _texts_of_vocabulary(reference)
 
 
 def _texts_of_vocabulary(reference: Tokenizer) -> list[str]:

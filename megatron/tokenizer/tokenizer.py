@@ -93,6 +93,10 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD."""
 
+    def gives_back(self, ids: NDArray, text: str) -> bool:
+        """Whether `ids`, non-negative integers, are the same text as `text` when decoded."""
+        return self.decode(ids.tolist()) == text
+
     def vocabulary(self) -> Vocabulary:
         """Return what this tokenizer is compared by."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from megatron.errors import ConfigError, DataError
 from megatron.tokenizer.adversarial import adversarial_texts
@@ -91,6 +91,24 @@ def test_ids_are_those_of_the_reference(pair, texts):
     assert (tokens.dtype, lengths.dtype) == (np.int32, np.int64)
     assert tokens.tolist() == sum(expected, [])
     assert lengths.tolist() == [len(ids) for ids in expected]
+
+
+@given(text=TEXTS)
+@settings(max_examples=100, deadline=None)
+def test_what_gives_a_text_back_is_what_the_reference_decodes_to_it(pair, text):
+    reference, fast = pair
+    ids = np.array(reference.encode(text), np.int32)
+    for one in (ids, ids[1:], ids.astype("<u2")):
+        assert fast.gives_back(one, text) == (reference.decode(one.tolist()) == text)
+
+
+def test_another_way_to_decode_is_left_to_the_reference(make):
+    def two_spaces_as_one(backend):
+        backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("  ", " ")])
+
+    fast = FastTokenizer(make(two_spaces_as_one), must_be_fast=True)
+    for text, expected in (("a b", True), ("a  b", False)):
+        assert fast.gives_back(fast.encode_array([text])[0], text) == expected
 
 
 def test_every_character_has_the_ids_of_the_reference(gpt2):
