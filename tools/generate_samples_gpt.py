@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> None:
     spec = plan_model(
         config.model,
         config.tokenizer,
+        config.experts,
         vocab_size=tokenizer.vocab_size,
         tensor=manifest.plan["parallel"]["tensor"],
     )

@@ -101,6 +101,11 @@ def _differences(
 ) -> Iterator[str]:
     names = only or sorted({*then[section], *now[section]} - set(skip))
     for name in names:
-        saved, asked = then[section].get(name), now[section].get(name)
+        saved, asked = (_as_json(plan[section].get(name)) for plan in (then, now))
         if saved != asked:
             yield f"  {section}.{name}: {saved} in the checkpoint, {asked} now"
+
+
+def _as_json(value: Any) -> Any:
+    """Return `value` as a manifest holds it."""
+    return list(value) if isinstance(value, tuple) else value

@@ -8,6 +8,7 @@ from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.data import DataConfig
 from megatron.config.deepspeed import DeepSpeedConfig
 from megatron.config.evaluation import EvaluationConfig
+from megatron.config.experts import ExpertConfig
 from megatron.config.files import with_file_flags
 from megatron.config.fim import FimConfig
 from megatron.config.flags import parse_sections
@@ -32,6 +33,7 @@ class Config:
     """Every wish, by section. Flags are flat on the command line and nested here."""
 
     model: ModelConfig
+    experts: ExpertConfig
     parallel: ParallelConfig
     precision: PrecisionConfig
     optimizer: OptimizerConfig

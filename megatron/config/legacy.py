@@ -1,6 +1,7 @@
 """Flags of other systems that have no field here, each with the sentence its user gets."""
 
 from megatron.config.flags import Legacy
+from megatron.config.legacy_experts import EXPERT_LEGACY
 from megatron.config.legacy_model import MODEL_LEGACY
 
 LEGACY = (
@@ -75,4 +76,5 @@ LEGACY = (
     Legacy("--deepscale", "every run goes through DeepSpeed, which had this name once"),
     Legacy("--deepscale_config", "write --deepspeed_config instead", takes=1, refused=True),
     *MODEL_LEGACY,
+    *EXPERT_LEGACY,
 )

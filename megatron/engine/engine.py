@@ -30,6 +30,7 @@ from megatron.engine.recompute import (
 from megatron.engine.timers import Timers
 from megatron.engine.zero import Opened, divided_from_birth
 from megatron.errors import CheckpointError, ConfigError
+from megatron.model.auxiliary_loss import AuxiliaryLoss
 from megatron.model.layers import SequentialModel, Step
 from megatron.model.loss import Loss
 from megatron.model.ulysses import exchange_heads
@@ -72,6 +73,11 @@ class Engine(ABC):
         """Norm of the last step's gradient before clipping; None when DeepSpeed took none."""
         norm = self._engine.get_global_grad_norm()
         return None if norm is None else float(norm)
+
+    @property
+    def auxiliary_loss(self) -> float | None:
+        """Mean of what experts added to the last step's loss; None without experts."""
+        return None
 
     @property
     def num_zeros(self) -> float | None:
@@ -234,9 +240,22 @@ class PlainEngine(Engine):
     sample included, and so are the gradients.
     """
 
-    def __init__(self, engine: Any, groups: Groups, loss: Loss, **watching: Any):
+    def __init__(
+        self,
+        engine: Any,
+        groups: Groups,
+        loss: Loss,
+        auxiliary: AuxiliaryLoss | None = None,
+        **watching: Any,
+    ):
         super().__init__(engine, groups, **watching)
-        self._loss = loss
+        self._loss, self._auxiliary = loss, auxiliary
+        self._auxiliary_loss: float | None = None
+
+    @property
+    def auxiliary_loss(self) -> float | None:
+        """Mean of what experts added to the last step's loss; None without experts."""
+        return self._auxiliary_loss
 
     def set_global_batch_size(self, samples: int) -> None:
         """Take so many samples per step, over all replicas, from the next step on."""
@@ -251,8 +270,11 @@ class PlainEngine(Engine):
     def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         self._engine.module.train()
-        losses = []
-        for _ in range(self._engine.gradient_accumulation_steps()):
+        losses, terms = [], []
+        num_micro_batches = self._engine.gradient_accumulation_steps()
+        if self._auxiliary:
+            self._auxiliary.scale = self.loss_scale / num_micro_batches
+        for _ in range(num_micro_batches):
             with self._timers.part("batch-generator"):
                 inputs, target = next(batches)
             with self._timers.part("forward-compute"):
@@ -262,6 +284,10 @@ class PlainEngine(Engine):
             with self._timers.part("optimizer"):
                 self._engine.step()
             losses.append(loss.detach())
+            if self._auxiliary:
+                terms.append(self._auxiliary.take())
+        if terms:
+            self._auxiliary_loss = float(self._mean(terms))
         return self._mean(losses)
 
     @torch.no_grad()
@@ -333,6 +359,7 @@ def build_engine(
     config: dict[str, Any],
     timers: Timers | None = None,
     counts_zeros: bool = False,
+    auxiliary: AuxiliaryLoss | None = None,
 ) -> Engine:
     """Build this rank's part of the model, its optimizer, and the engine around them.
 
@@ -342,6 +369,7 @@ def build_engine(
         config: DeepSpeed's JSON.
         timers: measures the parts of a step.
         counts_zeros: whether `Engine.num_zeros` is asked for.
+        auxiliary: what the layers of `steps` add to the loss, if they have experts.
 
     Communication: every rank must call this, in step.
     """
@@ -362,7 +390,7 @@ def build_engine(
         model = SequentialModel(steps, recomputation=recomputation(recompute, RECOMPUTED))
     _rework(model, groups, parallel, recompute)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
-    return PlainEngine(engine, groups, loss, **watching)
+    return PlainEngine(engine, groups, loss, auxiliary, **watching)
 
 
 def _rework(

@@ -9,6 +9,7 @@ from deepspeed.utils import safe_get_local_grad
 from torch import Tensor
 
 from megatron.engine.clipping import counts_here
+from megatron.parallel.experts import replicas_that_differ
 from megatron.parallel.groups import Groups
 
 
@@ -22,7 +23,7 @@ def params_norm(parameters: Iterable[Any], groups: Groups) -> float:
     pieces = [
         _own_part(p, p.ds_tensor) if _is_partitioned(p) else p.detach()
         for p in counted
-        if _is_partitioned(p) or groups.data_rank == 0
+        if _is_partitioned(p) or groups.data_rank < replicas_that_differ(p)
     ]
     squares = (piece.float().square().sum(dtype=torch.float64) for piece in pieces)
     return float(_over_all_ranks(squares, groups)) ** 0.5
@@ -60,7 +61,8 @@ class ZeroCounter:
         if _is_partitioned(parameter):
             return _own_part(parameter, safe_get_local_grad(parameter))
         if not hasattr(parameter, "_hp_mapping"):
-            return parameter.grad if self._groups.data_rank == 0 else None
+            is_first = self._groups.data_rank < replicas_that_differ(parameter)
+            return parameter.grad if is_first else None
         mapping = parameter._hp_mapping
         if mapping is None:
             return None

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.attention import ParallelAttention
 from megatron.model.carry import Carried, pack, unpack
-from megatron.model.mlp import ParallelMLP
+from megatron.model.mlp import MixtureBuilder, build_mlp
 from megatron.model.norms import norm_layer
 from megatron.parallel.random import RngTracker
 from megatron.plan.model_spec import ModelSpec
@@ -24,6 +24,7 @@ class ParallelTransformerLayerPipe(nn.Module):
         group: the tensor-parallel ranks.
         rng: the stream that differs between them.
         kernels: what computes the operations.
+        build_mixture: builds the MLP of a layer with experts.
 
     Shapes: x_sbh [s, b, h] -> [s, b, h], in the dtype of x_sbh.
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
@@ -38,6 +39,7 @@ class ParallelTransformerLayerPipe(nn.Module):
         group: dist.ProcessGroup,
         rng: RngTracker,
         kernels: Kernels = REFERENCE,
+        build_mixture: MixtureBuilder | None = None,
     ):
         super().__init__()
         self.spec, self.kernels = spec, kernels
@@ -47,7 +49,9 @@ class ParallelTransformerLayerPipe(nn.Module):
             spec, number=number, group=group, rng=rng, kernels=kernels
         )
         self.post_attention_layernorm = norm.build()
-        self.mlp = ParallelMLP(spec, group=group, kernels=kernels)
+        self.mlp = build_mlp(
+            spec, number=number, group=group, kernels=kernels, build_mixture=build_mixture
+        )
 
     def forward(self, inputs: Carried) -> Carried:
         x_sbh, positions_bs, spans_bs2 = unpack(inputs)

@@ -11,6 +11,7 @@ from megatron.model.block import ParallelTransformerLayerPipe
 from megatron.model.carry import Carried, pack, unpack
 from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers import Layer, Step, Tie
+from megatron.model.mlp import MixtureBuilder
 from megatron.model.norms import norm_layer
 from megatron.parallel.random import RngTracker
 from megatron.plan.model_spec import ModelSpec
@@ -23,6 +24,7 @@ def gpt_layers(
     rng: RngTracker,
     mixed: bool,
     kernels: Kernels = REFERENCE,
+    build_mixture: MixtureBuilder | None = None,
 ) -> list[Step]:
     """Return the network: (tokens_bs, positions_bs) in, logits_bsv [b, s, V/t] out.
 
@@ -33,6 +35,7 @@ def gpt_layers(
         rng: the stream for what differs between them.
         mixed: whether weights are 16-bit, so that logits are cast up at the end.
         kernels: what computes the operations inside the layers.
+        build_mixture: builds the MLPs of layers with experts.
     """
     weight, tied = "word_embeddings.weight", spec.tied_embeddings
     embedding = Layer(
@@ -43,7 +46,14 @@ def gpt_layers(
     blocks = [
         Layer(
             ParallelTransformerLayerPipe,
-            {"spec": spec, "number": number, "group": group, "rng": rng, "kernels": kernels},
+            {
+                "spec": spec,
+                "number": number,
+                "group": group,
+                "rng": rng,
+                "kernels": kernels,
+                "build_mixture": build_mixture,
+            },
         )
         for number in range(1, spec.num_layers + 1)
     ]

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from megatron.parallel.experts import whole_name
 from megatron.parallel.sharding import Shard, shard_of
 
 _ROWS = 64  # rows drawn at a time, so that a rank need not draw a whole matrix to keep its shard
-_RESIDUAL = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
+_RESIDUAL = ("self_attention.dense.weight", ".dense_4h_to_h.weight")
 
 
 def initialise(
@@ -19,8 +20,8 @@ def initialise(
     """Draw every matrix of `model` from a normal distribution; biases and norms are left alone.
 
     Matrices in front of the residual stream get std / sqrt(2 * num_layers). The numbers depend on
-    the seed, the parameter's name and the row, so every shard and every stage gets its part of
-    the same whole.
+    the seed, the parameter's name and the row, so every shard, every stage and every holder of
+    experts gets its part of the same whole.
 
     Args:
         model: a stage or the whole; its parameter names carry the layers' numbers.
@@ -33,7 +34,7 @@ def initialise(
     residual_std = std / math.sqrt(2 * num_layers)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
-            key = f"{seed}:{name}"
+            key = f"{seed}:{whole_name(name, parameter)}"
             if xavier:
                 _fill(parameter, key, math.sqrt(6 / sum(_whole_shape(parameter))), _evenly)
             else:

@@ -1,8 +1,11 @@
 """The MLP with its inner features divided over the tensor-parallel ranks."""
 
+from typing import Protocol
+
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron.errors import ConfigError
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.activations import activation_of
 from megatron.parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -45,3 +48,36 @@ class ParallelMLP(nn.Module):
         bias_f = None if self.dense_h_to_4h.adds_bias else self.dense_h_to_4h.bias
         inner_sbf = self.activate(inner_sbf, bias_f)
         return self.dense_4h_to_h(inner_sbf), self.dense_4h_to_h.bias
+
+
+class MixtureBuilder(Protocol):
+    """Builds what stands in the place of the MLP in a layer with experts."""
+
+    def __call__(
+        self, spec: ModelSpec, *, number: int, group: dist.ProcessGroup, kernels: Kernels
+    ) -> nn.Module:
+        """Return the experts of the layer `number`; called like a ParallelMLP."""
+        ...
+
+
+def build_mlp(
+    spec: ModelSpec,
+    *,
+    number: int,
+    group: dist.ProcessGroup,
+    kernels: Kernels,
+    build_mixture: MixtureBuilder | None,
+) -> nn.Module:
+    """Return the MLP of the layer `number`, or its experts.
+
+    Raises:
+        ConfigError: it has experts, and nobody builds any.
+    """
+    if spec.experts_of(number) == 1:
+        return ParallelMLP(spec, group=group, kernels=kernels)
+    if build_mixture is None:
+        raise ConfigError(
+            "a network with experts runs in DeepSpeed's engine alone: train or evaluate it with "
+            "pretrain_gpt.py (--eval-only for its losses)"
+        )
+    return build_mixture(spec, number=number, group=group, kernels=kernels)

@@ -1,5 +1,6 @@
 """Which parameters are trained, which of them decay, and which are Muon's."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ def param_groups(
     """Return the trained parameters in groups; none is empty.
 
     Matrices decay, biases and norms do not. `wd_mult` of a group is 1 or 0 accordingly, so that a
-    decay that moves over the run knows where it applies.
+    decay that moves over the run knows where it applies. Experts are in groups of their own.
 
     Args:
         muon: whether the matrices of the layers, without the embeddings, are a group of their own;
@@ -34,7 +35,7 @@ def param_groups(
         (matrices - layers, 1.0, {"orthogonal": False}),
         ({name for name, _ in trained} - matrices, 0.0, {"orthogonal": False}),
     ]
-    return [
+    groups = [
         {
             "params": [p for name, p in trained if name in names],
             "weight_decay": weight_decay * share,
@@ -44,6 +45,7 @@ def param_groups(
         for names, share, mark in sets
         if names
     ]
+    return [part for group in groups for part in _experts_apart(group)]
 
 
 def freeze_all_but_biases(model: nn.Module) -> None:
@@ -53,6 +55,16 @@ def freeze_all_but_biases(model: nn.Module) -> None:
     """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name.endswith("bias"))
+
+
+def _experts_apart(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield `group` without experts, then these with the marks by which DeepSpeed knows them."""
+    experts = [p for p in group["params"] if hasattr(p, "expert_share")]
+    others = [p for p in group["params"] if not hasattr(p, "expert_share")]
+    if others:
+        yield {**group, "params": others}
+    if experts:
+        yield {**group, "params": experts, "moe": True, "name": experts[0].group_name}
 
 
 def _dimensions(parameter: nn.Parameter) -> int:

@@ -1,10 +1,13 @@
 """The network, decided: every size is a number, every choice is made."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from megatron.config.experts import ExpertConfig
 from megatron.config.model import ModelConfig
 from megatron.config.tokenizer import TokenizerConfig
+from megatron.plan.expert_layers import experts_of_layers
 from megatron.plan.recompute_plan import RecomputePlan
 
 Position = Literal["learned", "rotary", "alibi", "none"]
@@ -50,6 +53,9 @@ class ModelSpec:
     hidden_dropout: float
     init: Literal["normal", "xavier_uniform"]
     init_std: float
+    num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP; (): all are
+    experts_per_token: int = 1
+    residual_experts: bool = False  # beside the experts there is an MLP for every token
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
     mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
 
@@ -70,14 +76,18 @@ class ModelSpec:
     @property
     def num_parameters_without_embeddings(self) -> int:
         """Weights of the transformer layers and the final norm."""
-        biases = self._qkv_width if self.qkv_bias else 0
-        if self.linear_bias:
-            biases += self.hidden_size + self._inner_width + self.hidden_size
-        norms = 2 * self._norm_parameters(self.hidden_size)
-        if self.qk_layernorm:
-            norms += 2 * self._norm_parameters(self.head_dim)
-        layer = self._matrix_weights + biases + norms
-        return self.num_layers * layer + self._norm_parameters(self.hidden_size)
+        return self._layer_parameters([experts or 1 for experts in self._experts])
+
+    @property
+    def num_active_parameters_without_embeddings(self) -> int:
+        """The same, without the experts that a token does not pass through."""
+        return self._layer_parameters(
+            [self.experts_per_token if experts else 1 for experts in self._experts]
+        )
+
+    def experts_of(self, number: int) -> int:
+        """Return how many experts the layer `number`, from 1 on, has; 1 for an ordinary MLP."""
+        return self.num_experts[number - 1] if self.num_experts else 1
 
     def flops_per_sample(self, *, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample.
@@ -92,8 +102,12 @@ class ModelSpec:
         s = self.seq_length
         visible = min(s, self.window or s)
         attention = 2 * self.num_attention_heads * self.head_dim * visible
-        passes = 3 + recompute.share
-        layers = passes * self.num_layers * (self._matrix_weights + attention)
+        forward = self.num_layers * (self._attention_weights + attention) + sum(
+            (self.experts_per_token if experts else 1) * self._mlp_weights
+            + self._routing_weights(experts)
+            for experts in self._experts
+        )
+        layers = (3 + recompute.share) * forward
         if recompute.granularity == "selective":
             layers += self.num_layers * attention
         head = self.padded_vocab_size * self.hidden_size
@@ -108,22 +122,62 @@ class ModelSpec:
         return (2 if self.is_gated else 1) * self.ffn_hidden_size
 
     @property
-    def _matrix_weights(self) -> int:
-        """Weights of the four matrices of a layer."""
-        attention = self._qkv_width + self.num_attention_heads * self.head_dim
-        return self.hidden_size * (attention + self._inner_width + self.ffn_hidden_size)
+    def _attention_weights(self) -> int:
+        """Weights of the two matrices of attention."""
+        return self.hidden_size * (self._qkv_width + self.num_attention_heads * self.head_dim)
+
+    @property
+    def _mlp_weights(self) -> int:
+        """Weights of the two matrices of an MLP."""
+        return self.hidden_size * (self._inner_width + self.ffn_hidden_size)
+
+    @property
+    def _experts(self) -> list[int]:
+        """Experts of each layer; 0 for an ordinary MLP."""
+        counts = self.num_experts or (1,) * self.num_layers
+        return [count if count > 1 else 0 for count in counts]
+
+    def _routing_weights(self, experts: int) -> int:
+        """Weights of the matrices beside `experts` experts: the router, and the residual MLP."""
+        residual = self._mlp_weights + 2 * self.hidden_size if self.residual_experts else 0
+        return experts * self.hidden_size + residual if experts else 0
+
+    def _layer_parameters(self, mlps: Sequence[int]) -> int:
+        """Return the weights of all layers and the final norm, with so many MLPs in each layer."""
+        width = self.hidden_size
+        bias = self._inner_width + width if self.linear_bias else 0
+        attention = self._attention_weights + (self._qkv_width if self.qkv_bias else 0)
+        attention += width if self.linear_bias else 0
+        norms = 2 * self._norm_parameters(width)
+        if self.qk_layernorm:
+            norms += 2 * self._norm_parameters(self.head_dim)
+        mixing = bias + 2 if self.residual_experts else 0
+        return self._norm_parameters(width) + sum(
+            attention
+            + norms
+            + count * (self._mlp_weights + bias)
+            + self._routing_weights(experts)
+            + (mixing if experts else 0)
+            for count, experts in zip(mlps, self._experts, strict=True)
+        )
 
     def _norm_parameters(self, width: int) -> int:
         return (2 if self.normalization == "LayerNorm" else 1) * width
 
 
 def plan_model(
-    model: ModelConfig, tokenizer: TokenizerConfig, *, vocab_size: int, tensor: int
+    model: ModelConfig,
+    tokenizer: TokenizerConfig,
+    experts: ExpertConfig,
+    *,
+    vocab_size: int,
+    tensor: int,
 ) -> ModelSpec:
     """Return the decided network for a tokenizer of `vocab_size` tokens."""
     head_dim = head_dim_of(model)
     position = position_of(model)
     is_rotary = position == "rotary"
+    num_experts = experts_of_layers(experts, model.num_layers)
     return ModelSpec(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -162,6 +216,9 @@ def plan_model(
         hidden_dropout=model.hidden_dropout,
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         init_std=model.init_method_std,
+        num_experts=num_experts,
+        experts_per_token=experts.topk if num_experts else 1,
+        residual_experts=bool(num_experts) and experts.mlp_type == "residual",
     )
 
 

@@ -19,6 +19,7 @@ class ParallelPlan:
     sequence_parallel: bool  # whether tensor-parallel ranks divide the sequence between regions
     partition_method: str
     zero_stage: int
+    expert: int = 1  # neighbouring replicas that share the experts of a layer
 
     @property
     def world_size(self) -> int:
@@ -35,7 +36,9 @@ def replica_size(parallel: ParallelConfig) -> int:
     )
 
 
-def plan_parallel(parallel: ParallelConfig, *, world_size: int, zero_stage: int) -> ParallelPlan:
+def plan_parallel(
+    parallel: ParallelConfig, *, world_size: int, zero_stage: int, expert: int = 1
+) -> ParallelPlan:
     """Return the decided layout of `world_size` processes."""
     return ParallelPlan(
         tensor=max(1, parallel.tensor_model_parallel_size),
@@ -45,6 +48,7 @@ def plan_parallel(parallel: ParallelConfig, *, world_size: int, zero_stage: int)
         sequence_parallel=(parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1),
         partition_method=parallel.pp_partition_method,
         zero_stage=zero_stage,
+        expert=expert,
     )
 
 

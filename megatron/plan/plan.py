@@ -29,6 +29,7 @@ from megatron.plan.evaluation_plan import (
     evaluation_problems,
     plan_evaluation,
 )
+from megatron.plan.expert_plan import ExpertPlan, expert_problems, plan_experts
 from megatron.plan.kernels_plan import KernelsPlan, kernels_problems, plan_kernels
 from megatron.plan.logging_plan import LoggingPlan, logging_problems, plan_logging
 from megatron.plan.mask_plan import MaskPlan, plan_masks
@@ -79,6 +80,7 @@ class Plan:
     """Everything that will be built and run. Nothing in it is None."""
 
     model: ModelSpec
+    experts: ExpertPlan
     parallel: ParallelPlan
     batch: BatchPlan
     training: TrainingPlan
@@ -168,17 +170,25 @@ def plan(
     precision = plan_precision(config.precision)
     zero = _plan_zero(config, user)
     optimizer = plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none")
-    parallel = plan_parallel(config.parallel, world_size=world_size, zero_stage=zero.stage)
+    parallel = plan_parallel(
+        config.parallel,
+        world_size=world_size,
+        zero_stage=zero.stage,
+        expert=config.experts.moe_expert_parallel_size,
+    )
     batch = _plan_batch(config, user, parallel.data)
     curriculum = plan_curriculum(user, config.model.seq_length)
     training = plan_training(config.training, batch, curriculum)
     evaluation = plan_evaluation(config.evaluation)
-    model = plan_model(config.model, config.tokenizer, vocab_size=vocab_size, tensor=tensor)
+    model = plan_model(
+        config.model, config.tokenizer, config.experts, vocab_size=vocab_size, tensor=tensor
+    )
     raise_if_any(size_problems(config.training, model.num_parameters))
     learned = plan_objective(config, objective)
     storage = _plan_storage(config, user, world_size=world_size, device=device)
     return Plan(
         model=model,
+        experts=plan_experts(config.experts),
         parallel=parallel,
         batch=batch,
         training=training,
@@ -347,6 +357,8 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
         pipeline=pipeline,
         data=data,
     )
+    tokens = batch.micro_batch_size * curriculum.start
+    yield from expert_problems(config, user, data=data, tokens=tokens, zero=zero)
     owned = _twins(config, user, batch)
     yield from ds_config_problems(
         user,

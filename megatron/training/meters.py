@@ -9,6 +9,7 @@ from megatron.plan.plan import Plan
 from megatron.training.loop import Meter
 from megatron.training.state import TrainState
 
+MOE_LOSS = "moe loss"
 NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH = "num zeros", "params norm", "curriculum seqlen"
 ENERGY, CO2 = "energy (kWh)", "CO2 (kg)"
 
@@ -29,6 +30,8 @@ def times_in(measures: Mapping[str, float]) -> dict[str, float]:
 def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
     """Return what the plan wants measured."""
     meters: list[Meter] = []
+    if plan.model.num_experts:
+        meters.append(lambda state: {MOE_LOSS: engine.auxiliary_loss or 0.0})
     if plan.logging.num_zeros:
         meters.append(lambda state: {NUM_ZEROS: engine.num_zeros or 0.0})
     if plan.logging.params_norm:

@@ -142,4 +142,9 @@ def _tell(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> None
     )
     for choice in choices:
         log.info("%s", choice)
+    if model.num_experts:
+        log.info(
+            "estimated model parameters without embeddings that a token passes through: %.6f B",
+            model.num_active_parameters_without_embeddings / 1e9,
+        )
     log.info("setting training iterations to %d", plan.training.train_iters)

@@ -5,7 +5,7 @@ import math
 import re
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -15,11 +15,20 @@ import torch
 from megatron.plan.plan import Plan
 from megatron.training.journal import Journal
 from megatron.training.loop import Hook, StepResult
-from megatron.training.meters import CO2, ENERGY, NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH, times_in
+from megatron.training.meters import (
+    CO2,
+    ENERGY,
+    MOE_LOSS,
+    NUM_ZEROS,
+    PARAMS_NORM,
+    SEQ_LENGTH,
+    times_in,
+)
 from megatron.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
+_AFTER_LOSS = {MOE_LOSS: ".6E"}
 _BEFORE_COUNTS = {NUM_ZEROS: ".1f", PARAMS_NORM: ".3f", SEQ_LENGTH: "5d"}
 _AFTER_SPEED = {ENERGY: ".6f", CO2: ".6f"}
 """Formats of what meters add to the line, and where."""
@@ -56,6 +65,7 @@ class Interval:
             f"learning rate: {self.learning_rate:.3E}",
             f"global batch size: {self.global_batch_size:5d}",
             f"lm loss: {self.lm_loss:.6E}",
+            *self._measured(_AFTER_LOSS),
         ]
         if with_loss_scale:
             fields.append(f"loss scale: {self.loss_scale:.1f}")
@@ -138,7 +148,7 @@ class Report(Hook):
             lm_loss=sum(finite) / len(finite) if finite else math.nan,
             loss_scale=steps[-1].loss_scale,
             grad_norm=steps[-1].grad_norm,
-            measures=steps[-1].measures,
+            measures={**steps[-1].measures, **_mean_moe_loss(steps)},
             skipped_iterations=sum(step.skipped for step in steps),
             nan_iterations=len(steps) - len(finite),
             samples_per_second=samples / seconds,
@@ -152,6 +162,12 @@ class Report(Hook):
             return of_steps
         started_at, samples = self._started
         return (time.perf_counter() - started_at) / (state.samples - samples)
+
+
+def _mean_moe_loss(steps: Sequence[StepResult]) -> dict[str, float]:
+    losses = [step.measures[MOE_LOSS] for step in steps if MOE_LOSS in step.measures]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return {MOE_LOSS: sum(finite) / len(finite) if finite else math.nan} if losses else {}
 
 
 def flops_per_sample(plan: Plan, seq_length: int) -> float:

@@ -14,6 +14,7 @@ from megatron.checkpoint.publish import clear_staging, publish
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
 from megatron.errors import CheckpointError
+from megatron.parallel.experts import whole_name
 from megatron.parallel.sharding import shard_of
 from megatron.plan.plan import Plan
 from megatron.training.agree import from_rank_0, gathered, share_of
@@ -96,7 +97,7 @@ class Checkpoints(Hook):
 
     def _partition_dims(self) -> dict[str, int]:
         parameters = self._engine.module.named_parameters()
-        own = [(name, shard.dim) for name, p in parameters if (shard := shard_of(p))]
+        own = [(whole_name(name, p), shard.dim) for name, p in parameters if (shard := shard_of(p))]
         return dict(sorted(gathered(own)))
 
     def _manifest(

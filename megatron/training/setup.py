@@ -14,12 +14,14 @@ from megatron.data.datasets import Datasets, View, build_datasets
 from megatron.data.samplers import SampleSource
 from megatron.engine import distributed
 from megatron.engine.engine import Engine, build_engine
+from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
 from megatron.engine.timers import Timers
 from megatron.fused_kernels.choose import Choice, Workload, choose_kernels
 from megatron.fused_kernels.dispatch import Kernels
 from megatron.log import set_level
+from megatron.model.auxiliary_loss import AuxiliaryLoss
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.parallel.groups import Groups, build_groups
@@ -112,6 +114,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
         activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
         sequence_parallel=plan.parallel.sequence_parallel,
     )
+    auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient) if model.num_experts else None
     return build_engine(
         gpt_layers(
             model,
@@ -119,6 +122,11 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
             rng=rng,
             mixed=plan.precision.is_mixed,
             kernels=kernels,
+            build_mixture=mixture_builder(
+                plan.experts, groups, replicas=plan.parallel.expert, auxiliary=auxiliary
+            )
+            if auxiliary
+            else None,
         ),
         loss=objective.loss(plan.objective)(groups.tensor, kernels, sequence_group=groups.sequence),
         groups=groups,
@@ -143,6 +151,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
         config=plan.deepspeed,
         timers=_timers(plan),
         counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
+        auxiliary=auxiliary,
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from megatron.config.config import flatten
 from megatron.plan.plan import Plan
 from megatron.training.loop import Hook, StepResult
-from megatron.training.meters import NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH, times_in
+from megatron.training.meters import MOE_LOSS, NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH, times_in
 from megatron.training.report import flops_per_sample
 from megatron.training.state import TrainState
 from megatron.training.writers import Writer
@@ -59,6 +59,8 @@ class TensorBoard(Hook):
         writer.add_scalar("steps-vs-tokens/y=tokens,x=steps", state.tokens, state.iteration)
         self._over_all("lm-loss-training/lm loss", step.loss, state)
         self._over_flops("lm-loss-training/lm loss", step.loss, state)
+        if MOE_LOSS in step.measures:
+            self._over_all("lm-loss-training/moe loss", step.measures[MOE_LOSS], state)
         if logging.learning_rate:
             self._over_all("learning-rate/learning-rate", step.lr, state)
         if logging.batch_size:
@@ -100,5 +102,5 @@ class TensorBoard(Hook):
 
     def _over_flops(self, tag: str, value: float, state: TrainState) -> None:
         model = self._plan.model
-        gigaflos = 6 * state.tokens * model.num_parameters_without_embeddings / 1e9
+        gigaflos = 6 * state.tokens * model.num_active_parameters_without_embeddings / 1e9
         self._writer.add_scalar(f"{tag} vs gigaflos (without embeddings)", value, int(gigaflos))

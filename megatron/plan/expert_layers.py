@@ -1,0 +1,75 @@
+"""Which layers have experts, and how many."""
+
+import ast
+from typing import Any
+
+from megatron.config.experts import ExpertConfig
+
+
+def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]:
+    """Return the number of experts of each layer, 1 for an ordinary MLP; () where all are.
+
+    Raises:
+        ValueError: --moe-layer-freq or the length of --num-experts does not fit the layers.
+    """
+    if experts.num_experts is None:
+        return ()
+    places = _places(experts, num_layers)
+    counts = experts.num_experts
+    if max(counts) > 1 and not any(places):
+        raise ValueError(
+            f"--num-experts: none of the {num_layers} layers would have experts; write "
+            "--expert-interval 1"
+        )
+    if len(counts) == 1:
+        counts = counts * sum(places)
+    if len(counts) != sum(places):
+        raise ValueError(
+            f"--num-experts has {len(counts)} numbers, but {sum(places)} of {num_layers} layers have "
+            "experts: give one number for all, or one for each of these"
+        )
+    left = iter(counts)
+    numbers = tuple(next(left) if has_experts else 1 for has_experts in places)
+    return numbers if max(numbers) > 1 else ()
+
+
+def _places(experts: ExpertConfig, num_layers: int) -> list[bool]:
+    """Return which layers have experts."""
+    if experts.moe_layer_freq is None:
+        interval = experts.expert_interval or 2
+        return [number % interval == 0 for number in range(1, num_layers + 1)]
+    said = experts.moe_layer_freq
+    try:
+        pattern = _evaluated(ast.parse(said.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError):
+        pattern = None
+    if isinstance(pattern, int) and pattern > 0:
+        return [layer % pattern == 0 for layer in range(num_layers)]
+    if not isinstance(pattern, list) or set(pattern) - {0, 1} or len(pattern) != num_layers:
+        raise ValueError(
+            f"--moe-layer-freq {said} is neither a number from 1 on nor a list of {num_layers} times "
+            "0 or 1, such as [0]*1+[1]*3"
+        )
+    return [bool(place) for place in pattern]
+
+
+_LONGEST = 10_000
+
+
+def _evaluated(node: ast.AST) -> Any:
+    """Return what an expression of lists, sums and repetitions of them says."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.List(elts=elements):
+            return [_evaluated(element) for element in elements]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            first, second = _evaluated(left), _evaluated(right)
+            if isinstance(first, list) and isinstance(second, list):
+                return first + second
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            repeated, times = _evaluated(left), _evaluated(right)
+            are_both = isinstance(repeated, list) and isinstance(times, int)
+            if are_both and len(repeated) * times <= _LONGEST:
+                return repeated * times
+    raise ValueError("no list")
