@@ -49,7 +49,7 @@ def alone(group, monkeypatch):
 def build(alone):
     """Return a function from flags to an engine with layers of some spread."""
 
-    def build_from(*flags, without=(), device="cpu", kernels=REFERENCE):
+    def build_from(*flags, without=(), device="cpu", kernels=REFERENCE, optimizer=True):
         flags = ["--attention-dropout", "0", "--hidden-dropout", "0", *flags]
         plan = tiny_plan("--init-method-std", "0.3", *flags, without=without, device=device)
         rng = start_streams(alone, seed=plan.training.seed, activation_checkpointing={})
@@ -68,7 +68,9 @@ def build(alone):
             initialise=partial(initialise, seed=1, std=0.3, num_layers=plan.model.num_layers),
             build_optimizer=partial(
                 engine_optimizer, plan=plan.optimizer, lr=0.1, tensor_group=alone.tensor
-            ),
+            )
+            if optimizer
+            else None,
             config=plan.deepspeed,
         )
 

@@ -1,0 +1,90 @@
+"""Engines that save, load or have only a part: weights without an optimizer or random streams."""
+
+from itertools import repeat
+
+import pytest
+import torch
+from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+
+LAYOUTS = {
+    "fp32": [],
+    "zero1": ["--zero-stage", "1"],
+    "bf16": ["--bf16"],
+    "zero2": ["--bf16", "--zero-stage", "2"],
+    "zero3": ["--bf16", "--zero-stage", "3"],
+}
+
+
+def weights(engine):
+    parameters = dict(engine.module.named_parameters())
+    with GatheredParameters(list(parameters.values())):
+        return {name: p.detach().float().clone() for name, p in parameters.items()}
+
+
+def moments(engine):
+    states = engine._engine.basic_optimizer.state.values()
+    return [v.clone() for state in states for v in state.values() if torch.is_tensor(v)]
+
+
+def trained(engine, micro_batch, steps=3):
+    engine.set_lr(0.01)
+    for i in range(steps):
+        engine.train_batch(repeat(micro_batch(i)))
+    return engine
+
+
+@pytest.mark.parametrize("flags", LAYOUTS.values(), ids=LAYOUTS)
+def test_weights_are_loaded_and_the_optimizer_begins_anew(build, micro_batch, tmp_path, flags):
+    first = trained(build(*flags), micro_batch)
+    first.save(tmp_path, "tag", {})
+    second = build(*flags)
+    torch.manual_seed(99)
+    stream = torch.get_rng_state()
+    second.load(tmp_path, "tag", optimizer=False, streams=False)
+
+    assert torch.equal(torch.get_rng_state(), stream)
+    expected = weights(first)
+    for name, weight in weights(second).items():
+        assert torch.equal(weight, expected[name]), name
+    assert any(value.any() for value in moments(first))
+    assert not any(value.any() for value in moments(second))
+    # Its first step is Adam's first: a weight moves by the learning rate (bf16 has steps of 0.008 near 1).
+    before = weights(second)
+    trained(second, micro_batch, steps=1)
+    moved = max((weight - before[name]).abs().max() for name, weight in weights(second).items())
+    assert moved == pytest.approx(0.01, abs=0.008)
+
+
+@pytest.mark.parametrize("flags", [*LAYOUTS.values()][:4], ids=[*LAYOUTS][:4])
+def test_a_checkpoint_without_an_optimizer_is_smaller_and_holds_the_weights(
+    build, micro_batch, tmp_path, flags
+):
+    first = trained(build(*flags), micro_batch)
+    first.save(tmp_path, "all", {})
+    first.save(tmp_path, "less", {}, optimizer=False, streams=False)
+
+    def size(tag):
+        return sum(file.stat().st_size for file in (tmp_path / tag).iterdir())
+
+    assert size("less") < 0.6 * size("all")
+    assert not [*(tmp_path / "less").glob("*optim*"), *(tmp_path / "less").glob("rng*")]
+    # The engine still has its optimizer.
+    trained(first, micro_batch, steps=1)
+    again = build(*flags)
+    again.load(tmp_path, "less", optimizer=False, streams=False)
+    first.load(tmp_path, "all")
+    expected = weights(first)
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights(again).items())
+
+
+@pytest.mark.parametrize("flags", [[], ["--bf16", "--zero-stage", "2"]], ids=["fp32", "bf16"])
+def test_an_engine_without_an_optimizer_evaluates_what_one_with_it_trained(
+    build, micro_batch, tmp_path, flags
+):
+    first = trained(build(*flags), micro_batch)
+    first.save(tmp_path, "tag", {})
+    bare = build(*flags, optimizer=False)
+    bare.load(tmp_path, "tag", optimizer=False, streams=False)
+    batches = [micro_batch(7), micro_batch(8)]
+    loss = bare.evaluate(iter(batches), 2)
+    assert torch.equal(loss, first.evaluate(iter(batches), 2))
