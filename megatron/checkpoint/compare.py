@@ -31,21 +31,25 @@ _WISHES = (
 )
 
 
-def require_same_run(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
+def require_same_run(
+    then: Mapping[str, Any], now: Mapping[str, Any], folder: str, *, with_optimizer: bool = True
+) -> None:
     """Refuse a checkpoint of another network, layout or number format.
 
     Args:
         then: the plan in the checkpoint's manifest, as nested dictionaries.
         now: this run's plan, likewise.
+        with_optimizer: whether its state is taken too.
 
     Raises:
         CheckpointError: lists every difference.
     """
+    same_optimizer = ("name", "biases_only")
     differences = [
         *_differences(then, now, "model", skip=_not_in_weights(now)),
         *_differences(then, now, "parallel", skip=("partition_method",)),
         *_differences(then, now, "precision", only=("dtype",)),
-        *_differences(then, now, "optimizer", only=("name", "biases_only")),
+        *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
     ]
     if differences:
         raise CheckpointError(

@@ -46,7 +46,9 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> Plan:
             log.warning("%s is passed over: %s", folder, error)
             continue
         now = _as_json(asdict(plan))
-        require_same_run(manifest.plan, now, str(folder))
+        require_same_run(
+            manifest.plan, now, str(folder), with_optimizer=plan.checkpoint.loads_optimizer
+        )
         _require_parts(manifest, plan.checkpoint, str(folder))
         goes_on = plan.checkpoint.loads_progress and not plan.evaluation.only
         if goes_on and plan.schedule.on_resume == "equal":

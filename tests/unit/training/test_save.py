@@ -182,3 +182,11 @@ def test_a_missing_checkpoint_can_be_an_error_at_the_first_start_too(job):
     assert job.resume() == TrainState()
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         job.resume("--exit-on-missing-checkpoint")
+
+
+def test_weights_alone_can_be_finetuned_with_another_optimizer(job, tmp_path):
+    job.save(5)
+    with pytest.raises(CheckpointError, match="optimizer.name: adam in the checkpoint, sgd now"):
+        job.resume("--optimizer", "sgd")
+    elsewhere = ["--save", str(tmp_path / "elsewhere")]
+    assert job.resume("--optimizer", "sgd", "--finetune", *elsewhere) == TrainState()
