@@ -23,7 +23,11 @@ def params_norm(parameters: Iterable[Any], groups: Groups) -> float:
     pieces = [
         _own_part(p, p.ds_tensor) if _is_partitioned(p) else p.detach()
         for p in counted
+<<<<<<< HEAD
         if _is_partitioned(p) or groups.data_rank < replicas_that_differ(p)
+=======
+        if _is_partitioned(p) or groups.copies.rank() == 0
+>>>>>>> 2061de2 (Samples are cut before their sequences are divided; norms and zeros count once over divided sequences)
     ]
     squares = (piece.float().square().sum(dtype=torch.float64) for piece in pieces)
     return float(_over_all_ranks(squares, groups)) ** 0.5
@@ -61,8 +65,12 @@ class ZeroCounter:
         if _is_partitioned(parameter):
             return _own_part(parameter, safe_get_local_grad(parameter))
         if not hasattr(parameter, "_hp_mapping"):
+<<<<<<< HEAD
             is_first = self._groups.data_rank < replicas_that_differ(parameter)
             return parameter.grad if is_first else None
+=======
+            return parameter.grad if self._groups.copies.rank() == 0 else None
+>>>>>>> 2061de2 (Samples are cut before their sequences are divided; norms and zeros count once over divided sequences)
         mapping = parameter._hp_mapping
         if mapping is None:
             return None

@@ -77,15 +77,30 @@ def curriculum_is_asked(user: Mapping[str, Any]) -> bool:
 
 
 def curriculum_problems(
-    user: Mapping[str, Any], *, seq_length: int, file: str | None
+    user: Mapping[str, Any], *, seq_length: int, parts: int, file: str | None
 ) -> Iterator[str]:
-    """Yield every reason why the lengths of the JSON's block cannot be had."""
+    """Yield every reason why the lengths of the JSON's block cannot be had.
+
+    Args:
+        parts: every length must be a multiple of this, because processes divide the sequences.
+    """
     if user.get(KEY) is not None and not isinstance(user[KEY], Mapping):
         yield f"{file}: {KEY} must be an object"
     if not curriculum_is_asked(user):
         return
-    for problem in _block_problems(user[KEY], seq_length):
+    problems = [*_block_problems(user[KEY], seq_length)]
+    for problem in problems:
         yield f"{file}: {KEY}.{problem}"
+    if problems:
+        return
+    plan = plan_curriculum(user, seq_length)
+    lengths = [length for _, length in plan.stairs] if plan.stairs else [plan.multiple]
+    odd = [length for length in (*lengths, plan.stop) if length % parts]
+    if odd:
+        yield (
+            f"{file}: {KEY}: {parts} processes divide each sequence, and {odd[0]} tokens are no "
+            f"multiple of that; write multiples of {parts} for lengths and their steps"
+        )
 
 
 def _block_problems(block: Mapping[str, Any], seq_length: int) -> Iterator[str]:

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 from megatron.config.config import Config
+from megatron.config.parallel import ParallelConfig
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.batch_plan import BatchPlan, batch_problems, plan_batch
 from megatron.plan.checkpoint_plan import CheckpointPlan, checkpoint_problems, plan_checkpoint
@@ -256,7 +257,10 @@ def plan_samples(
             objective_problems(config, objective),
             evaluation_problems(config, zero_stage=_plan_zero(config, user).asked_stage),
             curriculum_problems(
-                user, seq_length=config.model.seq_length, file=config.deepspeed.deepspeed_config
+                user,
+                seq_length=config.model.seq_length,
+                parts=_parts_of_samples(config.parallel),
+                file=config.deepspeed.deepspeed_config,
             ),
         )
     )
@@ -329,7 +333,10 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
         ),
         *training_problems(config.training, config.schedule),
         *curriculum_problems(
-            user, seq_length=config.model.seq_length, file=config.deepspeed.deepspeed_config
+            user,
+            seq_length=config.model.seq_length,
+            parts=_parts_of_samples(config.parallel),
+            file=config.deepspeed.deepspeed_config,
         ),
     ]
     yield from first
@@ -367,6 +374,12 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
         config.deepspeed.deepspeed_config,
         pipeline=pipeline,
     )
+
+
+def _parts_of_samples(parallel: ParallelConfig) -> int:
+    """Return the number that the tokens of a sample must be a multiple of."""
+    tensor = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
+    return max(1, tensor) * max(1, parallel.ds_sequence_parallel_size)
 
 
 def _objective_curriculum_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:

@@ -26,6 +26,7 @@ from megatron.training.resume import resume
 from megatron.training.run import Run, say_when
 from megatron.training.save import warn_of_others
 from megatron.training.state import TrainState
+from megatron.training.stream import length_of_next_step
 from megatron.training.writers import writer_problems
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,9 @@ def pretrain(
     if decided.evaluation.only:
         run.evaluate()
     else:
-        log.info(run.train(partial(batches, sets.train), launch, requests))
+        lengths = decided.curriculum
+        length = length_of_next_step(lengths.length_at, state) if lengths.schedule else None
+        log.info(run.train(partial(batches, sets.train, length=length), launch, requests))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,7 +1,7 @@
 """A run: what happens around its steps, and what follows the last one."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -25,7 +25,7 @@ from megatron.training.save import Checkpoints
 from megatron.training.skip import Skip
 from megatron.training.state import TrainState
 from megatron.training.stop import Stop
-from megatron.training.stream import Batches, Stream, length_of_next_step, shortened
+from megatron.training.stream import Batches, Stream
 from megatron.training.tensorboard import TensorBoard
 from megatron.training.writers import build_writer
 
@@ -85,7 +85,7 @@ class Run:
             if plan.checkpoint.save
             else None
         )
-        stream = Stream(_cut_to_plan(batches, plan, state), state.samples)
+        stream = Stream(batches, state.samples)
         energy = _build_energy(plan, self.groups.rank, launch)
         profile = _build_profile(plan, self.groups.rank)
         stop = Stop(plan.training, started_from=started_from, requests=requests)
@@ -152,13 +152,6 @@ class Run:
 def say_when(stage: str) -> None:
     """Log that `stage` is reached, and when."""
     log.info("[%s] datetime: %s ", stage, datetime.now().strftime("%Y-%m-%d %H:%M:%S"))
-
-
-def _cut_to_plan(batches: Batches, plan: Plan, state: TrainState) -> Batches:
-    if not plan.curriculum.schedule:
-        return batches
-    length: Callable[[], int] = length_of_next_step(plan.curriculum.length_at, state)
-    return lambda samples: shortened(batches(samples), length)
 
 
 def _build_energy(plan: Plan, rank: int, launch: Launch) -> Energy | None:

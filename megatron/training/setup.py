@@ -1,7 +1,7 @@
 """From the plan to the objects of a run: one function per thing."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from megatron.plan.plan import Plan
 from megatron.training.batch import read_batches
 from megatron.training.environment import Launch, cpu_threads, export_determinism, verbosity
 from megatron.training.objective import Objective
+from megatron.training.stream import shortened
 
 log = logging.getLogger(__name__)
 
@@ -199,11 +200,17 @@ def batches_of(
     eod: int | None,
     groups: Groups,
     device: torch.device,
+    length: Callable[[], int] | None = None,
 ) -> Iterator[Any]:
-    """Return this replica's micro-batches of `dataset` from `consumed_samples` on."""
+    """Return this replica's micro-batches of `dataset` from `consumed_samples` on.
+
+    Args:
+        length: says how many tokens of a sample are taken; all when None.
+    """
+    as_micro_batch = objective.as_micro_batch(plan.objective, plan.masks, eod)
     return read_batches(
         dataset,
-        as_micro_batch=objective.as_micro_batch(plan.objective, plan.masks, eod),
+        as_micro_batch=shortened(as_micro_batch, length) if length else as_micro_batch,
         channels=objective.channels,
         consumed_samples=consumed_samples,
         batch=plan.batch,

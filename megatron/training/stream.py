@@ -1,9 +1,9 @@
 """The training batches of a run, from where it stands."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from megatron.engine.engine import MicroBatch
+from megatron.training.objective import AsMicroBatch
 from megatron.training.state import TrainState
 
 Batches = Callable[[int], Iterator[Any]]
@@ -26,15 +26,12 @@ class Stream(Iterator[Any]):
         self._iterator = self._batches(samples)
 
 
-def shortened(batches: Iterator[MicroBatch], length: Callable[[], int]) -> Iterator[MicroBatch]:
-    """Yield micro-batches cut to their first `length()` positions, asked for each anew."""
-    for inputs, target in batches:
-        tokens = length()
-        yield _cut(inputs, tokens), _cut(target, tokens)
+def shortened(as_micro_batch: AsMicroBatch, length: Callable[[], int]) -> AsMicroBatch:
+    """Return what makes micro-batches of samples cut to their first `length()` tokens.
 
-
-def _cut(tensors: Sequence[Any], tokens: int) -> Any:
-    return tuple(tensor[:, :tokens].contiguous() for tensor in tensors)
+    Asked anew for each micro-batch; as ever, the token after the last one is the last label.
+    """
+    return lambda rows: as_micro_batch(rows[..., : length() + 1].contiguous())
 
 
 def length_of_next_step(length_at: Callable[[int], int], state: TrainState) -> Callable[[], int]:

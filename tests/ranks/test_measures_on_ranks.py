@@ -12,13 +12,14 @@ from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
 
 from megatron.engine import distributed
+from megatron.fused_kernels.dispatch import REFERENCE
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.model.layers import SequentialModel
 from megatron.model.loss import next_token_loss
 from megatron.parallel.groups import lone_group
 from megatron.parallel.random import OrdinaryStream
-from megatron.training.batch import gpt_micro_batch
+from megatron.training.batch import gpt_micro_batch, own_part
 from megatron.training.objective import GPT
 from megatron.training.setup import build_gpt_engine, build_process_groups
 
@@ -55,11 +56,12 @@ def measure(*flags):
     distributed.start("gloo")
     plan = tiny_plan(*FLAGS, *flags, world_size=2)
     groups = build_process_groups(plan)
-    engine = build_gpt_engine(plan, groups, GPT)
+    engine = build_gpt_engine(plan, groups, GPT, REFERENCE)
     assert engine.params_norm() == pytest.approx(norm_of_the_whole(plan), rel=1e-6)
     engine.set_lr(0.0)
     engine.set_seq_length(6 - UNSEEN_POSITIONS)
-    engine.train_batch(repeat(micro_batch()))
+    part = own_part(micro_batch(), groups.sequence_rank, groups.topology.sequence)
+    engine.train_batch(repeat(part))
     assert engine.num_zeros == UNSEEN_POSITIONS * WIDTH
 
 
@@ -87,11 +89,29 @@ def tensor_zero2(rank):
     measure("--tensor-model-parallel-size", "2", "--zero-stage", "2")
 
 
+def sequence(rank):
+    measure("--ds-sequence-parallel-size", "2")
+
+
+def sequence_zero3(rank):
+    measure("--ds-sequence-parallel-size", "2", "--zero-stage", "3")
+
+
 def zero3(rank):
     measure("--zero-stage", "3")
 
 
-CHECKS = [data, tensor, pipeline, zero1, zero2, tensor_zero2, zero3]
+CHECKS = [
+    data,
+    tensor,
+    pipeline,
+    zero1,
+    zero2,
+    tensor_zero2,
+    zero3,
+    sequence,
+    sequence_zero3,
+]
 
 
 @pytest.fixture(scope="module")

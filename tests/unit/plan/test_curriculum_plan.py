@@ -67,7 +67,7 @@ def test_without_a_block_samples_are_whole():
 )
 def test_lengths_that_cannot_be_are_told(asked, message):
     user = {"curriculum_learning": asked}
-    (problem,) = curriculum_problems(user, seq_length=64, file="ds.json")
+    (problem,) = curriculum_problems(user, seq_length=64, parts=1, file="ds.json")
     assert problem.startswith("ds.json: curriculum_learning")
     assert message in problem
 
@@ -86,3 +86,15 @@ def test_deepspeed_is_not_told(tmp_path):
             device="cpu",
             objective="prefix-lm",
         )
+
+
+@pytest.mark.parametrize("asked", BLOCKS, ids=lambda b: f"{b['schedule_type']}")
+def test_lengths_are_multiples_of_the_processes_that_divide_them(asked):
+    user = {"curriculum_learning": asked}
+    plan = plan_curriculum(user, seq_length=64)
+    for parts in (1, 2, 8, 16, 3):
+        fits = all(plan.length_at(i) % parts == 0 for i in range(1, 80))
+        problems = [*curriculum_problems(user, seq_length=64, parts=parts, file="ds.json")]
+        assert fits or f"{parts} processes divide each sequence" in problems[0]
+        # Steps of 8 are refused for 16 even where a schedule happens to skip the odd ones.
+        assert not problems or parts != 1

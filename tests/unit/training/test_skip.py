@@ -97,11 +97,10 @@ def test_a_run_resumed_within_a_range_passes_over_the_rest(told):
 def test_a_micro_batch_is_cut_to_the_length_of_its_step():
     tokens = torch.arange(14).view(2, 7)
     state = TrainState(iteration=2)
-    whole = gpt_micro_batch(tokens)
-    cut = shortened(iter([whole] * 2), length_of_next_step(lambda i: i, state))
+    cut = shortened(gpt_micro_batch, length_of_next_step(lambda i: i, state))
     for length in (3, 5):
         state.iteration = length - 1
-        (inputs, positions), (labels, mask) = next(cut)
+        (inputs, positions), (labels, mask) = cut(tokens)
         assert torch.equal(inputs, tokens[:, :length])
         assert torch.equal(labels, tokens[:, 1 : length + 1])
         assert positions.shape == mask.shape == (2, length)
