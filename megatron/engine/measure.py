@@ -23,11 +23,7 @@ def params_norm(parameters: Iterable[Any], groups: Groups) -> float:
     pieces = [
         _own_part(p, p.ds_tensor) if _is_partitioned(p) else p.detach()
         for p in counted
-<<<<<<< HEAD
-        if _is_partitioned(p) or groups.data_rank < replicas_that_differ(p)
-=======
-        if _is_partitioned(p) or groups.copies.rank() == 0
->>>>>>> 2061de2 (Samples are cut before their sequences are divided; norms and zeros count once over divided sequences)
+        if _is_partitioned(p) or _is_first_copy(p, groups)
     ]
     squares = (piece.float().square().sum(dtype=torch.float64) for piece in pieces)
     return float(_over_all_ranks(squares, groups)) ** 0.5
@@ -65,18 +61,18 @@ class ZeroCounter:
         if _is_partitioned(parameter):
             return _own_part(parameter, safe_get_local_grad(parameter))
         if not hasattr(parameter, "_hp_mapping"):
-<<<<<<< HEAD
-            is_first = self._groups.data_rank < replicas_that_differ(parameter)
-            return parameter.grad if is_first else None
-=======
-            return parameter.grad if self._groups.copies.rank() == 0 else None
->>>>>>> 2061de2 (Samples are cut before their sequences are divided; norms and zeros count once over divided sequences)
+            return parameter.grad if _is_first_copy(parameter, self._groups) else None
         mapping = parameter._hp_mapping
         if mapping is None:
             return None
         piece = mapping.get_lp_grad_fragment(parameter._index_in_param_group).flatten()
         own = mapping.lp_fragment_address
         return piece if piece.numel() == own.numel else piece[own.start : own.start + own.numel]
+
+
+def _is_first_copy(parameter: Any, groups: Groups) -> bool:
+    """Whether this rank answers for a weight that others hold as well."""
+    return groups.sequence_rank == 0 and groups.data_rank < replicas_that_differ(parameter)
 
 
 def _is_partitioned(parameter: Any) -> bool:
