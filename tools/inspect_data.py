@@ -74,14 +74,15 @@ def document_lengths(dataset: IndexedDataset) -> np.ndarray:
 def first_documents(
     dataset: IndexedDataset, config: InspectConfig, tokenizer: Tokenizer | None
 ) -> Iterator[str]:
-    """Yield the first documents: as text where there is a tokenizer, as token ids otherwise."""
+    """Yield the first documents: as text where a tokenizer knows all ids, as these otherwise."""
     starts = dataset.document_starts
     for i in range(min(config.documents, len(starts) - 1)):
         sequences = [dataset[j] for j in range(starts[i], starts[i + 1])]
         tokens = np.concatenate(sequences).tolist() if sequences else []
         shown = tokens[: config.max_tokens]
         rest = f" ... {len(tokens) - len(shown)} more" if len(shown) < len(tokens) else ""
-        text = repr(tokenizer.decode(shown)) if tokenizer else " ".join(map(str, shown))
+        has_text = tokenizer is not None and max(shown, default=0) < tokenizer.vocab_size
+        text = repr(tokenizer.decode(shown)) if has_text else " ".join(map(str, shown))
         yield f"document {i}: {len(tokens)} tokens: {text}{rest}"
 
 

@@ -202,9 +202,12 @@ class BlockEncoder:
         if self._rules.odd_ids:
             tally.odd_tokens = int(np.count_nonzero(self._odd[tokens]))
         for i in np.flatnonzero(hashes % SAMPLE_ONE_IN == 0).tolist():
-            start = ends[i - 1] if i else 0
+            ids = tokens[ends[i - 1] if i else 0 : ends[i]]
             text = " " * (self._rules.prepend_space and bool(texts[i])) + texts[i]
-            tally.take_decoded(text, self._encoder.gives_back(tokens[start : ends[i]], text))
+            if self._rules.splitter is not None:
+                # Between sentences white space is lost, as was asked for.
+                ids, _ = self._encoder.encode_array([text])
+            tally.take_decoded(text, self._encoder.gives_back(ids, text))
         return tally
 
 

@@ -2,13 +2,14 @@
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
+from megatron.data.partitions import run_in_processes
 from megatron.data.publish import write_errors_name
-from megatron.errors import DataError, MegatronError
+from megatron.errors import DataError
 
 _BUFFER_BYTES = 8 << 20
 _CANNOT = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
@@ -74,26 +75,16 @@ def copy_extents(extents: Sequence[Extent], target: Path, *, workers: int = 1) -
         finally:
             os.close(descriptor)
     if workers > 1:
-        _copy_by_workers(extents, target, workers)
+        parts = [part_of(extents, part, workers) for part in range(workers)]
+        run_in_processes([partial(_copy_part, part, target) for part in parts], _nothing_to_report)
 
 
-def _copy_by_workers(extents: Sequence[Extent], target: Path, workers: int) -> None:
-    processes = [
-        get_context("spawn").Process(
-            target=copy_extents, args=(part_of(extents, part, workers), target)
-        )
-        for part in range(workers)
-    ]
-    try:
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    finally:
-        for process in processes:
-            process.kill()
-    if any(process.exitcode for process in processes):
-        raise MegatronError(f"a process that copies into {target} failed; its reason stands above")
+def _copy_part(extents: Sequence[Extent], target: Path, report: Callable[..., None]) -> None:
+    copy_extents(extents, target)
+
+
+def _nothing_to_report(*said: object) -> None:
+    pass
 
 
 def _copy(extent: Extent, descriptor: int) -> None:

@@ -76,6 +76,17 @@ def test_white_space_stays_when_asked(tmp_path):
     assert read(written.prefix)[0][1] == "Two is there.\n\n"
 
 
+@pytest.mark.parametrize("keep_newlines", [False, True])
+def test_white_space_between_sentences_is_not_missed_when_decoded_again(
+    tmp_path, monkeypatch, keep_newlines
+):
+    monkeypatch.setattr("megatron.data.block_encoder.SAMPLE_ONE_IN", 1)
+    monkeypatch.setattr("megatron.data.round_trip.SAMPLE_ONE_IN", 1)
+    run(tmp_path, keep_newlines=keep_newlines)
+    said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
+    assert (said["decoded_again"], said["changed_by_decoding"]) == (3, 0)
+
+
 def test_long_texts_are_cut_first(monkeypatch):
     monkeypatch.setattr(sentences, "_SLICE_CHARACTERS", 13)
     splitter = SentenceSplitter("english", True, punkt.PunktParameters())

@@ -114,7 +114,8 @@ def test_a_full_disk_leaves_nothing(directory, how):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000)),
     )
     assert done.returncode == 1
-    assert "error: cannot write all.bin" in done.stderr
+    assert done.stderr.startswith("error: cannot write all.bin")
+    assert done.stderr.count("\n") == 1
     assert sorted(directory.iterdir()) == before
 
 
