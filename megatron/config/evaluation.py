@@ -16,7 +16,9 @@ class EvaluationConfig:
     eval_iters: int = 100
     """Global batches per evaluation; 0 turns validation and test off."""
 
-    eval_only: Annotated[bool, Spelling("--eval-only", ("--no-train",), with_truth=True)] = False
+    eval_only: Annotated[
+        bool, Spelling("--eval-only", ("--skip-train", "--no-train"), with_truth=True)
+    ] = False
     """Take no step and save nothing: evaluate what --load holds on the validation and test sets."""
 
     inference: bool = False

@@ -78,7 +78,7 @@ def parse_sections(
         add_section(parser, section, defaults or {})
     for flag in legacy:
         _add_legacy(parser, flag)
-    said = vars(parser.parse_args(list(argv), Namespace(notices=[])))
+    said = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
     built = {
         name: section(**{field.name: said[field.name] for field in fields(section)})
         for name, section in sections.items()
@@ -212,6 +212,7 @@ class _Parser(ArgumentParser):
         missing = [a.option_strings[0] for a in required if getattr(said, a.dest) is None]
         raise_if_any(
             [
+                *dict.fromkeys(said.refusals),
                 *(self._unknown(word) for word in (_flags_of(unknown) if unknown else ())),
                 *(
                     [f"the following arguments are required: {', '.join(missing)}"]
@@ -237,9 +238,8 @@ def _flags_of(unknown: Sequence[str]) -> list[str]:
 def _add_legacy(parser: ArgumentParser, flag: Legacy) -> None:
     class Used(Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-            if flag.refused:
-                raise ConfigError(f"{flag.option}: {flag.reason}")
-            namespace.notices.append(f"{flag.option}: {flag.reason}")
+            told = namespace.refusals if flag.refused else namespace.notices
+            told.append(f"{flag.option}: {flag.reason}")
 
     parser.add_argument(
         flag.option,

@@ -3,6 +3,8 @@
 from megatron.config.flags import Legacy
 from megatron.config.legacy_experts import EXPERT_LEGACY
 from megatron.config.legacy_model import MODEL_LEGACY
+from megatron.config.legacy_parallel import PARALLEL_LEGACY
+from megatron.config.legacy_run import CHECKPOINT_LEGACY, DATA_LEGACY, RUN_LEGACY
 
 LEGACY = (
     Legacy(
@@ -27,28 +29,6 @@ LEGACY = (
         "--deepspeed-activation-checkpointing",
         "recomputation always goes through DeepSpeed; --checkpoint-activations turns it on",
     ),
-    Legacy("--DDP-impl", "DeepSpeed reduces the gradients; nothing to choose", takes=1),
-    Legacy(
-        "--num-workers",
-        "samples are read from memory-mapped files by the training process itself",
-        takes=1,
-    ),
-    Legacy(
-        "--valid-num-workers",
-        "samples are read from memory-mapped files by the training process itself",
-        takes=1,
-    ),
-    Legacy("--mmap-warmup", "files are mapped; the first reading of a page warms it up"),
-    Legacy("--fim-data", "documents are rearranged when --fim-rate is above 0"),
-    Legacy("--fim-eod-token", "the tokenizer knows which token ends a document", takes=1),
-    Legacy(
-        "--fp16-lm-cross-entropy",
-        "the loss is computed in 32 bits in every run: 16 bits lose the tail of a large vocabulary",
-    ),
-    Legacy(
-        "--use-cpu-initialization",
-        "weights are drawn on the CPU in every run, so they do not depend on the layout",
-    ),
     Legacy(
         "--muon-tp-mode",
         "muon gathers divided matrices, so its step is that of the whole in every layout",
@@ -61,12 +41,6 @@ LEGACY = (
         takes=1,
     ),
     Legacy(
-        "--num-layers-per-virtual-pipeline-stage",
-        "DeepSpeed's pipeline has no interleaved schedule; leave this flag out",
-        takes=1,
-        refused=True,
-    ),
-    Legacy(
         "--adlr-autoresume",
         "it needs a module of NVIDIA's own clusters; --exit-signal-handler and "
         "--exit-duration-in-mins save in time, and --load goes on",
@@ -75,6 +49,10 @@ LEGACY = (
     Legacy("--adlr-autoresume-interval", "there is no --adlr-autoresume to time", takes=1),
     Legacy("--deepscale", "every run goes through DeepSpeed, which had this name once"),
     Legacy("--deepscale_config", "write --deepspeed_config instead", takes=1, refused=True),
+    *RUN_LEGACY,
+    *DATA_LEGACY,
+    *CHECKPOINT_LEGACY,
+    *PARALLEL_LEGACY,
     *MODEL_LEGACY,
     *EXPERT_LEGACY,
 )

@@ -5,13 +5,20 @@ from megatron.config.flags import Legacy
 _MUP = "maximal update parametrization is not built; choose --lr and --init-method-std yourself"
 _VISION = "vision models are not built: this is a flag of ViT"
 _RETRIEVAL = "retrieval models are not built: this is a flag of ICT, REALM and ORQA"
+_EQUAL = (
+    "copies of a weight on tensor-parallel ranks begin equal, get equal gradients and stay equal: "
+    "there is nothing to synchronise"
+)
+_MASKED = "models of masked text are not built: this is a flag of BERT and T5"
+_TWO_STACKS = "models of an encoder and a decoder are not built: this is a flag of T5"
+_ATTENTION = "this kind of attention is not built; leave this flag out"
+_EIGHT_BITS = "networks do not compute in 8 bits; write --bf16 instead"
 _DEAD = "it has no effect in the systems that have it, and none here"
 
 MODEL_LEGACY = (
     Legacy(
         "--sync-tp-duplicated-parameters",
-        "copies of a weight on tensor-parallel ranks begin equal, get equal gradients and stay "
-        "equal: there is nothing to synchronise",
+        _EQUAL,
     ),
     Legacy(
         "--apply-query-key-layer-scaling",
@@ -23,6 +30,39 @@ MODEL_LEGACY = (
         "another order of the rows of queries and keys",
         refused=True,
     ),
+    Legacy(
+        "--fp16-lm-cross-entropy",
+        "the loss is computed in 32 bits in every run: 16 bits lose the tail of a large vocabulary",
+    ),
+    Legacy(
+        "--use-cpu-initialization",
+        "weights are drawn on the CPU in every run, so they do not depend on the layout",
+    ),
+    Legacy(
+        "--force-sync-layer-norm-parameters",
+        _EQUAL,
+    ),
+    Legacy(
+        "--relu",
+        "a rectified activation is built as --squared-relu, and as --glu-activation reglu",
+        refused=True,
+    ),
+    Legacy("--multi-latent-attention", _ATTENTION, refused=True),
+    Legacy("--softmax-type", _ATTENTION, takes=1, refused=True),
+    Legacy(
+        "--mtp-num-layers",
+        "a network predicts one token ahead; leave this flag out",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--embedding-weights-in-fp32",
+        "the optimizer keeps all weights in 32 bits; leave this flag out",
+        refused=True,
+    ),
+    Legacy("--fp8-format", _EIGHT_BITS, takes=1, refused=True),
+    Legacy("--fp8-e4m3", _EIGHT_BITS, refused=True),
+    Legacy("--fp8-hybrid", _EIGHT_BITS, refused=True),
     Legacy("--scattered-embeddings", _DEAD),
     Legacy("--memory-centric-tiled-linear", _DEAD),
     Legacy("--tile-factor", _DEAD, takes=1),
@@ -40,6 +80,26 @@ MODEL_LEGACY = (
     *(
         Legacy(option, _VISION, takes=1, refused=True)
         for option in ("--num-classes", "--img-dim", "--num-channels", "--patch-dim")
+    ),
+    *(
+        Legacy(option, _MASKED, takes=1, refused=True)
+        for option in (
+            "--mask-prob",
+            "--short-seq-prob",
+            "--noise-density",
+            "--mean-noise-span-length",
+        )
+    ),
+    *(
+        Legacy(option, _TWO_STACKS, takes=1, refused=True)
+        for option in (
+            "--decoder-seq-length",
+            "--encoder-num-layers",
+            "--decoder-num-layers",
+            "--pipeline-model-parallel-split-rank",
+            "--relative-attention-num-buckets",
+            "--relative-attention-max-distance",
+        )
     ),
     *(
         Legacy(option, _RETRIEVAL, refused=True)
@@ -61,6 +121,8 @@ MODEL_LEGACY = (
             "--evidence-data-path",
             "--block-data-path",
             "--embedding-path",
+            "--retriever-seq-length",
+            "--sample-rate",
             "--indexer-batch-size",
             "--indexer-log-interval",
         )

@@ -19,7 +19,7 @@ class ModelConfig:
     num_attention_heads: int
     """Number of attention heads over all tensor-parallel ranks."""
 
-    seq_length: int
+    seq_length: Annotated[int, Spelling("--seq-length", ("--encoder-seq-length",))]
     """Number of tokens that the network sees at once."""
 
     max_position_embeddings: int | None = None
@@ -35,7 +35,9 @@ class ModelConfig:
     group_query_attention: bool = False
     """Let several heads share one key and one value."""
 
-    num_query_groups: int | None = None
+    num_query_groups: Annotated[
+        int | None, Spelling("--num-query-groups", ("--num-key-value-heads",))
+    ] = None
     """Number of keys and values per token with --group-query-attention; 1 when not said."""
 
     window_size: str | None = None
@@ -61,7 +63,9 @@ class ModelConfig:
     add_position_embedding: Annotated[bool, Spelling("--no-position-embedding")] = True
     """The learned table of positions."""
 
-    rotary_base: float = 10000.0
+    rotary_base: Annotated[
+        float, Spelling("--rotary-base", ("--rotary-position-embeddings-theta",))
+    ] = 10000.0
     """Base of the rotary wavelengths."""
 
     rotary_percent: float = 1.0

@@ -24,7 +24,9 @@ class OptimizerConfig:
     """Adam with its state in 8 bits, of the bitsandbytes package; the same as --optimizer
     adam8bit."""
 
-    cpu_optimizer: bool = False
+    cpu_optimizer: Annotated[bool, Spelling("--cpu-optimizer", ("--optimizer-cpu-offload",))] = (
+        False
+    )
     """Keep the optimizer's state in the host's memory and step on its processor."""
 
     cpu_torch_adam: Annotated[bool, Spelling("--cpu_torch_adam", ("--cpu-torch-adam",))] = False

@@ -1,6 +1,9 @@
 """How long the run is and how large its batches are."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from megatron.config.flags import Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,9 @@ class TrainingConfig:
     """Save and leave after the current iteration when a SIGTERM, SIGINT (Ctrl-C) or SIGUSR1
     comes."""
 
-    kill_switch_path: str | None = None
+    kill_switch_path: Annotated[
+        str | None, Spelling("--kill-switch-path", ("--kill-switch-file",))
+    ] = None
     """Save and leave after the current iteration when this file is there; do not start while it
     is."""
 

@@ -13,7 +13,6 @@ import pytest
 from jobs import REPOSITORY, start
 
 from megatron.config.config import parse_config
-from megatron.config.legacy import LEGACY
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 DATA_PAGE = REPOSITORY / "docs" / "data.md"
@@ -156,8 +155,3 @@ def test_the_diagram_names_every_part() -> None:
     folders = {file.parent.name for file in package.glob("*/__init__.py")}
     files = {file.stem for file in package.glob("*.py")} - {"__init__"}
     assert folders | files <= set(diagram.text.split())
-
-
-def test_every_flag_of_other_systems_is_explained() -> None:
-    text = (REPOSITORY / "docs/configuration.md").read_text(encoding="utf-8")
-    assert [flag.option for flag in LEGACY if f"`{flag.option}`" not in text] == []

@@ -1,10 +1,11 @@
 """The command lines: option strings, destinations, kinds and defaults of every flag."""
 
+import re
 from dataclasses import fields
 from typing import get_type_hints
 
 import pytest
-from golden import require_golden
+from golden import HERE, require_golden
 
 from megatron.config.config import SECTIONS
 from megatron.config.data_tools import (
@@ -54,6 +55,40 @@ def test_flags():
         fate = "refused" if flag.refused else "accepted"
         lines.append(f"{flag.option} | {flag.takes} values | {fate} | {flag.reason}")
     require_golden("flags.txt", "\n".join(lines) + "\n")
+
+
+def spellings():
+    """Yield '| older spellings | spelling |' for every flag of training that has older ones."""
+    for section in SECTIONS.values():
+        hints = get_type_hints(section, include_extras=True)
+        for field in fields(section):
+            (option, *older), _ = argparse_form(field, hints[field.name])
+            if older:
+                yield [*older], f"`{option}`"
+
+
+def told(refused):
+    """Yield flags of other systems that share a sentence, and the sentence."""
+    sentences = dict.fromkeys(flag.reason for flag in LEGACY if flag.refused == refused)
+    for reason in sentences:
+        flags = [flag.option for flag in LEGACY if flag.reason == reason]
+        yield flags, re.sub(r"--[\w-]+", r"`\g<0>`", reason)
+
+
+def table(title, column, rows):
+    lines = [f"| {', '.join(f'`{flag}`' for flag in flags)} | {text} |" for flags, text in rows]
+    return "\n".join([f"## {title}", "", f"| flag | {column} |", "|---|---|", *lines, ""])
+
+
+def test_the_page_of_other_scripts_says_what_the_command_line_says():
+    page = "../../docs/other-scripts.md"
+    prose, *_ = (HERE / page).read_text(encoding="utf-8").partition("## ")
+    tables = [
+        table("Accepted", "what happens", told(refused=False)),
+        table("Refused", "why, or what to write", told(refused=True)),
+        table("Other spellings", "of", spellings()),
+    ]
+    require_golden(page, prose + "\n".join(tables))
 
 
 def test_a_changed_interface_fails(monkeypatch):

@@ -197,3 +197,13 @@ def test_docstrings_are_the_strings_under_the_fields():
 )
 def test_one_value_can_be_read_without_the_rest(line, found):
     assert value_in(line.split(), "--load") == found
+
+
+def test_all_flags_that_are_refused_or_unknown_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        parse("--things 4 --quikc --things 5 --rest 1 2")
+    assert caught.value.problems == (
+        "--things: write --num-things instead",
+        "unknown flag --quikc; did you mean --quick?",
+        "the following arguments are required: --num-things",
+    )
