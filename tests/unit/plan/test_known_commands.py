@@ -175,9 +175,9 @@ def of(decisions, path):
         ("--DDP-impl local", "parallel.data", 8),
         ("--DDP-impl torch", "parallel.data", 8),
         (
-            "--recompute-granularity full --recompute-method uniform",
-            "recompute.granularity",
-            "full",
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 3",
+            "recompute.method",
+            "block",
         ),
         ("--recompute-activations", "recompute.granularity", "selective"),
         ("--use-distributed-optimizer", "parallel.zero_stage", 1),
