@@ -1,6 +1,8 @@
 """From the flags of the preprocessing tools to a conversion, and its result in words."""
 
+import glob
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -148,7 +150,19 @@ def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
         yield f"--on-error {' '.join(config.on_error)}: give stop, skip, or collect FILE"
     elif words != 1 + (config.on_error[0] == "collect"):
         yield f"--on-error {config.on_error[0]}: collect has one FILE after it, the others none"
+    elif words == 2:
+        yield from _collection_problems(config.on_error[1], config.input)
     if not config.split_sentences and config.keep_newlines:
         yield "--keep-newlines: only sentences of --split-sentences lose white space; leave it out"
     if config.input.count(STDIN) > 1:
         yield "--input - -: standard input can be read only once"
+
+
+def _collection_problems(path: str, inputs: Sequence[str]) -> Iterator[str]:
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        yield f"--on-error collect {path}: there is no directory {os.path.dirname(path)}"
+    files = [file for each in inputs for file in (each, *glob.glob(each, recursive=True))]
+    if os.path.exists(path) and any(
+        os.path.exists(file) and os.path.samefile(file, path) for file in files
+    ):
+        yield f"--on-error collect {path} would replace an --input; give another FILE"

@@ -16,6 +16,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from megatron.data.indexed_dataset import IndexedDataset
+from megatron.tokenizer.adversarial import adversarial_texts
 from megatron.tokenizer.gpt2 import GPT2BPETokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -130,6 +131,18 @@ def test_several_inputs_and_keys_are_taken(directory):
             ["not a multiple of --partitions 2", "collect has one FILE", "--keep-newlines: only"],
         ),
         (
+            "--input *.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
+            "--json-keys content --on-error collect ./corpus.jsonl",
+            2,
+            ["--on-error collect ./corpus.jsonl would replace an --input"],
+        ),
+        (
+            "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
+            "--json-keys content --on-error collect none/bad.jsonl",
+            2,
+            ["--on-error collect none/bad.jsonl: there is no directory none"],
+        ),
+        (
             "--input *.jsonl.gz --output-prefix out TOKENIZER --merge-file merges.txt",
             1,
             ["no file matches --input *.jsonl.gz"],
@@ -163,6 +176,29 @@ def test_a_failing_late_line_leaves_nothing(directory):
     assert done.returncode == 1
     assert "error: corpus.jsonl, line 61: not JSON: 'no json'" in done.stderr
     assert new_files(directory) == set()
+
+
+def test_adversarial_texts_come_through_and_half_pairs_are_named(directory):
+    eod = "<|endoftext|>"
+    texts = [text for text in adversarial_texts([eod]) if text] + ["\r\n a\rb\n\r\n\x00"]
+    halves = ['{"text": "half \\ud83d of a pair"}', '{"text": "\\ude00"}']
+    lines = [json.dumps({"text": text}, ensure_ascii=i % 2 > 0) for i, text in enumerate(texts)]
+    (directory / "texts.jsonl").write_bytes("\r\n".join([*halves, *lines]).encode())
+    done = run(
+        directory,
+        "--input texts.jsonl --output-prefix out TOKENIZER --merge-file merges.txt --append-eod "
+        "--workers 2 --chunk-size 100 --on-error collect bad.jsonl",
+    )
+    assert done.returncode == 0
+    bad = [json.loads(line) for line in (directory / "bad.jsonl").read_text().splitlines()]
+    assert [each["line"] for each in bad] == [1, 2]
+    assert all("half of a surrogate pair" in each["problem"] for each in bad)
+    tokenizer = GPT2BPETokenizer(directory / "vocab.json", directory / "merges.txt")
+    dataset = IndexedDataset(directory / "out_text_document")
+    decoded = [tokenizer.decode(dataset[i].tolist()) for i in range(len(dataset))]
+    assert decoded == [text + eod for text in texts]
+    of_eod = dataset.tokens == tokenizer.special_ids["eod"]
+    assert int(of_eod.sum()) == len(texts)
 
 
 def test_the_fastest_number_of_workers_is_found_and_nothing_written(directory):
