@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
 import orjson
@@ -74,12 +75,13 @@ def read_documents(block: Block, keys: Sequence[str], max_line_bytes: int) -> Do
 def _from_lines(data: bytes, keys: Sequence[str]) -> Documents:
     texts: list[list[str]] = [[] for _ in keys]
     numbers: list[int] = []
-    lines = data.split(b"\n")
-    documents = Documents(numbers, texts, len(lines) - (lines[-1] == b""))
+    documents = Documents(numbers, texts, 0)
     loads = orjson.loads
     only_key, only_texts = keys[0], texts[0]
     is_single = len(keys) == 1
-    for number, line in enumerate(lines):
+    # One at a time and not data.split(), so that each line takes the last one's place in memory.
+    for number, line in enumerate(BytesIO(data)):
+        documents.num_lines = number + 1
         try:
             document = loads(line)
             if is_single:
@@ -89,8 +91,9 @@ def _from_lines(data: bytes, keys: Sequence[str]) -> Documents:
                     numbers.append(number)
                     continue
         except (ValueError, KeyError, TypeError):
-            if not line or line.isspace():
+            if line.isspace():
                 continue
+        line = line.removesuffix(b"\n")
         found = _careful(line, keys)
         if isinstance(found, str):
             excerpt = line[:_EXCERPT].decode("utf-8", "replace").strip()
