@@ -1,0 +1,213 @@
+"""Experts over two processes against plain torch in one."""
+
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from functools import partial
+
+import pytest
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import groups as deepspeed_groups
+from plain_mixture import PlainMixture
+from ranks import outcomes_on_ranks, require_passed
+from tiny import tiny_plan
+from torch.testing import assert_close
+
+from megatron.engine import distributed
+from megatron.engine.engine import build_engine
+from megatron.engine.experts import mixture_builder
+from megatron.engine.optimizers import engine_optimizer
+from megatron.engine.recompute import start_streams
+from megatron.model.auxiliary_loss import AuxiliaryLoss
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.model.loss import next_token_loss
+from megatron.optim.build import build_optimizer
+from megatron.parallel.experts import whole_name
+from megatron.parallel.groups import build_groups, lone_group
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.sharding import shard_of
+from megatron.parallel.topology import Topology
+from megatron.training.batch import gpt_micro_batch
+
+FLAGS = [
+    *("--num-experts", "4", "--expert-interval", "1", "--moe-loss-coeff", "0.3"),
+    *("--disable-moe-token-dropping", "--disable-moe-top2-2nd-expert-sampling"),
+    *("--attention-dropout", "0", "--hidden-dropout", "0", "--pad-vocab-size-to", "12"),
+    *("--clip-grad", "0.5", "--weight-decay", "0.2", "--adam-eps", "1e-3"),
+    *("--log-num-zeros-in-grad", "--micro-batch-size", "2"),
+]
+SHARED = ["--moe-expert-parallel-size", "2"]
+DIVIDED = ["--tensor-model-parallel-size", "2"]
+LR, STEPS = 0.02, 3
+fill = partial(initialise, seed=1, std=0.3, num_layers=2)
+
+
+def micro_batch(number):
+    generator = torch.Generator().manual_seed(number)
+    return gpt_micro_batch(torch.randint(11, (2, 7), generator=generator))
+
+
+def forget_groups():
+    """A process of a real run has one layout; DeepSpeed keeps that of the first engine."""
+    for name in ("EXPERT_PARALLEL", "EXPERT_DATA_PARALLEL"):
+        getattr(deepspeed_groups, f"_{name}_GROUP").clear()
+        getattr(deepspeed_groups, f"_{name}_GROUP_RANKS").clear()
+    deepspeed_groups.expert_tensor_parallel_world_size = 1
+    deepspeed_groups.mpu = None
+
+
+def engine_of(*flags, device="cpu"):
+    """Return an engine over two ranks, and its plan."""
+    forget_groups()
+    distributed.start("gloo")
+    plan = tiny_plan(*FLAGS, *flags, world_size=2, device=device)
+    parallel = plan.parallel
+    groups = build_groups(Topology(pipeline=1, data=parallel.data, tensor=parallel.tensor))
+    rng = start_streams(groups, seed=5, activation_checkpointing={})
+    auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient)
+    engine = build_engine(
+        gpt_layers(
+            plan.model,
+            group=groups.tensor,
+            rng=rng,
+            mixed=plan.precision.is_mixed,
+            build_mixture=mixture_builder(
+                plan.experts, groups, replicas=parallel.expert, auxiliary=auxiliary
+            ),
+        ),
+        loss=next_token_loss(groups.tensor),
+        groups=groups,
+        parallel=parallel,
+        recompute=plan.recompute,
+        initialise=fill,
+        build_optimizer=partial(
+            engine_optimizer, plan=plan.optimizer, lr=LR, tensor_group=groups.tensor
+        ),
+        config=plan.deepspeed,
+        counts_zeros=True,
+        auxiliary=auxiliary,
+    )
+    return engine, plan
+
+
+class PlainRun:
+    """The same network and steps in one process, where the loss is written out."""
+
+    def __init__(self, plan):
+        self.plan, self.terms, alone = plan, [], lone_group()
+        mixture = partial(PlainMixture, terms=self.terms)
+        steps = gpt_layers(
+            plan.model, group=alone, rng=OrdinaryStream(), mixed=False, build_mixture=mixture
+        )
+        self.model, self.loss = SequentialModel(steps), next_token_loss(alone)
+        fill(self.model)
+        self.optimizer = build_optimizer(self.model, plan.optimizer, LR, tensor_group=alone)
+
+    def step(self, numbers):
+        """Return the loss, what experts add to it, the gradient's norm and its zeros."""
+        self.model.zero_grad()
+        self.terms.clear()
+        losses = []
+        for inputs, target in map(micro_batch, numbers):
+            losses.append(self.loss(self.model(inputs), target))
+        added = 0.3 * sum(self.terms) / len(losses)
+        (sum(losses) / len(losses) + added).backward()
+        zeros = sum(int((p.grad == 0).sum()) for p in self.model.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.model.parameters(), self.plan.optimizer.clip_grad
+        )
+        self.optimizer.step()
+        return float(sum(losses) / len(losses)), float(added), float(norm), zeros
+
+
+def weights_norm(model):
+    return float(sum(p.double().square().sum() for p in model.parameters())) ** 0.5
+
+
+def require_same_weights(engine, model, **tolerance):
+    for name, p in engine.module.named_parameters():
+        whole, shard = model.get_parameter(whole_name(name, p)), shard_of(p)
+        expected = whole if shard is None else whole.chunk(shard.count, shard.dim)[shard.index]
+        # Keys' biases have no gradient but rounding errors, which adam blows up.
+        if not name.endswith("query_key_value.bias"):
+            assert_close(p.detach(), expected.detach(), msg=lambda m, n=name: n + m, **tolerance)
+
+
+def require_same_path(rank, *flags):
+    """Compare all that is told of steps, and the weights before and after, with the plain run."""
+    engine, plan = engine_of(*flags)
+    plain = PlainRun(plan)
+    require_same_weights(engine, plain.model, rtol=0, atol=0)
+    replicas, each = plan.parallel.data, plan.batch.num_micro_batches(plan.batch.size_at(0))
+    for step in range(STEPS):
+        first = step * replicas * each
+        mine = range(first + each * (rank % replicas), first + each * (rank % replicas + 1))
+        loss = float(engine.train_batch(iter([micro_batch(n) for n in mine])))
+        expected = plain.step(range(first, first + replicas * each))
+        found = loss, engine.auxiliary_loss, engine.grad_norm
+        assert found == pytest.approx(expected[:3], rel=1e-3), (flags, step)
+        # Those of the 16 keys' biases are rounding errors, which may be zero or not.
+        assert engine.num_zeros == pytest.approx(expected[3], abs=16), (flags, step)
+    require_same_weights(engine, plain.model, rtol=1e-3, atol=4e-4)
+    assert engine.params_norm() == pytest.approx(weights_norm(plain.model), rel=1e-4)
+
+
+def shared_experts_step_like_plain_torch_at_every_stage(rank):
+    for stage in range(3):
+        zero = ["--zero-stage", str(stage)]
+        require_same_path(rank, *SHARED, *zero, "--topk", "2", "--global-batch-size", "8")
+    require_same_path(rank, *SHARED, "--topk", "1", "--mlp-type", "residual")
+    llama = ["--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear"]
+    require_same_path(rank, *SHARED, *llama, "--topk", "3", "--checkpoint-activations")
+
+
+def experts_of_one_replica_step_like_plain_torch(rank):
+    for stage in range(3):
+        require_same_path(rank, "--zero-stage", str(stage), "--topk", "2")
+
+
+def experts_divided_over_tensor_ranks_step_like_plain_torch(rank):
+    for stage in range(3):
+        require_same_path(rank, *DIVIDED, "--zero-stage", str(stage), "--topk", "2")
+    require_same_path(rank, *DIVIDED, "--topk", "1", "--swiglu", "--mlp-type", "residual")
+    require_same_path(rank, *DIVIDED, "--topk", "2", "--checkpoint-activations")
+
+
+def sixteen_bits_find_the_same_norms(rank):
+    get_accelerator().is_fp16_supported = lambda: True
+    for flags, device in (
+        ([*SHARED, "--bf16"], "cpu"),
+        ([*SHARED, "--bf16", "--zero-stage", "2"], "cpu"),
+        ([*DIVIDED, "--bf16", "--zero-stage", "2"], "cpu"),
+        ([*SHARED, "--fp16", "--loss-scale", "128", "--zero-stage", "2"], "cuda"),
+    ):
+        engine, plan = engine_of("--topk", "2", "--global-batch-size", "8", *flags, device=device)
+        plain = PlainRun(plan)
+        replicas, each = plan.parallel.data, plan.batch.num_micro_batches(8)
+        mine = range(each * (rank % replicas), each * (rank % replicas + 1))
+        loss = float(engine.train_batch(iter([micro_batch(n) for n in mine])))
+        expected = plain.step(range(replicas * each))
+        found = loss, engine.auxiliary_loss, engine.grad_norm
+        assert found == pytest.approx(expected[:3], rel=0.03), flags
+
+
+CHECKS = [
+    shared_experts_step_like_plain_torch_at_every_stage,
+    experts_of_one_replica_step_like_plain_torch,
+    experts_divided_over_tensor_ranks_step_like_plain_torch,
+    sixteen_bits_find_the_same_norms,
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    return outcomes_on_ranks(2, CHECKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test(check, outcomes):
+    require_passed(check, outcomes)
