@@ -1,0 +1,39 @@
+"""A network with experts, trained, evaluated, saved and resumed as a user would."""
+
+import shutil
+import sys
+from pathlib import Path
+
+from jobs import REPOSITORY, Corpus, journal, start, start_ranks
+from test_resume import ITERATIONS, RUN, assert_same_files, told
+
+EXPERTS = ["--num-experts", "4", "--expert-interval", "1", "--topk", "2", "--mlp-type", "residual"]
+SHARED = ["--moe-expert-parallel-size", "2"]
+
+
+def test_a_resumed_run_with_experts_equals_the_uninterrupted_one(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    flags = [*RUN, *ITERATIONS, *EXPERTS, *corpus.flags]
+    output = start_ranks(2, *flags, *SHARED, "--save", str(whole)).succeeded().outputs[0]
+    shutil.copytree(whole / "global_step4", resumed / "global_step4")
+    paths = ["--save", str(resumed), "--load", str(resumed)]
+    start_ranks(2, *flags, *SHARED, *paths).succeeded()
+
+    assert told(resumed, "train") == told(whole, "train")[4:]
+    assert told(resumed, "evaluation") == told(whole, "evaluation")[1:]
+    assert_same_files(whole / "global_step8", resumed / "global_step8")
+    assert len([*(whole / "global_step8").glob("layer_*_expert_*")]) == 8
+    # Two layers, each at least 0.1 * 1 when all experts are equally busy.
+    assert all(0.19 < record["moe_loss"] < 0.4 for record in journal(whole, "train"))
+    assert " | lm loss: " in output and " | moe loss: 2." in output
+    assert "that a token passes through: 0.000" in output
+
+    other = start_ranks(2, *flags, *paths)
+    assert other.codes[0] == 1
+    assert "parallel.expert: 2 in the checkpoint, 1 now" in other.outputs[0]
+    generate = [sys.executable, str(REPOSITORY / "tools/generate_samples_gpt.py")]
+    refused = start(*generate, "--load", str(whole), "--prompt", "import")
+    assert refused.codes == [2]
+    assert "a network with experts runs in DeepSpeed's engine alone" in refused.outputs[0]
