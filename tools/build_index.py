@@ -15,7 +15,7 @@ from megatron import log
 from megatron.config.config import ANY_NETWORK, parse_config_for_checkpoint
 from megatron.config.data_tools import WorldConfig
 from megatron.data.datasets import build_datasets
-from megatron.plan.plan import plan_samples
+from megatron.plan.samples_plan import plan_samples
 from megatron.tool import run_tool
 
 

@@ -22,7 +22,7 @@ from megatron.config.data_tools import SampleTextConfig, WorldConfig
 from megatron.config.flags import value_in
 from megatron.data.datasets import build_datasets
 from megatron.errors import ConfigError, raise_if_any
-from megatron.plan.plan import plan_samples
+from megatron.plan.samples_plan import plan_samples
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer

@@ -18,7 +18,7 @@ from megatron.config.flags import value_in
 from megatron.data.datasets import build_datasets
 from megatron.data.origin import Origin
 from megatron.errors import ConfigError
-from megatron.plan.plan import SamplesPlan, plan_samples
+from megatron.plan.samples_plan import SamplesPlan, plan_samples
 from megatron.tool import run_tool
 
 

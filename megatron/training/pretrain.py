@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from megatron.config.config import Config
 from megatron.fused_kernels.choose import Choice, package_problems
-from megatron.plan.plan import Plan, check, plan
+from megatron.plan.check import check
+from megatron.plan.plan import Plan, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems

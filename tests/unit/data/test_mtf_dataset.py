@@ -8,7 +8,7 @@ from megatron.data.datasets import build_datasets
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.mtf_dataset import MTFDataset
 from megatron.errors import DataError
-from megatron.plan.plan import plan_samples
+from megatron.plan.samples_plan import plan_samples
 
 EOD = 9
 

@@ -6,8 +6,8 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.errors import ConfigError
+from megatron.plan.check import check
 from megatron.plan.curriculum_plan import curriculum_problems, plan_curriculum
-from megatron.plan.plan import check
 
 SLOPE = {"total_curriculum_step": 50, "difficulty_step": 8}
 

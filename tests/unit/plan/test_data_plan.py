@@ -4,8 +4,8 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.errors import ConfigError
+from megatron.plan.check import check
 from megatron.plan.data_plan import SourcePlan
-from megatron.plan.plan import check
 
 NO_PATH = ("--data-path",)
 TRAIN = ["--train-weighted-split-paths", "train: 1 0:0.9 a"]

@@ -4,8 +4,9 @@ import pytest
 from tiny import VOCAB_SIZE, tiny_config
 
 from megatron.errors import ConfigError
+from megatron.plan.check import check
 from megatron.plan.objective_plan import SCRIPTS
-from megatron.plan.plan import check, plan
+from megatron.plan.plan import plan
 
 
 @pytest.mark.parametrize(

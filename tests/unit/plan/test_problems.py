@@ -7,7 +7,7 @@ from tiny import tiny_argv, tiny_config, tiny_plan
 
 from megatron.config.config import parse_config
 from megatron.errors import ConfigError
-from megatron.plan.plan import check
+from megatron.plan.check import check
 
 SAMPLES = "--train-samples 100"
 
