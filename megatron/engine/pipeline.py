@@ -2,10 +2,16 @@
 
 import contextlib
 import io
+import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
@@ -14,8 +20,11 @@ from megatron.engine.timers import Timers
 from megatron.errors import ConfigError
 from megatron.model.block import ParallelTransformerLayerPipe
 from megatron.model.layers import Layer, Recomputation, Step, in_turn
+from megatron.parallel.sharding import shard_of
 from megatron.parallel.topology import Topology
 from megatron.plan.recompute_plan import RecomputePlan
+
+log = logging.getLogger(__name__)
 
 RECOMPUTED = [ParallelTransformerLayerPipe.__name__]
 """Classes of layers whose activations may be computed again."""
@@ -64,7 +73,34 @@ def pipeline_module(
             partition_method=partition_method,
         )
     _require_work(steps, module.parts, partition_method)
+    _tell_stages(steps, module, topology)
     return module
+
+
+def _tell_stages(steps: Sequence[Step], module: PipelineModule, topology: Topology) -> None:
+    """Log which layers each stage has, and how many weights.
+
+    Communication: one all-reduce of a number per stage.
+    """
+    rank = dist.get_rank()
+    weights = torch.zeros(topology.pipeline, dtype=torch.int64)
+    if topology.data_rank_of(rank) == 0:
+        for parameter in module.parameters():
+            if shard_of(parameter) is not None or topology.tensor_rank_of(rank) == 0:
+                weights[topology.stage_of(rank)] += parameter.numel()
+    weights = weights.to(get_accelerator().current_device_name())
+    dist.all_reduce(weights)
+    for stage, (start, stop) in enumerate(pairwise(module.parts)):
+        names = [step.cls.__name__ for step in steps[start:stop] if isinstance(step, Layer)]
+        told = ", ".join(f"{count} {name}" for name, count in Counter(names).items())
+        log.info(
+            "stage %d: entries %d to %d | %s | parameters: %d",
+            stage,
+            start,
+            stop - 1,
+            told,
+            weights[stage],
+        )
 
 
 class Stage(PipelineModule):

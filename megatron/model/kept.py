@@ -13,10 +13,16 @@ class MadeTensors(TorchDispatchMode):
 
     After a forward pass `alive_bytes()` is what backward will need, whoever holds it: autograd,
     recomputation, or a caller. Memory that exists before the block is not counted.
+
+    Args:
+        peak: whether to keep `peak_bytes` up to date, which takes a look at all tensors at every
+            operation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, peak: bool = False) -> None:
         super().__init__()
+        self.peak_bytes = 0
+        self._follows_peak = peak
         self._sizes: dict[StorageWeakRef, int] = {}
 
     def alive_bytes(self) -> int:
@@ -33,6 +39,8 @@ class MadeTensors(TorchDispatchMode):
         for leaf in tree_leaves(made):
             if isinstance(leaf, Tensor) and (ref := _storage(leaf)) not in given:
                 self._sizes[ref] = leaf.untyped_storage().nbytes()
+        if self._follows_peak:
+            self.peak_bytes = max(self.peak_bytes, self.alive_bytes())
         return made
 
 

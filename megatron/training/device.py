@@ -15,7 +15,8 @@ def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
     """
     launch = read_launch(parallel.local_rank)
     device = choose_device(parallel.device, launch)
-    export_launch(launch, device.type)
+    divides = parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1
+    export_launch(launch, device.type, sequence_parallel=divides)
     return launch, device
 
 

@@ -50,12 +50,20 @@ def read_launch(local_rank: int | None) -> Launch:
     return Launch(rank, world_size, local, size)
 
 
-def export_launch(launch: Launch, device: str) -> None:
+def export_launch(launch: Launch, device: str, *, sequence_parallel: bool = False) -> None:
     """Write what libraries look for and a launcher may not have said.
 
     DeepSpeed's pipeline reads LOCAL_RANK, torch.distributed the others; DS_ACCELERATOR keeps
     DeepSpeed from choosing another device than we do.
     """
+    if device == "cuda" and sequence_parallel:
+        # One queue of work: collectives start in the order in which they were asked for.
+        queues = os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+        if queues != "1":
+            raise ConfigError(
+                f"CUDA_DEVICE_MAX_CONNECTIONS={queues} with --sequence-parallel: set it to 1 or "
+                "unset it, so that collectives run in the order of the computation around them"
+            )
     os.environ["RANK"] = str(launch.rank)
     os.environ["WORLD_SIZE"] = str(launch.world_size)
     os.environ["LOCAL_RANK"] = str(launch.local_rank)

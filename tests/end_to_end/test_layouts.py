@@ -38,6 +38,8 @@ def alone(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (2, "--pipeline-model-parallel-size 2"),
         (2, ""),
         (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
+        (2, "--tensor-model-parallel-size 2 --sequence-parallel --recompute-activations"),
+        (2, "--ds-sequence-parallel-size 2"),
         (2, "--zero-stage 1"),
         (2, "--zero-stage 2"),
         (2, "--zero-stage 3"),

@@ -51,3 +51,25 @@ def test_a_replica_is_all_stages_and_shards_of_one_data_rank(pair):
 
 def test_tensor_neighbours_are_adjacent_ranks():
     assert Topology(pipeline=2, data=2, tensor=2).tensor_groups()[:2] == [[0, 1], [2, 3]]
+
+
+def test_ranks_that_divide_a_sequence_stand_beside_those_that_share_layers():
+    topology = Topology(pipeline=2, data=2, sequence=2, tensor=2)
+    assert topology.sequence_groups()[:3] == [[0, 2], [1, 3], [4, 6]]
+    assert topology.tensor_groups()[:2] == [[0, 1], [2, 3]]
+    assert topology.data_groups()[:2] == [[0, 4], [1, 5]]
+    assert topology.copy_groups() == [
+        [0, 2, 4, 6],
+        [1, 3, 5, 7],
+        [8, 10, 12, 14],
+        [9, 11, 13, 15],
+    ]
+    assert topology.model_groups()[0] == [0, 1, 8, 9]
+    for rank in range(16):
+        place = {
+            "pipeline": topology.stage_of(rank),
+            "data": topology.data_rank_of(rank),
+            "sequence": topology.sequence_rank_of(rank),
+            "tensor": topology.tensor_rank_of(rank),
+        }
+        assert topology.rank(**place) == rank
