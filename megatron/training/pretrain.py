@@ -18,6 +18,7 @@ from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, require_same
+from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training import setup
 from megatron.training.environment import Launch
 from megatron.training.flags_file import write_flags
@@ -25,7 +26,7 @@ from megatron.training.objective import GPT, Objective
 from megatron.training.requests import build_requests, first_reason
 from megatron.training.resume import resume
 from megatron.training.run import Run, say_when
-from megatron.training.save import warn_of_others
+from megatron.training.save import sole_writer, warn_of_others
 from megatron.training.state import TrainState
 from megatron.training.stream import length_of_next_step
 from megatron.training.writers import writer_problems
@@ -46,6 +47,65 @@ def pretrain(
         MegatronError: something that the user can mend.
     """
     started_at = time.perf_counter()
+    tokenizer, decided = _decide(config, launch, device, objective)
+    kernels, choices = setup.choose(decided, device)
+    view = view_of(decided.objective, decided.masks, tokenizer, decided.training.seed)
+    setup.start_processes(config, launch, device, deterministic=decided.training.deterministic)
+    requests = build_requests(decided.training, rank=launch.rank, started_at=started_at)
+    if reason := first_reason(requests):
+        log.info(reason)
+        dist.barrier()
+        return
+    log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
+    _tell(decided, notices, choices)
+    if launch.rank == 0 and decided.logging.flags_directory:
+        write_flags(decided.logging.flags_directory, asdict(config))
+    groups = setup.build_process_groups(decided)
+    sets = setup.read_datasets(decided, view)
+    say_when("after dataloaders are built")
+    engine = setup.build_gpt_engine(decided, groups, objective, kernels)
+    say_when("after model, optimizer, and learning rate scheduler are built")
+
+    with sole_writer(decided):
+        state = TrainState()
+        warn_of_others(decided)
+        if decided.checkpoint.load:
+            decided = resume(engine, decided, state)
+        batches = partial(
+            setup.batches_of,
+            plan=decided,
+            objective=objective,
+            eod=tokenizer.eod if decided.masks.needs_eod else None,
+            groups=groups,
+            device=device,
+        )
+        run = Run(
+            engine,
+            decided,
+            config,
+            groups,
+            state,
+            valid={name: partial(batches, dataset) for name, dataset in sets.valid.items()},
+            test={name: partial(batches, dataset) for name, dataset in sets.test.items()},
+        )
+        if decided.evaluation.only:
+            run.evaluate()
+        else:
+            lengths = decided.curriculum
+            length = length_of_next_step(lengths.length_at, state) if lengths.schedule else None
+            log.info(run.train(partial(batches, sets.train, length=length), launch, requests))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _decide(
+    config: Config, launch: Launch, device: torch.device, objective: Objective
+) -> tuple[Tokenizer, Plan]:
+    """Return the tokenizer of the data and what will be built and run.
+
+    Raises:
+        MegatronError: lists all that cannot be done as asked.
+    """
     wished = gpt_tokenizer_arguments(config.tokenizer)
     check(
         config,
@@ -69,53 +129,7 @@ def pretrain(
     made_with = describe(tokenizer)
     for prefix in decided.data.prefixes:
         require_same(prefix, made_with)
-    kernels, choices = setup.choose(decided, device)
-    view = view_of(decided.objective, decided.masks, tokenizer, decided.training.seed)
-    setup.start_processes(config, launch, device, deterministic=decided.training.deterministic)
-    requests = build_requests(decided.training, rank=launch.rank, started_at=started_at)
-    if reason := first_reason(requests):
-        log.info(reason)
-        dist.barrier()
-        return
-    log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
-    _tell(decided, notices, choices)
-    if launch.rank == 0 and decided.logging.flags_directory:
-        write_flags(decided.logging.flags_directory, asdict(config))
-    groups = setup.build_process_groups(decided)
-    sets = setup.read_datasets(decided, view)
-    say_when("after dataloaders are built")
-    engine = setup.build_gpt_engine(decided, groups, objective, kernels)
-    say_when("after model, optimizer, and learning rate scheduler are built")
-
-    state = TrainState()
-    warn_of_others(decided)
-    if decided.checkpoint.load:
-        decided = resume(engine, decided, state)
-    batches = partial(
-        setup.batches_of,
-        plan=decided,
-        objective=objective,
-        eod=tokenizer.eod if decided.masks.needs_eod else None,
-        groups=groups,
-        device=device,
-    )
-    run = Run(
-        engine,
-        decided,
-        config,
-        groups,
-        state,
-        valid={name: partial(batches, dataset) for name, dataset in sets.valid.items()},
-        test={name: partial(batches, dataset) for name, dataset in sets.test.items()},
-    )
-    if decided.evaluation.only:
-        run.evaluate()
-    else:
-        lengths = decided.curriculum
-        length = length_of_next_step(lengths.length_at, state) if lengths.schedule else None
-        log.info(run.train(partial(batches, sets.train, length=length), launch, requests))
-    dist.barrier()
-    dist.destroy_process_group()
+    return tokenizer, decided
 
 
 def _tell(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> None:
