@@ -52,9 +52,7 @@ def main(argv: Sequence[str]) -> None:
     raise_if_any(mode_problems(wishes))
     tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
     spec = plan_model(
-        config.model,
-        config.tokenizer,
-        config.experts,
+        config,
         vocab_size=tokenizer.vocab_size,
         tensor=manifest.plan["parallel"]["tensor"],
     )

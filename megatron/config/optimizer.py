@@ -21,8 +21,8 @@ class OptimizerConfig:
     with --cpu-optimizer."""
 
     use_bnb_optimizer: bool = False
-    """Adam with its state in 8 bits, of the bitsandbytes package; the same as --optimizer
-    adam8bit."""
+    """--optimizer adam8bit and --embed-layernorm: Adam with its state in 8 bits, of the bitsandbytes
+    package, with a norm of the token embedding."""
 
     cpu_optimizer: Annotated[bool, Spelling("--cpu-optimizer", ("--optimizer-cpu-offload",))] = (
         False

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from megatron.config.experts import ExpertConfig
+from megatron.config.config import Config
 from megatron.config.model import ModelConfig
-from megatron.config.tokenizer import TokenizerConfig
 from megatron.plan.expert_layers import experts_of_layers
 from megatron.plan.recompute_plan import RecomputePlan
 
@@ -165,15 +164,9 @@ class ModelSpec:
         return (2 if self.normalization == "LayerNorm" else 1) * width
 
 
-def plan_model(
-    model: ModelConfig,
-    tokenizer: TokenizerConfig,
-    experts: ExpertConfig,
-    *,
-    vocab_size: int,
-    tensor: int,
-) -> ModelSpec:
+def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
     """Return the decided network for a tokenizer of `vocab_size` tokens."""
+    model, tokenizer, experts = config.model, config.tokenizer, config.experts
     head_dim = head_dim_of(model)
     position = position_of(model)
     is_rotary = position == "rotary"
@@ -204,7 +197,7 @@ def plan_model(
         normalization=model.normalization,
         norm_epsilon=model.norm_epsilon,
         layernorm_1p=model.apply_layernorm_1p,
-        embed_layernorm=model.embed_layernorm,
+        embed_layernorm=model.embed_layernorm or config.optimizer.use_bnb_optimizer,
         qk_layernorm=model.qk_layernorm,
         residual_after_norm=model.apply_residual_connection_post_layernorm,
         activation=activation_of(model),

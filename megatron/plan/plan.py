@@ -129,9 +129,7 @@ def plan(
     steps = plan_steps(config, user, data=parallel.data)
     batch, training = steps.batch, steps.training
     evaluation = plan_evaluation(config.evaluation)
-    model = plan_model(
-        config.model, config.tokenizer, config.experts, vocab_size=vocab_size, tensor=tensor
-    )
+    model = plan_model(config, vocab_size=vocab_size, tensor=tensor)
     raise_if_any(size_problems(config.training, model.num_parameters))
     learned = plan_objective(config, objective)
     storage = plan_activations(config, user, world_size=world_size, device=device)
