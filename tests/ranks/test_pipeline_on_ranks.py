@@ -1,5 +1,6 @@
 """Two pipeline stages in DeepSpeed's engine against plain PyTorch in one process."""
 
+import logging
 import os
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -193,6 +194,21 @@ def other_partitions_are_deepspeed_s(rank):
     assert module_of("parameters").parts[1] == 4
 
 
+def stages_are_told_with_their_layers_and_weights(rank):
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    log = logging.getLogger("megatron.engine.pipeline")
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    module = module_of("type:transformer")
+    log.removeHandler(handler)
+    held = sum(p.numel() for p in module.parameters())
+    layers = ("1 EmbeddingPipe, 1 Par", "1 ParallelTransformerLayerPipe, 1 LayerNorm, 1 OutputEmb")
+    assert f"stage {rank}: entries {4 * rank} to {3 + 4 * rank} | {layers[rank]}" in told[rank]
+    assert told[rank].endswith(f" | parameters: {held}")
+
+
 CHECKS = [
     without_zero_steps_are_those_of_plain_pytorch,
     with_zero_1_steps_are_those_of_plain_pytorch,
@@ -205,6 +221,7 @@ CHECKS = [
     other_partitions_are_deepspeed_s,
     without_clipping_the_norm_is_told_all_the_same,
     a_pattern_that_matches_nothing_is_refused,
+    stages_are_told_with_their_layers_and_weights,
 ]
 
 
