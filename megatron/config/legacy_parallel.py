@@ -55,6 +55,17 @@ PARALLEL_LEGACY = (
         "MPI; leave this flag out",
         refused=True,
     ),
+    Legacy(
+        "--distributed-timeout-minutes",
+        "set the environment variable DEEPSPEED_TIMEOUT, the minutes of the group of all processes",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--tp-comm-overlap",
+        "tensor-parallel layers wait for what they reduce; leave this flag out",
+        refused=True,
+    ),
     Legacy("--context-parallel-size", _CONTEXT, takes=1, refused=True),
     Legacy("--cp-comm-type", _CONTEXT, takes="*", refused=True),
     Legacy("--force-ds-sequence-parallel", "--ds-sequence-parallel-size says whether"),

@@ -121,6 +121,12 @@ RUN_LEGACY = (
     Legacy("--no-optimizer-fusion", "apex steps only with --optimizer-impl apex"),
     Legacy("--manual-gc", _COLLECTED),
     Legacy("--manual-gc-interval", _COLLECTED, takes=1),
+    Legacy(
+        "--timing-log-option",
+        "the timers of rank 0 are told; leave this flag out",
+        takes=1,
+        refused=True,
+    ),
     Legacy("--log-throughput", "the log line tells samples and operations per second always"),
     Legacy("--log-world-size-to-tensorboard", "it is written at the start of every run"),
     Legacy(
