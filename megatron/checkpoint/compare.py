@@ -1,6 +1,6 @@
 """What a run that goes on from a checkpoint may not change, and what it should be told of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron.errors import CheckpointError
@@ -15,6 +15,11 @@ _NOT_IN_WEIGHTS = (
     "query_key_layer_scaling",
 )
 """Parts of the network that no weight depends on."""
+
+_OF_LAYOUT = ("padded_vocab_size",)
+"""Parts of the network that follow from how it is divided."""
+
+_GRID = ("tensor", "pipeline", "sequence", "data")
 
 _WISHES = (
     "training",
@@ -34,7 +39,7 @@ _WISHES = (
 def require_same_run(
     then: Mapping[str, Any], now: Mapping[str, Any], folder: str, *, with_optimizer: bool = True
 ) -> None:
-    """Refuse a checkpoint of another network, layout or number format.
+    """Refuse a checkpoint of another network or number format.
 
     Args:
         then: the plan in the checkpoint's manifest, as nested dictionaries.
@@ -46,8 +51,7 @@ def require_same_run(
     """
     same_optimizer = ("name", "biases_only")
     differences = [
-        *_differences(then, now, "model", skip=_not_in_weights(now)),
-        *_differences(then, now, "parallel", skip=("partition_method",)),
+        *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT)),
         *_differences(then, now, "precision", only=("dtype",)),
         *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
     ]
@@ -77,6 +81,48 @@ def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: 
     if differences := [*_differences(then, now, "model", skip=_not_in_weights(now))]:
         raise CheckpointError(
             f"{folder} holds another network than asked for:\n" + "\n".join(differences)
+        )
+
+
+def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the differences in how weights and optimizer are divided, and so lie in files."""
+    stages = then["parallel"]["pipeline"], now["parallel"]["pipeline"]
+    skip = () if max(stages) > 1 else ("partition_method",)
+    return [
+        *_differences(then, now, "model", only=_OF_LAYOUT),
+        *_differences(then, now, "parallel", skip=skip),
+        *_differences(then, now, "precision", only=("fp32_gradients",)),
+    ]
+
+
+def has_same_ranks(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether each rank has the same place as it had."""
+    return not [*_differences(then, now, "parallel", only=_GRID)]
+
+
+def require_reshapable(
+    then: Mapping[str, Any], changes: Sequence[str], folder: str, *, with_optimizer: bool
+) -> None:
+    """Refuse a checkpoint of another layout that cannot be brought into this one.
+
+    Args:
+        changes: what differs.
+        with_optimizer: whether its state is taken too.
+
+    Raises:
+        CheckpointError: says why.
+    """
+    reasons = []
+    if then["model"].get("num_experts"):
+        reasons.append("experts stay with the ranks that have them")
+    if with_optimizer and then["optimizer"]["name"] == "adam8bit":
+        reasons.append(
+            "Adam's 8-bit state is scaled in blocks of its layout: write --no-load-optim"
+        )
+    if changes and reasons:
+        raise CheckpointError(
+            f"{folder} was saved in another layout, and cannot be reshaped ({'; '.join(reasons)}):\n"
+            + "\n".join(changes)
         )
 
 

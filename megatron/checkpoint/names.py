@@ -7,6 +7,8 @@ LATEST = "latest"
 MANIFEST = "manifest.json"
 STAGING = "staging-"
 REPLACED = "replaced-"
+PRUNED = "pruned-"
+LOCK = "lock.json"
 
 _TAG = re.compile(r"global_step(\d+)")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from megatron.checkpoint.manifest import sync_folder
 from megatron.checkpoint.names import LATEST, REPLACED, STAGING, staging_tag_of, tag_of
+from megatron.checkpoint.retention import clear_pruned
 from megatron.errors import CheckpointError
 
 
@@ -23,6 +24,7 @@ def clear_staging(directory: Path, iteration: int) -> Path:
         restore_replaced(directory)
         for leftover in directory.glob(f"{STAGING}*"):
             shutil.rmtree(leftover)
+        clear_pruned(directory)
         staging.mkdir()
     except OSError as error:
         raise CheckpointError(f"--save {directory}: {error}") from error
@@ -51,6 +53,15 @@ def publish(directory: Path, iteration: int) -> None:
         os.replace(hint, directory / LATEST)
     except OSError as error:
         raise CheckpointError(f"--save {directory}: {error}") from error
+
+
+def other_latest(directory: Path, newest: str) -> str | None:
+    """Return what `latest` of `directory` says in place of `newest`; None if it says that."""
+    try:
+        hint = (directory / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return "nothing: it is missing"
+    return None if hint == newest else repr(hint[:40])
 
 
 def restore_replaced(directory: Path) -> None:

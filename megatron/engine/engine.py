@@ -25,9 +25,11 @@ from megatron.engine.recompute import (
     recomputation,
     recompute_attention,
     restore_streams,
+    seed_streams,
     stream_states,
 )
 from megatron.engine.timers import Timers
+from megatron.engine.universal import load_whole, names_of_states
 from megatron.engine.zero import Opened, divided_from_birth
 from megatron.errors import CheckpointError, ConfigError
 from megatron.model.auxiliary_loss import AuxiliaryLoss
@@ -37,6 +39,7 @@ from megatron.model.ulysses import exchange_heads
 from megatron.optim.muon import Muon
 from megatron.parallel.groups import Groups
 from megatron.parallel.sequence import divide_sequence
+from megatron.parallel.whole import OPTIMIZER_NAMES, WholeCheckpoint
 from megatron.plan.parallel_plan import ParallelPlan
 from megatron.plan.recompute_plan import RecomputePlan
 
@@ -142,9 +145,10 @@ class Engine(ABC):
 
         Communication: every rank must call this, in step.
         """
+        told = {**client_state, OPTIMIZER_NAMES: names_of_states(self._engine)}
         with contextlib.nullcontext() if optimizer else self._no_optimizer():
             self._engine.save_checkpoint(
-                str(directory), tag=tag, client_state=client_state, save_latest=False
+                str(directory), tag=tag, client_state=told, save_latest=False
             )
         if streams:
             torch.save(stream_states(), self._streams_file(directory / tag))
@@ -188,6 +192,27 @@ class Engine(ABC):
         self._put_constants(constants)
         if streams:
             restore_streams(states)
+
+    def load_whole(self, checkpoint: WholeCheckpoint, *, optimizer: bool = True) -> None:
+        """Restore what a run of another layout saved; see megatron.engine.universal.load_whole."""
+        load_whole(self._engine, checkpoint, optimizer=optimizer and bool(self._engine.optimizer))
+
+    def load_streams(self, folder: Path) -> None:
+        """Put the random streams of this rank where `save` found them.
+
+        Raises:
+            CheckpointError: their file is missing or damaged.
+        """
+        try:
+            restore_streams(torch.load(self._streams_file(folder), weights_only=True))
+        except (OSError, EOFError, RuntimeError, KeyError, UnpicklingError) as error:
+            raise CheckpointError(
+                f"{folder}: the random streams cannot be read: {error}"
+            ) from error
+
+    def renew_streams(self, seed: int, *, sequence_parallel: bool) -> None:
+        """Begin every random stream of this rank anew; see start_streams."""
+        seed_streams(self._groups, seed=seed, sequence_parallel=sequence_parallel)
 
     @contextlib.contextmanager
     def _no_optimizer(self) -> Iterator[None]:

@@ -42,6 +42,12 @@ def start_streams(
         synchronize=activation_checkpointing.get("synchronize_checkpoint_boundary"),
         profile=activation_checkpointing.get("profile"),
     )
+    seed_streams(groups, seed=seed, sequence_parallel=sequence_parallel)
+    return checkpointing.get_cuda_rng_tracker()
+
+
+def seed_streams(groups: Groups, *, seed: int, sequence_parallel: bool) -> None:
+    """Begin every random stream of this process anew; see start_streams."""
     part = groups.data_rank * groups.topology.sequence + groups.sequence_rank
     if sequence_parallel:
         part = part * groups.topology.tensor + groups.tensor_rank
@@ -50,7 +56,6 @@ def start_streams(
     np.random.seed(own % 2**32)
     torch.manual_seed(own)
     checkpointing.model_parallel_cuda_manual_seed(own)
-    return checkpointing.get_cuda_rng_tracker()
 
 
 def recompute(layer: Callable[..., Any], *inputs: Tensor) -> Any:

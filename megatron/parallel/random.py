@@ -31,3 +31,11 @@ def stream_seed(seed: int, *, stage: int, part: int) -> int:
             ones have to drop the same features.
     """
     return seed + 100 * stage + 1_000_003 * part
+
+
+def renewed_seed(seed: int, iteration: int) -> int:
+    """Return the seed of a run whose streams begin anew after `iteration`.
+
+    It is none of those that a run starts from, or it would drop again what it dropped first.
+    """
+    return seed + 1_000_000_007 * iteration

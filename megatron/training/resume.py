@@ -5,12 +5,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpoint.compare import other_wishes, require_same_run, require_same_schedule
+from megatron.checkpoint.compare import (
+    has_same_ranks,
+    layout_changes,
+    other_wishes,
+    require_reshapable,
+    require_same_run,
+    require_same_schedule,
+)
+from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import Manifest, damage, read_manifest
 from megatron.checkpoint.names import published_tags
-from megatron.checkpoint.publish import restore_replaced
+from megatron.checkpoint.publish import other_latest, restore_replaced
 from megatron.engine.engine import Engine
 from megatron.errors import CheckpointError, NewerCheckpointError
+from megatron.parallel.random import renewed_seed
 from megatron.plan.checkpoint_plan import CheckpointPlan
 from megatron.plan.plan import Plan
 from megatron.plan.schedule_plan import SchedulePlan
@@ -57,12 +66,7 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> Plan:
             plan = replace(plan, schedule=_saved_schedule(manifest, folder))
         for difference in other_wishes(manifest.plan, _as_json(asdict(plan))):
             log.warning("going on from %s with other settings:%s", folder, difference)
-        engine.load(
-            directory,
-            tag,
-            optimizer=plan.checkpoint.loads_optimizer,
-            streams=plan.checkpoint.loads_streams,
-        )
+        _load(engine, plan, manifest, folder)
         if plan.checkpoint.loads_progress:
             vars(state).update(manifest.state)
         log.info(
@@ -86,10 +90,55 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> Plan:
     return plan
 
 
+def _load(engine: Engine, plan: Plan, manifest: Manifest, folder: Path) -> None:
+    """Fill `engine` from `folder`, whatever the layout of the run that saved it."""
+    wished, now = plan.checkpoint, _as_json(asdict(plan))
+    changes = layout_changes(manifest.plan, now)
+    require_reshapable(manifest.plan, changes, str(folder), with_optimizer=wished.loads_optimizer)
+    if not changes:
+        engine.load(
+            folder.parent,
+            folder.name,
+            optimizer=wished.loads_optimizer,
+            streams=wished.loads_streams,
+        )
+        return
+    log.info("reshaping %s, which was saved in another layout:", folder)
+    for change in changes:
+        log.info(change)
+    if (rows := manifest.plan["model"]["padded_vocab_size"]) != plan.model.padded_vocab_size:
+        log.warning(
+            "the table of tokens gets other padding, which takes part in the softmax: the loss "
+            "will differ a little; --pad-vocab-size-to %d keeps it",
+            rows,
+        )
+    # Every rank has verified its share of the files.
+    whole = read_whole(folder, manifest, optimizer=wished.loads_optimizer, verify=False)
+    engine.load_whole(whole, optimizer=wished.loads_optimizer)
+    if not wished.loads_streams:
+        return
+    if has_same_ranks(manifest.plan, now):
+        engine.load_streams(folder)
+        return
+    seed = renewed_seed(plan.training.seed, manifest.state["iteration"])
+    engine.renew_streams(seed, sequence_parallel=plan.parallel.sequence_parallel)
+    log.info(
+        "random streams belong to ranks, and these are others now: they begin anew from --seed and "
+        "the iteration; what is dropped differs from what the former layout would have dropped"
+    )
+
+
 def _find(directory: Path) -> list[str]:
     if directory.is_dir():
         restore_replaced(directory)
-    return published_tags(directory)
+    tags = published_tags(directory)
+    if tags and (told := other_latest(directory, tags[0])):
+        log.warning(
+            "latest in %s says %s: the folders count, and the newest is %s; to go on from an older "
+            "one, move the newer away",
+            *(directory, told, tags[0]),
+        )
+    return tags
 
 
 def _verified_manifest(folder: Path) -> Manifest:

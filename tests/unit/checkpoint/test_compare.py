@@ -7,7 +7,10 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.checkpoint.compare import (
+    has_same_ranks,
+    layout_changes,
     other_wishes,
+    require_reshapable,
     require_same_model,
     require_same_run,
     require_same_schedule,
@@ -61,13 +64,47 @@ def test_all_differences_are_told_at_once():
     assert differences == [
         "  model.head_dim: 4 in the checkpoint, 6 now",
         "  model.num_layers: 2 in the checkpoint, 3 now",
-        "  model.padded_vocab_size: 12 in the checkpoint, 16 now",
-        "  parallel.data: 1 in the checkpoint, 2 now",
-        "  parallel.tensor: 1 in the checkpoint, 2 now",
-        "  parallel.zero_stage: 0 in the checkpoint, 1 now",
         "  precision.dtype: fp32 in the checkpoint, bf16 now",
         "  optimizer.name: adam in the checkpoint, sgd now",
     ]
+
+
+def test_changes_of_the_layout_are_told_apart_from_those_of_the_run():
+    then = saved("--tensor-model-parallel-size", "2", world_size=4)
+    require_same_run(saved(), then, "f")
+    assert layout_changes(saved(), then) == [
+        "  model.padded_vocab_size: 12 in the checkpoint, 16 now",
+        "  parallel.data: 1 in the checkpoint, 2 now",
+        "  parallel.tensor: 1 in the checkpoint, 2 now",
+    ]
+    assert layout_changes(then, then) == []
+    assert has_same_ranks(then, then)
+    assert not has_same_ranks(saved(), then)
+    divided = saved("--zero-stage", "2")
+    assert layout_changes(saved(), divided) == ["  parallel.zero_stage: 0 in the checkpoint, 2 now"]
+    assert has_same_ranks(saved(), divided)
+
+
+def test_where_stages_are_cut_is_part_of_the_layout_of_a_pipeline():
+    method = ["--pp-partition-method", "type:transformer|embedding"]
+    assert layout_changes(saved(), saved(*method)) == []
+    pipeline = ["--pipeline-model-parallel-size", "2"]
+    cut = layout_changes(saved(*pipeline, world_size=2), saved(*pipeline, *method, world_size=2))
+    assert [change.split(":")[0] for change in cut] == ["  parallel.partition_method"]
+
+
+def test_what_cannot_be_reshaped_is_refused_with_the_reason():
+    changes = ["  parallel.tensor: 1 in the checkpoint, 2 now"]
+    require_reshapable(saved(), changes, "f", with_optimizer=True)
+    experts, blocks = saved(), saved()
+    experts["model"]["num_experts"] = [1, 4]
+    blocks["optimizer"]["name"] = "adam8bit"
+    require_reshapable(experts, [], "f", with_optimizer=True)
+    with pytest.raises(CheckpointError, match="experts stay with the ranks(.|\n)*parallel.tensor"):
+        require_reshapable(experts, changes, "f", with_optimizer=True)
+    with pytest.raises(CheckpointError, match="8-bit state(.|\n)*--no-load-optim"):
+        require_reshapable(blocks, changes, "f", with_optimizer=True)
+    require_reshapable(blocks, changes, "f", with_optimizer=False)
 
 
 def test_a_field_that_only_one_of_them_has_is_a_difference():
