@@ -21,8 +21,8 @@ class OptimizerConfig:
     with --cpu-optimizer."""
 
     use_bnb_optimizer: bool = False
-    """--optimizer adam8bit and --embed-layernorm: Adam with its state in 8 bits, of the bitsandbytes
-    package, with a norm of the token embedding."""
+    """Adam with its state in 8 bits, of the bitsandbytes package, and a norm of the token embedding:
+    --optimizer adam8bit with --embed-layernorm."""
 
     cpu_optimizer: Annotated[bool, Spelling("--cpu-optimizer", ("--optimizer-cpu-offload",))] = (
         False

@@ -166,7 +166,9 @@ class ModelSpec:
 
 def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
     """Return the decided network for a tokenizer of `vocab_size` tokens."""
-    model, tokenizer, experts = config.model, config.tokenizer, config.experts
+    model = config.model
+    tokenizer = config.tokenizer
+    experts = config.experts
     head_dim = head_dim_of(model)
     position = position_of(model)
     is_rotary = position == "rotary"
