@@ -1,6 +1,9 @@
 """What is saved, where, how often, and what a run starts from."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from megatron.config.flags import Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,6 +15,14 @@ class CheckpointConfig:
 
     save_interval: int | None = None
     """Iterations between checkpoints; the run's last state is always saved."""
+
+    keep_last: int | None = None
+    """Number of newest checkpoints in --save to keep; older ones are removed once a new one is
+    verified. All are kept when neither this nor --keep-every is said."""
+
+    keep_every: Annotated[int | None, Spelling("--keep-every", ("--save-retain-interval",))] = None
+    """Keep the checkpoints of iterations that are multiples of this, too; --keep-last is 1 when
+    not said."""
 
     load: str | None = None
     """Directory to resume from. When it is also --save and holds no checkpoint yet, training

@@ -14,6 +14,8 @@ class CheckpointPlan:
     interval: int
     saves_optimizer: bool
     saves_streams: bool
+    keep_last: int  # the newest checkpoints; 0: all
+    keep_every: int  # iterations; 0: none besides the newest
     load: str
     must_exist: bool  # whether --load has to hold a checkpoint
     loads_optimizer: bool
@@ -33,6 +35,8 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
         interval=checkpoint.save_interval or 0,
         saves_optimizer=not checkpoint.no_save_optim,
         saves_streams=not checkpoint.no_save_rng,
+        keep_last=checkpoint.keep_last or int(checkpoint.keep_every is not None),
+        keep_every=checkpoint.keep_every or 0,
         load=checkpoint.load or "",
         must_exist=checkpoint.exit_on_missing_checkpoint or checkpoint.load != checkpoint.save,
         loads_optimizer=trains and not (finetune or checkpoint.no_load_optim),
@@ -45,6 +49,14 @@ def checkpoint_problems(checkpoint: CheckpointConfig, *, zero_stage: int) -> Ite
     """Yield every reason why nothing can be saved or loaded as asked."""
     if checkpoint.save_interval is not None and checkpoint.save_interval < 1:
         yield f"--save-interval {checkpoint.save_interval} must be at least 1"
+    for flag, number in (
+        ("--keep-last", checkpoint.keep_last),
+        ("--keep-every", checkpoint.keep_every),
+    ):
+        if number is not None and number < 1:
+            yield f"{flag} {number} must be at least 1"
+        if number is not None and not checkpoint.save:
+            yield f"{flag} needs --save"
     if checkpoint.save and not checkpoint.save_interval:
         yield "--save needs --save-interval: how many iterations apart"
     if checkpoint.save_interval and not checkpoint.save:

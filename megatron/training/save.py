@@ -2,15 +2,26 @@
 
 import logging
 import platform
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from megatron.checkpoint.manifest import FileRecord, Manifest, record_file, write_manifest
-from megatron.checkpoint.names import published_tags, staging_tag_of
+from megatron.checkpoint.lock import locked
+from megatron.checkpoint.manifest import (
+    FileRecord,
+    Manifest,
+    damage,
+    record_file,
+    write_manifest,
+)
+from megatron.checkpoint.names import published_tags, staging_tag_of, tag_of
 from megatron.checkpoint.publish import clear_staging, publish
+from megatron.checkpoint.retention import prune, superfluous
+from megatron.checkpoint.space import expected_size, is_full_disk, require_space
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
 from megatron.errors import CheckpointError
@@ -37,7 +48,7 @@ class Checkpoints(Hook):
         self._plan = plan
         self._config = config
         self._directory = Path(plan.checkpoint.save)
-        self._saved = saved
+        self._saved = self._went_on_from = saved
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Save when it is due."""
@@ -53,15 +64,9 @@ class Checkpoints(Hook):
             return
         log.info("saving checkpoint at iteration %7d to %s", state.iteration, self._directory)
         tag = staging_tag_of(state.iteration)
-        from_rank_0(lambda: clear_staging(self._directory, state.iteration))
+        from_rank_0(lambda: self._make_room(state.iteration))
         self._require_shared(self._directory / tag)
-        self._engine.save(
-            self._directory,
-            tag,
-            {"iteration": state.iteration},
-            optimizer=self._plan.checkpoint.saves_optimizer,
-            streams=self._plan.checkpoint.saves_streams,
-        )
+        self._write(tag, state.iteration)
         dist.barrier()
         files = self._record_files(self._directory / tag)
         dims = self._partition_dims()
@@ -73,11 +78,54 @@ class Checkpoints(Hook):
 
         from_rank_0(finish)
         self._saved = state.iteration
+        self._prune(files)
         log.info(
             "  successfully saved checkpoint at iteration %7d to %s",
             state.iteration,
             self._directory,
         )
+
+    def _make_room(self, iteration: int) -> None:
+        """Have an empty folder to write to, on a disk that the checkpoint fits on."""
+        clear_staging(self._directory, iteration)
+        require_space(self._directory, expected_size(self._directory, self._plan))
+
+    def _write(self, tag: str, iteration: int) -> None:
+        try:
+            self._engine.save(
+                self._directory,
+                tag,
+                {"iteration": iteration},
+                optimizer=self._plan.checkpoint.saves_optimizer,
+                streams=self._plan.checkpoint.saves_streams,
+            )
+        except (OSError, RuntimeError) as error:
+            if not is_full_disk(error):
+                raise
+            raise CheckpointError(
+                f"--save {self._directory}: the checkpoint of iteration {iteration} cannot be "
+                f"written ({error}); the older ones are as they were"
+            ) from error
+
+    def _prune(self, files: tuple[FileRecord, ...]) -> None:
+        """Remove what is not kept any more, after reading again what was written last."""
+        plan, newest = self._plan.checkpoint, self._directory / tag_of(self._saved)
+        names = from_rank_0(
+            lambda: superfluous(
+                published_tags(self._directory),
+                plan,
+                newest=self._saved,
+                in_use=self._went_on_from,
+            )
+        )
+        if not names:
+            return
+        if problems := list(gathered(damage(newest, share_of(list(files))))):
+            raise CheckpointError(
+                f"--save {self._directory}: what was written is not what the disk holds, so no "
+                f"older checkpoint is removed: {'; '.join(problems)}"
+            )
+        from_rank_0(lambda: prune(self._directory, names))
 
     def _record_files(self, folder: Path) -> tuple[FileRecord, ...]:
         """Hash the files of `folder`, every rank its share of them."""
@@ -115,6 +163,20 @@ class Checkpoints(Hook):
             partition_dims=dims,
             files=files,
         )
+
+
+@contextmanager
+def sole_writer(plan: Plan) -> Iterator[None]:
+    """Keep other runs from writing to --save inside the `with` block. For all ranks, in step.
+
+    Raises:
+        CheckpointError: another run writes there.
+    """
+    with ExitStack() as stack:
+        if plan.checkpoint.save:
+            directory = Path(plan.checkpoint.save)
+            from_rank_0(lambda: stack.enter_context(locked(directory)))
+        yield
 
 
 def warn_of_others(plan: Plan) -> None:

@@ -1,7 +1,9 @@
 """Saving and resuming, with an engine that writes one small file."""
 
 import json
+import os
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import MANIFEST, published_tags
 from megatron.errors import CheckpointError
 from megatron.parallel.sharding import sharded
+from megatron.training import save
 from megatron.training.resume import resume
-from megatron.training.save import Checkpoints, warn_of_others
+from megatron.training.save import Checkpoints, sole_writer, warn_of_others
 from megatron.training.state import TrainState
 
 
@@ -115,6 +118,17 @@ def test_a_damaged_manifest_is_passed_over_too(job, told):
     assert [text for text in told if "global_step10" in text and "passed over" in text]
 
 
+@pytest.mark.parametrize("hint", [None, "global_step900", "\0\xff", "global_step5\n"])
+def test_the_folders_count_and_not_what_latest_says(job, told, hint):
+    job.save(5)
+    job.save(10)
+    latest = job.directory / "latest"
+    latest.unlink() if hint is None else latest.write_text(hint)
+    assert job.resume().iteration == 10
+    (warning,) = [text for text in told if "latest in" in text]
+    assert "the newest is global_step10" in warning
+
+
 def test_the_first_job_of_a_chain_starts_from_the_beginning(job, told):
     assert job.resume() == TrainState()
     assert job.engine.loaded == []
@@ -190,3 +204,61 @@ def test_weights_alone_can_be_finetuned_with_another_optimizer(job, tmp_path):
         job.resume("--optimizer", "sgd")
     elsewhere = ["--save", str(tmp_path / "elsewhere")]
     assert job.resume("--optimizer", "sgd", "--finetune", *elsewhere) == TrainState()
+
+
+def test_old_checkpoints_go_when_the_new_one_is_verified(job, told):
+    job.save(5)
+    plan = tiny_plan(*job.flags, "--keep-last", "2", "--keep-every", "20")
+    checkpoints = Checkpoints(job.engine, plan, job.config, saved=5)
+    for iteration in range(10, 45, 5):
+        checkpoints.save(TrainState(iteration=iteration))
+    assert published_tags(job.directory) == [f"global_step{i}" for i in (40, 35, 20, 5)]
+    assert (job.directory / "latest").read_text() == "global_step40"
+    assert f"  removed {job.directory / 'global_step10'}, which is not to be kept" in told
+
+
+def test_nothing_goes_when_the_new_one_is_not_what_was_written(job, monkeypatch):
+    job.save(5)
+    plan = tiny_plan(*job.flags, "--keep-last", "1")
+    publish = save.publish
+
+    def publish_and_break(directory, iteration):
+        publish(directory, iteration)
+        (directory / f"global_step{iteration}" / "weights.pt").write_bytes(b"")
+
+    monkeypatch.setattr(save, "publish", publish_and_break)
+    with pytest.raises(CheckpointError, match="weights.pt has 0 bytes .*"):
+        Checkpoints(job.engine, plan, job.config).save(TrainState(iteration=10))
+    assert job.resume().iteration == 5
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_written(job, monkeypatch):
+    job.save(5)
+    full = SimpleNamespace(f_frsize=1, f_bavail=10, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda directory: full)
+    job.engine.saved = None
+    with pytest.raises(CheckpointError, match=r"needs [\d,]+ bytes and 10 are free"):
+        job.save(10)
+    assert job.engine.saved is None
+    assert job.resume().iteration == 5
+
+
+def test_a_disk_that_fills_up_while_writing_leaves_the_older_checkpoints(job, monkeypatch):
+    job.save(5)
+
+    def fill(directory, tag, client_state, **parts):
+        (directory / tag / "weights.pt").write_text("half of it")
+        raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
+
+    monkeypatch.setattr(job.engine, "save", fill)
+    with pytest.raises(CheckpointError, match="iteration 10 cannot be written .*file write failed"):
+        job.save(10)
+    assert job.resume().iteration == 5
+
+
+def test_another_run_that_writes_to_the_directory_is_refused(job):
+    refused = pytest.raises(CheckpointError, match="another run writes there")
+    with sole_writer(job.plan), refused, sole_writer(job.plan):
+        pass
+    with sole_writer(job.plan), sole_writer(tiny_plan()):
+        pass

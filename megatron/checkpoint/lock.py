@@ -1,0 +1,159 @@
+"""One run at a time writes to a directory of checkpoints."""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from megatron.checkpoint.names import LOCK
+from megatron.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 10.0
+SILENCE_S = 60.0
+"""How often an owner touches its lock, and after how long without that it is taken for dead."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that writes to the directory."""
+
+    host: str
+    pid: int
+    started: str  # tells it from a later process of the same number
+    since: str  # for people
+
+
+@contextmanager
+def locked(
+    directory: Path, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S
+) -> Iterator[None]:
+    """Keep other runs from writing to `directory` inside the `with` block.
+
+    The lock of an owner that is dead is taken over, and said. On this host that is known at once;
+    the owner on another host is dead if it does not touch its lock for `silence_s`, which is
+    waited for. No clock is compared with another host's.
+
+    Raises:
+        CheckpointError: another run writes there, or nobody can.
+    """
+    file = directory / LOCK
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        me = _take(file, silence_s)
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {error}") from error
+    ended = threading.Event()
+    threading.Thread(target=_beat, args=(file, ended, beat_s), daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if _owner_in(file) == me:
+            file.unlink(missing_ok=True)
+
+
+def _take(file: Path, silence_s: float) -> Owner:
+    me = _this_process()
+    while True:
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            _require_dead(file, silence_s)
+            continue
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(asdict(me), stream)
+        return me
+
+
+def _require_dead(file: Path, silence_s: float) -> None:
+    """Put the lock of a dead owner away.
+
+    Raises:
+        CheckpointError: the owner lives.
+    """
+    owner = _owner_in(file)
+    if owner is None or owner.host != socket.gethostname():
+        log.info("%s is of another run (%s): waiting whether it still lives", file, _told(owner))
+        is_alive = _is_touched(file, silence_s)
+    else:
+        is_alive = _start_of(owner.pid) == owner.started
+    if is_alive:
+        raise CheckpointError(
+            f"--save {file.parent}: another run writes there ({_told(owner)}); end it, or give another "
+            f"directory (the lock is {file})"
+        )
+    # Renamed first: of two runs that find it at once, one gets it.
+    away = file.with_name(f"{file.name}.{socket.gethostname()}.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        os.rename(file, away)
+        if _owner_in(away) != owner:
+            # The other one was faster: this is its lock.
+            os.rename(away, file)
+            return
+        away.unlink()
+        log.warning("%s was left by a run that has ended (%s): taken over", file, _told(owner))
+
+
+def _told(owner: Owner | None) -> str:
+    if owner is None:
+        return "who cannot be read"
+    return f"process {owner.pid} on {owner.host}, since {owner.since}"
+
+
+def _owner_in(file: Path) -> Owner | None:
+    try:
+        return Owner(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _is_touched(file: Path, silence_s: float) -> bool:
+    """Whether somebody touches `file` within `silence_s`; False as soon as it is gone."""
+    first = _touched_at(file)
+    until = time.monotonic() + silence_s
+    while time.monotonic() < until:
+        time.sleep(min(1.0, silence_s / 10))
+        if (now := _touched_at(file)) != first:
+            return now is not None
+    return False
+
+
+def _touched_at(file: Path) -> int | None:
+    try:
+        # Opened, because a network file system looks anew then.
+        with file.open("rb") as stream:
+            return os.fstat(stream.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _beat(file: Path, ended: threading.Event, beat_s: float) -> None:
+    while not ended.wait(beat_s):
+        # The next beat may succeed; a run does not end because a touch failed.
+        with suppress(OSError):
+            os.utime(file)
+
+
+def _this_process() -> Owner:
+    since = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+    return Owner(socket.gethostname(), os.getpid(), _start_of(os.getpid()) or "", since)
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when process `pid` started, in ticks since this host did; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    # The name of the program, in brackets, may hold spaces.
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in "ZX" else fields[18]
