@@ -13,7 +13,8 @@ from megatron.config.logging import LoggingConfig
 from megatron.data.datasets import Datasets, View, build_datasets
 from megatron.data.samplers import SampleSource
 from megatron.engine import distributed
-from megatron.engine.engine import Engine, build_engine
+from megatron.engine.build import build_engine
+from megatron.engine.engine import Engine
 from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams

@@ -16,7 +16,7 @@ from tiny import tiny_plan
 from torch.testing import assert_close
 
 from megatron.engine import distributed
-from megatron.engine.engine import build_engine
+from megatron.engine.build import build_engine
 from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from megatron.data.prefix import PrefixDataset
 from megatron.engine import distributed
-from megatron.engine.engine import build_engine
+from megatron.engine.build import build_engine
 from megatron.engine.recompute import start_streams
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise

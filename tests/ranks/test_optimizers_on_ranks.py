@@ -23,7 +23,7 @@ from torch.testing import assert_close
 from megatron.checkpoint.manifest import Manifest, record_file
 from megatron.checkpoint.weights import read_whole_weights
 from megatron.engine import distributed
-from megatron.engine.engine import build_engine
+from megatron.engine.build import build_engine
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
 from megatron.engine.zero import Opened

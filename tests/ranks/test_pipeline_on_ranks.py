@@ -14,7 +14,8 @@ from tiny import tiny_plan
 from torch.testing import assert_close
 
 from megatron.engine import distributed
-from megatron.engine.engine import PipelinedEngine, build_engine
+from megatron.engine.build import build_engine
+from megatron.engine.engine import PipelinedEngine
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.pipeline import pipeline_module
 from megatron.engine.recompute import start_streams

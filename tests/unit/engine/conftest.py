@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from tiny import tiny_plan, tiny_spec
 
 from megatron.engine import distributed
-from megatron.engine.engine import build_engine
+from megatron.engine.build import build_engine
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
 from megatron.fused_kernels.dispatch import REFERENCE

@@ -1,0 +1,136 @@
+"""From a list of layers to a DeepSpeed engine."""
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.runtime.config import DeepSpeedConfigError
+from torch import nn
+
+from megatron.engine.engine import Engine, PipelinedEngine, PlainEngine
+from megatron.engine.mpu import Mpu
+from megatron.engine.optimizers import lay_out_matrices
+from megatron.engine.pipeline import RECOMPUTED, pipeline_module
+from megatron.engine.recompute import (
+    recomputation,
+    recompute_attention,
+)
+from megatron.engine.timers import Timers
+from megatron.engine.zero import Opened, divided_from_birth
+from megatron.errors import ConfigError
+from megatron.model.auxiliary_loss import AuxiliaryLoss
+from megatron.model.layers import SequentialModel, Step
+from megatron.model.loss import Loss
+from megatron.model.ulysses import exchange_heads
+from megatron.optim.muon import Muon
+from megatron.parallel.groups import Groups
+from megatron.parallel.sequence import divide_sequence
+from megatron.plan.parallel_plan import ParallelPlan
+from megatron.plan.recompute_plan import RecomputePlan
+
+
+@contextlib.contextmanager
+def _refusals_as_config_errors() -> Iterator[None]:
+    try:
+        yield
+    except DeepSpeedConfigError as error:
+        raise ConfigError(f"DeepSpeed refuses its JSON: {error}") from error
+    except RuntimeError as error:
+        if "JIT load" not in str(error):
+            raise
+        raise ConfigError(
+            f"an operator of DeepSpeed that this run needs cannot be compiled here ({error}); "
+            "offloading to nvme needs libaio: write cpu in its place"
+        ) from error
+
+
+@_refusals_as_config_errors()
+def build_engine(
+    steps: Sequence[Step],
+    *,
+    loss: Loss,
+    groups: Groups,
+    parallel: ParallelPlan,
+    recompute: RecomputePlan,
+    initialise: Callable[[nn.Module], None],
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
+    config: dict[str, Any],
+    timers: Timers | None = None,
+    counts_zeros: bool = False,
+    auxiliary: AuxiliaryLoss | None = None,
+) -> Engine:
+    """Build this rank's part of the model, its optimizer, and the engine around them.
+
+    Args:
+        initialise: fills the weights in place.
+        build_optimizer: None for a model that is only evaluated.
+        config: DeepSpeed's JSON.
+        timers: measures the parts of a step.
+        counts_zeros: whether `Engine.num_zeros` is asked for.
+        auxiliary: what the layers of `steps` add to the loss, if they have experts.
+
+    Communication: every rank must call this, in step.
+    """
+    watching: dict[str, Any] = {"timers": timers or Timers(), "counts_zeros": counts_zeros}
+    if parallel.pipeline > 1:
+        pipeline = pipeline_module(
+            steps,
+            topology=groups.topology,
+            loss=loss,
+            partition_method=parallel.partition_method,
+            recompute=recompute,
+        )
+        _rework(pipeline, groups, parallel, recompute)
+        return PipelinedEngine(
+            _deepspeed(pipeline, None, initialise, build_optimizer, config), groups, **watching
+        )
+    with divided_from_birth(groups, config) if parallel.zero_stage == 3 else nullcontext():
+        model = SequentialModel(steps, recomputation=recomputation(recompute, RECOMPUTED))
+    _rework(model, groups, parallel, recompute)
+    engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
+    return PlainEngine(engine, groups, loss, auxiliary, **watching)
+
+
+def _rework(
+    model: nn.Module, groups: Groups, parallel: ParallelPlan, recompute: RecomputePlan
+) -> None:
+    """Change how `model` computes, not what."""
+    if recompute.granularity == "selective":
+        recompute_attention(model)
+    if parallel.sequence_parallel:
+        divide_sequence(model, groups.tensor)
+    if parallel.sequence > 1:
+        exchange_heads(model, groups.sequence)
+
+
+def _deepspeed(
+    model: nn.Module,
+    mpu: Mpu | None,
+    initialise: Callable[[nn.Module], None],
+    build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
+    config: dict[str, Any],
+) -> Any:
+    initialise(Opened(model))
+    optimizer = build_optimizer(model) if build_optimizer else None
+    if optimizer is None:
+        # ZeRO is a way to keep an optimizer.
+        config = {k: v for k, v in config.items() if k != "zero_optimization"}
+    # DeepSpeed asks for the norm only when there is a limit, and takes no limit for one of 1.0.
+    limit = config["gradient_clipping"] or math.inf
+    # Some of DeepSpeed's optimizers print memory figures to stdout; warnings go through its log.
+    with contextlib.redirect_stdout(io.StringIO()):
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            config={**config, "gradient_clipping": limit},
+            mpu=mpu,
+            dist_init_required=False,
+        )
+    if isinstance(optimizer, Muon):
+        lay_out_matrices(optimizer, engine)
+    return engine
