@@ -1,0 +1,79 @@
+"""Whole tensors in pieces: every shard of every other division is what torch would cut."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megatron.parallel import whole as module
+from megatron.parallel.sharding import Shard
+from megatron.parallel.whole import Pieces, Whole, WholeParameter, fill_from
+
+
+def divided(tensor, dim, count, cuts):
+    """Return `tensor` as `count` shards along `dim`, each cut at `cuts` and padded at the end."""
+    shards = tensor.chunk(count, dim) if dim is not None else [tensor]
+    pieces = []
+    for shard in shards:
+        flat = torch.cat([shard.reshape(-1), torch.full((3,), -1.0)])
+        places = sorted({cut % (flat.numel() + 1) for cut in cuts})
+        pieces.append(Pieces(flat.tensor_split(places)))
+    return Whole(shape=tuple(tensor.shape), dim=dim, shards=pieces, stored=tensor.shape[0])
+
+
+DIVISIONS = st.sampled_from([(None, 1), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 4)])
+
+
+@given(
+    DIVISIONS, DIVISIONS, st.lists(st.integers(0, 99), max_size=4), st.integers(0, 23), st.data()
+)
+def test_any_part_of_any_shard_is_cut_from_any_division(was, becomes, cuts, start, data):
+    tensor = torch.arange(6.0 * 8).view(6, 8)
+    stored = divided(tensor, *was, cuts)
+    assert torch.equal(stored.all(), tensor)
+    assert torch.equal(stored.rows(2, 5), tensor[2:5])
+
+    dim, count = becomes
+    index = data.draw(st.integers(0, count - 1))
+    expected = tensor.chunk(count, dim or 0)[index]
+    start %= expected.numel()
+    stop = data.draw(st.integers(start + 1, expected.numel()))
+    found = torch.zeros(stop - start, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK", data.draw(st.sampled_from([1, 16, 1000])))
+        shard = None if dim is None else Shard(dim, index, count)
+        fill_from(found, stored, shard, tuple(expected.shape), start)
+    assert torch.equal(found.float(), expected.reshape(-1)[start:stop])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bias_is_divided_too(count):
+    bias = torch.arange(6.0)
+    stored = divided(bias, 0, count, [2])
+    found = torch.zeros(3)
+    fill_from(found, stored, Shard(0, 1, 2), (3,))
+    assert found.tolist() == [3.0, 4.0, 5.0]
+
+
+def test_further_rows_are_copies_of_the_last():
+    table = torch.arange(8.0).view(4, 2)
+    stored = divided(table, 0, 2, [3])
+    parameter = WholeParameter(weight=stored, states={"exp_avg": stored}, steps=3.0)
+    longer = parameter.with_rows(7)
+    expected = torch.cat([table, table[-1:].expand(3, 2)])
+    for whole in longer.tensors.values():
+        assert torch.equal(whole.all(), expected)
+        assert torch.equal(whole.rows(5, 7), expected[5:])
+    assert torch.equal(parameter.with_rows(3).weight.all(), table[:3])
+    found = torch.zeros(6)
+    fill_from(found, parameter.with_rows(6).weight, Shard(0, 1, 2), (3, 2))
+    assert found.tolist() == [6.0, 7.0] * 3
+
+
+def test_what_does_not_fit_is_refused():
+    stored = divided(torch.zeros(4, 2), 0, 2, [])
+    with pytest.raises(ValueError, match=r"its shape is \[4, 2\] instead of \[6, 2\]"):
+        fill_from(torch.zeros(6), stored, Shard(0, 0, 2), (3, 2))
+    with pytest.raises(ValueError, match="shard 1 has 3 elements instead of 4"):
+        short = [Pieces([torch.zeros(4)]), Pieces([torch.zeros(3)])]
+        Whole(shape=(4, 2), dim=0, shards=short, stored=4)
