@@ -35,6 +35,10 @@ class NewerCheckpointError(CheckpointError):
     """A newer version of this program wrote the checkpoint."""
 
 
+class TrainingError(MegatronError):
+    """The training itself goes wrong: the loss is no number, or ranks have come apart."""
+
+
 def raise_if_any(problems: Iterable[str]) -> None:
     """Raise one ConfigError that lists all `problems`; return when there are none."""
     if found := tuple(problems):

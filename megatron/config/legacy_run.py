@@ -77,11 +77,6 @@ DATA_LEGACY = (
 )
 
 CHECKPOINT_LEGACY = (
-    Legacy(
-        "--universal-checkpoint",
-        "a run goes on in the layout that saved its checkpoint; leave this flag out",
-        refused=True,
-    ),
     Legacy("--load-tag", _NEWEST, takes=1, refused=True),
     Legacy("--ckpt-step", _NEWEST, takes=1, refused=True),
     Legacy("--reset-iteration", "write --reset-progress instead", refused=True),
@@ -115,8 +110,9 @@ RUN_LEGACY = (
     ),
     Legacy("--eval-first", "start once with --eval-only, then without it", refused=True),
     Legacy(
-        "--no-check-for-nan-in-loss-and-grad",
-        "iterations without a finite loss are counted in the log and stop no run",
+        "--rerun-mode",
+        "a step is taken once; --max-nan-steps and --replica-check-interval end a run that goes wrong",
+        takes=1,
     ),
     Legacy("--no-optimizer-fusion", "apex steps only with --optimizer-impl apex"),
     Legacy("--manual-gc", _COLLECTED),

@@ -53,6 +53,21 @@ class TrainingConfig:
     """Iterations to leave out, as A-B with both ends: their samples are passed over, and neither
     weights nor optimizer change."""
 
+    check_for_nan_in_loss_and_grad: bool = True
+    """End the run after --max-nan-steps steps in a row whose loss or gradient is no finite number.
+    Such a step never reaches the weights; what fp16 throws away to find its loss scale does not
+    count."""
+
+    max_nan_steps: int = 5
+    """Steps in a row without a finite loss and gradient that end the run."""
+
+    replica_check_interval: Annotated[
+        int | None,
+        Spelling("--replica-check-interval", ("--check-weight-hash-across-dp-replicas-interval",)),
+    ] = None
+    """Iterations between comparisons of what ranks must have in common: weights, random streams
+    and counters. A difference ends the run. Never when not said."""
+
     deterministic_mode: bool = False
     """Use algorithms that give the same bits each time, and fail where there is none."""
 

@@ -1,6 +1,7 @@
 """The list of layers as a DeepSpeed engine, behind the few verbs that training needs."""
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.engine.clipping import clip_gradients
+from megatron.engine.finite import FiniteSteps, is_finite
 from megatron.engine.measure import ZeroCounter, params_norm
 from megatron.engine.pipeline import timed_instructions
 from megatron.engine.recompute import (
@@ -40,8 +42,10 @@ class Engine(ABC):
         self._timers = timers
         # Before the gradient is looked at: what clips it is called by the optimizer's own step.
         self._zeros = ZeroCounter(engine, groups) if counts_zeros else None
+        self._finite: FiniteSteps | None = None
         if engine.optimizer is None:
             return
+        self._finite = FiniteSteps(engine, engine.basic_optimizer)
         if engine.optimizer is engine.basic_optimizer:
             engine.clip_fp32_gradients = self._clip_gradients
             if groups.copies.size() == 1:
@@ -57,9 +61,14 @@ class Engine(ABC):
 
     @property
     def grad_norm(self) -> float | None:
-        """Norm of the last step's gradient before clipping; None when DeepSpeed took none."""
+        """Norm of the last step's gradient before clipping; None when DeepSpeed took none.
+
+        It is infinite when the gradient was no number.
+        """
         norm = self._engine.get_global_grad_norm()
-        return None if norm is None else float(norm)
+        if norm is None:
+            return None
+        return float(norm) if is_finite(norm) else math.inf
 
     @property
     def auxiliary_loss(self) -> float | None:
@@ -86,8 +95,9 @@ class Engine(ABC):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps so far whose gradient overflowed and was thrown away."""
-        return self._engine.skipped_steps
+        """Steps so far whose gradient overflowed or was no number and was thrown away."""
+        refused = self._finite.num_refused if self._finite else 0
+        return self._engine.skipped_steps + refused
 
     def set_lr(self, lr: float) -> None:
         """Use this learning rate from the next step on."""

@@ -26,6 +26,8 @@ class TrainingPlan:
     exit_after_minutes: int  # 0: never
     exits_on_signal: bool
     kill_switch: str  # file that ends the run; "": none
+    max_nan_steps: int  # in a row; 0: no limit
+    replica_check_interval: int  # 0: never
     skips: tuple[tuple[int, int], ...]  # first and last iteration of what is passed over
     deterministic: bool
     seed: int
@@ -52,6 +54,8 @@ def plan_training(
         exit_after_minutes=training.exit_duration_in_mins or 0,
         exits_on_signal=training.exit_signal_handler,
         kill_switch=training.kill_switch_path or "",
+        max_nan_steps=training.max_nan_steps if training.check_for_nan_in_loss_and_grad else 0,
+        replica_check_interval=training.replica_check_interval or 0,
         skips=skips,
         deterministic=training.deterministic_mode,
         seed=training.seed,
@@ -87,6 +91,8 @@ def training_problems(training: TrainingConfig, schedule: ScheduleConfig) -> Ite
         ("--train-tokens", training.train_tokens),
         ("--exit-interval", training.exit_interval),
         ("--exit-duration-in-mins", training.exit_duration_in_mins),
+        ("--max-nan-steps", training.max_nan_steps),
+        ("--replica-check-interval", training.replica_check_interval),
     ):
         if length is not None and length < 1:
             yield f"{flag} {length} must be at least 1"

@@ -1,7 +1,7 @@
 """A run: what happens around its steps, and what follows the last one."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -18,7 +18,9 @@ from megatron.training.evaluate import Evaluation
 from megatron.training.journal import Journal
 from megatron.training.loop import Hook, Schedule, train
 from megatron.training.meters import build_meters
+from megatron.training.nan_guard import NanGuard
 from megatron.training.profile import Profile
+from megatron.training.replicas import ReplicaCheck
 from megatron.training.report import Report
 from megatron.training.requests import Request
 from megatron.training.save import Checkpoints
@@ -143,10 +145,24 @@ class Run:
             profile,
             Report(plan, self.journal) if self.groups.rank == 0 else None,
             self.tensorboard,
+            # Before anybody evaluates or saves what they refuse.
+            *self._guards(),
             self.evaluation if self.valid else None,
             checkpoints,
         ]
         return [hook for hook in hooks if hook]
+
+    def _guards(self) -> Iterator[Hook]:
+        plan = self.plan
+        if most := plan.training.max_nan_steps:
+            yield NanGuard(most, seeks_scale=plan.precision.dtype == "fp16")
+        if interval := plan.training.replica_check_interval:
+            yield ReplicaCheck(
+                self.engine.module,
+                self.groups,
+                interval=interval,
+                streams_per_tensor_rank=plan.parallel.sequence_parallel,
+            )
 
 
 def say_when(stage: str) -> None:

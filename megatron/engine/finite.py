@@ -1,0 +1,38 @@
+"""Steps whose gradient is no number do not reach the weights, in any number format."""
+
+import math
+from typing import Any
+
+from torch.optim import Optimizer
+
+
+class FiniteSteps:
+    """Stands before the optimizer's own step and lets finite gradients pass.
+
+    DeepSpeed throws such steps away in fp16 and in some layouts of other formats; this is the rest.
+    The norm is that of the whole network, so that all ranks decide alike.
+    """
+
+    def __init__(self, engine: Any, optimizer: Optimizer):
+        self._engine = engine
+        self._step = optimizer.step
+        self._last_refused = -1
+        self.num_refused = 0
+        optimizer.step = self._step_if_finite  # type: ignore[method-assign]
+
+    def _step_if_finite(self, *args: Any, **options: Any) -> Any:
+        holder = self._engine.optimizer
+        if not hasattr(holder, "_global_grad_norm"):
+            holder = self._engine
+        if is_finite(holder._global_grad_norm):
+            return self._step(*args, **options)
+        # ZeRO comes once for each group of parameters.
+        if self._engine.global_steps != self._last_refused:
+            self._last_refused = self._engine.global_steps
+            self.num_refused += 1
+        return None
+
+
+def is_finite(norm: Any) -> bool:
+    """Whether `norm` is one; DeepSpeed says -1 for a norm that is no number."""
+    return norm is None or 0 <= float(norm) < math.inf
