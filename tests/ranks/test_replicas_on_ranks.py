@@ -1,0 +1,97 @@
+"""What ranks must have in common is compared; one that comes apart is named."""
+
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import pytest
+import torch
+from engines import batches_of, engine_of
+from ranks import outcomes_on_ranks, require_passed
+
+from megatron.errors import TrainingError
+from megatron.training.replicas import ReplicaCheck
+from megatron.training.state import TrainState
+
+ODD = 3
+"""The rank that comes apart."""
+
+
+def trained_check(*flags):
+    engine, plan, groups = engine_of(*flags)
+    batches = batches_of(plan, groups)
+    for _ in range(2):
+        engine.train_batch(batches)
+    check = ReplicaCheck(
+        engine.module,
+        groups,
+        interval=2,
+        streams_per_tensor_rank=plan.parallel.sequence_parallel,
+    )
+    check.after_step(TrainState(iteration=2), step=None)
+    return engine, check
+
+
+def require_named(rank, check, what, ranks):
+    with pytest.raises(TrainingError, match=f"at iteration 4 .*{what}: ranks {ranks}"):
+        check.after_step(TrainState(iteration=4), step=None)
+
+
+def spoil(rank, engine, check, part, ranks):
+    """Change one number of the weight whose name ends in `part` on the odd rank, and back."""
+    own = {name: p for name, p in engine.module.named_parameters() if name.endswith(part)}
+    if rank == ODD:
+        weight = next(iter(own.values())).data.view(-1)
+        kept = weight[0].item()
+        weight[0] = kept + 1
+    check.after_step(TrainState(iteration=3), step=None)
+    require_named(rank, check, part, ranks)
+    if rank == ODD:
+        weight[0] = kept
+    check.after_step(TrainState(iteration=4), step=None)
+
+
+def compares_replicas_and_tensor_ranks(rank):
+    engine, check = trained_check("--tensor-model-parallel-size", "2", "--hidden-dropout", "0.1")
+    spoil(rank, engine, check, "input_layernorm.weight", r"0, 1, 2 \| 3")
+    # Its shard is also on the rank of the other replica.
+    spoil(rank, engine, check, "dense_h_to_4h.weight", r"1 \| 3")
+    if rank == ODD:
+        torch.rand(1)
+    require_named(rank, check, "the ordinary random stream", r"2 \| 3")
+    counters = TrainState(iteration=6, samples=12 + (rank == ODD))
+    with pytest.raises(TrainingError, match=r"the counter of samples: ranks 0, 1, 2 \| 3"):
+        check.after_step(counters, step=None)
+
+
+def divides_what_ranks_draw_with_sequence_parallelism(rank):
+    sequence = ("--sequence-parallel", "--hidden-dropout", "0.1", "--bf16", "--zero-stage", "2")
+    engine, check = trained_check("--tensor-model-parallel-size", "2", *sequence)
+    spoil(rank, engine, check, "input_layernorm.weight", r"0, 1, 2 \| 3")
+
+
+def compares_the_embeddings_of_stages(rank):
+    engine, check = trained_check("--pipeline-model-parallel-size", "2")
+    spoil(rank, engine, check, "word_embeddings.weight", r"0, 1, 2 \| 3")
+
+
+def compares_nothing_that_is_held_once(rank):
+    trained_check("--zero-stage", "3")
+
+
+CHECKS = [
+    compares_replicas_and_tensor_ranks,
+    divides_what_ranks_draw_with_sequence_parallelism,
+    compares_the_embeddings_of_stages,
+    compares_nothing_that_is_held_once,
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    return outcomes_on_ranks(4, CHECKS, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_ranks_that_come_apart_are_named(outcomes, check):
+    require_passed(check, outcomes)
