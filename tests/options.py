@@ -1,0 +1,534 @@
+"""Every option of a training run, and how it is seen that it does something.
+
+An entry says which flags turn the option, on top of which others it acts (`on`), and the aspect of
+the run that must come out different; see `ranks/observed.py`. "{run}" stands for the run's own
+directory, "{files}" for that of `ranks/option_files.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BASE = """
+    --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 16
+    --micro-batch-size 2 --global-batch-size 4 --lr 0.01 --train-iters 3 --eval-iters 1
+    --init-method-std 0.3 --log-interval 1 --device cpu
+    --tokenizer-type NullTokenizer --vocab-size 60 --make-vocab-size-divisible-by 4
+    --data-path {files}/corpus --data-cache-path {run}/cache
+"""
+
+
+@dataclass(frozen=True)
+class Turned:
+    """What turns an option.
+
+    Args:
+        flags: added behind those of the base.
+        sees: the aspect that changes.
+        on: flags that the option acts together with, in the base too.
+        without: flags of BASE that neither of the two runs has.
+        ranks: how many processes share the run.
+        objective: what is learned.
+        as_gpu: whether the plan is that for a GPU.
+        says: part of the error that the turned run must end with, when it sees "error".
+        on_says: part of the error that the base ends with, where it cannot run without the option.
+    """
+
+    flags: str
+    sees: str
+    on: str = ""
+    without: tuple[str, ...] = ()
+    ranks: int = 1
+    objective: str = "gpt"
+    as_gpu: bool = False
+    says: str = ""
+    on_says: str = ""
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Why nothing of an option can be seen on a CPU."""
+
+    reason: str
+
+
+_TRANSFER = {"without": ("--tokenizer-type", "--vocab-size", "--data-path")}
+_BYTES = "--vocab-file {files}/vocab.json --merge-file {files}/merges.txt"
+_TEXT = f"--tokenizer-type GPT2BPETokenizer {_BYTES} --data-path {{files}}/text"
+_SLOW_TEXT = f"{_TEXT} --tokenizer-backend reference"
+_FIM = f"{_SLOW_TEXT} --fim-rate 1"
+_SHRINKING = f"{_FIM} --data-path {{files}}/letters"
+_SPLIT = f"{_FIM} --fim-split-sample <split>"
+_TIKTOKEN = "--tokenizer-type TikTokenizer --tiktoken-pattern cl100k --vocab-size 267"
+_TIKTOKEN += " --tokenizer-model {files}/tiktoken.json --data-path {files}/digits --fim-rate 1"
+_TIKTOKEN += " --tiktoken-num-special-tokens 10 --tiktoken-special-tokens <unk> <s> </s>"
+_TIKTOKEN += " <fim_prefix> <fim_middle> <fim_suffix> <pad>"
+_HF = "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path {files}/hf"
+_HF += " --data-path {files}/corpus"
+_ROTARY = "--position-embedding-type rotary"
+_MIXTURE = "--num-experts 2 --expert-interval 1"
+_FP16 = "--fp16 --initial-loss-scale 256"
+_OVERFLOWS = "--fp16 --initial-loss-scale 1099511627776"
+_SAVE = "--save {run}/save --save-interval 2"
+_SAVE_EACH = "--save {run}/save --save-interval 1"
+_RESUME = "--load {files}/checkpoint --train-iters 4"
+_WSD = "--lr-decay-style WSD --lr-wsd-decay-iters 2"
+_DECAY = "--weight-decay-incr-style linear --start-weight-decay 0 --end-weight-decay 0.5"
+_MUON = "--optimizer muon"
+_TB = "--tensorboard-dir {run}/tensorboard"
+_WANDB = "--wandb-project p"
+_PROFILE = "--profile --profile-dir {run}/traces --profile-step-start 1 --profile-step-end 3"
+_FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+_TENSOR = "--tensor-model-parallel-size 2"
+_SAMPLES = {"on": "--train-samples 12", "without": ("--train-iters",)}
+_PAIRS = {
+    "on": f"--tokenizer-type GPT2BPETokenizer {_BYTES} --data-path {{files}}/tasks",
+    **_TRANSFER,
+}
+_PAIRS |= {"objective": "multitask"}
+_WEIGHTED = "--train-weighted-split-paths 'a: 1 0:1 {files}/corpus'"
+
+MODEL = {
+    "num_layers": Turned("--num-layers 1", "shapes"),
+    "hidden_size": Turned("--hidden-size 32", "shapes"),
+    "num_attention_heads": Turned("--num-attention-heads 4", "losses"),
+    "seq_length": Turned("--seq-length 8", "sizes"),
+    "max_position_embeddings": Turned("--max-position-embeddings 32", "shapes"),
+    "ffn_hidden_size": Turned("--ffn-hidden-size 24", "shapes"),
+    "kv_channels": Turned("--kv-channels 4", "shapes"),
+    "group_query_attention": Turned("--group-query-attention", "shapes"),
+    "num_query_groups": Turned(
+        "--num-query-groups 2", "shapes", on="--num-attention-heads 4 --group-query-attention"
+    ),
+    "window_size": Turned("--window-size 4", "losses"),
+    "apply_query_key_layer_scaling": Turned(
+        "--no-query-key-layer-scaling", "losses", on="--bf16 --attention-impl fused-softmax"
+    ),
+    "qk_layernorm": Turned("--qk-layernorm", "shapes"),
+    "position_embedding_type": Turned("--position-embedding-type alibi", "losses"),
+    "use_rotary_position_embeddings": Turned("--use-rotary-position-embeddings", "losses"),
+    "add_position_embedding": Turned("--no-position-embedding", "shapes"),
+    "rotary_base": Turned("--rotary-base 100", "losses", on=_ROTARY),
+    "rotary_percent": Turned("--rotary-percent 0.5", "losses", on=_ROTARY),
+    "rotary_seq_len_interpolation_factor": Turned(
+        "--rotary-seq-len-interpolation-factor 2", "losses", on=_ROTARY
+    ),
+    "use_rope_scaling": Turned("--use-rope-scaling", "losses", on=_ROTARY),
+    "rope_scaling_factor": Turned(
+        "--rope-scaling-factor 2", "losses", on=f"{_ROTARY} --use-rope-scaling"
+    ),
+    "normalization": Turned("--normalization RMSNorm", "shapes"),
+    "norm_epsilon": Turned("--layernorm-epsilon 0.1", "losses"),
+    "apply_layernorm_1p": Turned("--apply-layernorm-1p", "weights"),
+    "embed_layernorm": Turned("--embed-layernorm", "shapes"),
+    "apply_residual_connection_post_layernorm": Turned(
+        "--apply-residual-connection-post-layernorm", "losses"
+    ),
+    "gelu": Turned("--gelu erf", "losses"),
+    "openai_gelu": Turned("--openai-gelu", "error", on="--gelu erf", says="--openai-gelu"),
+    "onnx_safe": Turned("--onnx-safe True", "losses"),
+    "glu_activation": Turned("--glu-activation geglu", "shapes"),
+    "swiglu": Turned("--swiglu", "shapes"),
+    "squared_relu": Turned("--squared-relu", "losses"),
+    "add_bias_linear": Turned("--disable-bias-linear", "shapes"),
+    "add_qkv_bias": Turned("--add-qkv-bias", "shapes", on="--disable-bias-linear"),
+    "untie_embeddings_and_output_weights": Turned(
+        "--untie-embeddings-and-output-weights", "shapes"
+    ),
+    "fp32_residual_connection": Turned("--fp32-residual-connection", "losses", on="--bf16"),
+    "attention_dropout": Turned("--attention-dropout 0.5", "losses"),
+    "hidden_dropout": Turned("--hidden-dropout 0.5", "losses"),
+    "init_method_std": Turned("--init-method-std 0.1", "losses"),
+    "init_method_xavier_uniform": Turned("--init-method-xavier-uniform", "losses"),
+}
+
+EXPERTS = {
+    "num_experts": Turned("--num-experts 2", "shapes"),
+    "expert_interval": Turned("--expert-interval 1", "shapes", on="--num-experts 2"),
+    "moe_layer_freq": Turned("--moe-layer-freq 1", "shapes", on="--num-experts 2"),
+    "topk": Turned("--topk 2", "losses", on=_MIXTURE),
+    "mlp_type": Turned("--mlp-type residual", "shapes", on=_MIXTURE),
+    "moe_expert_parallel_size": Turned(
+        "--moe-expert-parallel-size 2", "shapes", on=_MIXTURE, ranks=2
+    ),
+    "moe_train_capacity_factor": Turned("--moe-train-capacity-factor 0.25", "losses", on=_MIXTURE),
+    "moe_eval_capacity_factor": Turned("--moe-eval-capacity-factor 0.25", "log", on=_MIXTURE),
+    "moe_expert_capacity_factor": Turned(
+        "--moe-expert-capacity-factor 0.25", "losses", on=_MIXTURE
+    ),
+    "moe_min_capacity": Turned(
+        "--moe-min-capacity 8", "losses", on=f"{_MIXTURE} --moe-train-capacity-factor 0.1"
+    ),
+    "moe_token_dropping": Turned("--disable-moe-token-dropping", "losses", on=_MIXTURE),
+    "moe_loss_coeff": Turned("--moe-loss-coeff 1", "losses", on=_MIXTURE),
+    "moe_top2_2nd_expert_sampling": Turned(
+        "--disable-moe-top2-2nd-expert-sampling",
+        "losses",
+        on="--num-experts 4 --expert-interval 1 --topk 2",
+    ),
+    "noisy_gate_policy": Turned("--noisy-gate-policy RSample", "losses", on=_MIXTURE),
+}
+
+PARALLEL = {
+    "tensor_model_parallel_size": Turned(_TENSOR, "shapes", ranks=2),
+    "pipeline_model_parallel_size": Turned("--pipeline-model-parallel-size 2", "shapes", ranks=2),
+    "sequence_parallel": Turned("--sequence-parallel", "kept", on=_TENSOR, ranks=2),
+    "ds_sequence_parallel_size": Turned("--ds-sequence-parallel-size 2", "batches", ranks=2),
+    "pp_partition_method": Turned(
+        "--pp-partition-method parameters",
+        "shapes",
+        on="--num-layers 4 --max-position-embeddings 330 --pipeline-model-parallel-size 2",
+        ranks=2,
+    ),
+    "distributed_backend": Turned("--distributed-backend nccl", "error", says="nccl needs GPUs"),
+    "device": Turned("--device cuda", "error", says="no GPU is visible"),
+    "local_rank": Turned("--local_rank 7", "error", says="but --local_rank 7"),
+}
+
+PRECISION = {
+    "fp16": Turned("--fp16", "shapes", as_gpu=True),
+    "bf16": Turned("--bf16", "shapes"),
+    "loss_scale": Turned("--loss-scale 128", "scales", on="--fp16", as_gpu=True),
+    "initial_loss_scale": Turned("--initial-loss-scale 256", "scales", on="--fp16", as_gpu=True),
+    "min_loss_scale": Turned(
+        "--min-loss-scale 549755813888",
+        "error",
+        on=f"{_OVERFLOWS} --hysteresis 1",
+        as_gpu=True,
+        says="minimum",
+    ),
+    "loss_scale_window": Turned("--loss-scale-window 1", "scales", on=_FP16, as_gpu=True),
+    "hysteresis": Turned("--hysteresis 1", "scales", on=_OVERFLOWS, as_gpu=True),
+    "accumulate_allreduce_grads_in_fp32": Turned(
+        "--accumulate-allreduce-grads-in-fp32", "weights", on=_FP16, as_gpu=True
+    ),
+}
+
+OPTIMIZER = {
+    "optimizer": Turned("--optimizer sgd", "state"),
+    "optimizer_impl": Turned("--optimizer-impl apex", "error", says="needs a GPU to step on"),
+    "use_bnb_optimizer": Turned("--use-bnb-optimizer", "error", says="8-bit state needs a GPU"),
+    "cpu_optimizer": Turned("--cpu-optimizer", "state"),
+    "cpu_torch_adam": Turned("--cpu_torch_adam", "state", on="--cpu-optimizer"),
+    "use_distributed_optimizer": Turned("--use-distributed-optimizer", "state", ranks=2),
+    "bitfit": Turned("--bitfit", "trained"),
+    "weight_decay": Turned("--weight-decay 0.5", "weights"),
+    "start_weight_decay": Turned("--start-weight-decay 0.4", "weights", on=_DECAY),
+    "end_weight_decay": Turned("--end-weight-decay 0.9", "weights", on=_DECAY),
+    "weight_decay_incr_style": Turned("--weight-decay-incr-style cosine", "weights", on=_DECAY),
+    "clip_grad": Turned("--clip-grad 0.1", "weights"),
+    "adam_beta1": Turned("--adam-beta1 0.5", "weights"),
+    "adam_beta2": Turned("--adam-beta2 0.5", "weights"),
+    "adam_eps": Turned("--adam-eps 0.1", "weights"),
+    "sgd_momentum": Turned("--sgd-momentum 0.1", "weights", on="--optimizer sgd"),
+    "lion_beta1": Turned("--lion-beta1 0.5", "weights", on="--optimizer lion"),
+    "lion_beta2": Turned("--lion-beta2 0.5", "weights", on="--optimizer lion"),
+    "muon_momentum": Turned("--muon-momentum 0.5", "weights", on=_MUON),
+    "muon_nesterov": Turned("--muon-nesterov", "weights", on=_MUON),
+    "muon_num_ns_steps": Turned("--muon-num-ns-steps 2", "weights", on=_MUON),
+    "muon_scale_mode": Turned("--muon-scale-mode unit_rms_norm", "weights", on=_MUON),
+    "muon_extra_scale_factor": Turned("--muon-extra-scale-factor 0.2", "weights", on=_MUON),
+}
+
+SCHEDULE = {
+    "lr": Turned("--lr 0.02", "weights"),
+    "min_lr": Turned("--min-lr 0.005", "rates"),
+    "lr_decay_style": Turned("--lr-decay-style cosine", "rates"),
+    "lr_decay_iters": Turned("--lr-decay-iters 10", "rates"),
+    "lr_decay_samples": Turned("--lr-decay-samples 40", "rates", **_SAMPLES),
+    "lr_decay_tokens": Turned("--lr-decay-tokens 1000", "rates"),
+    "lr_wsd_decay_style": Turned("--lr-wsd-decay-style linear", "rates", on=_WSD),
+    "lr_wsd_decay_iters": Turned("--lr-wsd-decay-iters 3", "rates", on=_WSD),
+    "lr_wsd_decay_samples": Turned(
+        "--lr-wsd-decay-samples 12",
+        "rates",
+        on="--train-samples 12 --lr-decay-style WSD --lr-wsd-decay-samples 8",
+        without=("--train-iters",),
+    ),
+    "lr_warmup_fraction": Turned("--lr-warmup-fraction 0.7", "rates"),
+    "lr_warmup_iters": Turned("--lr-warmup-iters 2", "rates"),
+    "lr_warmup_samples": Turned("--lr-warmup-samples 8", "rates", **_SAMPLES),
+    "lr_warmup_tokens": Turned("--lr-warmup-tokens 100", "rates"),
+    "lr_warmup_init": Turned("--lr-warmup-init 0.001", "rates", on="--lr-warmup-iters 2"),
+    "override_opt_param_scheduler": Turned(
+        "--override-opt_param-scheduler", "rates", on=f"{_RESUME} --lr 0.02", on_says="schedule"
+    ),
+    "use_checkpoint_opt_param_scheduler": Turned(
+        "--use-checkpoint-opt_param-scheduler",
+        "rates",
+        on=f"{_RESUME} --lr 0.02",
+        on_says="schedule",
+    ),
+}
+
+TRAINING = {
+    "micro_batch_size": Turned("--micro-batch-size 4", "batches"),
+    "global_batch_size": Turned("--global-batch-size 2", "sizes"),
+    "rampup_batch_size": Turned("--rampup-batch-size 2 2 8", "sizes", **_SAMPLES),
+    "train_iters": Turned("--train-iters 2", "sizes"),
+    "train_samples": Turned("--train-samples 8", "sizes", **_SAMPLES),
+    "train_tokens": Turned("--train-tokens 100", "sizes"),
+    "seed": Turned("--seed 1", "losses"),
+    "exit_interval": Turned("--exit-interval 2", "sizes"),
+    "exit_duration_in_mins": Turned("--exit-duration-in-mins 1", "sizes"),
+    "exit_signal_handler": Turned("--exit-signal-handler", "sizes"),
+    "kill_switch_path": Turned("--kill-switch-path {files}/kill", "sizes"),
+    "skip_train_iteration_range": Turned("--skip-train-iteration-range 2-2", "batches"),
+    "deterministic_mode": Turned("--deterministic-mode", "process"),
+    "expect_params": Turned("--expect-params 1B", "error", says="a network of"),
+    "config": Turned("--config {files}/flags.yaml", "weights"),
+}
+
+EVALUATION = {
+    "eval_interval": Turned("--eval-interval 1", "log"),
+    "eval_iters": Turned("--eval-iters 2", "log"),
+    "eval_only": Turned("--eval-only", "sizes", on=_RESUME),
+    "inference": Turned("--inference", "deepspeed", on=f"{_RESUME} --eval-only"),
+}
+
+DATA = {
+    "data_path": Turned("--data-path {files}/other", "batches"),
+    "split": Turned("--split 50,25,25", "batches"),
+    "train_weighted_split_paths": Turned(
+        "--train-weighted-split-paths 'a: 1 0:0.5 {files}/other'",
+        "batches",
+        on=_WEIGHTED,
+        without=("--data-path",),
+    ),
+    "valid_weighted_split_paths": Turned(
+        "--valid-weighted-split-paths 'b: 1 0:1 {files}/other'",
+        "log",
+        on=_WEIGHTED,
+        without=("--data-path",),
+    ),
+    "test_weighted_split_paths": Turned(
+        "--test-weighted-split-paths 'b: 1 0:1 {files}/other'",
+        "log",
+        on=_WEIGHTED,
+        without=("--data-path",),
+    ),
+    "train_weighted_split_paths_path": Turned(
+        "--train-weighted-split-paths-path {files}/paths.txt",
+        "batches",
+        without=("--data-path",),
+        on_says="--data-path is missing",
+    ),
+    "valid_weighted_split_paths_path": Turned(
+        "--valid-weighted-split-paths-path {files}/paths.txt",
+        "log",
+        on=_WEIGHTED,
+        without=("--data-path",),
+    ),
+    "test_weighted_split_paths_path": Turned(
+        "--test-weighted-split-paths-path {files}/paths.txt",
+        "log",
+        on=_WEIGHTED,
+        without=("--data-path",),
+    ),
+    "dataloader_type": Turned("--dataloader-type cyclic", "batches"),
+    "data_impl": Turned("--data-impl lazy", "error", says="open it with --dataset-impl mmap"),
+    "data_cache_path": Turned("--data-cache-path {run}/elsewhere", "files"),
+}
+
+MASKS = {
+    "reset_position_ids": Turned("--reset-position-ids", "batches"),
+    "reset_attention_mask": Turned("--reset-attention-mask", "losses"),
+    "eod_mask_loss": Turned("--eod-mask-loss", "losses"),
+}
+
+OBJECTIVE = {
+    "loss_on_targets_only": Turned("--loss-on-targets-only", "losses", objective="prefix-lm"),
+    "reweight_loss_based_on_position_frequency": Turned(
+        "--reweight-loss-based-on-position-frequency", "losses", objective="prefix-lm"
+    ),
+    "norm_target_loss": Turned("--norm-target-loss", "losses", **_PAIRS),
+    "prefixlm": Turned("--prefixlm", "losses", **_PAIRS),
+}
+
+FIM = {
+    "fim_rate": Turned("--fim-rate 1", "batches", on=_SLOW_TEXT, **_TRANSFER),
+    "fim_spm_rate": Turned("--fim-spm-rate 0", "batches", on=_FIM, **_TRANSFER),
+    "fim_split_sample": Turned("--fim-split-sample <split>", "batches", on=_FIM, **_TRANSFER),
+    "fragment_fim_rate": Turned("--fragment-fim-rate 1", "batches", on=_SPLIT, **_TRANSFER),
+    "no_fim_prefix": Turned("--no-fim-prefix a", "batches", on=_SPLIT, **_TRANSFER),
+    "fim_cut": Turned("--fim-cut tokens", "batches", on=_FIM, **_TRANSFER),
+    "fim_prefix_token": Turned("--fim-prefix-token <other>", "batches", on=_FIM, **_TRANSFER),
+    "fim_middle_token": Turned("--fim-middle-token <other>", "batches", on=_FIM, **_TRANSFER),
+    "fim_suffix_token": Turned("--fim-suffix-token <other>", "batches", on=_FIM, **_TRANSFER),
+    "fim_pad_token": Turned("--fim-pad-token <other>", "batches", on=_SHRINKING, **_TRANSFER),
+}
+
+TOKENIZER = {
+    "tokenizer_type": Turned(
+        "--tokenizer-type NullTokenizer", "error", on=_TEXT, says="NullTokenizer needs", **_TRANSFER
+    ),
+    "vocab_file": Turned("--vocab-file {files}/longer.json", "shapes", on=_TEXT, **_TRANSFER),
+    "merge_file": Turned("--merge-file {files}/none.txt", "batches", on=_FIM, **_TRANSFER),
+    "tokenizer_name_or_path": Turned(
+        "--tokenizer-name-or-path {files}/hf_longer", "shapes", on=_HF, **_TRANSFER
+    ),
+    "tokenizer_model": Turned(
+        "--tokenizer-model {files}/tiktoken_other.json", "batches", on=_TIKTOKEN, **_TRANSFER
+    ),
+    "tokenizer_kwargs": Turned("--tokenizer-kwargs pad_token <new>", "shapes", on=_HF, **_TRANSFER),
+    "vocab_size": Turned("--vocab-size 90", "shapes"),
+    "vocab_extra_ids": Turned("--vocab-extra-ids 10", "shapes", on=_HF, **_TRANSFER),
+    "tiktoken_pattern": Turned("--tiktoken-pattern v1", "batches", on=_TIKTOKEN, **_TRANSFER),
+    "tiktoken_num_special_tokens": Turned(
+        "--tiktoken-num-special-tokens 11", "batches", on=_TIKTOKEN, **_TRANSFER
+    ),
+    "tiktoken_special_tokens": Turned(
+        "--tiktoken-special-tokens <unk> <s> </s> <fim_prefix> <fim_suffix> <fim_middle>",
+        "batches",
+        on=_TIKTOKEN,
+        **_TRANSFER,
+    ),
+    "tokenizer_backend": Turned("--tokenizer-backend fast", "error", says="have a fast backend"),
+    "make_vocab_size_divisible_by": Turned("--make-vocab-size-divisible-by 128", "shapes"),
+    "pad_vocab_size_to": Turned("--pad-vocab-size-to 100", "shapes"),
+}
+
+CHECKPOINT = {
+    "save": Turned(_SAVE, "files"),
+    "save_interval": Turned("--save-interval 1", "files", on=_SAVE),
+    "load": Turned("--load {files}/checkpoint", "sizes", on="--train-iters 4"),
+    "keep_last": Turned("--keep-last 1", "files", on=_SAVE_EACH),
+    "keep_every": Turned("--keep-every 2", "files", on=_SAVE_EACH),
+    "exit_on_missing_checkpoint": Turned(
+        "--exit-on-missing-checkpoint", "error", on=f"{_SAVE} --load {{run}}/save", says="holds no"
+    ),
+    "finetune": Turned("--finetune", "sizes", on=_RESUME),
+    "reset_progress": Turned("--reset-progress", "sizes", on=_RESUME),
+    "no_load_optim": Turned("--no-load-optim", "weights", on=_RESUME),
+    "no_load_rng": Turned("--no-load-rng", "losses", on=_RESUME),
+    "no_save_optim": Turned("--no-save-optim", "saved", on=_SAVE),
+    "no_save_rng": Turned("--no-save-rng", "files", on=_SAVE),
+}
+
+RECOMPUTE = {
+    "recompute_granularity": Turned("--recompute-granularity selective", "kept"),
+    "recompute_activations": Turned("--recompute-activations", "kept"),
+    "checkpoint_activations": Turned("--checkpoint-activations", "kept"),
+    "recompute_method": Turned("--recompute-method block", "kept", on=_FULL),
+    "recompute_num_layers": Turned("--recompute-num-layers 2", "kept", on=_FULL),
+    "distribute_saved_activations": Turned(
+        "--distribute-saved-activations", "deepspeed", on=f"{_TENSOR} {_FULL}", ranks=2
+    ),
+    "contiguous_checkpointing": Turned(
+        "--contiguous-checkpointing",
+        "deepspeed",
+        on=f"{_TENSOR} {_FULL} --partition-activations",
+        ranks=2,
+    ),
+    "checkpoint_in_cpu": Turned(
+        "--checkpoint-in-cpu",
+        "deepspeed",
+        on=f"{_TENSOR} {_FULL} --partition-activations",
+        ranks=2,
+    ),
+    "synchronize_each_layer": Turned("--synchronize-each-layer", "deepspeed", on=_FULL),
+    "profile_backward": Turned("--profile-backward", "said", on=_FULL),
+}
+
+KERNELS = {
+    "kernels": Turned("--kernels reference", "log"),
+    "attention_impl": Turned("--attention-impl reference", "attention"),
+    "use_flash_attn": Turned("--use-flash-attn", "error", says="--use-flash-attn needs a GPU"),
+    "attention_softmax_in_fp32": Turned(
+        "--attention-softmax-in-fp32",
+        "losses",
+        on="--bf16 --attention-impl fused-softmax --no-query-key-layer-scaling",
+    ),
+    "masked_softmax_fusion": Turned(
+        "--no-masked-softmax-fusion", "log", on="--attention-impl fused-softmax"
+    ),
+    "bias_gelu_fusion": Turned("--no-bias-gelu-fusion", "log"),
+    "bias_dropout_fusion": Turned("--no-bias-dropout-fusion", "log"),
+    "layer_norm_fusion": Turned("--no-layer-norm-fusion", "log"),
+    "rope_fusion": Turned("--no-rope-fusion", "log", on=_ROTARY),
+    "cross_entropy_fusion": Turned("--no-cross-entropy-fusion", "log"),
+    "abort_on_unmet_fused_kernel_constraints": Turned(
+        "--abort-on-unmet-fused-kernel-constraints", "error", says="Triton needs a GPU"
+    ),
+}
+
+LOGGING = {
+    "log_interval": Turned("--log-interval 2", "log"),
+    "log_params_norm": Turned("--log-params-norm", "measures"),
+    "log_num_zeros_in_grad": Turned("--log-num-zeros-in-grad", "measures"),
+    "timing_log_level": Turned("--timing-log-level 1", "measures"),
+    "log_path": Turned("--log-path {run}/flags", "files"),
+    "log_level": Turned("--log-level warning", "log"),
+    "log_level_replica": Turned("--log-level-replica info", "log", ranks=2),
+    "tensorboard_dir": Turned(_TB, "scalars"),
+    "tensorboard_log_interval": Turned("--tensorboard-log-interval 2", "scalars", on=_TB),
+    "tensorboard_queue_size": Turned("--tensorboard-queue-size 5", "writers", on=_TB),
+    "log_timers_to_tensorboard": Turned("--log-timers-to-tensorboard", "scalars", on=_TB),
+    "log_batch_size_to_tensorboard": Turned("--log-batch-size-to-tensorboard", "scalars", on=_TB),
+    "log_validation_ppl_to_tensorboard": Turned(
+        "--log-validation-ppl-to-tensorboard", "scalars", on=_TB
+    ),
+    "log_learning_rate_to_tensorboard": Turned(
+        "--no-log-learning-rate-to-tensorboard", "scalars", on=_TB
+    ),
+    "log_loss_scale_to_tensorboard": Turned(
+        "--no-log-loss-scale-to-tensorboard", "scalars", on=f"{_FP16} {_TB}", as_gpu=True
+    ),
+    "wandb_project": Turned(_WANDB, "writers"),
+    "wandb_exp_name": Turned("--wandb-exp-name e", "writers", on=_WANDB),
+    "wandb_entity": Turned("--wandb-entity e", "writers", on=_WANDB),
+    "wandb_save_dir": Turned("--wandb-save-dir {run}/wandb", "writers", on=_WANDB),
+    "codecarbon_dir": Turned("--codecarbon-dir {run}/energy", "files"),
+    "codecarbon_country_iso_code": Turned(
+        "--codecarbon-country-iso-code DEU", "writers", on="--codecarbon-dir {run}/energy"
+    ),
+}
+
+PROFILING = {
+    "profile": Turned("--profile", "files", on=_PROFILE.replace("--profile ", "")),
+    "profile_step_start": Turned("--profile-step-start 2", "files", on=_PROFILE),
+    "profile_step_end": Turned("--profile-step-end 2", "files", on=_PROFILE),
+    "profile_ranks": Turned("--profile-ranks 1", "files", on=_PROFILE, ranks=2),
+    "profile_dir": Turned("--profile-dir {run}/elsewhere", "files", on=_PROFILE),
+    "nvtx_ranges": Turned("--nvtx-ranges", "error", says="--nvtx-ranges needs GPUs"),
+}
+
+DEEPSPEED = {
+    "deepspeed_config": Turned("--deepspeed_config {files}/curriculum.json", "sizes"),
+    "zero_stage": Turned("--zero-stage 1", "state", ranks=2),
+    "zero_reduce_scatter": Turned("--zero-reduce-scatter", "deepspeed", on="--zero-stage 2"),
+    "zero_contiguous_gradients": Turned(
+        "--zero-contiguous-gradients", "deepspeed", on="--zero-stage 2"
+    ),
+    "zero_reduce_bucket_size": Turned(
+        "--zero-reduce-bucket-size 500", "deepspeed", on="--zero-stage 2"
+    ),
+    "zero_allgather_bucket_size": Turned(
+        "--zero-allgather-bucket-size 500", "deepspeed", on="--zero-stage 2"
+    ),
+    "remote_device": Turned("--remote-device cpu", "deepspeed", on="--zero-stage 3"),
+    "use_pin_memory": Turned(
+        "--use-pin-memory", "deepspeed", on="--cpu-optimizer --cpu_torch_adam"
+    ),
+}
+
+OPTIONS: Mapping[str, Turned | Unseen] = {
+    **MODEL,
+    **EXPERTS,
+    **PARALLEL,
+    **PRECISION,
+    **OPTIMIZER,
+    **SCHEDULE,
+    **TRAINING,
+    **EVALUATION,
+    **DATA,
+    **MASKS,
+    **OBJECTIVE,
+    **FIM,
+    **TOKENIZER,
+    **CHECKPOINT,
+    **RECOMPUTE,
+    **KERNELS,
+    **LOGGING,
+    **PROFILING,
+    **DEEPSPEED,
+}
