@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 LATEST = "latest"
+LATEST_UNIVERSAL = "latest_universal"
 MANIFEST = "manifest.json"
 STAGING = "staging-"
 REPLACED = "replaced-"
@@ -35,3 +36,11 @@ def published_tags(directory: Path) -> list[str]:
         return []
     iterations = (iteration_of(file.parent.name) for file in directory.glob(f"*/{MANIFEST}"))
     return [tag_of(i) for i in sorted((i for i in iterations if i is not None), reverse=True)]
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Return the newest checkpoint of the directory `path`, or `path` if it is one itself."""
+    if (path / MANIFEST).is_file():
+        return path
+    tags = published_tags(path)
+    return path / tags[0] if tags else path

@@ -28,6 +28,10 @@ class CheckpointConfig:
     """Directory to resume from. When it is also --save and holds no checkpoint yet, training
     starts from the beginning."""
 
+    universal_checkpoint: bool = False
+    """Look in --load for what tools/convert_checkpoint/ds_to_universal.py wrote, too, and go on
+    from the newest. A run in another layout than the saved one needs no such step."""
+
     exit_on_missing_checkpoint: bool = False
     """Fail when --load holds no checkpoint, also when it is --save."""
 

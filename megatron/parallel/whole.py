@@ -71,6 +71,11 @@ class Whole:
         """Elements in a row."""
         return math.prod(self.shape[1:])
 
+    @property
+    def size(self) -> int:
+        """Elements of the tensor."""
+        return math.prod(self.shape)
+
     def rows(self, start: int, stop: int) -> Tensor:
         """Return rows in the shape of the whole: [stop - start, ...]."""
         if stop > self.stored:

@@ -17,6 +17,7 @@ class CheckpointPlan:
     keep_last: int  # the newest checkpoints; 0: all
     keep_every: int  # iterations; 0: none besides the newest
     load: str
+    universal: bool  # whether checkpoints without a layout count, too
     must_exist: bool  # whether --load has to hold a checkpoint
     loads_optimizer: bool
     loads_streams: bool
@@ -38,6 +39,7 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
         keep_last=checkpoint.keep_last or int(checkpoint.keep_every is not None),
         keep_every=checkpoint.keep_every or 0,
         load=checkpoint.load or "",
+        universal=checkpoint.universal_checkpoint,
         must_exist=checkpoint.exit_on_missing_checkpoint or checkpoint.load != checkpoint.save,
         loads_optimizer=trains and not (finetune or checkpoint.no_load_optim),
         loads_streams=trains and not (finetune or checkpoint.no_load_rng),
@@ -63,6 +65,12 @@ def checkpoint_problems(checkpoint: CheckpointConfig, *, zero_stage: int) -> Ite
         yield "--save-interval needs --save: the directory"
     for flag, asked, needed, value in (
         ("--finetune", checkpoint.finetune, "--load", checkpoint.load),
+        (
+            "--universal-checkpoint",
+            checkpoint.universal_checkpoint,
+            "--load",
+            checkpoint.load,
+        ),
         ("--reset-progress", checkpoint.reset_progress, "--load", checkpoint.load),
         (
             "--exit-on-missing-checkpoint",

@@ -17,6 +17,7 @@ from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import Manifest, damage, read_manifest
 from megatron.checkpoint.names import published_tags
 from megatron.checkpoint.publish import other_latest, restore_replaced
+from megatron.checkpoint.universal import is_universal, read_universal, with_universal
 from megatron.engine.engine import Engine
 from megatron.errors import CheckpointError, NewerCheckpointError
 from megatron.parallel.random import renewed_seed
@@ -43,7 +44,7 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> Plan:
     Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
     """
     directory = Path(plan.checkpoint.load)
-    tags = from_rank_0(lambda: _find(directory))
+    tags = from_rank_0(lambda: _find(directory, universal=plan.checkpoint.universal))
     for tag in tags:
         folder = directory / tag
         try:
@@ -93,9 +94,9 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> Plan:
 def _load(engine: Engine, plan: Plan, manifest: Manifest, folder: Path) -> None:
     """Fill `engine` from `folder`, whatever the layout of the run that saved it."""
     wished, now = plan.checkpoint, _as_json(asdict(plan))
-    changes = layout_changes(manifest.plan, now)
+    changes, universal = layout_changes(manifest.plan, now), is_universal(manifest)
     require_reshapable(manifest.plan, changes, str(folder), with_optimizer=wished.loads_optimizer)
-    if not changes:
+    if not changes and not universal:
         engine.load(
             folder.parent,
             folder.name,
@@ -103,7 +104,7 @@ def _load(engine: Engine, plan: Plan, manifest: Manifest, folder: Path) -> None:
             streams=wished.loads_streams,
         )
         return
-    log.info("reshaping %s, which was saved in another layout:", folder)
+    log.info("reshaping %s to this layout:", folder)
     for change in changes:
         log.info(change)
     if (rows := manifest.plan["model"]["padded_vocab_size"]) != plan.model.padded_vocab_size:
@@ -113,22 +114,25 @@ def _load(engine: Engine, plan: Plan, manifest: Manifest, folder: Path) -> None:
             rows,
         )
     # Every rank has verified its share of the files.
-    whole = read_whole(folder, manifest, optimizer=wished.loads_optimizer, verify=False)
+    if universal:
+        whole = read_universal(folder, manifest)
+    else:
+        whole = read_whole(folder, manifest, optimizer=wished.loads_optimizer, verify=False)
     engine.load_whole(whole, optimizer=wished.loads_optimizer)
     if not wished.loads_streams:
         return
-    if has_same_ranks(manifest.plan, now):
+    if has_same_ranks(manifest.plan, now) and not universal:
         engine.load_streams(folder)
         return
     seed = renewed_seed(plan.training.seed, manifest.state["iteration"])
     engine.renew_streams(seed, sequence_parallel=plan.parallel.sequence_parallel)
     log.info(
-        "random streams belong to ranks, and these are others now: they begin anew from --seed and "
+        "random streams belong to ranks, and these are others: they begin anew from --seed and "
         "the iteration; what is dropped differs from what the former layout would have dropped"
     )
 
 
-def _find(directory: Path) -> list[str]:
+def _find(directory: Path, *, universal: bool) -> list[str]:
     if directory.is_dir():
         restore_replaced(directory)
     tags = published_tags(directory)
@@ -138,7 +142,7 @@ def _find(directory: Path) -> list[str]:
             "one, move the newer away",
             *(directory, told, tags[0]),
         )
-    return tags
+    return with_universal(directory, tags) if universal else tags
 
 
 def _verified_manifest(folder: Path) -> Manifest:

@@ -8,6 +8,9 @@ import json
 import pytest
 from deepspeed.accelerator import get_accelerator
 
+from megatron.checkpoint.layouts import read_whole
+from megatron.checkpoint.manifest import Manifest, record_file
+
 # Not adam: it would blow up the rounding errors of key biases, whose gradient is zero.
 SGD = ["--optimizer", "sgd", "--weight-decay", "0"]
 
@@ -17,10 +20,10 @@ def build_fp16(build, monkeypatch, tmp_path):
     """Return a function from a power of two, the first loss scale, to an engine."""
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)
 
-    def build_from(power):
+    def build_from(power, *flags):
         file = tmp_path / f"{power}.json"
         file.write_text(json.dumps({"fp16": {"initial_scale_power": power, "hysteresis": 1}}))
-        return build(*SGD, "--fp16", "--deepspeed_config", str(file), device="cuda")
+        return build(*SGD, "--fp16", "--deepspeed_config", str(file), *flags, device="cuda")
 
     return build_from
 
@@ -45,3 +48,25 @@ def test_a_step_is_that_of_32_bits_but_for_rounding(build, build_fp16, micro_bat
         assert engine.grad_norm == pytest.approx(exact.grad_norm, rel=2e-2)
     assert engine.skipped_steps == 0
     assert engine.loss_scale == 2.0**8
+
+
+def test_another_layout_goes_on_with_the_scale_and_the_counters(build_fp16, micro_batch, tmp_path):
+    engine = build_fp16(30)
+    for number in range(3):
+        engine.train_batch(iter([micro_batch(number)]))
+    assert engine.skipped_steps == 3
+    engine.save(tmp_path, "tag", {})
+    plan = {"parallel": {"tensor": 1, "pipeline": 1, "zero_stage": 1}}
+    manifest = Manifest(
+        state={},
+        plan={**plan, "model": {"tied_embeddings": True}},
+        config={},
+        versions={},
+        partition_dims={},
+        files=tuple(map(record_file, (tmp_path / "tag").iterdir())),
+    )
+    other = build_fp16(8, "--zero-stage", "3")
+    other.load_whole(read_whole(tmp_path / "tag", manifest))
+    assert (other.loss_scale, other.skipped_steps) == (2.0**27, 3)
+    other.train_batch(iter([micro_batch(3)]))
+    assert (other.loss_scale, other.skipped_steps) == (2.0**26, 4)
