@@ -1,0 +1,87 @@
+"""A run that goes on in another layout, with nothing in between."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import REPOSITORY, Corpus, journal, losses, start, start_ranks
+
+RUN = [
+    *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
+    *("--seq-length", "32", "--max-position-embeddings", "32", "--attention-dropout", "0"),
+    *("--micro-batch-size", "1", "--global-batch-size", "4", "--lr", "3e-3", "--train-iters", "7"),
+    *("--log-interval", "1", "--eval-iters", "0", "--save-interval", "3"),
+    *("--pad-vocab-size-to", "512"),
+]
+
+
+def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None:
+    whole, moved, alone = tmp_path / "whole", tmp_path / "moved", tmp_path / "alone"
+    flags = [*RUN, "--hidden-dropout", "0", *corpus.flags]
+    start_ranks(2, *flags, "--save", str(whole)).succeeded()
+    expected = losses(whole)
+    assert len(expected) == 7
+
+    shutil.copytree(whole / "global_step3", moved / "global_step3")
+    pipeline = ["--pipeline-model-parallel-size", "2", "--zero-stage", "1", "--exit-interval", "6"]
+    (said, _) = start_ranks(2, *flags, *pipeline, *both(moved)).succeeded().outputs
+    assert "  parallel.pipeline: 1 in the checkpoint, 2 now" in said
+    assert "random streams belong to ranks, and these are others" in said
+    assert losses(moved) == pytest.approx(expected[3:6], rel=1e-5)
+
+    # What a reshaped run saves is a checkpoint like any other.
+    shutil.copytree(moved / "global_step6", alone / "global_step6")
+    start_ranks(1, *flags, *both(alone)).succeeded()
+    assert losses(alone) == pytest.approx(expected[6:], rel=1e-5)
+    assert journal(alone, "train")[-1]["consumed_samples"] == 28
+
+    # Without a layout it is the same state, and may be newer than others beside it.
+    plain = tmp_path / "plain"
+    convert = ["--input_folder", str(moved / "global_step6"), "--output_folder", str(plain / "six")]
+    for _ in range(2):
+        tool("convert_checkpoint/ds_to_universal.py", *convert)
+    files = sorted(file.name for file in (plain / "six" / "zero" / "6.bias").iterdir())
+    assert files == ["exp_avg.pt", "exp_avg_sq.pt", "fp32.pt", "step.pt"]
+    shutil.copytree(whole / "global_step3", plain / "global_step3")
+    digests = [digest(folder) for folder in (plain / "six", moved, plain / "global_step3")]
+    assert digests[0] == digests[1] != digests[2]
+    (said, _) = start_ranks(
+        2, *flags, "--zero-stage", "3", "--universal-checkpoint", *both(plain)
+    ).outputs
+    assert f"reshaping {plain / 'six'} to this layout" in said
+    assert losses(plain) == pytest.approx(expected[6:], rel=1e-5)
+    shown = tool("checkpoint/show.py", str(plain), "--parameters")
+    assert "parameters: 28 | numbers in them: 42880" in shown
+    assert "6.bias [32] | fp32, exp_avg, exp_avg_sq | steps: 7" in shown
+
+    convert[1] = str(whole / "global_step3")
+    other = tool("convert_checkpoint/ds_to_universal.py", *convert)
+    assert "exists and is another checkpoint: move it away" in other
+
+
+def test_streams_begin_anew_but_the_same_each_time(corpus: Corpus, tmp_path: Path) -> None:
+    flags = [*RUN, "--hidden-dropout", "0.3", *corpus.flags]
+    start_ranks(1, *flags, "--save", str(tmp_path / "first")).succeeded()
+    for name in ("one", "two", "stage"):
+        shutil.copytree(tmp_path / "first" / "global_step3", tmp_path / name / "global_step3")
+    start_ranks(2, *flags, *both(tmp_path / "one")).succeeded()
+    start_ranks(2, *flags, *both(tmp_path / "two")).succeeded()
+    assert losses(tmp_path / "one") == losses(tmp_path / "two")
+    # The same ranks keep their streams, whatever ZeRO divides.
+    (said,) = start_ranks(1, *flags, "--zero-stage", "2", *both(tmp_path / "stage")).outputs
+    assert "  parallel.zero_stage: 0 in the checkpoint, 2 now" in said
+    assert "random streams" not in said
+    assert losses(tmp_path / "stage") == pytest.approx(losses(tmp_path / "first")[3:], rel=1e-6)
+
+
+def tool(name: str, *words: str) -> str:
+    return start(sys.executable, str(REPOSITORY / "tools" / name), *words).outputs[0]
+
+
+def digest(folder: Path) -> str:
+    return tool("checkpoint/digest.py", str(folder)).split()[0]
+
+
+def both(directory: Path) -> list[str]:
+    return ["--save", str(directory), "--load", str(directory)]

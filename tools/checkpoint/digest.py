@@ -1,0 +1,38 @@
+"""Tell what a checkpoint holds in 64 letters, whatever its layout: `digest.py PATH`.
+
+Two checkpoints with the same digest hold the same weights, optimizer states and counts of steps.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpoint.names import checkpoint_of
+from megatron.config.checkpoint_tools import LookConfig
+from megatron.config.flags import parse_sections
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print what the command line `argv` asks for."""
+    if argv and not argv[0].startswith("-"):
+        argv = ["--path", *argv]
+    said = parse_sections(argv, {"look": LookConfig}, description=__doc__ or "").sections
+    config: LookConfig = said["look"]
+    folder = checkpoint_of(Path(config.path))
+    manifest = read_manifest(folder)
+    from megatron.checkpoint.digest import digest_of, digests, read_any
+
+    whole = read_any(folder, manifest)
+    named = list(digests(whole, manifest.plan["model"]["vocab_size"]))
+    if config.parameters:
+        for name, digest in named:
+            print(f"{digest} {name}")
+    print(f"{digest_of(named)} {folder} at iteration {manifest.state['iteration']}")
+
+
+if __name__ == "__main__":
+    run_tool(main)
