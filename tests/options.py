@@ -29,6 +29,7 @@ class Turned:
         ranks: how many processes share the run.
         objective: what is learned.
         as_gpu: whether the plan is that for a GPU.
+        parts: whether a weight of rank 1 comes to differ from that of rank 0.
         says: part of the error that the turned run must end with, when it sees "error".
         on_says: part of the error that the base ends with, where it cannot run without the option.
     """
@@ -40,6 +41,7 @@ class Turned:
     ranks: int = 1
     objective: str = "gpt"
     as_gpu: bool = False
+    parts: bool = False
     says: str = ""
     on_says: str = ""
 
@@ -68,6 +70,7 @@ _ROTARY = "--position-embedding-type rotary"
 _MIXTURE = "--num-experts 2 --expert-interval 1"
 _FP16 = "--fp16 --initial-loss-scale 256"
 _OVERFLOWS = "--fp16 --initial-loss-scale 1099511627776"
+_EXPLODES = "--init-method-std 1e30"
 _SAVE = "--save {run}/save --save-interval 2"
 _SAVE_EACH = "--save {run}/save --save-interval 1"
 _RESUME = "--load {files}/checkpoint --train-iters 4"
@@ -274,6 +277,16 @@ TRAINING = {
     "kill_switch_path": Turned("--kill-switch-path {files}/kill", "sizes"),
     "skip_train_iteration_range": Turned("--skip-train-iteration-range 2-2", "batches"),
     "deterministic_mode": Turned("--deterministic-mode", "process"),
+    "check_for_nan_in_loss_and_grad": Turned(
+        "--no-check-for-nan-in-loss-and-grad",
+        "sizes",
+        on=f"{_EXPLODES} --max-nan-steps 2",
+        on_says="--max-nan-steps",
+    ),
+    "max_nan_steps": Turned("--max-nan-steps 2", "error", on=_EXPLODES, says="--max-nan-steps"),
+    "replica_check_interval": Turned(
+        "--replica-check-interval 1", "error", ranks=2, parts=True, says="differ"
+    ),
     "expect_params": Turned("--expect-params 1B", "error", says="a network of"),
     "config": Turned("--config {files}/flags.yaml", "weights"),
 }
@@ -396,6 +409,7 @@ CHECKPOINT = {
     "exit_on_missing_checkpoint": Turned(
         "--exit-on-missing-checkpoint", "error", on=f"{_SAVE} --load {{run}}/save", says="holds no"
     ),
+    "universal_checkpoint": Turned("--universal-checkpoint", "error", says="needs --load"),
     "finetune": Turned("--finetune", "sizes", on=_RESUME),
     "reset_progress": Turned("--reset-progress", "sizes", on=_RESUME),
     "no_load_optim": Turned("--no-load-optim", "weights", on=_RESUME),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from source import PACKAGE, SCRIPTS, files_of, module_name
 
+from megatron.config.checkpoint_tools import LookConfig, UniversalConfig
 from megatron.config.config import SECTIONS
 from megatron.config.data_tools import (
     InspectConfig,
@@ -33,6 +34,9 @@ PROGRAMS = {
     "tools/sample_idxs_to_text.py": [*SECTIONS.values(), WorldConfig, SampleTextConfig],
     "tools/samples_of_step.py": [*SECTIONS.values(), WorldConfig, StepSamplesConfig],
     "tools/inspect_data.py": [TokenizerConfig, InspectConfig],
+    "tools/convert_checkpoint/ds_to_universal.py": [UniversalConfig],
+    "tools/checkpoint/digest.py": [LookConfig],
+    "tools/checkpoint/show.py": [LookConfig],
 }
 ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},

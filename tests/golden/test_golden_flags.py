@@ -7,6 +7,7 @@ from typing import get_type_hints
 import pytest
 from golden import HERE, require_golden
 
+from megatron.config.checkpoint_tools import LookConfig, UniversalConfig
 from megatron.config.config import SECTIONS
 from megatron.config.data_tools import (
     InspectConfig,
@@ -48,6 +49,8 @@ def test_flags():
         MergeConfig,
         GenerationConfig,
         *DATA_TOOLS,
+        UniversalConfig,
+        LookConfig,
     ]:
         lines += [f"[{section.__name__}]", *flag_lines(section), ""]
     lines.append("[legacy]")
