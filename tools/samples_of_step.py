@@ -16,9 +16,9 @@ from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.data_tools import StepSamplesConfig, WorldConfig
 from megatron.config.flags import value_in
 from megatron.data.datasets import build_datasets
-from megatron.data.origin import Origin
 from megatron.errors import ConfigError
-from megatron.plan.samples_plan import SamplesPlan, plan_samples
+from megatron.plan.samples_plan import plan_samples
+from megatron.preparation.traces import reader, told
 from megatron.tool import run_tool
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
         start, stop = (decided.batch.samples_before(count) for count in (step - 1, step))
         print(f"step {step}: samples {start} to {stop - 1}")
         for i in range(start, stop):
-            print(f"  sample {i} | {reader(decided, i - start)} | {told(train.origin(i))}")
+            print(f"  sample {i} | {reader(decided.batch, i - start)} | {told(train.origin(i))}")
 
 
 def step_range(steps: Sequence[int], train_iters: int) -> tuple[int, int]:
@@ -58,19 +58,6 @@ def step_range(steps: Sequence[int], train_iters: int) -> tuple[int, int]:
     if not 1 <= steps[0] <= steps[-1] <= train_iters:
         raise ConfigError(f"--steps {words}: the run has steps 1 to {train_iters}")
     return steps[0], steps[-1]
-
-
-def reader(decided: SamplesPlan, place: int) -> str:
-    """Return who reads the sample at `place` of a step."""
-    batch = decided.batch
-    turn, within = divmod(place, batch.micro_batch_size * batch.data_parallel_size)
-    return f"replica {within // batch.micro_batch_size} micro-batch {turn}"
-
-
-def told(origin: Origin) -> str:
-    """Return where a sample comes from: document[first token:token after the last]."""
-    pieces = " ".join(f"{piece.document}[{piece.start}:{piece.stop}]" for piece in origin.pieces)
-    return f"{origin.prefix} sample {origin.sample} | documents {pieces}"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 import json
 import math
+import os
+import secrets
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from megatron.errors import CheckpointError
 
@@ -12,15 +15,30 @@ JOURNAL = "journal.jsonl"
 
 
 class Journal:
-    """Appends records to `directory`/journal.jsonl."""
+    """Appends records to `directory`/journal.jsonl.
+
+    The run has a name of its own, and each start of it is an attempt, counted from 1.
+    """
 
     def __init__(self, directory: Path):
         self.file = directory / JOURNAL
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self.file.touch()
+            with self.file.open("a+b") as stream:
+                # A run that was killed may have left half a line.
+                if stream.tell() and not _ends_a_line(stream):
+                    stream.write(b"\n")
         except OSError as error:
             raise CheckpointError(f"--save {directory}: {error}") from error
+        starts = [record for record in _records(directory) if record["event"] == "start"]
+        self.attempt = len(starts)
+        named = (record["run"] for record in starts if "run" in record)
+        self.run = next(named, None) or secrets.token_hex(4)
+
+    def start(self, iteration: int) -> None:
+        """Note that the run begins, or goes on, behind `iteration`."""
+        self.attempt += 1
+        self.write("start", {"iteration": iteration, "run": self.run, "attempt": self.attempt})
 
     def write(self, event: str, record: dict[str, Any]) -> None:
         """Append `record` under the name of what happened."""
@@ -40,11 +58,31 @@ def read_journal(directory: Path) -> Iterator[dict[str, Any]]:
     Where the run went on from an older checkpoint, what came after that one is left out: it was
     done again.
     """
-    with (directory / JOURNAL).open(encoding="utf-8") as stream:
-        records = [json.loads(line) for line in stream]
     standing: list[dict[str, Any]] = []
-    for record in records:
+    for record in _records(directory):
         if record["event"] == "start":
             standing = [r for r in standing if r["iteration"] <= record["iteration"]]
         standing.append(record)
     yield from standing
+
+
+def every_attempt(directory: Path, iteration: int) -> list[dict[str, Any]]:
+    """Return the records of `iteration` from all starts of a run, the oldest first."""
+    return [r for r in _records(directory) if r["event"] != "start" and r["iteration"] == iteration]
+
+
+def _records(directory: Path) -> Iterator[dict[str, Any]]:
+    file = directory / JOURNAL
+    try:
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                # What a killed run had written half.
+                with suppress(json.JSONDecodeError):
+                    yield json.loads(line)
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}; no run has saved there") from error
+
+
+def _ends_a_line(stream: BinaryIO) -> bool:
+    stream.seek(-1, os.SEEK_END)
+    return stream.read(1) == b"\n"

@@ -26,6 +26,7 @@ from megatron.training.requests import Request
 from megatron.training.save import Checkpoints
 from megatron.training.skip import Skip
 from megatron.training.state import TrainState
+from megatron.training.step_records import StepRecords
 from megatron.training.stop import Stop
 from megatron.training.stream import Batches, Stream
 from megatron.training.tensorboard import TensorBoard
@@ -92,7 +93,7 @@ class Run:
         profile = _build_profile(plan, self.groups.rank)
         stop = Stop(plan.training, started_from=started_from, requests=requests)
         if self.journal:
-            self.journal.write("start", {"iteration": started_from})
+            self.journal.start(started_from)
         say_when("before the start of training step")
         reason = train(
             self.engine,
@@ -144,6 +145,7 @@ class Run:
             else None,
             profile,
             Report(plan, self.journal) if self.groups.rank == 0 else None,
+            StepRecords(self.journal) if self.journal else None,
             self.tensorboard,
             # Before anybody evaluates or saves what they refuse.
             *self._guards(),

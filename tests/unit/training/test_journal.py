@@ -3,7 +3,10 @@
 import pytest
 
 from megatron.errors import CheckpointError
-from megatron.training.journal import Journal, read_journal
+from megatron.training.journal import Journal, every_attempt, read_journal
+from megatron.training.loop import StepResult
+from megatron.training.state import TrainState
+from megatron.training.step_records import StepRecords, read_step
 
 
 def test_what_was_done_again_is_told_once(tmp_path):
@@ -21,3 +24,51 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="--save .*file/run: "):
         Journal(tmp_path / "file" / "run")
+
+
+def taken(loss):
+    return StepResult(
+        loss=loss,
+        lr=0.1,
+        batch_size=4,
+        seq_length=8,
+        seconds=0.5,
+        grad_norm=2.0,
+        loss_scale=1.0,
+        skipped=False,
+    )
+
+
+def test_each_step_is_known_by_run_attempt_and_iteration(tmp_path):
+    for started_from, loss in ((0, 1.0), (1, 2.0)):
+        journal = Journal(tmp_path)
+        journal.start(started_from)
+        for iteration in range(started_from + 1, 4):
+            state = TrainState(iteration=iteration, samples=4 * iteration, tokens=32 * iteration)
+            StepRecords(journal).after_step(state, taken(loss))
+    first, second = every_attempt(tmp_path, 3)
+    assert first["run"] == second["run"]
+    assert (first["attempt"], first["lm_loss"]) == (1, 1.0)
+    assert (second["attempt"], second["lm_loss"]) == (2, 2.0)
+    assert (second["first_sample"], second["samples"]) == (8, 12)
+    assert second["host"] and second["at"]
+    told = read_step(second)
+    assert (told.state, told.step) == (
+        TrainState(iteration=3, samples=12, tokens=96),
+        taken(2.0),
+    )
+    standing = [r["attempt"] for r in read_journal(tmp_path) if r["event"] == "step"]
+    assert standing == [1, 2, 2]
+
+
+def test_half_a_line_of_a_killed_run_is_left_out(tmp_path):
+    Journal(tmp_path).start(0)
+    with (tmp_path / "journal.jsonl").open("a") as stream:
+        stream.write('{"event": "step", "iter')
+    Journal(tmp_path).start(2)
+    assert [record["attempt"] for record in read_journal(tmp_path)] == [1, 2]
+
+
+def test_a_directory_without_a_run_is_told(tmp_path):
+    with pytest.raises(CheckpointError, match="no run has saved there"):
+        every_attempt(tmp_path, 1)

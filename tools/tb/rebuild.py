@@ -1,0 +1,78 @@
+"""Write TensorBoard's event files anew from the journal of a run.
+
+--load is the directory that the run saved to, --tensorboard-dir an empty one. Each step that counts
+has one value on each curve: what was done again after a restart is told once.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.checkpoint.manifest import Manifest, read_manifest
+from megatron.checkpoint.names import published_tags
+from megatron.checkpoint.saved_run import run_behind
+from megatron.config.config import parse_config_for_checkpoint
+from megatron.config.flags import value_in
+from megatron.errors import CheckpointError, ConfigError
+from megatron.plan.plan import plan
+from megatron.tool import run_tool
+from megatron.training.journal import read_journal
+from megatron.training.state import TrainState
+from megatron.training.step_records import STEP, read_step
+from megatron.training.tensorboard import TensorBoard
+from megatron.training.writers import build_writer
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write the curves of the run that `argv` names."""
+    load, target = value_in(argv, "--load"), value_in(argv, "--tensorboard-dir")
+    if not (load and target):
+        raise ConfigError(
+            "give --load, where the run saved, and --tensorboard-dir, an empty folder"
+        )
+    if list(Path(target).glob("**/*tfevents*")):
+        raise ConfigError(f"--tensorboard-dir {target} holds event files: give an empty folder")
+    manifest = newest(Path(load))
+    run = run_behind(load)
+    config, _ = parse_config_for_checkpoint(argv, run.config, {}, description=__doc__ or "")
+    decided = plan(
+        config,
+        world_size=run.world_size or 1,
+        vocab_size=manifest.plan["model"]["vocab_size"],
+        device="cuda",
+        objective=run.objective,
+    )
+    # A second run of Weights & Biases is not wanted.
+    alone = replace(decided.logging, wandb=replace(decided.logging.wandb, project=""))
+    writer = build_writer(alone)
+    if writer is None:
+        raise ConfigError(f"--tensorboard-dir {target}: nothing can be written there")
+    curves = TensorBoard(writer, decided, asdict(config), TrainState())
+    state, steps = TrainState(), 0
+    for record in read_journal(Path(load)):
+        if record["event"] == STEP:
+            told = read_step(record)
+            state, steps = told.state, steps + 1
+            curves.after_step(state, told.step)
+        elif record["event"] == "evaluation":
+            loss, ppl = (
+                float("nan") if record[name] is None else record[name]
+                for name in ("lm_loss", "ppl")
+            )
+            curves.after_evaluation(record["set"], loss, ppl, state)
+    curves.close()
+    print(f"{steps} steps written to {target}")
+
+
+def newest(directory: Path) -> Manifest:
+    """Return the manifest of the newest checkpoint of `directory`."""
+    for tag in published_tags(directory)[:1]:
+        return read_manifest(directory / tag)
+    raise CheckpointError(f"--load {directory} holds no checkpoint: what the run was is not known")
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,93 @@
+"""Tell what a step of a run saw, sample by sample, and how it went.
+
+    python tools/why_step.py STEP --load DIR
+
+DIR is where the run saved. Of a step that was taken more than once, every attempt is told.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+import numpy as np
+
+from megatron.checkpoint.saved_run import run_behind
+from megatron.config.config import parse_config_for_checkpoint
+from megatron.config.flags import value_in
+from megatron.data.datasets import build_datasets
+from megatron.errors import ConfigError
+from megatron.plan.samples_plan import plan_samples
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.preparation.traces import reader, told
+from megatron.preparation.views import view_of
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tool import run_tool
+from megatron.training.journal import every_attempt, read_journal
+from megatron.training.step_records import STEP
+
+_NEIGHBOURS = 20
+_TOLD = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "seconds")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print what the step that `argv` names saw and did."""
+    load = value_in(argv, "--load")
+    if not load or not argv[0].isdigit():
+        raise ConfigError("write: why_step.py STEP --load DIR, where the run saved")
+    step, directory = int(argv[0]), Path(load)
+    records = [r for r in every_attempt(directory, step) if r["event"] == STEP]
+    if not records:
+        raise ConfigError(f"step {step}: the journal in --load {load} does not tell of it")
+    for line in how_it_went(records, list(read_journal(directory))):
+        print(line)
+    for line in what_it_saw(argv[1:], load, records[-1]):
+        print(line)
+
+
+def how_it_went(
+    records: Sequence[dict[str, Any]], journal: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """Yield a line for each attempt at a step, and one of the steps around it."""
+    for record in records:
+        yield (
+            f"step {record['iteration']} of run {record['run']}, attempt {record['attempt']}, "
+            f"on {record['host']} at {record['at']}"
+        )
+        values = (
+            f"{name} {'no number' if record[name] is None else record[name]}" for name in _TOLD
+            if name in record
+        )
+        yield "  " + " | ".join(values)
+    step = records[-1]["iteration"]
+    near = [
+        r for r in journal if r["event"] == STEP and 0 < abs(r["iteration"] - step) <= _NEIGHBOURS
+    ]
+    for name in ("lm_loss", "grad_norm"):
+        if values := [r[name] for r in near if r.get(name) is not None]:
+            yield f"  median {name} of the {len(values)} steps around it: {median(values):.6g}"
+
+
+def what_it_saw(argv: Sequence[str], load: str, record: dict[str, Any]) -> Iterator[str]:
+    """Yield where each sample of the step comes from, and its text."""
+    run = run_behind(load)
+    config, _ = parse_config_for_checkpoint(argv, run.config, {}, description=__doc__ or "")
+    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+    decided = plan_samples(config, world_size=run.world_size, objective=run.objective)
+    seed = decided.training.seed
+    plan = replace(decided.data, valid=(), test=())
+    view = view_of(decided.objective, decided.masks, tokenizer, seed)
+    sources = build_datasets(plan, seq_length=decided.seq_length, seed=seed).train
+    texts = build_datasets(plan, seq_length=decided.seq_length, seed=seed, view=view).train
+    first = record["first_sample"]
+    for i in range(first, record["samples"]):
+        yield f"  sample {i} | {reader(decided.batch, i - first)} | {told(sources.origin(i))}"
+        yield f"    {tokenizer.decode(np.atleast_2d(texts[i])[0].tolist())!r}"
+
+
+if __name__ == "__main__":
+    run_tool(main)
