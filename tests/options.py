@@ -406,10 +406,15 @@ CHECKPOINT = {
     "load": Turned("--load {files}/checkpoint", "sizes", on="--train-iters 4"),
     "keep_last": Turned("--keep-last 1", "files", on=_SAVE_EACH),
     "keep_every": Turned("--keep-every 2", "files", on=_SAVE_EACH),
+    "universal_checkpoint": Turned(
+        "--universal-checkpoint",
+        "sizes",
+        on="--load {files}/universal --train-iters 4",
+        on_says="holds no complete checkpoint",
+    ),
     "exit_on_missing_checkpoint": Turned(
         "--exit-on-missing-checkpoint", "error", on=f"{_SAVE} --load {{run}}/save", says="holds no"
     ),
-    "universal_checkpoint": Turned("--universal-checkpoint", "error", says="needs --load"),
     "finetune": Turned("--finetune", "sizes", on=_RESUME),
     "reset_progress": Turned("--reset-progress", "sizes", on=_RESUME),
     "no_load_optim": Turned("--no-load-optim", "weights", on=_RESUME),

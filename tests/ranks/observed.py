@@ -89,20 +89,33 @@ _TIMED_TAGS = ("time", "throughput", "second", "flops")
 
 
 def observe(
-    argv: Sequence[str], folder: Path, *, objective: str = "gpt", as_gpu: bool = False
+    argv: Sequence[str],
+    folder: Path,
+    *,
+    objective: str = "gpt",
+    as_gpu: bool = False,
+    parts: bool = False,
 ) -> Observation:
     """Train what `argv` says and return what is seen of it on this rank.
 
     Args:
         folder: the run's own, that is empty; "{run}" in `argv` stands for it.
         as_gpu: whether the plan is made for a GPU, so that fp16 is allowed.
+        parts: whether a weight of rank 1 changes behind the first step, as if it were damaged.
 
     Communication: every rank must call this, in step.
     """
     seen: Observation = {name: [] for name in ASPECTS}
     words = [word.replace("{run}", str(folder)) for word in argv]
     with ExitStack() as stack:
-        for watch in (_messages, _deepspeed, _steps, _packages, _process, _attention):
+        for watch in (
+            _messages,
+            _deepspeed,
+            partial(_steps, parts=parts),
+            _packages,
+            _process,
+            _attention,
+        ):
             stack.enter_context(watch(seen))
         stack.enter_context(_stood_in(as_gpu=as_gpu))
         try:
@@ -129,7 +142,9 @@ def observe(
         _content(torch.load(f, weights_only=False)) for f in sorted(folder.rglob("*.pt"))
     ]
     seen["scalars"] = _scalars(folder)
-    return json.loads(json.dumps(seen, default=str).replace(str(folder), "{run}"))
+    text = json.dumps(seen, default=str).replace(str(folder), "{run}")
+    # A NaN is unequal to itself; its name is not.
+    return json.loads(text, parse_constant=str)
 
 
 def _name(file: Path, folder: Path) -> str:
@@ -164,6 +179,18 @@ class _Recorder(Hook):
         seen["measures"].append(sorted(step.measures))
 
 
+class _Damage(Hook):
+    """Changes a weight behind the first step."""
+
+    def __init__(self, weight: Tensor):
+        self._weight = weight
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Change it."""
+        if state.iteration == 1:
+            self._weight.data += 1
+
+
 def _without_times(line: str) -> str:
     for pattern, instead in _TIMES:
         line = pattern.sub(instead, line)
@@ -193,7 +220,7 @@ class _Held:
 
 
 @contextmanager
-def _steps(seen: Observation) -> Iterator[None]:
+def _steps(seen: Observation, *, parts: bool) -> Iterator[None]:
     """Look at what passes through the loop."""
     train = run.train
 
@@ -204,6 +231,8 @@ def _steps(seen: Observation) -> Iterator[None]:
         }
         before = {name: _sum(p) for name, p in named.items()}
         words["hooks"] = [*words["hooks"], _Recorder(seen)]
+        if parts and dist.get_rank() == 1:
+            words["hooks"].append(_Damage(next(iter(named.values()))))
         kept = _Kept()
         with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda held: held.tensor):
             reason = train(engine, _noted(batches, seen["batches"]), **words)

@@ -24,9 +24,6 @@ NAMES = [field.name for section in SECTIONS.values() for field in fields(section
 TURNED = {name: entry for name, entry in OPTIONS.items() if isinstance(entry, Turned)}
 TIMEOUT_S = 500
 
-Base = tuple[str, tuple[str, ...], str, bool]
-"""What a base run consists of beside BASE."""
-
 
 def words_of(text: str, without: Iterable[str], files: Path) -> list[str]:
     """Return the command line that `text` adds to BASE."""
@@ -37,9 +34,9 @@ def words_of(text: str, without: Iterable[str], files: Path) -> list[str]:
     return [word.replace("{files}", str(files)) for word in (*words, *shlex.split(text))]
 
 
-def base_of(entry: Turned) -> Base:
-    """Return what identifies the run that `entry` is compared with."""
-    return entry.on, entry.without, entry.objective, entry.as_gpu
+def base_of(entry: Turned) -> Turned:
+    """Return the run that `entry` is compared with."""
+    return replace(entry, flags="", sees="", says="", on_says="")
 
 
 class Runs:
@@ -53,21 +50,21 @@ class Runs:
     def __init__(self, files: Path, folder: Path):
         self._files, self._folder, self._count = files, folder, 0
 
-    def observe(self, flags: str, base: Base) -> dict[str, Any]:
-        """Return what is seen of a run, on all ranks, by aspect."""
+    def observe(self, entry: Turned) -> dict[str, Any]:
+        """Return what is seen of the run that `entry` describes, on all ranks, by aspect."""
         import observed
 
-        on, without, objective, as_gpu = base
         self._count += 1
         folder = self._folder / str(self._count)
         if dist.get_rank() == 0:
             folder.mkdir(parents=True)
         dist.barrier()
         seen = observed.observe(
-            words_of(f"{on} {flags}", without, self._files),
+            words_of(f"{entry.on} {entry.flags}", entry.without, self._files),
             folder,
-            objective=objective,
-            as_gpu=as_gpu,
+            objective=entry.objective,
+            as_gpu=entry.as_gpu,
+            parts=entry.parts,
         )
         everywhere: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, seen)
@@ -83,24 +80,31 @@ def turn_all(rank: int, names: list[str], files: Path, folder: Path) -> None:
         # Options that need a GPU are seen to be refused.
         "CUDA_VISIBLE_DEVICES": "",
     }
+    from megatron.checkpoint.universal import write_universal
+
     runs = Runs(files, folder)
     if dist.get_world_size() == 1:
         save = f"--train-iters 4 --exit-interval 2 --save {files}/checkpoint --save-interval 2"
-        runs.observe(save, ("", (), "gpt", False))
+        runs.observe(Turned(save, "saved"))
+        write_universal(
+            files / "checkpoint" / "global_step2",
+            files / "universal" / "global_step2_universal",
+            workers=1,
+        )
     gc.freeze()
-    bases: dict[Base, dict[str, Any]] = {}
+    bases: dict[Turned, dict[str, Any]] = {}
     wrong: dict[str, str] = {}
     for name in names:
         entry = TURNED[name]
         base = base_of(entry)
         if base not in bases:
-            bases[base] = runs.observe("", base)
-        wrong[name] = problem_of(entry, bases[base], runs.observe(entry.flags, base))
+            bases[base] = runs.observe(base)
+        wrong[name] = problem_of(entry, bases[base], runs.observe(entry))
         if rank == 0:
             (folder / "wrong.json").write_text(json.dumps(wrong))
     # What the turned runs left behind in this process would show as a difference.
     for base, before in bases.items():
-        if changed := differences(before, runs.observe("", base)):
+        if changed := differences(before, runs.observe(base)):
             users = [name for name in names if base_of(TURNED[name]) == base]
             for name in users:
                 wrong[name] += f"two runs of its base differ in {changed}"
