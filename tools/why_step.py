@@ -59,7 +59,8 @@ def how_it_went(
             f"on {record['host']} at {record['at']}"
         )
         values = (
-            f"{name} {'no number' if record[name] is None else record[name]}" for name in _TOLD
+            f"{name} {'no number' if record[name] is None else record[name]}"
+            for name in _TOLD
             if name in record
         )
         yield "  " + " | ".join(values)
