@@ -43,7 +43,8 @@ class Engine(ABC):
         # Before the gradient is looked at: what clips it is called by the optimizer's own step.
         self._zeros = ZeroCounter(engine, groups) if counts_zeros else None
         self._finite: FiniteSteps | None = None
-        if engine.optimizer is None:
+        if engine.basic_optimizer is None:
+            # DeepSpeed may have one of its own around it all the same.
             return
         self._finite = FiniteSteps(engine, engine.basic_optimizer)
         if engine.optimizer is engine.basic_optimizer:
