@@ -34,3 +34,45 @@ class LookConfig:
 
     parameters: bool = False
     """Tell every tensor too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronConfig:
+    """A checkpoint to be written in the files of Megatron-LM."""
+
+    input_folder: Annotated[str, Spelling("--input_folder")]
+    """Folder of one checkpoint: global_stepN in the directory of --save."""
+
+    output_folder: Annotated[str, Spelling("--output_folder")]
+    """Directory to write, which is a --load of Megatron-LM's."""
+
+    target_tp: Annotated[int, Spelling("--target_tp")] = 1
+    """Tensor-parallel ranks of the run that will load it."""
+
+    target_pp: Annotated[int, Spelling("--target_pp")] = 1
+    """Pipeline stages of that run."""
+
+    for_release: Annotated[bool, Spelling("--for_release")] = False
+    """Forget how many samples were consumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileConfig:
+    """Which file of a checkpoint to look at."""
+
+    file: str
+    """A file that torch saved; may stand first, without the flag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesConfig:
+    """Which checkpoint's files to look at."""
+
+    folder: str
+    """Folder of one checkpoint, or directory of several, of which the newest is taken."""
+
+    target_tp: Annotated[int | None, Spelling("--target_tp")] = None
+    """Tell the shapes for so many tensor-parallel ranks; those that saved it when not said."""
+
+    target_pp: Annotated[int | None, Spelling("--target_pp")] = None
+    """Tell the layers of so many stages; those that saved it when not said."""

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 from source import PACKAGE, SCRIPTS, files_of, module_name
 
-from megatron.config.checkpoint_tools import LookConfig, UniversalConfig
+from megatron.config.checkpoint_tools import (
+    FileConfig,
+    FilesConfig,
+    LookConfig,
+    MegatronConfig,
+    UniversalConfig,
+)
 from megatron.config.config import SECTIONS
 from megatron.config.data_tools import (
     InspectConfig,
@@ -35,6 +41,9 @@ PROGRAMS = {
     "tools/samples_of_step.py": [*SECTIONS.values(), WorldConfig, StepSamplesConfig],
     "tools/inspect_data.py": [TokenizerConfig, InspectConfig],
     "tools/convert_checkpoint/ds_to_universal.py": [UniversalConfig],
+    "tools/convert_checkpoint/deepspeed_to_megatron.py": [MegatronConfig],
+    "tools/convert_checkpoint/inspect_checkpoint.py": [FileConfig],
+    "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": [FilesConfig],
     "tools/checkpoint/digest.py": [LookConfig],
     "tools/checkpoint/show.py": [LookConfig],
 }

@@ -7,7 +7,13 @@ from typing import get_type_hints
 import pytest
 from golden import HERE, require_golden
 
-from megatron.config.checkpoint_tools import LookConfig, UniversalConfig
+from megatron.config.checkpoint_tools import (
+    FileConfig,
+    FilesConfig,
+    LookConfig,
+    MegatronConfig,
+    UniversalConfig,
+)
 from megatron.config.config import SECTIONS
 from megatron.config.data_tools import (
     InspectConfig,
@@ -51,6 +57,9 @@ def test_flags():
         *DATA_TOOLS,
         UniversalConfig,
         LookConfig,
+        MegatronConfig,
+        FileConfig,
+        FilesConfig,
     ]:
         lines += [f"[{section.__name__}]", *flag_lines(section), ""]
     lines.append("[legacy]")

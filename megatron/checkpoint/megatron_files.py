@@ -1,0 +1,173 @@
+"""Checkpoints in Megatron-LM's own files: weights alone, divided for its ranks."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron.checkpoint.layouts import read_whole
+from megatron.checkpoint.manifest import Manifest
+from megatron.errors import CheckpointError, raise_if_any
+from megatron.parallel.whole import WholeParameter
+from megatron.plan.model_spec import padded_vocab_size
+
+_FIRST_LAYER = 3  # its number in our list of layers
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def write_megatron(
+    source: Path,
+    manifest: Manifest,
+    output: Path,
+    *,
+    tensor: int,
+    pipeline: int,
+    for_release: bool,
+) -> Path:
+    """Write the weights in `source` for `tensor` * `pipeline` ranks; return the folder.
+
+    Memory: one rank's weights.
+
+    Args:
+        for_release: whether to forget how many samples were consumed.
+
+    Raises:
+        ConfigError: the network cannot be divided so.
+        CheckpointError: `source` is no whole checkpoint, or `output` cannot be written to.
+
+    Source: Megatron-LM's checkpoints of version 3.0.
+    """
+    model, config = manifest.plan["model"], manifest.config
+    raise_if_any(_problems(model, tensor, pipeline))
+    rows = padded_vocab_size(
+        model["vocab_size"],
+        divisible_by=config["tokenizer"]["make_vocab_size_divisible_by"],
+        tensor=tensor,
+        pad_to=config["tokenizer"]["pad_vocab_size_to"],
+    )
+    whole = read_whole(source, manifest, optimizer=False)
+    iteration = manifest.state["iteration"]
+    folder = output / f"iter_{iteration:07d}"
+    args = _arguments(manifest, rows, tensor, pipeline, for_release=for_release)
+    for stage in range(pipeline):
+        for rank in range(tensor):
+            shards = {
+                place: _shard(name, parameter, manifest, rows, rank, tensor)
+                for name, parameter in whole.parameters.items()
+                for place in _places(name, model, stage, pipeline)
+            }
+            suffix = f"_{stage:03d}" if pipeline > 1 else ""
+            file = folder / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
+            content = {
+                "args": args,
+                "checkpoint_version": 3.0,
+                "iteration": iteration,
+                "model": _nested(shards),
+            }
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                torch.save(content, file)
+            except OSError as error:
+                raise CheckpointError(f"{file}: {error}") from error
+    # Last: it says that the files are whole.
+    (output / _TRACKER).write_text(str(iteration), encoding="utf-8")
+    return folder
+
+
+def _problems(model: Mapping[str, Any], tensor: int, pipeline: int) -> Iterator[str]:
+    if model.get("num_experts"):
+        yield "layers with experts have no place in Megatron-LM's files"
+    for flag, parts, sizes in (
+        ("--target_pp", pipeline, ("num_layers",)),
+        (
+            "--target_tp",
+            tensor,
+            ("num_attention_heads", "num_query_groups", "ffn_hidden_size"),
+        ),
+    ):
+        if parts < 1:
+            yield f"{flag} {parts} must be at least 1"
+            continue
+        for size in sizes:
+            if model[size] % parts:
+                yield f"{flag} {parts} does not divide {size} {model[size]}"
+
+
+def _places(
+    name: str, model: Mapping[str, Any], stage: int, pipeline: int
+) -> Iterator[tuple[str, ...]]:
+    """Yield where a parameter lies in the dictionaries of a stage: nowhere, or in one place or two."""
+    number, _, rest = name.removeprefix("tied_modules.embed.").partition(".")
+    layers, last = model["num_layers"], stage == pipeline - 1
+    if not number.isdigit():
+        rest = f"{number}.{rest}"
+    if not number.isdigit() or int(number) == 1:
+        table, _, parameter = rest.partition(".")
+        if stage == 0:
+            yield "language_model", "embedding", table, parameter
+        if last and pipeline > 1 and not number.isdigit() and rest == "word_embeddings.weight":
+            yield "word_embeddings_for_head", "weight"
+    elif int(number) < _FIRST_LAYER + layers:
+        own, local = divmod(int(number) - _FIRST_LAYER, layers // pipeline)
+        if own == stage:
+            yield "language_model", "encoder", f"layers.{local}.{rest}"
+    elif last and rest == "word_embeddings.weight":
+        yield "language_model", "output_layer", "weight"
+    elif last:
+        yield "language_model", "encoder", f"final_layernorm.{rest}"
+
+
+def _shard(
+    name: str, parameter: WholeParameter, manifest: Manifest, rows: int, rank: int, tensor: int
+) -> Tensor:
+    if name.endswith("word_embeddings.weight"):
+        parameter = parameter.with_rows(rows)
+    weight = parameter.weight.all()
+    if manifest.plan["model"]["activation"].endswith("glu") and ".mlp.dense_h_to_4h." in name:
+        # Ours are pairs of gate and up; shards of Megatron-LM have all gates, then all ups.
+        weight = torch.cat(weight.unflatten(0, (tensor, -1, 2))[rank].unbind(1))
+    elif (dim := manifest.partition_dims.get(name)) is not None:
+        weight = weight.chunk(tensor, dim)[rank]
+    return weight.to(_DTYPES[manifest.plan["precision"]["dtype"]]).clone()
+
+
+def _nested(shards: Mapping[tuple[str, ...], Tensor]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for (*parents, last), weight in shards.items():
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = weight
+    return tree
+
+
+def _arguments(
+    manifest: Manifest, rows: int, tensor: int, pipeline: int, *, for_release: bool
+) -> Namespace:
+    """Return the arguments that Megatron-LM compares, and those that say how to read the weights."""
+    model, state = manifest.plan["model"], manifest.state
+    kept = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
+    dtype = manifest.plan["precision"]["dtype"]
+    return Namespace(
+        **{name: model[name] for name in (*kept, "max_position_embeddings", "normalization")},
+        num_query_groups=model["num_query_groups"],
+        group_query_attention=model["num_query_groups"] != model["num_attention_heads"],
+        kv_channels=model["head_dim"],
+        padded_vocab_size=rows,
+        position_embedding_type=manifest.config["model"]["position_embedding_type"],
+        swiglu=model["activation"] == "swiglu",
+        untie_embeddings_and_output_weights=not model["tied_embeddings"],
+        tokenizer_type=manifest.config["tokenizer"]["tokenizer_type"],
+        make_vocab_size_divisible_by=manifest.config["tokenizer"]["make_vocab_size_divisible_by"],
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        fp16=dtype == "fp16",
+        bf16=dtype == "bf16",
+        params_dtype=_DTYPES[dtype],
+        consumed_train_samples=0 if for_release else state["samples"],
+        consumed_valid_samples=0 if for_release else state["valid_samples"],
+    )

@@ -1,0 +1,157 @@
+"""Checkpoints in the files of others, and what tools tell of them."""
+
+import importlib.util
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_config, tiny_plan
+
+from megatron.checkpoint.manifest import Manifest, record_file, write_manifest
+from megatron.checkpoint.unpickle import read_tensors
+from megatron.checkpoint.weights import read_whole_weights
+from megatron.errors import CheckpointError, ConfigError
+from megatron.parallel.sharding import shard_of
+
+TOOLS = Path(__file__).resolve().parents[3] / "tools"
+NETWORK = [
+    *("--num-layers", "4", "--hidden-size", "16", "--num-attention-heads", "4", "--swiglu"),
+    *("--group-query-attention", "--num-query-groups", "2", "--embed-layernorm"),
+]
+
+
+@pytest.fixture
+def saved(build, micro_batch, tmp_path):
+    """Return a function from flags to the folder and manifest of a checkpoint after a step."""
+
+    def save(*flags):
+        engine = build(*NETWORK, *flags)
+        engine.train_batch(iter([micro_batch(0)]))
+        engine.save(tmp_path, "global_step1", {})
+        folder = tmp_path / "global_step1"
+        named = engine.module.named_parameters()
+        manifest = Manifest(
+            state={"iteration": 1, "samples": 2, "tokens": 12, "valid_samples": 5, "skipped": 0},
+            plan=json.loads(json.dumps(asdict(tiny_plan(*NETWORK, *flags)))),
+            config=asdict(tiny_config(*NETWORK, *flags)),
+            versions={"torch": "2"},
+            partition_dims={name: shard.dim for name, p in named if (shard := shard_of(p))},
+            files=tuple(map(record_file, sorted(folder.iterdir()))),
+        )
+        write_manifest(folder, manifest)
+        return folder, manifest
+
+    return save
+
+
+def run(name, *words):
+    spec = importlib.util.spec_from_file_location(Path(name).stem, TOOLS / name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(list(map(str, words)))
+
+
+@pytest.mark.parametrize("flags", [[], ["--untie-embeddings-and-output-weights", "--bf16"]])
+def test_megatrons_shards_make_up_the_network(saved, tmp_path, flags):
+    folder, manifest = saved(*flags)
+    out = tmp_path / "megatron"
+    words = ["--input_folder", folder, "--output_folder", out, "--target_tp", 2, "--target_pp", 2]
+    run("convert_checkpoint/deepspeed_to_megatron.py", *words)
+    assert (out / "latest_checkpointed_iteration.txt").read_text() == "1"
+    files = {
+        (tensor, stage): torch.load(
+            out / f"iter_0000001/mp_rank_{tensor:02d}_{stage:03d}/model_optim_rng.pt",
+            weights_only=False,
+        )
+        for tensor in range(2)
+        for stage in range(2)
+    }
+    args = files[0, 0]["args"]
+    assert (args.consumed_train_samples, args.padded_vocab_size, args.swiglu) == (2, 16, True)
+    assert files[1, 1]["checkpoint_version"] == 3.0
+
+    weights = {name: w.float() for name, w in read_whole_weights(folder, manifest).items()}
+    tied = "tied_modules.embed." if not flags else "1."
+    for tensor in range(2):
+        first, last = (files[tensor, stage]["model"] for stage in range(2))
+        embedding = first["language_model"]["embedding"]
+        table = torch.cat([weights[f"{tied}word_embeddings.weight"], torch.zeros(4, 16)])
+        table[12:] = table[11]
+        own = table.chunk(2)[tensor]
+        assert torch.equal(embedding["word_embeddings"]["weight"].float(), own)
+        assert "embedding" not in last["language_model"]
+        norm = embedding["word_embeddings"]["norm.weight"].float()
+        assert torch.equal(norm, weights[f"{tied}word_embeddings.norm.weight"])
+        if flags:
+            head = last["language_model"]["output_layer"]["weight"].float()
+            assert torch.equal(head[:4], weights["9.word_embeddings.weight"][8 * tensor :][:4])
+            assert embedding["word_embeddings"]["weight"].dtype == torch.bfloat16
+        else:
+            assert torch.equal(last["word_embeddings_for_head"]["weight"], own)
+        final = last["language_model"]["encoder"]["final_layernorm.weight"].float()
+        assert torch.equal(final, weights["8.weight"])
+        assert "final_layernorm.weight" not in first["language_model"]["encoder"]
+
+    for layer in range(4):
+        stage, local = divmod(layer, 2)
+        encoders = [files[t, stage]["model"]["language_model"]["encoder"] for t in range(2)]
+        shards = [
+            {k.removeprefix(f"layers.{local}."): v.float() for k, v in encoder.items()}
+            for encoder in encoders
+        ]
+        for name, dim in (
+            ("self_attention.query_key_value.weight", 0),
+            ("self_attention.dense.weight", 1),
+            ("mlp.dense_4h_to_h.weight", 1),
+        ):
+            whole = torch.cat([shard[name] for shard in shards], dim)
+            assert torch.equal(whole, weights[f"{3 + layer}.{name}"]), name
+        assert torch.equal(
+            shards[1]["mlp.dense_4h_to_h.bias"], weights[f"{3 + layer}.mlp.dense_4h_to_h.bias"]
+        )
+        for kind in ("weight", "bias"):
+            ours = weights[f"{3 + layer}.mlp.dense_h_to_4h.{kind}"]
+            halves = [shard[f"mlp.dense_h_to_4h.{kind}"].chunk(2) for shard in shards]
+            assert torch.equal(torch.cat([gate for gate, _ in halves]), ours[0::2])
+            assert torch.equal(torch.cat([up for _, up in halves]), ours[1::2])
+
+
+def test_a_network_is_divided_evenly_or_not_at_all(saved, tmp_path):
+    folder, _ = saved()
+    words = ["--input_folder", folder, "--output_folder", tmp_path / "out", "--for_release"]
+    run("convert_checkpoint/deepspeed_to_megatron.py", *words)
+    file = tmp_path / "out/iter_0000001/mp_rank_00/model_optim_rng.pt"
+    assert torch.load(file, weights_only=False)["args"].consumed_valid_samples == 0
+    with pytest.raises(ConfigError) as caught:
+        run(
+            "convert_checkpoint/deepspeed_to_megatron.py",
+            *(*words, "--target_tp", 4, "--target_pp", 3),
+        )
+    assert caught.value.problems == (
+        "--target_pp 3 does not divide num_layers 4",
+        "--target_tp 4 does not divide num_query_groups 2",
+    )
+
+
+def test_files_are_told_with_their_ranks_and_tensors(saved, capsys):
+    folder, _ = saved("--bf16", "--zero-stage", "2")
+    run("convert_checkpoint/inspect_deepspeed_checkpoint.py", "--folder", folder, "--target_tp", 2)
+    said = capsys.readouterr().out
+    assert "bytes, network of stage 0, tensor rank 0\n" in said
+    assert "bytes, optimizer of stage 0, tensor rank 0, replica 0\n" in said
+    assert "bytes, random streams of rank 0\n" in said
+    assert "3.self_attention.dense.weight: [16, 8] on each of 2, stage 0 of 1\n" in said
+    (file,) = folder.glob("*optim_states.pt")
+    run("convert_checkpoint/inspect_checkpoint.py", file)
+    said = capsys.readouterr().out
+    assert "optimizer_state_dict.base_optimizer_state.state.0.step: [] float32\n" in said
+    name = "optimizer_state_dict.param_slice_mappings[1].8.weight.numel"
+    assert f"{name}: 16\n" in said
+
+
+def test_a_file_that_wants_to_run_something_is_refused(tmp_path):
+    torch.save({"weight": torch.zeros(1), "path": Path("x")}, tmp_path / "file.pt")
+    with pytest.raises(CheckpointError, match="file.pt cannot be read"):
+        read_tensors(tmp_path / "file.pt")

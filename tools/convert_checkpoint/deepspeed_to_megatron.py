@@ -1,0 +1,39 @@
+"""Write a checkpoint's weights in the files of Megatron-LM, for any number of its ranks.
+
+The rows of gated MLPs come gate first, as with Megatron-LM's --swiglu.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.checkpoint.manifest import read_manifest
+from megatron.config.checkpoint_tools import MegatronConfig
+from megatron.config.flags import parse_sections
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Do what the command line `argv` asks for."""
+    said = parse_sections(argv, {"megatron": MegatronConfig}, description=__doc__ or "").sections
+    config: MegatronConfig = said["megatron"]
+    source = Path(config.input_folder)
+    manifest = read_manifest(source)
+    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    from megatron.checkpoint.megatron_files import write_megatron
+
+    folder = write_megatron(
+        source,
+        manifest,
+        Path(config.output_folder),
+        tensor=config.target_tp,
+        pipeline=config.target_pp,
+        for_release=config.for_release,
+    )
+    print(f"{folder} holds the weights of {source}")
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,45 @@
+"""Tell names, shapes and types of the tensors in a file of a checkpoint: `inspect_checkpoint.py FILE`."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.config.checkpoint_tools import FileConfig
+from megatron.config.flags import parse_sections
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print what the command line `argv` asks for."""
+    if argv and not argv[0].startswith("-"):
+        argv = ["--file", *argv]
+    said = parse_sections(argv, {"file": FileConfig}, description=__doc__ or "").sections
+    config: FileConfig = said["file"]
+    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    from megatron.checkpoint.unpickle import read_tensors
+
+    for line in _lines(read_tensors(Path(config.file)), ""):
+        print(line)
+
+
+def _lines(node: Any, name: str) -> Iterator[str]:
+    """Yield a line for everything below `node`."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _lines(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(node, list | tuple) and not all(isinstance(x, int | float) for x in node):
+        for number, value in enumerate(node):
+            yield from _lines(value, f"{name}[{number}]")
+    elif hasattr(node, "dtype"):
+        yield f"{name}: {list(node.shape)} {str(node.dtype).removeprefix('torch.')}"
+    elif type(node).__module__.startswith("megatron."):
+        yield from _lines(vars(node), name)
+    else:
+        yield f"{name}: {node}"
+
+
+if __name__ == "__main__":
+    run_tool(main)
