@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import warnings
 
 
 class _LineFormatter(logging.Formatter):
@@ -26,6 +27,8 @@ def configure(rank: int) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    # Torch's, of DeepSpeed's calls at every step: nothing that a user could mend.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 
 
 def set_level(level: str) -> None:

@@ -201,7 +201,9 @@ class _Parser(ArgumentParser):
     """Raises instead of exiting, so that one rank of many can print the message."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        # What argparse says of a switch that is given a value.
+        clear = "takes no value (in a file: true or false), not"
+        raise ConfigError(message.replace("ignored explicit argument", clear))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         required = [action for action in self._actions if action.required]

@@ -1,5 +1,6 @@
 """Optimizers out of DeepSpeed, and what it does to those that are not its own."""
 
+import logging
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
@@ -16,6 +17,8 @@ from megatron.optim.build import build_optimizer, shard_dim
 from megatron.optim.muon import Flat, Muon, Piece
 from megatron.optim.param_groups import plan_groups
 from megatron.plan.optimizer_plan import OptimizerPlan
+
+log = logging.getLogger(__name__)
 
 
 def engine_optimizer(
@@ -55,6 +58,11 @@ def deepspeed_optimizer(model: nn.Module, plan: OptimizerPlan, lr: float) -> tor
         ("lion", False): FusedLion,
         ("lion", True): DeepSpeedCPULion,
     }[plan.name, plan.on_cpu]
+    log.info(
+        "loading DeepSpeed's %s: its first use on a machine compiles it, for a minute or more; a "
+        "file `lock` that a killed compilation left in ~/.cache/torch_extensions stops it for ever",
+        kind.__name__,
+    )
     try:
         return kind(groups, **constants)
     except (ImportError, OSError, RuntimeError, ValueError) as error:

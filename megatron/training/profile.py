@@ -21,6 +21,7 @@ class Profile(Hook):
         self._plan = plan
         self._rank = rank
         self._recording: profile | None = None
+        self._first = 0
 
     def before_step(self, state: TrainState) -> None:
         """Begin when the next iteration is one to record."""
@@ -35,10 +36,19 @@ class Profile(Hook):
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """End behind the last iteration to record."""
         if state.iteration + 1 >= self._plan.stop:
-            self.close(state)
+            self._write(state)
 
     def close(self, state: TrainState) -> None:
-        """Write what is recorded, if anything is."""
+        """Write what is recorded, and tell where nothing was."""
+        self._write(state)
+        if not self._first:
+            log.warning(
+                "--profile: this start took none of the iterations %d to %d, so there is no trace; "
+                "--profile-step-start and --profile-step-end say which are recorded",
+                *(self._plan.start, self._plan.stop - 1),
+            )
+
+    def _write(self, state: TrainState) -> None:
         if self._recording is None:
             return
         self._recording.stop()

@@ -118,7 +118,7 @@ def test_the_last_word_wins():
         ("--num-things 3 --rate fast", "argument --rate: 'fast' is not a finite number"),
         ("--num-things 3 --style oval", "argument --style: invalid choice: 'oval'"),
         ("--num-things 3 --sizes", "argument --sizes: expected at least one argument"),
-        ("--num-things 3 --fast=True", "argument --fast: ignored explicit argument 'True'"),
+        ("--num-things 3 --fast=True", "argument --fast: takes no value .*, not 'True'"),
         ("--num-things 3 --nmae n", r"^unknown flag --nmae; did you mean --name\?"),
         (
             "--num-things 3 --num_things 4",
