@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.engine.clipping import clip_gradients
-from megatron.engine.finite import FiniteSteps, is_finite
+from megatron.engine.finite import FiniteSteps, is_finite, least_scale_told
 from megatron.engine.measure import ZeroCounter, params_norm
 from megatron.engine.pipeline import timed_instructions
 from megatron.engine.recompute import (
@@ -287,6 +287,7 @@ class PlainEngine(Engine):
     def set_seq_length(self, tokens: int) -> None:
         """Expect samples of so many tokens from the next batch on: any length passes through."""
 
+    @least_scale_told()
     def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         self._engine.module.train()
@@ -342,6 +343,7 @@ class PipelinedEngine(Engine):
             self._engine.reset_activation_shape()
             self._seq_length = tokens
 
+    @least_scale_told()
     def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         return self._engine.train_batch(data_iter=batches)

@@ -1,9 +1,13 @@
 """Steps whose gradient is no number do not reach the weights, in any number format."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
+
+from megatron.errors import TrainingError
 
 
 class FiniteSteps:
@@ -36,3 +40,18 @@ class FiniteSteps:
 def is_finite(norm: Any) -> bool:
     """Whether `norm` is one; DeepSpeed says -1 for a norm that is no number."""
     return norm is None or 0 <= float(norm) < math.inf
+
+
+@contextmanager
+def least_scale_told() -> Iterator[None]:
+    """Raise a TrainingError where DeepSpeed gives up because the loss scale cannot fall further."""
+    try:
+        yield
+    except Exception as error:
+        if "loss scale already at minimum" not in str(error):
+            raise
+        raise TrainingError(
+            "fp16 gradients overflow even at the least loss scale (--min-loss-scale): the weights "
+            "are as before the step, and checkpoints as they were; lower --lr, train with --bf16, "
+            "or allow a smaller --min-loss-scale"
+        ) from error

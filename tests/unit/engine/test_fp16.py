@@ -10,6 +10,7 @@ from deepspeed.accelerator import get_accelerator
 
 from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import Manifest, record_file
+from megatron.errors import TrainingError
 
 # Not adam: it would blow up the rounding errors of key biases, whose gradient is zero.
 SGD = ["--optimizer", "sgd", "--weight-decay", "0"]
@@ -36,6 +37,13 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale(build_fp16, micro_batch
     assert engine.loss_scale == 2.0**29
     for name, parameter in engine.module.named_parameters():
         assert (parameter == before[name]).all()
+
+
+def test_an_overflow_at_the_least_scale_ends_the_run_with_a_sentence(build_fp16, micro_batch):
+    engine = build_fp16(30, "--min-loss-scale", str(2.0**29))
+    engine.train_batch(iter([micro_batch(0)]))
+    with pytest.raises(TrainingError, match="overflow even at the least loss scale"):
+        engine.train_batch(iter([micro_batch(1)]))
 
 
 def test_a_step_is_that_of_32_bits_but_for_rounding(build, build_fp16, micro_batch):
