@@ -68,6 +68,11 @@ def require_same_schedule(then: Mapping[str, Any], now: Mapping[str, Any], folde
     if then["schedule"]["style"] == now["schedule"]["style"] == "constant":
         skip += ("decay", "floor")
     if differences := [*_differences(then, now, "schedule", skip=skip)]:
+        if any("schedule.decay:" in difference for difference in differences):
+            differences.append(
+                "  (decay is the end of the span, in samples or tokens: iterations times "
+                "--global-batch-size, of the whole run where no --lr-decay-… flag says another)"
+            )
         raise CheckpointError(
             f"{folder} was saved by a run with another learning rate; write "
             "--override-opt_param-scheduler to go on with that of the flags, or "
