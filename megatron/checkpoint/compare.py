@@ -136,7 +136,9 @@ def other_wishes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
     yield from _differences(then, now, "model", only=_not_in_weights(now))
     for section in _WISHES:
         if section in then:
-            yield from _differences(then, now, section, skip=("on_resume",))
+            # What the saving program did not know of is no wish of that run.
+            unknown = set(now[section]) - set(then[section])
+            yield from _differences(then, now, section, skip=("on_resume", *unknown))
 
 
 def _not_in_weights(now: Mapping[str, Any]) -> tuple[str, ...]:

@@ -65,8 +65,9 @@ def resume(engine: Engine, plan: Plan, state: TrainState) -> Plan:
             require_same_schedule(manifest.plan, now, str(folder))
         elif plan.schedule.on_resume == "checkpoint":
             plan = replace(plan, schedule=_saved_schedule(manifest, folder))
-        for difference in other_wishes(manifest.plan, _as_json(asdict(plan))):
-            log.warning("going on from %s with other settings:%s", folder, difference)
+        if goes_on:
+            for difference in other_wishes(manifest.plan, _as_json(asdict(plan))):
+                log.warning("going on from %s with other settings: %s", folder, difference.strip())
         _load(engine, plan, manifest, folder)
         if plan.checkpoint.loads_progress:
             vars(state).update(manifest.state)
