@@ -76,3 +76,23 @@ class FilesConfig:
 
     target_pp: Annotated[int | None, Spelling("--target_pp")] = None
     """Tell the layers of so many stages; those that saved it when not said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutConfig:
+    """A checkpoint to be written again in another layout; what is not said stays as it is."""
+
+    input_folder: Annotated[str, Spelling("--input_folder")]
+    """Folder of one checkpoint: global_stepN in the directory of --save."""
+
+    output_folder: Annotated[str, Spelling("--output_folder")]
+    """Directory to write the checkpoint in, as a run writes to --save."""
+
+    target_tp: Annotated[int | None, Spelling("--target_tp")] = None
+    """Tensor-parallel ranks."""
+
+    target_pp: Annotated[int | None, Spelling("--target_pp")] = None
+    """Pipeline stages."""
+
+    target_dp: Annotated[int | None, Spelling("--target_dp")] = None
+    """Replicas."""

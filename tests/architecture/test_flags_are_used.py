@@ -12,6 +12,7 @@ from source import PACKAGE, SCRIPTS, files_of, module_name
 from megatron.config.checkpoint_tools import (
     FileConfig,
     FilesConfig,
+    LayoutConfig,
     LookConfig,
     MegatronConfig,
     UniversalConfig,
@@ -44,6 +45,7 @@ PROGRAMS = {
     "tools/convert_checkpoint/deepspeed_to_megatron.py": [MegatronConfig],
     "tools/convert_checkpoint/inspect_checkpoint.py": [FileConfig],
     "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": [FilesConfig],
+    "tools/convert_checkpoint/deepspeed_to_deepspeed.py": [LayoutConfig],
     "tools/checkpoint/digest.py": [LookConfig],
     "tools/checkpoint/show.py": [LookConfig],
 }

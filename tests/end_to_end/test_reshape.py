@@ -55,6 +55,12 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     assert "parameters: 28 | numbers in them: 42880" in shown
     assert "6.bias [32] | fp32, exp_avg, exp_avg_sq | steps: 7" in shown
 
+    words = ["--input_folder", str(moved / "global_step6"), "--output_folder", str(tmp_path / "tp")]
+    tool("convert_checkpoint/deepspeed_to_deepspeed.py", *words, "--target_tp=2", "--target_pp=1")
+    assert digest(tmp_path / "tp") == digests[1]
+    names = {file.name for file in (tmp_path / "tp" / "global_step6").glob("mp_rank_*")}
+    assert names == {"mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"}
+
     convert[1] = str(whole / "global_step3")
     other = tool("convert_checkpoint/ds_to_universal.py", *convert)
     assert "exists and is another checkpoint: move it away" in other

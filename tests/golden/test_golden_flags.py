@@ -10,6 +10,7 @@ from golden import HERE, require_golden
 from megatron.config.checkpoint_tools import (
     FileConfig,
     FilesConfig,
+    LayoutConfig,
     LookConfig,
     MegatronConfig,
     UniversalConfig,
@@ -60,6 +61,7 @@ def test_flags():
         MegatronConfig,
         FileConfig,
         FilesConfig,
+        LayoutConfig,
     ]:
         lines += [f"[{section.__name__}]", *flag_lines(section), ""]
     lines.append("[legacy]")

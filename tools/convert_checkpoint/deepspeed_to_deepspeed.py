@@ -1,0 +1,97 @@
+"""Write a checkpoint again in another layout of tensor, pipeline and data-parallel ranks.
+
+A run in another layout needs no such step: --load reads checkpoints of any. This one starts the
+ranks of the new layout on this machine's CPUs, which hold the whole state of training together.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.checkpoint.manifest import Manifest, read_manifest
+from megatron.checkpoint.names import tag_of
+from megatron.config.checkpoint_tools import LayoutConfig
+from megatron.config.config import parse_config_for_checkpoint
+from megatron.config.flags import parse_sections
+from megatron.errors import CheckpointError, ConfigError
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Start the ranks that the command line `argv` asks for."""
+    config, manifest = read(argv)
+    if (Path(config.output_folder) / tag_of(manifest.state["iteration"])).exists():
+        raise ConfigError(f"--output_folder {config.output_folder} holds this iteration already")
+    tensor, pipeline, data = layout(config, manifest)
+    world = tensor * pipeline * data
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, *argv],
+            env={
+                **os.environ,
+                **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                **{"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            },
+        )
+        for rank in range(world)
+    ]
+    try:
+        failed = [code for code in [rank.wait() for rank in ranks] if code]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if failed:
+        raise CheckpointError(f"{config.output_folder} is not written: see above")
+
+
+def be_rank(argv: Sequence[str]) -> None:
+    """Do one rank's part."""
+    from megatron.training.device import prepare_process
+    from megatron.training.relayout import config_of_layout, save_in_layout
+
+    config: LayoutConfig
+    config, manifest = read(argv)
+    saved, _ = parse_config_for_checkpoint([], manifest.config, {})
+    tensor, pipeline, _ = layout(config, manifest)
+    wishes = config_of_layout(
+        saved, manifest, config.output_folder, tensor=tensor, pipeline=pipeline
+    )
+    launch, _ = prepare_process(wishes.parallel)
+    save_in_layout(wishes, manifest, Path(config.input_folder), launch)
+
+
+def read(argv: Sequence[str]) -> tuple[LayoutConfig, Manifest]:
+    """Return what is asked, and the manifest of the checkpoint."""
+    said = parse_sections(argv, {"layout": LayoutConfig}, description=__doc__ or "").sections
+    config: LayoutConfig = said["layout"]
+    return config, read_manifest(Path(config.input_folder))
+
+
+def layout(config: LayoutConfig, manifest: Manifest) -> tuple[int, int, int]:
+    """Return the sizes of the new layout: tensor, pipeline, data."""
+    then = manifest.plan["parallel"]
+    sizes = (
+        then["tensor"] if config.target_tp is None else config.target_tp,
+        then["pipeline"] if config.target_pp is None else config.target_pp,
+        then["data"] if config.target_dp is None else config.target_dp,
+    )
+    if min(sizes) < 1:
+        raise ConfigError("--target_tp, --target_pp and --target_dp must be at least 1")
+    return sizes
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        from megatron.training.launch import run_rank
+
+        run_rank(be_rank, sys.argv[1:])
+    run_tool(main)
