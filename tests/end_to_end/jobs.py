@@ -116,11 +116,15 @@ def launched(ranks: int, *flags: str) -> Finished:
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's variables without those that describe a job."""
+    """Return this process's variables without those that describe a job, and one thread a rank.
+
+    Tensors here are tiny; more threads would only wait for each other.
+    """
     bin_folder = str(Path(sys.executable).parent)
     return {
         **{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")},
         "PATH": bin_folder + os.pathsep + os.environ["PATH"],
+        "OMP_NUM_THREADS": "1",
     }
 
 
