@@ -197,7 +197,7 @@ PRECISION = {
         "error",
         on=f"{_OVERFLOWS} --hysteresis 1",
         as_gpu=True,
-        says="minimum",
+        says="even at the least loss scale",
     ),
     "loss_scale_window": Turned("--loss-scale-window 1", "scales", on=_FP16, as_gpu=True),
     "hysteresis": Turned("--hysteresis 1", "scales", on=_OVERFLOWS, as_gpu=True),
