@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.blend_steps import follow, lanes_for
 from megatron.data.index_cache import cached_maps
 from megatron.data.origin import Origin, TracedSource
 from megatron.errors import DataError
 
-_CELLS = 20_000  # of the arrays that are worked on, so that they stay in the processor's cache
 _WARM_UP = 500  # steps that a stretch starts early, to forget where it started
 _PIECES = 16  # of a stretch, after each of which it is compared with an earlier attempt
 
@@ -58,7 +58,7 @@ def blend_order(weights: Sequence[float], num_samples: int) -> BlendOrder:
     """
     shares = np.array(shares_of(weights), dtype=np.float64)
     shares /= shares.sum()
-    num_lanes = min(2000, max(16, _CELLS // len(shares)), num_samples // (4 * _WARM_UP) + 1)
+    num_lanes = min(lanes_for(len(shares)), num_samples // (4 * _WARM_UP) + 1)
     piece = -(-num_samples // (num_lanes * _PIECES))
     firsts = np.arange(num_lanes) * piece * _PIECES
     shape = (num_lanes, _PIECES, piece)
@@ -71,7 +71,7 @@ def blend_order(weights: Sequence[float], num_samples: int) -> BlendOrder:
     lanes = np.arange(num_lanes)
     while len(lanes):
         for k in range(_PIECES):
-            end, sources, samples = _follow(
+            end, sources, samples = follow(
                 shares, taken[k, lanes], firsts[lanes] + k * piece, piece
             )
             order.sources[lanes, k], order.samples[lanes, k] = sources.T, samples.T
@@ -98,41 +98,8 @@ def _taken_before(shares: NDArray, firsts: NDArray) -> NDArray:
     for lane, count in enumerate(missing):
         taken[lane, by_rest[lane, : max(0, count)]] += 1
     if len(firsts) > 1:
-        taken[1:], _, _ = _follow(shares, taken[1:], early[1:], _WARM_UP)
+        taken[1:], _, _ = follow(shares, taken[1:], early[1:], _WARM_UP)
     return taken
-
-
-def _follow(
-    shares: NDArray, taken: NDArray, firsts: NDArray, num_steps: int
-) -> tuple[NDArray, NDArray, NDArray]:
-    """Take `num_steps` samples by the rule, side by side from sample `firsts` on.
-
-    Shapes: taken [lanes, data sets], before and, returned, after; firsts [lanes];
-        -> also data sets [steps, lanes] and their samples [steps, lanes].
-    """
-    taken = taken.copy()
-    flat, rows = taken.reshape(-1), np.arange(len(taken)) * len(shares)
-    # Whole arrays rather than broadcast ones: numpy is twice as fast on them.
-    all_shares = np.broadcast_to(shares, taken.shape).copy()
-    position = np.broadcast_to(firsts[:, None], taken.shape).astype(np.float64)
-    beginning = firsts == 0
-    position[beginning] = 1
-    behind = np.empty_like(taken)
-    sources = np.empty((num_steps, len(taken)), np.int32)
-    samples = np.empty((num_steps, len(taken)), np.int64)
-    for step in range(num_steps):
-        np.multiply(position, all_shares, out=behind)
-        np.subtract(behind, taken, out=behind)
-        best = behind.argmax(axis=1)
-        sources[step] = best
-        best += rows
-        before = flat[best]
-        samples[step] = before
-        flat[best] = before + 1
-        position += 1
-        if step == 0:
-            position[beginning] = 1
-    return taken, sources, samples
 
 
 class BlendedDataset:

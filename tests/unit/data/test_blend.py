@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.data import blend
+from megatron.data import blend, blend_steps
 from megatron.data.blend import BlendedDataset, blend_order, samples_wanted
 from megatron.data.origin import Origin
 from megatron.errors import DataError
@@ -60,6 +60,24 @@ def test_stretches_that_started_wrong_are_computed_again(weights, num_samples):
 def test_long_orders_of_uneven_weights_are_those_of_the_rule(seed):
     weights = np.random.default_rng(seed).dirichlet(np.full(20, 0.2)).tolist()
     assert pairs(blend_order(weights, 30_000)) == one_after_the_other(weights, 30_000)
+
+
+@pytest.mark.parametrize("count", [2, 100, 300])
+def test_orders_of_few_and_many_sets_are_those_of_the_rule(count):
+    weights = np.random.default_rng(count).random(count).tolist()
+    assert pairs(blend_order(weights, 12_000)) == one_after_the_other(weights, 12_000)
+
+
+def test_orders_with_some_equal_shares_are_those_of_the_rule():
+    weights = [*np.random.default_rng(0).random(30).tolist(), 0.5, 0.5, 0.25, 0.1, 0.2, 0.3, 0.0]
+    assert pairs(blend_order(weights, 20_000)) == one_after_the_other(weights, 20_000)
+
+
+@pytest.mark.parametrize("top", [0, 0.6, 1.2])
+def test_steps_whose_numbers_leave_their_range_are_exact_ones(top, monkeypatch):
+    monkeypatch.setattr(blend_steps, "_TOP", int(top * blend_steps._ONE))
+    weights = np.random.default_rng(1).random(40).tolist()
+    assert pairs(blend_order(weights, 12_000)) == one_after_the_other(weights, 12_000)
 
 
 def test_equal_shares_take_turns():
