@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from megatron.checkpoint.differences import Difference, table
 from megatron.errors import CheckpointError
+from megatron.plan.flag_names import told
 
 _NOT_IN_WEIGHTS = (
     "attention_dropout",
@@ -36,60 +38,67 @@ _WISHES = (
 )
 
 
-def require_same_run(
-    then: Mapping[str, Any], now: Mapping[str, Any], folder: str, *, with_optimizer: bool = True
+def require_same(
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    folder: str,
+    *,
+    with_optimizer: bool = True,
+    with_schedule: bool = False,
 ) -> None:
-    """Refuse a checkpoint of another network or number format.
+    """Refuse a checkpoint of another network, number format, optimizer or learning rate.
 
     Args:
         then: the plan in the checkpoint's manifest, as nested dictionaries.
         now: this run's plan, likewise.
         with_optimizer: whether its state is taken too.
+        with_schedule: whether the learning rate must be that of the saved run.
 
     Raises:
         CheckpointError: lists every difference.
     """
     same_optimizer = ("name", "biases_only")
-    differences = [
+    found = [
         *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT)),
         *_differences(then, now, "precision", only=("dtype",)),
         *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
     ]
-    if differences:
-        raise CheckpointError(
-            f"{folder} was saved by a run that differs in what must be equal:\n"
-            + "\n".join(differences)
+    refusals = []
+    if found:
+        refusals.append(
+            f"{folder} was saved by a run that differs in what must be equal:\n{table(found)}"
         )
-
-
-def require_same_schedule(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
-    """Refuse to go on with another learning rate unawares; see require_same_run."""
-    skip: tuple[str, ...] = ("on_resume",)
-    if then["schedule"]["style"] == now["schedule"]["style"] == "constant":
-        skip += ("decay", "floor")
-    if differences := [*_differences(then, now, "schedule", skip=skip)]:
-        if any("schedule.decay:" in difference for difference in differences):
-            differences.append(
-                "  (decay is the end of the span, in samples or tokens: iterations times "
-                "--global-batch-size, of the whole run where no --lr-decay-… flag says another)"
-            )
-        raise CheckpointError(
+    if with_schedule and (rates := _of_schedule(then, now)):
+        text = (
             f"{folder} was saved by a run with another learning rate; write "
             "--override-opt_param-scheduler to go on with that of the flags, or "
             "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint:\n"
-            + "\n".join(differences)
+            + table(rates)
         )
+        if any(each.name == "schedule.decay" for each in rates):
+            text += (
+                "\n  (decay is the end of the span, in samples or tokens: iterations times "
+                "--global-batch-size, of the whole run where no --lr-decay-… flag says another)"
+            )
+        refusals.append(text)
+    if refusals:
+        raise CheckpointError("\n".join(refusals))
+
+
+def _of_schedule(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    skip: tuple[str, ...] = ("on_resume",)
+    if then["schedule"]["style"] == now["schedule"]["style"] == "constant":
+        skip += ("decay", "floor")
+    return [*_differences(then, now, "schedule", skip=skip)]
 
 
 def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
-    """Refuse a checkpoint of another network; see require_same_run."""
-    if differences := [*_differences(then, now, "model", skip=_not_in_weights(now))]:
-        raise CheckpointError(
-            f"{folder} holds another network than asked for:\n" + "\n".join(differences)
-        )
+    """Refuse a checkpoint of another network; see `require_same`."""
+    if found := [*_differences(then, now, "model", skip=_not_in_weights(now))]:
+        raise CheckpointError(f"{folder} holds another network than asked for:\n{table(found)}")
 
 
-def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Return the differences in how weights and optimizer are divided, and so lie in files."""
     stages = then["parallel"]["pipeline"], now["parallel"]["pipeline"]
     skip = () if max(stages) > 1 else ("partition_method",)
@@ -106,7 +115,7 @@ def has_same_ranks(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def require_reshapable(
-    then: Mapping[str, Any], changes: Sequence[str], folder: str, *, with_optimizer: bool
+    then: Mapping[str, Any], changes: Sequence[Difference], folder: str, *, with_optimizer: bool
 ) -> None:
     """Refuse a checkpoint of another layout that cannot be brought into this one.
 
@@ -127,11 +136,11 @@ def require_reshapable(
     if changes and reasons:
         raise CheckpointError(
             f"{folder} was saved in another layout, and cannot be reshaped ({'; '.join(reasons)}):\n"
-            + "\n".join(changes)
+            + table(changes)
         )
 
 
-def other_wishes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def other_wishes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
     """Yield every difference that a run may have from the one that it goes on from."""
     yield from _differences(then, now, "model", only=_not_in_weights(now))
     for section in _WISHES:
@@ -155,12 +164,13 @@ def _differences(
     *,
     only: tuple[str, ...] = (),
     skip: tuple[str, ...] = (),
-) -> Iterator[str]:
+) -> Iterator[Difference]:
     names = only or sorted({*then[section], *now[section]} - set(skip))
     for name in names:
         saved, asked = (_as_json(plan[section].get(name)) for plan in (then, now))
         if saved != asked:
-            yield f"  {section}.{name}: {saved} in the checkpoint, {asked} now"
+            (flag, saved), (_, asked) = (told(f"{section}.{name}", v) for v in (saved, asked))
+            yield Difference(flag, saved, asked)
 
 
 def _as_json(value: Any) -> Any:

@@ -6,9 +6,11 @@ from pathlib import Path
 LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
 MANIFEST = "manifest.json"
+KEEP = "keep"
 STAGING = "staging-"
 REPLACED = "replaced-"
 PRUNED = "pruned-"
+ASIDE = "aside-"
 LOCK = "lock.json"
 
 _TAG = re.compile(r"global_step(\d+)")

@@ -16,6 +16,10 @@ class CheckpointConfig:
     save_interval: int | None = None
     """Iterations between checkpoints; the run's last state is always saved."""
 
+    async_save: bool = False
+    """Go on training while a checkpoint is written: a step waits only until the state is copied to
+    this machine's memory, which must hold it once more."""
+
     keep_last: int | None = None
     """Number of newest checkpoints in --save to keep; older ones are removed once a new one is
     verified. All are kept when neither this nor --keep-every is said."""
@@ -27,6 +31,16 @@ class CheckpointConfig:
     load: str | None = None
     """Directory to resume from. When it is also --save and holds no checkpoint yet, training
     starts from the beginning."""
+
+    ckpt_step: int | None = None
+    """Go on from the checkpoint of this iteration in --load instead of the newest. When --load is
+    also --save, those behind it get other names: aside-…"""
+
+    use_checkpoint_args: Annotated[
+        bool, Spelling("--use-checkpoint-args", ("--use-checkpoint-config",))
+    ] = False
+    """Take the flags of network, experts and tokenizer from the checkpoint in --load; what is said
+    wins, and the difference is told."""
 
     universal_checkpoint: bool = False
     """Look in --load for what tools/convert_checkpoint/ds_to_universal.py wrote, too, and go on

@@ -66,16 +66,26 @@ ANY_NETWORK: Mapping[str, Mapping[str, Any]] = {
 """Values for the required flags of training that a tool does not need which only looks at data."""
 
 
-def parse_config(argv: Sequence[str], *, description: str = "") -> tuple[Config, tuple[str, ...]]:
+def parse_config(
+    argv: Sequence[str], *, description: str = "", defaults: Mapping[str, Any] | None = None
+) -> tuple[Config, tuple[str, ...]]:
     """Return what the command line `argv` asks for, and the notices its user should read.
 
     A `--config` file is read first; what the command line says wins over it.
+
+    Args:
+        description: the first lines of `--help`.
+        defaults: values by field name that replace the fields' own defaults.
 
     Raises:
         ConfigError: a flag is unknown, refused, missing or malformed.
     """
     parsed = parse_sections(
-        with_file_flags(argv, SECTIONS), SECTIONS, description=description, legacy=LEGACY
+        with_file_flags(argv, SECTIONS),
+        SECTIONS,
+        description=description,
+        legacy=LEGACY,
+        defaults=defaults,
     )
     return Config(**parsed.sections), parsed.notices
 

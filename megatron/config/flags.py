@@ -171,6 +171,16 @@ def field_docstrings(section: type) -> dict[str, str]:
     return docs
 
 
+def options_of(sections: Mapping[str, type]) -> dict[str, str]:
+    """Return the option of each field, as the help spells it."""
+    found = {}
+    for section in sections.values():
+        hints = get_type_hints(section, include_extras=True)
+        for field in fields(section):
+            found[field.name] = argparse_form(field, hints[field.name])[0][0]
+    return found
+
+
 def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], list[str]]]:
     """Return, by option, the words that stand for "on" and for "off" in a file of flags.
 

@@ -3,7 +3,6 @@
 from megatron.config.flags import Legacy
 
 _SETS = 'write --train-weighted-split-paths "NAME: 1 0:1 PREFIX", and the same for valid and test'
-_NEWEST = "the newest whole checkpoint of --load is taken; to go on from an older one, move the newer away"
 _EFFICIENCY = (
     "samples are not chosen by difficulty, nor tokens dropped; curriculum_learning in DeepSpeed's "
     "JSON shortens samples"
@@ -77,8 +76,7 @@ DATA_LEGACY = (
 )
 
 CHECKPOINT_LEGACY = (
-    Legacy("--load-tag", _NEWEST, takes=1, refused=True),
-    Legacy("--ckpt-step", _NEWEST, takes=1, refused=True),
+    Legacy("--load-tag", "write --ckpt-step with the iteration", takes=1, refused=True),
     Legacy("--reset-iteration", "write --reset-progress instead", refused=True),
     Legacy("--no-load-lr-state", "write --override-lr-scheduler instead", refused=True),
     Legacy(
@@ -87,13 +85,7 @@ CHECKPOINT_LEGACY = (
         takes=1,
         refused=True,
     ),
-    Legacy(
-        "--use-checkpoint-args",
-        "write the flags of the network out; they are compared with those of the checkpoint",
-        refused=True,
-    ),
     Legacy("--ckpt-format", "DeepSpeed writes the checkpoints of every run", takes=1),
-    Legacy("--async-save", "training waits until a checkpoint is whole on its disk"),
     Legacy(
         "--stagger_checkpoint_save_load_group_size",
         "all ranks read and write their own files at the same time",

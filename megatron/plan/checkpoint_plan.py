@@ -12,11 +12,13 @@ class CheckpointPlan:
 
     save: str
     interval: int
+    in_background: bool  # whether training goes on while a checkpoint is written
     saves_optimizer: bool
     saves_streams: bool
     keep_last: int  # the newest checkpoints; 0: all
     keep_every: int  # iterations; 0: none besides the newest
     load: str
+    step: int  # iteration whose checkpoint is loaded; 0: the newest
     universal: bool  # whether checkpoints without a layout count, too
     must_exist: bool  # whether --load has to hold a checkpoint
     loads_optimizer: bool
@@ -34,11 +36,13 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
     return CheckpointPlan(
         save=checkpoint.save or "",
         interval=checkpoint.save_interval or 0,
+        in_background=checkpoint.async_save,
         saves_optimizer=not checkpoint.no_save_optim,
         saves_streams=not checkpoint.no_save_rng,
         keep_last=checkpoint.keep_last or int(checkpoint.keep_every is not None),
         keep_every=checkpoint.keep_every or 0,
         load=checkpoint.load or "",
+        step=checkpoint.ckpt_step or 0,
         universal=checkpoint.universal_checkpoint,
         must_exist=checkpoint.exit_on_missing_checkpoint or checkpoint.load != checkpoint.save,
         loads_optimizer=trains and not (finetune or checkpoint.no_load_optim),
@@ -59,6 +63,7 @@ def checkpoint_problems(checkpoint: CheckpointConfig, *, zero_stage: int) -> Ite
             yield f"{flag} {number} must be at least 1"
         if number is not None and not checkpoint.save:
             yield f"{flag} needs --save"
+    yield from _step_problems(checkpoint)
     if checkpoint.save and not checkpoint.save_interval:
         yield "--save needs --save-interval: how many iterations apart"
     if checkpoint.save_interval and not checkpoint.save:
@@ -72,12 +77,14 @@ def checkpoint_problems(checkpoint: CheckpointConfig, *, zero_stage: int) -> Ite
             checkpoint.load,
         ),
         ("--reset-progress", checkpoint.reset_progress, "--load", checkpoint.load),
+        ("--use-checkpoint-args", checkpoint.use_checkpoint_args, "--load", checkpoint.load),
         (
             "--exit-on-missing-checkpoint",
             checkpoint.exit_on_missing_checkpoint,
             "--load",
             checkpoint.load,
         ),
+        ("--async-save", checkpoint.async_save, "--save", checkpoint.save),
         ("--no-save-optim", checkpoint.no_save_optim, "--save", checkpoint.save),
         ("--no-save-rng", checkpoint.no_save_rng, "--save", checkpoint.save),
     ):
@@ -94,4 +101,18 @@ def checkpoint_problems(checkpoint: CheckpointConfig, *, zero_stage: int) -> Ite
         yield (
             f"{flag} with --load and --save on one directory: the next start would begin at "
             "iteration 0 once more; save to another one"
+        )
+
+
+def _step_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
+    if checkpoint.ckpt_step is None:
+        return
+    if checkpoint.ckpt_step < 1:
+        yield f"--ckpt-step {checkpoint.ckpt_step} must be at least 1"
+    if not checkpoint.load:
+        yield "--ckpt-step needs --load"
+    if checkpoint.universal_checkpoint:
+        yield (
+            "--ckpt-step does not go with --universal-checkpoint, which takes the folder that "
+            "latest_universal names"
         )

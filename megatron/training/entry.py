@@ -4,10 +4,15 @@ from collections.abc import Sequence
 
 from megatron.config.config import parse_config
 from megatron.plan.objective_plan import ObjectiveName
+from megatron.training.environment import read_launch, read_launcher
+from megatron.training.failure import FailureFile
+from megatron.training.launchers import Launchers
+from megatron.training.restarts import require_hope, start_through_launcher
+from megatron.training.watchdog import Watchdog
 
 
-def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: str | None) -> None:
-    """Train what the command line `argv` asks for.
+def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: str | None) -> int:
+    """Train what the command line `argv` asks for; return the exit code.
 
     Args:
         description: the first lines of `--help`.
@@ -16,11 +21,21 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
         MegatronError: something that the user can mend.
     """
     config, notices = parse_config(argv, description=description or "")
-    # After the flags are read: torch takes seconds to import, a wrong flag is told at once.
-    from megatron.training.device import prepare_process
+    launcher = read_launcher()
+    start_through_launcher(config.training, argv, launcher)
+    save = config.checkpoint.save or ""
+    require_hope(save, launcher)
+    watchdog = Watchdog(
+        FailureFile(save),
+        rank=read_launch(config.parallel.local_rank).rank,
+        launchers=Launchers(is_parent=bool(launcher.name)),
+    )
+    with watchdog.watching():
+        # After the flags are read: torch takes seconds to import, a wrong flag is told at once.
+        from megatron.training.device import prepare_process
 
-    launch, device = prepare_process(config.parallel)
-    from megatron.training.objective import OBJECTIVES
-    from megatron.training.pretrain import pretrain
+        launch, device = prepare_process(config.parallel)
+        from megatron.training.objective import OBJECTIVES
+        from megatron.training.pretrain import pretrain
 
-    pretrain(config, notices, launch, device, OBJECTIVES[objective])
+        return pretrain(config, notices, launch, device, OBJECTIVES[objective], watchdog)

@@ -20,6 +20,7 @@ from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training import setup
+from megatron.training.choose import choose
 from megatron.training.environment import Launch
 from megatron.training.flags_file import write_flags
 from megatron.training.objective import GPT, Objective
@@ -60,17 +61,18 @@ def pretrain(
     _tell(decided, notices, choices)
     if launch.rank == 0 and decided.logging.flags_directory:
         write_flags(decided.logging.flags_directory, asdict(config))
-    groups = setup.build_process_groups(decided)
-    sets = setup.read_datasets(decided, view)
-    say_when("after dataloaders are built")
-    engine = setup.build_gpt_engine(decided, groups, objective, kernels)
-    say_when("after model, optimizer, and learning rate scheduler are built")
-
     with sole_writer(decided):
-        state = TrainState()
         warn_of_others(decided)
-        if decided.checkpoint.load:
-            decided = resume(engine, decided, state)
+        # Before anything slow: a checkpoint of another run is told at once.
+        chosen = choose(decided) if decided.checkpoint.load else None
+        groups = setup.build_process_groups(decided)
+        sets = setup.read_datasets(decided, view)
+        say_when("after dataloaders are built")
+        engine = setup.build_gpt_engine(decided, groups, objective, kernels)
+        say_when("after model, optimizer, and learning rate scheduler are built")
+        state = TrainState()
+        if chosen:
+            decided = resume(engine, decided, state, chosen)
         batches = partial(
             setup.batches_of,
             plan=decided,

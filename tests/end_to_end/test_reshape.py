@@ -1,5 +1,6 @@
 """A run that goes on in another layout, with nothing in between."""
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     shutil.copytree(whole / "global_step3", moved / "global_step3")
     pipeline = ["--pipeline-model-parallel-size", "2", "--zero-stage", "1", "--exit-interval", "6"]
     (said, _) = start_ranks(2, *flags, *pipeline, *both(moved)).succeeded().outputs
-    assert "  parallel.pipeline: 1 in the checkpoint, 2 now" in said
+    assert re.search(r"--pipeline-model-parallel-size +1 +2\n", said)
     assert "random streams belong to ranks, and these are others" in said
     assert losses(moved) == pytest.approx(expected[3:6], rel=1e-5)
 
@@ -76,7 +77,7 @@ def test_streams_begin_anew_but_the_same_each_time(corpus: Corpus, tmp_path: Pat
     assert losses(tmp_path / "one") == losses(tmp_path / "two")
     # The same ranks keep their streams, whatever ZeRO divides.
     (said,) = start_ranks(1, *flags, "--zero-stage", "2", *both(tmp_path / "stage")).outputs
-    assert "  parallel.zero_stage: 0 in the checkpoint, 2 now" in said
+    assert re.search(r"--zero-stage +0 +2\n", said)
     assert "random streams" not in said
     assert losses(tmp_path / "stage") == pytest.approx(losses(tmp_path / "first")[3:], rel=1e-6)
 

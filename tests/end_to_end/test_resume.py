@@ -1,5 +1,6 @@
 """A run of 2N steps is N steps, a resume, and N steps: bit for bit."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def test_a_resumed_run_takes_the_optimizers_constants_of_its_own_flags(
     changed = ["--weight-decay", "0.7", "--adam-beta2", "0.5", "--clip-grad", "0.001"]
     again = start_ranks(1, *flags, *changed, "--load", str(tmp_path)).succeeded()
 
-    assert "optimizer.weight_decay: 0.01 in the checkpoint, 0.7 now" in again.outputs[0]
+    assert re.search(r"--weight-decay +0\.01 +0\.7\n", again.outputs[0])
     used = optimizer_groups(tmp_path / "global_step8")
     assert [group["weight_decay"] for group in used] == [0.7, 0.0]
     assert {group["betas"] for group in used} == {(0.9, 0.5)}

@@ -11,10 +11,10 @@ from megatron.checkpoint.compare import (
     layout_changes,
     other_wishes,
     require_reshapable,
+    require_same,
     require_same_model,
-    require_same_run,
-    require_same_schedule,
 )
+from megatron.checkpoint.differences import Difference, table
 from megatron.errors import CheckpointError
 
 
@@ -23,66 +23,70 @@ def saved(*flags, **where):
 
 
 def test_the_same_run_goes_on():
-    require_same_run(saved("--bf16"), saved("--bf16"), "runs/global_step5")
+    require_same(saved("--bf16"), saved("--bf16"), "runs/global_step5")
 
 
 def test_what_may_change_between_runs_is_not_compared():
     flags = "--lr 0.2 --seed 7 --global-batch-size 8 --clip-grad 0.5 --eval-iters 3"
     now = saved(*flags.split())
     moved = saved("--pp-partition-method", "uniform", "--log-interval", "3")
-    require_same_run(saved(), now, "f")
-    require_same_run(saved(), moved, "f")
+    require_same(saved(), now, "f")
+    require_same(saved(), moved, "f")
 
 
 def test_another_learning_rate_is_told_with_the_flags_that_choose():
-    require_same_schedule(saved(), saved("--override-lr-scheduler"), "f")
+    require_same(saved(), saved("--override-lr-scheduler"), "f", with_schedule=True)
     with pytest.raises(CheckpointError) as caught:
-        require_same_schedule(saved(), saved("--lr", "0.2", "--lr-warmup-iters", "3"), "f")
+        require_same(
+            saved(), saved("--lr", "0.2", "--lr-warmup-iters", "3"), "f", with_schedule=True
+        )
     first, *differences = str(caught.value).splitlines()
     assert "--override-opt_param-scheduler to go on with that of the flags" in first
     assert "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint" in first
     assert differences == [
-        "  schedule.peak: 0.1 in the checkpoint, 0.2 now",
-        "  schedule.warmup: 0 in the checkpoint, 6 now",
+        "  flag             in the checkpoint  now",
+        "  --lr             0.1                0.2",
+        "  schedule.warmup  0                  6",
     ]
 
 
 def test_a_longer_run_has_another_learning_rate_unless_it_is_constant():
     longer = ["--train-iters", "20"]
-    decay = "schedule.decay: 20 in the checkpoint, 40 now\n.*iterations times --global-batch-size"
+    decay = r"schedule.decay +20 +40\n.*iterations times --global-batch-size"
     with pytest.raises(CheckpointError, match=decay):
-        require_same_schedule(saved(), saved(*longer), "f")
+        require_same(saved(), saved(*longer), "f", with_schedule=True)
     constant = ["--lr-decay-style", "constant"]
-    require_same_schedule(saved(*constant), saved(*constant, *longer), "f")
+    require_same(saved(*constant), saved(*constant, *longer), "f", with_schedule=True)
 
 
 def test_all_differences_are_told_at_once():
     flags = "--num-layers 3 --kv-channels 6 --tensor-model-parallel-size 2 --bf16 --optimizer sgd"
     with pytest.raises(CheckpointError) as caught:
-        require_same_run(saved(), saved(*flags.split(), world_size=4), "runs/global_step5")
+        require_same(saved(), saved(*flags.split(), world_size=4), "runs/global_step5")
     first, *differences = str(caught.value).splitlines()
     assert first == "runs/global_step5 was saved by a run that differs in what must be equal:"
     assert differences == [
-        "  model.head_dim: 4 in the checkpoint, 6 now",
-        "  model.num_layers: 2 in the checkpoint, 3 now",
-        "  precision.dtype: fp32 in the checkpoint, bf16 now",
-        "  optimizer.name: adam in the checkpoint, sgd now",
+        "  flag             in the checkpoint  now",
+        "  --kv-channels    4                  6",
+        "  --num-layers     2                  3",
+        "  precision.dtype  fp32               bf16",
+        "  --optimizer      adam               sgd",
     ]
 
 
 def test_changes_of_the_layout_are_told_apart_from_those_of_the_run():
     then = saved("--tensor-model-parallel-size", "2", world_size=4)
-    require_same_run(saved(), then, "f")
+    require_same(saved(), then, "f")
     assert layout_changes(saved(), then) == [
-        "  model.padded_vocab_size: 12 in the checkpoint, 16 now",
-        "  parallel.data: 1 in the checkpoint, 2 now",
-        "  parallel.tensor: 1 in the checkpoint, 2 now",
+        Difference("--pad-vocab-size-to", 12, 16),
+        Difference("parallel.data", 1, 2),
+        Difference("--tensor-model-parallel-size", 1, 2),
     ]
     assert layout_changes(then, then) == []
     assert has_same_ranks(then, then)
     assert not has_same_ranks(saved(), then)
     divided = saved("--zero-stage", "2")
-    assert layout_changes(saved(), divided) == ["  parallel.zero_stage: 0 in the checkpoint, 2 now"]
+    assert layout_changes(saved(), divided) == [Difference("--zero-stage", 0, 2)]
     assert has_same_ranks(saved(), divided)
 
 
@@ -91,17 +95,17 @@ def test_where_stages_are_cut_is_part_of_the_layout_of_a_pipeline():
     assert layout_changes(saved(), saved(*method)) == []
     pipeline = ["--pipeline-model-parallel-size", "2"]
     cut = layout_changes(saved(*pipeline, world_size=2), saved(*pipeline, *method, world_size=2))
-    assert [change.split(":")[0] for change in cut] == ["  parallel.partition_method"]
+    assert [change.name for change in cut] == ["--pp-partition-method"]
 
 
 def test_what_cannot_be_reshaped_is_refused_with_the_reason():
-    changes = ["  parallel.tensor: 1 in the checkpoint, 2 now"]
+    changes = [Difference("--tensor-model-parallel-size", 1, 2)]
     require_reshapable(saved(), changes, "f", with_optimizer=True)
     experts, blocks = saved(), saved()
     experts["model"]["num_experts"] = [1, 4]
     blocks["optimizer"]["name"] = "adam8bit"
     require_reshapable(experts, [], "f", with_optimizer=True)
-    with pytest.raises(CheckpointError, match="experts stay with the ranks(.|\n)*parallel.tensor"):
+    with pytest.raises(CheckpointError, match="experts stay with the ranks(.|\n)*--tensor-model"):
         require_reshapable(experts, changes, "f", with_optimizer=True)
     with pytest.raises(CheckpointError, match="8-bit state(.|\n)*--no-load-optim"):
         require_reshapable(blocks, changes, "f", with_optimizer=True)
@@ -113,23 +117,23 @@ def test_a_field_that_only_one_of_them_has_is_a_difference():
     then["model"]["rotary"] = True
     del now["model"]["head_dim"]
     with pytest.raises(CheckpointError) as caught:
-        require_same_run(then, now, "f")
-    assert str(caught.value).splitlines()[1:] == [
-        "  model.head_dim: 4 in the checkpoint, None now",
-        "  model.rotary: True in the checkpoint, None now",
+        require_same(then, now, "f")
+    assert str(caught.value).splitlines()[2:] == [
+        "  --kv-channels  4                  -",
+        "  model.rotary   True               -",
     ]
 
 
 def test_what_no_weight_depends_on_may_change_and_is_told():
     wishes = ["--attention-dropout", "0", "--seed", "99", "--lr", "0.2", "--weight-decay", "0.7"]
     then, now = saved(), saved(*wishes)
-    require_same_run(then, now, "f")
+    require_same(then, now, "f")
     assert list(other_wishes(then, now)) == [
-        "  model.attention_dropout: 0.1 in the checkpoint, 0.0 now",
-        "  training.seed: 1234 in the checkpoint, 99 now",
-        "  schedule.peak: 0.1 in the checkpoint, 0.2 now",
-        "  optimizer.end_weight_decay: 0.01 in the checkpoint, 0.7 now",
-        "  optimizer.weight_decay: 0.01 in the checkpoint, 0.7 now",
+        Difference("--attention-dropout", 0.1, 0.0),
+        Difference("--seed", 1234, 99),
+        Difference("--lr", 0.1, 0.2),
+        Difference("--end-weight-decay", 0.01, 0.7),
+        Difference("--weight-decay", 0.01, 0.7),
     ]
     assert list(other_wishes(then, then)) == []
 
@@ -138,28 +142,44 @@ def test_another_network_is_told_by_what_differs():
     flags = "--position-embedding-type rotary --swiglu --group-query-attention --window-size 2"
     with pytest.raises(CheckpointError) as caught:
         require_same_model(saved(), saved(*flags.split()), "f")
-    assert str(caught.value).splitlines()[1:] == [
-        "  model.activation: gelu_tanh in the checkpoint, swiglu now",
-        "  model.num_query_groups: 2 in the checkpoint, 1 now",
-        "  model.position_embedding: learned in the checkpoint, rotary now",
-        "  model.rotary_base: 0.0 in the checkpoint, 10000.0 now",
-        "  model.rotary_dim: 0 in the checkpoint, 4 now",
-        "  model.window: 0 in the checkpoint, 3 now",
+    assert [line.split() for line in str(caught.value).splitlines()[2:]] == [
+        ["model.activation", "gelu_tanh", "swiglu"],
+        ["--num-query-groups", "2", "1"],
+        ["--position-embedding-type", "learned", "rotary"],
+        ["--rotary-base", "0.0", "10000.0"],
+        ["model.rotary_dim", "0", "4"],
+        ["model.window", "0", "3"],
     ]
 
 
 def test_only_a_learned_table_limits_the_positions_of_another_run():
     longer = ["--max-position-embeddings", "9"]
-    with pytest.raises(CheckpointError, match="max_position_embeddings: 6 in the checkpoint, 9"):
+    with pytest.raises(CheckpointError, match="--max-position-embeddings +6 +9"):
         require_same_model(saved(), saved(*longer), "f")
     alibi = ["--position-embedding-type", "alibi"]
     then, now = saved(*alibi), saved(*alibi, *longer)
     require_same_model(then, now, "f")
-    told = "  model.max_position_embeddings: 6 in the checkpoint, 9 now"
+    told = Difference("--max-position-embeddings", 6, 9)
     assert list(other_wishes(then, now)) == [told]
 
 
 def test_for_generation_the_layout_may_differ():
     require_same_model(saved(), saved("--bf16", world_size=2), "f")
-    with pytest.raises(CheckpointError, match="f holds another network than asked for:\n  model.n"):
+    with pytest.raises(
+        CheckpointError, match="f holds another network than asked for:\n.*\n  --num-l"
+    ):
         require_same_model(saved(), saved("--num-layers", "3"), "f")
+
+
+def test_a_table_has_columns():
+    rows = [Difference("--lr", 0.1, ""), Difference("--position-embedding-type", None, "rotary")]
+    assert table(rows).splitlines() == [
+        "  flag                       in the checkpoint  now",
+        "  --lr                       0.1                -",
+        "  --position-embedding-type  -                  rotary",
+    ]
+
+
+def test_network_and_learning_rate_are_told_together():
+    with pytest.raises(CheckpointError, match="--num-layers(.|\n)*--lr +0.1"):
+        require_same(saved(), saved("--num-layers", "3", "--lr", "0.2"), "f", with_schedule=True)

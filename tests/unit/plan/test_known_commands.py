@@ -211,7 +211,7 @@ def test_a_spelling_of_tutorials_means_what_it_says(flags, path, value, tmp_path
         ("--context-parallel-size 2", "--ds-sequence-parallel-size"),
         ("--data-parallel-sharding-strategy optim_grads", "--zero-stage"),
         ("--iterations-to-skip 4 5", "--skip-train-iteration-range"),
-        ("--ckpt-step 100", "newest whole checkpoint"),
+        ("--load-tag global_step100", "--ckpt-step with the iteration"),
         ("--mask-prob 0.15", "BERT"),
     ],
 )

@@ -1,0 +1,172 @@
+"""Which checkpoint a run goes on from, and whether it is of this run: told by manifests alone."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from megatron.checkpoint.compare import other_wishes, require_same
+from megatron.checkpoint.differences import table
+from megatron.checkpoint.manifest import Manifest, read_manifest
+from megatron.checkpoint.names import published_tags, tag_of
+from megatron.checkpoint.publish import other_latest, restore_replaced
+from megatron.checkpoint.universal import with_universal
+from megatron.errors import CheckpointError, NewerCheckpointError
+from megatron.plan.checkpoint_plan import CheckpointPlan
+from megatron.plan.plan import Plan
+from megatron.plan.schedule_plan import SchedulePlan
+from megatron.training.agree import from_rank_0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A checkpoint to go on from. Its manifest fits this run; its files are not read yet.
+
+    Args:
+        older: names of those to take in its place if its files are damaged, the newest first.
+    """
+
+    folder: Path
+    manifest: Manifest
+    older: tuple[str, ...]
+
+
+def choose(plan: Plan) -> Chosen | None:
+    """Return the newest checkpoint of --load, or that of --ckpt-step; None if there is none yet.
+
+    One whose manifest is damaged is passed over for the next older one, and said.
+
+    Raises:
+        CheckpointError: there is none to go on from, or it is of another run.
+
+    Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
+    """
+    return from_rank_0(lambda: _newest(plan, _find(plan.checkpoint)))
+
+
+def next_older(plan: Plan, damaged: Chosen) -> Chosen:
+    """Return the checkpoint to take in place of a damaged one; see `choose`."""
+
+    def find() -> Chosen:
+        found = _newest(plan, damaged.older) if damaged.older else None
+        if found is None:
+            raise _none_whole(plan.checkpoint)
+        return found
+
+    return from_rank_0(find)
+
+
+def going_on(plan: Plan, chosen: Chosen) -> Plan:
+    """Return how the run goes on: `plan`, with the checkpoint's learning rate if it wants that."""
+    if plan.schedule.on_resume != "checkpoint":
+        return plan
+    return replace(plan, schedule=_saved_schedule(chosen))
+
+
+def as_json(tree: Any) -> Any:
+    """Return `tree` as it comes back from JSON: tuples as lists."""
+    if isinstance(tree, dict):
+        return {name: as_json(value) for name, value in tree.items()}
+    return [as_json(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
+    directory = Path(plan.checkpoint.load)
+    for place, tag in enumerate(tags):
+        try:
+            manifest = read_manifest(directory / tag)
+        except NewerCheckpointError:
+            # Going on from an older one would replace what the newer program has done.
+            raise
+        except CheckpointError as error:
+            log.warning("%s is passed over: %s", directory / tag, error)
+            continue
+        chosen = Chosen(directory / tag, manifest, tuple(tags[place + 1 :]))
+        _require_fit(plan, chosen)
+        return chosen
+    if tags:
+        raise _none_whole(plan.checkpoint)
+    if plan.checkpoint.must_exist:
+        raise CheckpointError(
+            f"--load {directory} holds no complete checkpoint; give the directory that a run "
+            "saved to with --save"
+        )
+    log.info("no checkpoint in %s yet: training starts from the beginning", directory)
+    return None
+
+
+def _find(wished: CheckpointPlan) -> list[str]:
+    directory = Path(wished.load)
+    if directory.is_dir():
+        restore_replaced(directory)
+    tags = published_tags(directory)
+    if wished.step:
+        if tag_of(wished.step) not in tags:
+            raise CheckpointError(
+                f"--ckpt-step {wished.step}: --load {directory} holds no complete checkpoint of "
+                f"that iteration, but {', '.join(tags) or 'none at all'}"
+            )
+        return [tag_of(wished.step)]
+    if tags and (told := other_latest(directory, tags[0])):
+        log.warning(
+            "latest in %s says %s: the folders count, and the newest is %s; to go on from an older "
+            "one, write --ckpt-step",
+            *(directory, told, tags[0]),
+        )
+    return with_universal(directory, tags) if wished.universal else tags
+
+
+def _none_whole(wished: CheckpointPlan) -> CheckpointError:
+    tags = _find(wished)
+    are = "is" if len(tags) == 1 else "are"
+    return CheckpointError(
+        f"no checkpoint of --load {wished.load} is whole ({', '.join(tags)} {are} damaged); "
+        "starting over would replace them: mend them, or move them away"
+    )
+
+
+def _require_fit(plan: Plan, chosen: Chosen) -> None:
+    """Refuse a checkpoint of another run; tell what else is different."""
+    then, now, folder = chosen.manifest.plan, as_json(asdict(plan)), str(chosen.folder)
+    goes_on = plan.checkpoint.loads_progress and not plan.evaluation.only
+    require_same(
+        then,
+        now,
+        folder,
+        with_optimizer=plan.checkpoint.loads_optimizer,
+        with_schedule=goes_on and plan.schedule.on_resume == "equal",
+    )
+    _require_parts(chosen.manifest, plan.checkpoint, folder)
+    if not goes_on:
+        return
+    now = as_json(asdict(going_on(plan, chosen)))
+    if found := [*other_wishes(then, now)]:
+        log.warning("going on from %s with other settings:\n%s", folder, table(found))
+
+
+def _require_parts(manifest: Manifest, wished: CheckpointPlan, folder: str) -> None:
+    """Refuse a checkpoint that was saved without what this run wants of it."""
+    held = manifest.plan["checkpoint"]
+    for part, wants, flag in (
+        ("saves_optimizer", wished.loads_optimizer, "--no-load-optim"),
+        ("saves_streams", wished.loads_streams, "--no-load-rng"),
+    ):
+        # Checkpoints of versions before these flags hold everything.
+        if wants and not held.get(part, True):
+            raise CheckpointError(
+                f"{folder} was saved with --no-{'save-optim' if 'optim' in flag else 'save-rng'}: "
+                f"write {flag}, or --finetune for its weights alone"
+            )
+
+
+def _saved_schedule(chosen: Chosen) -> SchedulePlan:
+    try:
+        return SchedulePlan(**chosen.manifest.plan["schedule"] | {"on_resume": "checkpoint"})
+    except TypeError as error:
+        raise CheckpointError(
+            f"{chosen.folder} holds no learning rate that this version understands ({error}); "
+            "write --override-opt_param-scheduler"
+        ) from error

@@ -1,0 +1,83 @@
+"""What a run runs on and with: versions, devices, host, and the state of its own source."""
+
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from socket import gethostname
+
+import torch
+
+from megatron.checkpoint.differences import Difference
+from megatron.training.agree import gathered
+from megatron.version import VERSION
+
+_LIBRARIES = ("torch", "deepspeed", "numpy", "triton")
+_DRIVER = Path("/proc/driver/nvidia/version")
+_SOURCE = Path(__file__).resolve().parents[2]
+
+Surroundings = Mapping[str, str]
+"""What is there, by name; "" where there is none."""
+
+
+def surroundings(device: torch.device) -> Surroundings:
+    """Return what all ranks run on and with, versions as rank 0 has them.
+
+    Communication: every rank must call this, in step.
+    """
+    own = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    found = list(gathered([(own, gethostname())]))
+    devices = Counter(name for name, _ in found)
+    hosts = dict.fromkeys(host for _, host in found)
+    return {
+        "megatron": VERSION,
+        "commit": commit(),
+        "python": python_version(),
+        **{name: _version(name) for name in _LIBRARIES},
+        "cuda": str(torch.version.cuda or ""),
+        "driver": driver(),
+        "devices": ", ".join(f"{number} x {name}" for name, number in devices.items()),
+        "hosts": ", ".join(hosts),
+    }
+
+
+def changed(then: Surroundings, now: Surroundings) -> list[Difference]:
+    """Return what differs; what `then` does not tell of is no difference."""
+    return [
+        Difference(name, then[name], value)
+        for name, value in now.items()
+        if name in then and then[name] != value
+    ]
+
+
+def commit(source: Path = _SOURCE) -> str:
+    """Return the git commit of the source, with "-dirty" if files differ from it."""
+    # Elsewhere git would tell of a repository around the installed package.
+    if not (source / ".git").exists():
+        return ""
+    words = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        told = subprocess.run(
+            [*words, "--exclude=*"], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return told.stdout.strip()
+
+
+def driver(file: Path = _DRIVER) -> str:
+    """Return the version of NVIDIA's driver."""
+    try:
+        first = file.read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+    return next((word for word in first.split() if word[0].isdigit() and "." in word), first)
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return ""
