@@ -10,9 +10,9 @@ from megatron.training.entry import train_from
 from megatron.training.launch import run_rank
 
 
-def main(argv: Sequence[str]) -> None:
-    """Train what the command line `argv` asks for."""
-    train_from(argv, "multitask", description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    """Train what the command line `argv` asks for; return the exit code."""
+    return train_from(argv, "multitask", description=__doc__)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,34 @@
 """The errors a user can cause. Each message says what is wrong, where, and how to mend it."""
 
 from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a training process tells the shell. What each launcher makes of it: docs/stopping.md."""
+
+    FINISHED = 0
+    """All that was asked for is done."""
+
+    FAILED = 1
+    """An error; the same command may fail again."""
+
+    MISUSED = 2
+    """The flags cannot be honoured; nothing was done."""
+
+    RESUMABLE = 75
+    """Stopped on request before its end; the same command goes on. (EX_TEMPFAIL of sysexits.h)"""
+
+    INTERRUPTED = 130
+    """Ctrl-C, when there was nothing to save or nobody would wait."""
 
 
 class MegatronError(Exception):
     """Base of every error that a user can mend; the entry points print it without a traceback."""
 
-    exit_code = 1
+    exit_code = ExitCode.FAILED
+    is_final = False
+    """Whether another attempt would fail just so, and a launcher should not begin one."""
 
 
 class ConfigError(MegatronError):
@@ -16,7 +38,8 @@ class ConfigError(MegatronError):
         problems: every violation found, so that a user mends all of them in one go.
     """
 
-    exit_code = 2
+    exit_code = ExitCode.MISUSED
+    is_final = True
 
     def __init__(self, *problems: str):
         self.problems = problems
@@ -37,6 +60,12 @@ class NewerCheckpointError(CheckpointError):
 
 class TrainingError(MegatronError):
     """The training itself goes wrong: the loss is no number, or ranks have come apart."""
+
+
+class RepeatedFailureError(TrainingError):
+    """Two attempts have failed alike, so another one would."""
+
+    is_final = True
 
 
 def raise_if_any(problems: Iterable[str]) -> None:

@@ -56,12 +56,6 @@ PARALLEL_LEGACY = (
         refused=True,
     ),
     Legacy(
-        "--distributed-timeout-minutes",
-        "set the environment variable DEEPSPEED_TIMEOUT, the minutes of the group of all processes",
-        takes=1,
-        refused=True,
-    ),
-    Legacy(
         "--tp-comm-overlap",
         "tensor-parallel layers wait for what they reduce; leave this flag out",
         refused=True,

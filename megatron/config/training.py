@@ -40,14 +40,24 @@ class TrainingConfig:
     """Save and leave after the first iteration that ends so many minutes after the start."""
 
     exit_signal_handler: bool = False
-    """Save and leave after the current iteration when a SIGTERM, SIGINT (Ctrl-C) or SIGUSR1
-    comes."""
+    """Leave after the current iteration when a SIGTERM, SIGINT (Ctrl-C) or SIGUSR1 comes to any
+    process. Runs with --save do that without this flag, after a last checkpoint."""
 
     kill_switch_path: Annotated[
         str | None, Spelling("--kill-switch-path", ("--kill-switch-file",))
     ] = None
     """Save and leave after the current iteration when this file is there; do not start while it
     is."""
+
+    hang_timeout: float | None = None
+    """Seconds without a step, an evaluated batch or a save after which the run ends as hung, with
+    the stacks of all processes in --save; the first step, loading and saving may take 5 times as
+    long. Never when not said."""
+
+    max_restarts: int = 0
+    """Start this command under torch.distributed.run, which starts it again at most so many times
+    when it fails; each time it goes on from --load. Under that launcher already, give its own
+    option of this name instead."""
 
     skip_train_iteration_range: list[str] | None = None
     """Iterations to leave out, as A-B with both ends: their samples are passed over, and neither

@@ -42,7 +42,7 @@ class ParallelTransformerLayerPipe(nn.Module):
         build_mixture: MixtureBuilder | None = None,
     ):
         super().__init__()
-        self.spec, self.kernels = spec, kernels
+        self.spec, self.kernels, self.number = spec, kernels, number
         norm = norm_layer(spec, kernels=kernels)
         self.input_layernorm = norm.build()
         self.self_attention = ParallelAttention(

@@ -49,6 +49,7 @@ from megatron.plan.recompute_plan import (
     recompute_problems,
 )
 from megatron.plan.schedule_plan import schedule_problems
+from megatron.plan.watch_plan import watch_problems
 from megatron.plan.zero_plan import zero_problems
 
 
@@ -109,6 +110,7 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
         config.checkpoint, zero_stage=plan_division(config, user).asked_stage
     )
     yield from logging_problems(config, world_size=world_size, device=device)
+    yield from watch_problems(config)
     if parallel.distributed_backend == "nccl" and device == "cpu":
         yield (
             "--distributed-backend nccl needs GPUs and this run is on CPUs: write gloo, or leave "

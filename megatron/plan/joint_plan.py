@@ -58,7 +58,9 @@ def plan_steps(config: Config, user: dict[str, Any], *, data: int) -> StepsPlan:
         data_parallel_size=data,
     )
     curriculum = plan_curriculum(user, config.model.seq_length)
-    training = plan_training(config.training, batch, curriculum)
+    trains = not (config.evaluation.eval_only or config.evaluation.inference)
+    saves = trains and config.checkpoint.save is not None
+    training = plan_training(config.training, batch, curriculum, saves=saves)
     return StepsPlan(batch=batch, curriculum=curriculum, training=training)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from megatron.config.config import Config
 from megatron.errors import raise_if_any
 from megatron.plan.batch_plan import BatchPlan
-from megatron.plan.check import check
 from megatron.plan.checkpoint_plan import CheckpointPlan, plan_checkpoint
 from megatron.plan.curriculum_plan import (
     CurriculumPlan,
@@ -61,7 +60,10 @@ from megatron.plan.training_plan import (
     TrainingPlan,
     size_problems,
 )
+from megatron.plan.watch_plan import WatchPlan, plan_watch
 from megatron.plan.zero_plan import ZeroPlan, zero_notices
+
+from megatron.plan.check import check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,7 @@ class Plan:
     evaluation: EvaluationPlan
     checkpoint: CheckpointPlan
     logging: LoggingPlan
+    watch: WatchPlan
     recompute: RecomputePlan
     kernels: KernelsPlan
     deepspeed: dict[str, Any]
@@ -151,6 +154,7 @@ def plan(
         evaluation=evaluation,
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
+        watch=plan_watch(config),
         recompute=plan_recompute(
             config.recompute, num_layers=config.model.num_layers, pipeline=parallel.pipeline
         ),

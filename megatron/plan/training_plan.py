@@ -34,9 +34,13 @@ class TrainingPlan:
 
 
 def plan_training(
-    training: TrainingConfig, batch: BatchPlan, curriculum: CurriculumPlan
+    training: TrainingConfig, batch: BatchPlan, curriculum: CurriculumPlan, *, saves: bool
 ) -> TrainingPlan:
-    """Return the run's length in steps and in samples."""
+    """Return the run's length in steps and in samples, and what ends it earlier.
+
+    Args:
+        saves: whether the run takes steps and has somewhere to save them.
+    """
     skips = plan_skips(training.skip_train_iteration_range)
     lengths = []
     if training.train_iters is not None:
@@ -52,7 +56,7 @@ def plan_training(
         train_tokens=training.train_tokens or 0,
         exit_interval=training.exit_interval or 0,
         exit_after_minutes=training.exit_duration_in_mins or 0,
-        exits_on_signal=training.exit_signal_handler,
+        exits_on_signal=training.exit_signal_handler or saves,
         kill_switch=training.kill_switch_path or "",
         max_nan_steps=training.max_nan_steps if training.check_for_nan_in_loss_and_grad else 0,
         replica_check_interval=training.replica_check_interval or 0,

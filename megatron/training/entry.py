@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from megatron.checkpoint.saved_run import network_of_checkpoint
 from megatron.config.config import parse_config
 from megatron.plan.objective_plan import ObjectiveName
 from megatron.training.environment import read_launch, read_launcher
@@ -20,7 +21,12 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
     Raises:
         MegatronError: something that the user can mend.
     """
-    config, notices = parse_config(argv, description=description or "")
+    saved = network_of_checkpoint(argv)
+    config, notices = parse_config(
+        argv, description=description or "", defaults=saved.flags if saved else None
+    )
+    if saved:
+        notices = (*notices, *saved.told(config))
     launcher = read_launcher()
     start_through_launcher(config.training, argv, launcher)
     save = config.checkpoint.save or ""

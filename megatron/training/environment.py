@@ -3,6 +3,7 @@
 import os
 import socket
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron.errors import ConfigError
 
@@ -18,6 +19,24 @@ class Launch:
     world_size: int
     local_rank: int  # on this node
     local_size: int  # processes on this node
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The program that started this process beside others, and will end it with them."""
+
+    name: Literal["", "deepspeed", "torch"]  # "": none of those
+    max_restarts: int  # how often it starts everything again after a failure
+    restarts: int  # how often it has
+
+
+def read_launcher() -> Launcher:
+    """Return what started this process."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        most, count = (f"TORCHELASTIC_{what}" for what in ("MAX_RESTARTS", "RESTART_COUNT"))
+        return Launcher("torch", _number(most, 0), _number(count, 0))
+    is_deepspeed = {"CROSS_SIZE", "LOCAL_SIZE"} <= set(os.environ)
+    return Launcher("deepspeed" if is_deepspeed else "", 0, 0)
 
 
 def read_launch(local_rank: int | None) -> Launch:
@@ -81,6 +100,14 @@ def export_launch(launch: Launch, device: str, *, sequence_parallel: bool = Fals
             f"WORLD_SIZE={launch.world_size} but MASTER_PORT is not set: start through "
             "`deepspeed` or `python -m torch.distributed.run`, or set MASTER_ADDR and MASTER_PORT"
         )
+
+
+def export_restarts() -> None:
+    """Let torch's launcher meet again at a new place after each failure.
+
+    At the same one, ranks that come back early read the addresses of those that are gone.
+    """
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 def verbosity() -> str | None:

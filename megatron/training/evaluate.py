@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from megatron.engine.engine import Engine
@@ -23,6 +23,7 @@ class Evaluation(Hook):
         valid: validation sets by name.
         journal: rank 0's, None elsewhere.
         tensorboard: rank 0's, None elsewhere.
+        after_batch: called after each global batch.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class Evaluation(Hook):
         *,
         journal: Journal | None,
         tensorboard: TensorBoard | None,
+        after_batch: Callable[[], None] = lambda: None,
     ):
         self._engine = engine
         self._valid = valid
         self._plan = plan
         self._journal = journal
         self._tensorboard = tensorboard
+        self._after_batch = after_batch
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Evaluate when it is due."""
@@ -67,10 +70,10 @@ class Evaluation(Hook):
         micro_batches = batch.num_micro_batches(batch.global_batch_size)
         # Whole samples, however short those of training are.
         self._engine.set_seq_length(self._plan.model.seq_length)
-        losses: Sequence[float] = [
-            float(self._engine.evaluate(batches, micro_batches))
-            for _ in range(self._plan.evaluation.iters)
-        ]
+        losses = []
+        for _ in range(self._plan.evaluation.iters):
+            losses.append(float(self._engine.evaluate(batches, micro_batches)))
+            self._after_batch()
         loss = sum(losses) / len(losses)
         # Bounded, so that it can be drawn; a loss that is no number has no perplexity.
         ppl = math.nan if math.isnan(loss) else math.exp(min(20, loss))

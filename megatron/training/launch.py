@@ -1,30 +1,23 @@
 """How a training process starts and, whatever happens, ends."""
 
 import os
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 
 from megatron import log
-from megatron.errors import MegatronError
-from megatron.training.environment import read_launch
+from megatron.errors import ExitCode, MegatronError
+from megatron.training.environment import read_launch, read_launcher
+from megatron.training.failure import is_lost_peer
+from megatron.training.restarts import code_for, end_launcher
 
 _HEAD_START_S = 5.0
-_LOST_PEER = (
-    "Connection reset",
-    "Connection closed",
-    "Connection refused",
-    "Broken pipe",
-    "Socket closed",
-    "remote process exited",
-    "NCCL communicator was aborted",
-)
-"""What gloo and nccl say on the ranks that another one has left."""
 
 
-def run_rank(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None:
-    """Run `main(argv)` and leave with an exit code: 0, or that of the error.
+def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> None:
+    """Run `main(argv)` and leave with an exit code: what it returns, or that of the error.
 
     A mistake that every rank finds is told once: rank 0 speaks, and the others wait a moment in
     which the launcher ends them; one that is alone with its error then speaks too. So do those
@@ -37,23 +30,36 @@ def run_rank(main: Callable[[Sequence[str]], None], argv: Sequence[str]) -> None
         rank = 0
     log.configure(rank)
     try:
-        main(argv)
-        _leave("", 0)
+        _leave("", code_for(main(argv) or ExitCode.FINISHED, read_launcher()))
     except MegatronError as error:
+        _heed_the_launcher()
         if rank:
             time.sleep(_HEAD_START_S)
         lines = str(error).replace("\n", "\n  ")
-        _leave(f"error{f' [rank {rank}]' if rank else ''}: {lines}", error.exit_code)
+        _tell(f"error{f' [rank {rank}]' if rank else ''}: {lines}")
+        if error.is_final and rank == 0:
+            end_launcher(read_launcher())
+        _leave("", error.exit_code)
     except KeyboardInterrupt:
-        _leave("interrupted", 130)
+        _leave("interrupted", ExitCode.INTERRUPTED)
     except Exception as error:
-        if any(sign in str(error) for sign in _LOST_PEER):
+        _heed_the_launcher()
+        if is_lost_peer(error):
             time.sleep(_HEAD_START_S)
-        _leave(f"[rank {rank}] {traceback.format_exc()}", 1)
+        _leave(f"[rank {rank}] {traceback.format_exc()}", ExitCode.FAILED)
+
+
+def _heed_the_launcher() -> None:
+    """Let the launcher's SIGTERM end this process, which may have been a wish to save before."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _tell(message: str) -> None:
+    print(message, end="\n" if message else "", file=sys.stderr, flush=True)
 
 
 def _leave(message: str, code: int) -> None:
-    print(message, end="\n" if message else "", file=sys.stderr, flush=True)
+    _tell(message)
     sys.stdout.flush()
     # Not sys.exit: destructors of process groups can wait for ranks that never answer, and the
     # interpreter takes seconds to take torch and DeepSpeed down.

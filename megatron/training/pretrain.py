@@ -6,31 +6,35 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
 from megatron.config.config import Config
+from megatron.errors import ExitCode
 from megatron.fused_kernels.choose import Choice, package_problems
-from megatron.plan.check import check
-from megatron.plan.plan import Plan, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.tokenizer import Tokenizer
-from megatron.training import setup
 from megatron.training.choose import choose
 from megatron.training.environment import Launch
+from megatron.training.failure import FailureFile
 from megatron.training.flags_file import write_flags
 from megatron.training.objective import GPT, Objective
-from megatron.training.requests import build_requests, first_reason
+from megatron.training.requests import KillSwitch, build_requests
 from megatron.training.resume import resume
-from megatron.training.run import Run, say_when
 from megatron.training.save import sole_writer, warn_of_others
 from megatron.training.state import TrainState
 from megatron.training.stream import length_of_next_step
+from megatron.training.watchdog import Watchdog
 from megatron.training.writers import writer_problems
+
+from megatron.plan.check import check
+from megatron.plan.plan import Plan, plan
+from megatron.training import setup
+from megatron.training.run import Run, say_when
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +45,12 @@ def pretrain(
     launch: Launch,
     device: torch.device,
     objective: Objective = GPT,
-) -> None:
-    """Train what `config` asks for, after telling the `notices` of its flags.
+    watchdog: Watchdog | None = None,
+) -> ExitCode:
+    """Train what `config` asks for, after telling the `notices` of its flags; return how it ended.
+
+    Args:
+        watchdog: is told what the run does; one that looks at nothing when None.
 
     Raises:
         MegatronError: something that the user can mend.
@@ -51,17 +59,33 @@ def pretrain(
     tokenizer, decided = _decide(config, launch, device, objective)
     kernels, choices = setup.choose(decided, device)
     view = view_of(decided.objective, decided.masks, tokenizer, decided.training.seed)
-    setup.start_processes(config, launch, device, deterministic=decided.training.deterministic)
-    requests = build_requests(decided.training, rank=launch.rank, started_at=started_at)
-    if reason := first_reason(requests):
-        log.info(reason)
+    watchdog = watchdog or Watchdog(FailureFile(decided.checkpoint.save), rank=launch.rank)
+    setup.start_processes(
+        config,
+        launch,
+        device,
+        deterministic=decided.training.deterministic,
+        timeout_minutes=decided.watch.group_timeout_minutes,
+    )
+    requests = build_requests(
+        decided.training,
+        save=decided.checkpoint.save,
+        rank=launch.rank,
+        started_at=started_at,
+        is_launcher_lost=watchdog.is_launcher_lost,
+    )
+    watchdog.saves_when_lost = decided.training.exits_on_signal
+    if wish := requests.agree()[0]:
+        log.info(wish.reason())
         dist.barrier()
-        return
+        # A chain of jobs runs out while the kill switch is there.
+        return ExitCode.FINISHED if isinstance(wish, KillSwitch) else ExitCode.RESUMABLE
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
     _tell(decided, notices, choices)
     if launch.rank == 0 and decided.logging.flags_directory:
         write_flags(decided.logging.flags_directory, asdict(config))
     with sole_writer(decided):
+        watchdog.failures.own(tidies=launch.rank == 0)
         warn_of_others(decided)
         # Before anything slow: a checkpoint of another run is told at once.
         chosen = choose(decided) if decided.checkpoint.load else None
@@ -70,9 +94,11 @@ def pretrain(
         say_when("after dataloaders are built")
         engine = setup.build_gpt_engine(decided, groups, objective, kernels)
         say_when("after model, optimizer, and learning rate scheduler are built")
+        setup.watch(watchdog, decided.watch, Path(decided.checkpoint.save))
         state = TrainState()
         if chosen:
-            decided = resume(engine, decided, state, chosen)
+            with watchdog.during("loading", longer=True):
+                decided = resume(engine, decided, state, chosen)
         batches = partial(
             setup.batches_of,
             plan=decided,
@@ -89,15 +115,18 @@ def pretrain(
             state,
             valid={name: partial(batches, dataset) for name, dataset in sets.valid.items()},
             test={name: partial(batches, dataset) for name, dataset in sets.test.items()},
+            watchdog=watchdog,
         )
+        code = ExitCode.FINISHED
         if decided.evaluation.only:
             run.evaluate()
         else:
             lengths = decided.curriculum
             length = length_of_next_step(lengths.length_at, state) if lengths.schedule else None
-            log.info(run.train(partial(batches, sets.train, length=length), launch, requests))
+            code = run.train(partial(batches, sets.train, length=length), launch, requests)
     dist.barrier()
     dist.destroy_process_group()
+    return code
 
 
 def _decide(

@@ -1,14 +1,20 @@
-"""Who may ask a run to end: a file, the clock, the operating system."""
+"""Who may ask a run to end or to save: files, the clock, the operating system."""
 
+import logging
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
 from megatron.plan.training_plan import TrainingPlan
 from megatron.training.agree import agreed
+
+log = logging.getLogger(__name__)
+
+SAVE_FILE = "save-now"
+"""Name of the file in --save that asks for a checkpoint."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -71,7 +77,10 @@ class TimeLimit:
 
 
 class Signals:
-    """A signal to this process; a second one has its usual effect, which ends it at once."""
+    """A signal to this process; a second SIGINT (Ctrl-C) ends it at once.
+
+    A second SIGTERM does not: launchers send several for one wish.
+    """
 
     def __init__(self) -> None:
         self._received: str | None = None
@@ -91,29 +100,115 @@ class Signals:
             signal.signal(number, usual)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._received == signal.SIGINT.name:
+            raise KeyboardInterrupt
         self._received = signal.Signals(number).name
-        self.restore()
 
 
-def first_reason(requests: Sequence[Request]) -> str | None:
-    """Return the reason of the first wish that any rank sees, the same on every rank.
+class LostLauncher:
+    """The launcher of a rank has ended without a word.
 
-    Communication: one all-reduce of a byte per request over all ranks, when there are any.
+    Args:
+        is_lost: whether that is so on this rank.
     """
-    if not requests:
-        return None
-    made = agreed([request.is_made() for request in requests])
-    reasons = (request.reason() for request, yes in zip(requests, made, strict=True) if yes)
-    return next(reasons, None)
+
+    def __init__(self, is_lost: Callable[[], bool]):
+        self._is_lost = is_lost
+
+    def is_made(self) -> bool:
+        """Whether this rank's launcher has ended."""
+        return self._is_lost()
+
+    def reason(self) -> str:
+        """Return what is told at the end."""
+        return "exiting program because a launcher has ended"
 
 
-def build_requests(plan: TrainingPlan, *, rank: int, started_at: float) -> list[Request]:
-    """Return what the plan lets ask for the end, the same list on every rank."""
-    requests: list[Request] = []
+class SaveFile:
+    """A file that asks for a checkpoint, after which the run goes on. Rank 0 looks.
+
+    Args:
+        directory: where it may appear.
+        looks: whether this is rank 0.
+    """
+
+    def __init__(self, directory: str, *, looks: bool):
+        self._path = Path(directory) / SAVE_FILE
+        self._looks = looks
+
+    def is_made(self) -> bool:
+        """Whether the file is there."""
+        return self._looks and self._path.exists()
+
+    def done(self) -> None:
+        """Remove the file; where that is not allowed, do not look again."""
+        if not self._looks:
+            return
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be removed (%s): it asks for nothing more", self._path, error)
+            self._looks = False
+
+
+class Requests:
+    """All that may be asked of a run from outside, the same list on every rank.
+
+    Args:
+        ends: what may ask for the end.
+        save: what may ask for a checkpoint.
+        restore: called when nobody listens any more.
+    """
+
+    def __init__(
+        self,
+        ends: Sequence[Request] = (),
+        *,
+        save: SaveFile | None = None,
+        restore: Callable[[], None] = lambda: None,
+    ):
+        self.ends = list(ends)
+        self.save = save
+        self.restore = restore
+
+    def agree(self) -> tuple[Request | None, bool]:
+        """Return the first wish to end that any rank sees, and whether to save.
+
+        Communication: one all-reduce of a byte per request over all ranks, when there are any.
+        """
+        seen = [request.is_made() for request in self.ends]
+        if self.save:
+            seen.append(self.save.is_made())
+        if not seen:
+            return None, False
+        made = agreed(seen)
+        wishes = (request for request, yes in zip(self.ends, made, strict=False) if yes)
+        return next(wishes, None), self.save is not None and made[-1]
+
+
+def build_requests(
+    plan: TrainingPlan,
+    *,
+    save: str,
+    rank: int,
+    started_at: float,
+    is_launcher_lost: Callable[[], bool] = lambda: False,
+) -> Requests:
+    """Return what the plan lets ask.
+
+    Args:
+        save: directory of checkpoints; empty for none.
+        started_at: time.perf_counter() at the start.
+        is_launcher_lost: whether this rank's launcher has ended.
+    """
+    ends: list[Request] = []
+    restore: Callable[[], None] = lambda: None  # noqa: E731
     if plan.kill_switch:
-        requests.append(KillSwitch(plan.kill_switch, looks=rank == 0))
+        ends.append(KillSwitch(plan.kill_switch, looks=rank == 0))
     if plan.exits_on_signal:
-        requests.append(Signals())
+        signals = Signals()
+        ends += [signals, LostLauncher(is_launcher_lost)]
+        restore = signals.restore
     if plan.exit_after_minutes:
-        requests.append(TimeLimit(plan.exit_after_minutes, started_at=started_at, looks=rank == 0))
-    return requests
+        ends.append(TimeLimit(plan.exit_after_minutes, started_at=started_at, looks=rank == 0))
+    return Requests(ends, save=SaveFile(save, looks=rank == 0) if save else None, restore=restore)

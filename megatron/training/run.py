@@ -9,9 +9,9 @@ from pathlib import Path
 
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
+from megatron.errors import ExitCode
 from megatron.optim.schedule import learning_rate, weight_decay
 from megatron.parallel.groups import Groups
-from megatron.plan.plan import Plan
 from megatron.training.energy import Energy
 from megatron.training.environment import Launch
 from megatron.training.evaluate import Evaluation
@@ -20,9 +20,10 @@ from megatron.training.loop import Hook, Schedule, train
 from megatron.training.meters import build_meters
 from megatron.training.nan_guard import NanGuard
 from megatron.training.profile import Profile
+from megatron.training.progress import Named, Progress
 from megatron.training.replicas import ReplicaCheck
 from megatron.training.report import Report
-from megatron.training.requests import Request
+from megatron.training.requests import Requests
 from megatron.training.save import Checkpoints
 from megatron.training.skip import Skip
 from megatron.training.state import TrainState
@@ -30,7 +31,10 @@ from megatron.training.step_records import StepRecords
 from megatron.training.stop import Stop
 from megatron.training.stream import Batches, Stream
 from megatron.training.tensorboard import TensorBoard
+from megatron.training.watchdog import Watchdog
 from megatron.training.writers import build_writer
+
+from megatron.plan.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +46,7 @@ class Run:
         state: where the run goes on from.
         valid: validation sets by name.
         test: test sets by name.
+        watchdog: is told what the run does.
     """
 
     def __init__(
@@ -54,31 +59,38 @@ class Run:
         *,
         valid: Mapping[str, Batches],
         test: Mapping[str, Batches],
+        watchdog: Watchdog,
     ):
         self.engine, self.plan, self.config, self.groups = engine, plan, config, groups
-        self.state, self.valid, self.test = state, valid, test
+        self.state, self.valid, self.test, self.watchdog = state, valid, test, watchdog
         speaks = groups.rank == 0
         saves = plan.checkpoint.save
         self.journal = Journal(Path(saves)) if speaks and saves else None
         writer = build_writer(plan.logging) if speaks else None
         self.tensorboard = TensorBoard(writer, plan, asdict(config), state) if writer else None
         self.evaluation = Evaluation(
-            engine, valid, plan, journal=self.journal, tensorboard=self.tensorboard
+            engine,
+            valid,
+            plan,
+            journal=self.journal,
+            tensorboard=self.tensorboard,
+            after_batch=watchdog.moves,
         )
 
     def evaluate(self) -> None:
         """Evaluate on the validation and test sets, and do nothing else."""
-        self.evaluation.validate(self.state, "the end of training for val data")
-        self.evaluation.test(self.test, self.state)
+        with self.watchdog.during("evaluation"):
+            self.evaluation.validate(self.state, "the end of training for val data")
+            self.evaluation.test(self.test, self.state)
         if self.tensorboard:
             self.tensorboard.close()
 
-    def train(self, batches: Batches, launch: Launch, requests: list[Request]) -> str:
-        """Train to the end or to the reason to stop, which is returned; evaluate and save.
+    def train(self, batches: Batches, launch: Launch, requests: Requests) -> ExitCode:
+        """Train to the end or to a reason to stop, which is told; evaluate and save.
 
         Args:
             batches: the training data.
-            requests: what may ask for the end.
+            requests: what may be asked from outside.
         """
         plan, state = self.plan, self.state
         started_from = state.iteration
@@ -91,7 +103,13 @@ class Run:
         stream = Stream(batches, state.samples)
         energy = _build_energy(plan, self.groups.rank, launch)
         profile = _build_profile(plan, self.groups.rank)
-        stop = Stop(plan.training, started_from=started_from, requests=requests)
+
+        def save(state: TrainState) -> None:
+            if checkpoints and state.iteration:
+                with self.watchdog.during("save", longer=True):
+                    checkpoints.save(state)
+
+        stop = Stop(plan.training, started_from=started_from, requests=requests, save=save)
         if self.journal:
             self.journal.start(started_from)
         say_when("before the start of training step")
@@ -115,11 +133,13 @@ class Run:
         # A run that was done already is not evaluated once more on other samples.
         done_now = started_from < state.iteration and stop.is_done(state)
         if done_now and self.valid:
-            self.evaluation.validate(state, "the end of training for val data")
-        if checkpoints and state.iteration:
-            checkpoints.save(state)
+            with self.watchdog.during("evaluation"):
+                self.evaluation.validate(state, "the end of training for val data")
+        save(state)
         if done_now:
-            self.evaluation.test(self.test, state)
+            with self.watchdog.during("evaluation"):
+                self.evaluation.test(self.test, state)
+        requests.restore()
         for closing in (profile, energy):
             if closing:
                 closing.close(state)
@@ -127,14 +147,16 @@ class Run:
             self.tensorboard.close()
         if stop.is_done(state) and not done_now:
             reason += ": it was before; more --train-iters or --train-samples let it go on"
-        return reason
+        log.info(reason)
+        return ExitCode.RESUMABLE if stop.was_asked else ExitCode.FINISHED
 
     def _hooks(
         self, stream: Stream, profile: Profile | None, checkpoints: Checkpoints | None
     ) -> list[Hook]:
-        plan = self.plan
+        plan, watchdog = self.plan, self.watchdog
         skips = plan.training.skips
         hooks: list[Hook | None] = [
+            Progress(watchdog),
             Skip(
                 skips,
                 train_iters=plan.training.train_iters,
@@ -149,8 +171,8 @@ class Run:
             self.tensorboard,
             # Before anybody evaluates or saves what they refuse.
             *self._guards(),
-            self.evaluation if self.valid else None,
-            checkpoints,
+            Named(self.evaluation, watchdog, "evaluation") if self.valid else None,
+            Named(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
         ]
         return [hook for hook in hooks if hook]
 

@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,10 +30,13 @@ from megatron.model.init import initialise
 from megatron.parallel.groups import Groups, build_groups
 from megatron.parallel.topology import Topology
 from megatron.plan.plan import Plan
+from megatron.plan.watch_plan import WatchPlan
+from megatron.training.agree import from_rank_0
 from megatron.training.batch import read_batches
 from megatron.training.environment import Launch, cpu_threads, export_determinism, verbosity
 from megatron.training.objective import Objective
 from megatron.training.stream import shortened
+from megatron.training.watchdog import Hangs, Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +53,18 @@ def set_log_levels(logging: LoggingConfig, rank: int) -> str:
 
 
 def start_processes(
-    config: Config, launch: Launch, device: torch.device, *, deterministic: bool
+    config: Config,
+    launch: Launch,
+    device: torch.device,
+    *,
+    deterministic: bool,
+    timeout_minutes: int = 0,
 ) -> None:
     """Join the other processes.
 
     Args:
         deterministic: whether the same computation must give the same bits each time.
+        timeout_minutes: how long they wait for each other in one operation; 0: the default.
 
     Communication: waits for every rank.
     """
@@ -66,7 +77,25 @@ def start_processes(
     else:
         torch.set_num_threads(cpu_threads(launch))
     default = "nccl" if device.type == "cuda" else "gloo"
-    distributed.start(config.parallel.distributed_backend or default, level)
+    backend = config.parallel.distributed_backend or default
+    distributed.start(backend, level, timeout_minutes=timeout_minutes)
+
+
+def watch(watchdog: Watchdog, plan: WatchPlan, directory: Path) -> None:
+    """Limit how long this rank waits from now on.
+
+    Args:
+        directory: --save, where all ranks leave their stacks when the run hangs.
+
+    Communication: one broadcast of a name if hangs are looked for.
+    """
+    if plan.group_timeout_minutes:
+        distributed.limit_waiting(plan.group_timeout_minutes)
+    if plan.hang_timeout_s:
+        now = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = directory / from_rank_0(lambda: f"hang-{now}")
+        watchdog.arm(Hangs(plan.hang_timeout_s, folder, dist.get_world_size()))
+        log.info("a step that takes more than %g s ends the run as hung", plan.hang_timeout_s)
 
 
 def build_process_groups(plan: Plan) -> Groups:

@@ -1,9 +1,9 @@
 """When a run ends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from megatron.plan.training_plan import TrainingPlan
-from megatron.training.requests import Request, first_reason
+from megatron.training.requests import Requests
 from megatron.training.state import TrainState
 
 
@@ -11,13 +11,24 @@ class Stop:
     """Gives the reason to end the run, or None to go on.
 
     Args:
-        requests: what may ask for the end from outside; all ranks follow when one is asked.
+        requests: what may be asked from outside; all ranks follow when one is asked.
+        save: what a request to save calls.
     """
 
-    def __init__(self, plan: TrainingPlan, *, started_from: int, requests: Sequence[Request] = ()):
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        *,
+        started_from: int,
+        requests: Requests | None = None,
+        save: Callable[[TrainState], None] | None = None,
+    ):
         self._plan = plan
         self._started_from = started_from
-        self._requests = requests
+        self._requests = requests or Requests()
+        self._save = save
+        self.was_asked = False
+        """Whether the run ends because somebody asked."""
 
     def __call__(self, state: TrainState) -> str | None:
         """Return why the run ends before its next step, if it does.
@@ -26,8 +37,14 @@ class Stop:
         """
         if self.is_done(state):
             return f"training is done after {state.iteration} iterations"
-        if reason := first_reason(self._requests):
-            return reason
+        wish, saves = self._requests.agree()
+        # Before the first step there is nothing to save; the file waits.
+        if saves and self._save and self._requests.save and state.iteration:
+            self._save(state)
+            self._requests.save.done()
+        if wish:
+            self.was_asked = True
+            return wish.reason()
         interval = self._plan.exit_interval
         # A multiple may lie among iterations that are passed over.
         if interval and state.iteration // interval > self._started_from // interval:

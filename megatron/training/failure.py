@@ -1,0 +1,194 @@
+"""Why a run failed: `failure.json` in --save, written by the first process that has the cause."""
+
+import json
+import os
+import re
+import socket
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal
+
+from megatron.checkpoint.names import LOCK
+
+FAILURE = "failure.json"
+
+_LOST_PEER = (
+    "Connection reset",
+    "Connection closed",
+    "Connection refused",
+    "Broken pipe",
+    "Socket closed",
+    "remote process exited",
+    "NCCL communicator was aborted",
+)
+"""What gloo and nccl say on the ranks that another one has left."""
+
+Identity = tuple[int, int]
+"""Tells one failure.json from the next: its inode and when it was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What ended a run."""
+
+    kind: Literal["error", "lost peer", "lost launcher", "hang"]
+    rank: int
+    iteration: int  # the step that was under way
+    stage: str  # what the run was doing
+    message: str
+    traceback: str = ""
+    groups: list[str] = field(default_factory=list)  # of a hang: which ranks were where
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    time: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+
+    @property
+    def signature(self) -> tuple[str, int, str]:
+        """What the same failure at the same step has in common with this one.
+
+        Numbers in the message do not count: addresses, times and process numbers differ.
+        """
+        if self.kind != "error":
+            return self.kind, self.iteration, ""
+        return self.kind, self.iteration, re.sub(r"\d+", "#", self.message)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether the only trouble is that another process has gone."""
+    return any(sign in str(error) for sign in _LOST_PEER)
+
+
+def failure_of(error: BaseException, *, rank: int, iteration: int, stage: str) -> Failure:
+    """Return the record of an exception that is being handled."""
+    return Failure(
+        kind="lost peer" if is_lost_peer(error) else "error",
+        rank=rank,
+        iteration=iteration,
+        stage=stage,
+        message=f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+class FailureFile:
+    """One process's view of `directory`/failure.json.
+
+    The first cause stays: a later one is not written. What came of it elsewhere, a lost peer,
+    gives way to a cause, whichever is first. That of an earlier attempt moves to failure-N.json.
+
+    Args:
+        directory: --save; empty for none, and then nothing is written.
+    """
+
+    def __init__(self, directory: str):
+        self._directory = Path(directory) if directory else None
+        self._stale = self._identity()
+        self._owns = False
+
+    def own(self, *, tidies: bool) -> None:
+        """Note that this run alone writes to the directory.
+
+        Args:
+            tidies: whether this process puts the file of an earlier attempt away.
+        """
+        self._owns = True
+        if tidies and self._directory and self._stale:
+            self._put_away(self._stale)
+
+    def record(self, failure: Failure) -> bool:
+        """Write `failure` unless a cause is there; return whether it was written.
+
+        A directory that cannot be written to, or that another run writes to, is left alone.
+        """
+        if self._directory is None or not (self._owns or not (self._directory / LOCK).exists()):
+            return False
+        with suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            made = self._directory / f"{FAILURE}.{failure.host}.{failure.pid}"
+            made.write_text(json.dumps(asdict(failure), indent=1) + "\n", encoding="utf-8")
+            try:
+                if gives_way := self._giving_way(failure):
+                    self._put_away(gives_way)
+                # A link is made only where nothing is: one of several processes gets it.
+                os.link(made, self._directory / FAILURE)
+                return True
+            finally:
+                made.unlink()
+        return False
+
+    def _giving_way(self, failure: Failure) -> Identity | None:
+        """Return which file gives way to `failure`, if one is there and does."""
+        assert self._directory
+        there = self._identity()
+        if there is None or there == self._stale:
+            return there
+        is_cause = failure.kind != "lost peer"
+        return there if is_cause and _kind_in(self._directory / FAILURE) == "lost peer" else None
+
+    def _put_away(self, identity: Identity) -> None:
+        """Rename the file of that identity to the next failure-N.json."""
+        assert self._directory
+        moved = self._directory / f"{FAILURE}.old.{socket.gethostname()}.{os.getpid()}"
+        with suppress(FileNotFoundError):
+            os.rename(self._directory / FAILURE, moved)
+            if _identity_of(moved) != identity:
+                # Another process was faster: this is its record.
+                with suppress(FileExistsError):
+                    os.link(moved, self._directory / FAILURE)
+                    moved.unlink()
+                    return
+            _link_next(moved, self._directory)
+            moved.unlink()
+
+    def _identity(self) -> Identity | None:
+        return _identity_of(self._directory / FAILURE) if self._directory else None
+
+
+def failures_of(directory: str) -> list[Failure]:
+    """Return what ended the attempts that left their records in `directory`, the oldest first."""
+    if not directory:
+        return []
+    numbered = sorted(_numbered(Path(directory)).items())
+    files = [*(file for _, file in numbered), Path(directory) / FAILURE]
+    return [failure for file in files if (failure := _read(file))]
+
+
+def _read(file: Path) -> Failure | None:
+    try:
+        return Failure(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _kind_in(file: Path) -> str:
+    failure = _read(file)
+    return failure.kind if failure else ""
+
+
+def _numbered(directory: Path) -> dict[int, Path]:
+    found: dict[int, Path] = {}
+    for file in directory.glob("failure-*.json"):
+        if number := re.fullmatch(r"failure-(\d+)\.json", file.name):
+            found[int(number[1])] = file
+    return found
+
+
+def _link_next(file: Path, directory: Path) -> None:
+    number = max(_numbered(directory), default=0) + 1
+    while True:
+        try:
+            os.link(file, directory / f"failure-{number}.json")
+            return
+        except FileExistsError:
+            number += 1
+
+
+def _identity_of(file: Path) -> Identity | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

@@ -1,0 +1,187 @@
+"""A thread beside the run that ends it when it no longer moves or nobody would end it."""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron.errors import ConfigError, ExitCode
+from megatron.training.failure import Failure, FailureFile, failure_of
+from megatron.training.launchers import Launchers
+from megatron.training.stacks import grouped, read_places, take_stacks, write_stacks
+
+LONGER = 5
+"""How many times the limit of a step the first step, loading and a save may take."""
+
+SAVING_GRACE_S = 120.0
+"""How long a run may take to save and leave after its launcher has ended."""
+
+_LOOK_S = 1.0
+_STEP = "step"
+
+
+@dataclass(frozen=True)
+class Hangs:
+    """When a run hangs, and who tells where.
+
+    Args:
+        timeout_s: without progress.
+        folder: where all ranks write their stacks; nobody has made it before a hang.
+        world_size: number of ranks.
+    """
+
+    timeout_s: float
+    folder: Path
+    world_size: int
+
+
+class Watchdog:
+    """Knows where this rank stands, writes down why it fails, and ends it when nobody else would.
+
+    Args:
+        failures: where causes are written.
+        launchers: whose end this run follows.
+    """
+
+    def __init__(self, failures: FailureFile, *, rank: int, launchers: Launchers | None = None):
+        self.failures = failures
+        self.stage = "starting"
+        self.iteration = 0
+        self.saves_when_lost = False
+        """Whether the run itself leaves, after a save, when a launcher has ended."""
+        self._rank = rank
+        self._launchers = launchers or Launchers(is_parent=False)
+        self._lost_at: float | None = None
+        self._hangs: Hangs | None = None
+        self._factor = LONGER
+        self._moved_at = time.monotonic()
+        self._ended = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch inside the `with` block; write down the exception that leaves it.
+
+        Wrong flags are no failure of a run: nothing was begun.
+        """
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        try:
+            yield
+        except ConfigError:
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            self.failures.record(
+                failure_of(error, rank=self._rank, iteration=self.iteration, stage=self.stage)
+            )
+            raise
+        finally:
+            self._ended.set()
+
+    def arm(self, hangs: Hangs) -> None:
+        """End the run from now on when it hangs."""
+        self._moved_at = time.monotonic()
+        self._hangs = hangs
+
+    def begins_step(self, iteration: int) -> None:
+        """Note that step `iteration` begins."""
+        self._factor = 1 if self.stage == _STEP else LONGER
+        self.stage, self.iteration = _STEP, iteration
+        self.moves()
+
+    def moves(self) -> None:
+        """Note that something was done."""
+        self._moved_at = time.monotonic()
+
+    @contextmanager
+    def during(self, stage: str, *, longer: bool = False) -> Iterator[None]:
+        """Name what is done inside the `with` block.
+
+        Args:
+            longer: whether it may take longer than a step.
+        """
+        before = self.stage, self._factor
+        self.stage, self._factor = stage, LONGER if longer else 1
+        self.moves()
+        yield
+        self.moves()
+        self.stage, self._factor = before
+
+    def is_launcher_lost(self) -> bool:
+        """Whether a launcher above this process has ended."""
+        return self._lost_at is not None
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._pause_s()):
+            if self._launchers.are_gone():
+                self._follow_launcher()
+            if self._hangs and self._is_stuck(self._hangs):
+                self._end_hung(self._hangs)
+
+    def _pause_s(self) -> float:
+        return min(_LOOK_S, self._hangs.timeout_s / 4) if self._hangs else _LOOK_S
+
+    def _follow_launcher(self) -> None:
+        self._lost_at = self._lost_at or time.monotonic()
+        if self.saves_when_lost and time.monotonic() < self._lost_at + SAVING_GRACE_S:
+            return
+        message = "the launcher of this process has ended, and the run did not leave by itself"
+        failure = Failure(
+            kind="lost launcher",
+            rank=self._rank,
+            iteration=self.iteration,
+            stage=self.stage,
+            message=message,
+        )
+        self.failures.record(failure)
+        self._leave(message)
+
+    def _is_stuck(self, hangs: Hangs) -> bool:
+        """Whether this rank has not moved for too long, or another one says so of itself."""
+        passed = time.monotonic() - self._moved_at
+        return passed > hangs.timeout_s * self._factor or hangs.folder.exists()
+
+    def _end_hung(self, hangs: Hangs) -> None:
+        host, pid = socket.gethostname(), os.getpid()
+        stage = f"{self.stage} {self.iteration}" if self.stage == _STEP else self.stage
+        with suppress(OSError):
+            write_stacks(
+                take_stacks(rank=self._rank, host=host, pid=pid, stage=stage), hangs.folder
+            )
+        groups = grouped(_everyones_places(hangs), hangs.world_size)
+        message = f"no progress for {hangs.timeout_s:g} s (--hang-timeout)"
+        failure = Failure(
+            kind="hang",
+            rank=self._rank,
+            iteration=self.iteration,
+            stage=self.stage,
+            message=message,
+            groups=groups,
+        )
+        lines = [f"hang in {stage}: {message}", *groups, f"stacks of all threads: {hangs.folder}"]
+        # One rank speaks; the others leave a moment for that.
+        if self.failures.record(failure):
+            self._leave("\n  ".join(lines))
+        time.sleep(_LOOK_S)
+        self._leave("")
+
+    def _leave(self, message: str) -> None:
+        if message:
+            prefix = f"[rank {self._rank}] " if self._rank else ""
+            print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
+        # Past the main thread, which may wait inside compiled code for ever.
+        os._exit(ExitCode.FAILED)
+
+
+def _everyones_places(hangs: Hangs) -> dict[int, str]:
+    """Return where every rank is, as soon as all have told, or have had time to."""
+    give_up_at = time.monotonic() + 5 * _LOOK_S + hangs.timeout_s / 4
+    places: dict[int, str] = {}
+    while len(places) < hangs.world_size and time.monotonic() < give_up_at:
+        time.sleep(_LOOK_S / 5)
+        with suppress(OSError):
+            places = read_places(hangs.folder)
+    return places
