@@ -60,7 +60,8 @@ def require_same(
     same_optimizer = ("name", "biases_only")
     found = [
         *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT)),
-        *_differences(then, now, "precision", only=("dtype",)),
+        # Weights alone are cast.
+        *(_differences(then, now, "precision", only=("dtype",)) if with_optimizer else ()),
         *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
     ]
     refusals = []
@@ -105,7 +106,7 @@ def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diff
     return [
         *_differences(then, now, "model", only=_OF_LAYOUT),
         *_differences(then, now, "parallel", skip=skip),
-        *_differences(then, now, "precision", only=("fp32_gradients",)),
+        *_differences(then, now, "precision", only=("dtype", "fp32_gradients")),
     ]
 
 

@@ -12,16 +12,19 @@ from megatron.parallel.whole import Whole, WholeCheckpoint
 _ROWS = 4096  # read in one go
 
 
-def read_any(folder: Path, manifest: Manifest) -> WholeCheckpoint:
+def read_any(folder: Path, manifest: Manifest, *, optimizer: bool = True) -> WholeCheckpoint:
     """Return everything in a checkpoint with a layout or without one.
+
+    Args:
+        optimizer: whether its states are wanted, where they were saved; see read_whole.
 
     Raises:
         CheckpointError: files are missing or damaged.
     """
     if is_universal(manifest):
         return read_universal(folder, manifest)
-    saves_optimizer = manifest.plan["checkpoint"]["saves_optimizer"]
-    return read_whole(folder, manifest, optimizer=saves_optimizer)
+    saved = manifest.plan["checkpoint"]["saves_optimizer"]
+    return read_whole(folder, manifest, optimizer=optimizer and saved)
 
 
 def digests(whole: WholeCheckpoint, vocab_size: int) -> Iterator[tuple[str, str]]:

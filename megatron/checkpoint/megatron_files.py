@@ -8,63 +8,87 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import Manifest
-from megatron.errors import CheckpointError, raise_if_any
-from megatron.parallel.whole import WholeParameter
+from megatron.errors import CheckpointError, ConfigError, raise_if_any
+from megatron.parallel.whole import WholeCheckpoint, WholeParameter
 from megatron.plan.model_spec import padded_vocab_size
 
 _FIRST_LAYER = 3  # its number in our list of layers
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_SAME = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length"),
+    *("max_position_embeddings", "normalization", "embed_layernorm", "qk_layernorm"),
+    *("attention_dropout", "hidden_dropout"),
+)
+"""Arguments that are fields of our network's plan by the same name."""
+_WISHED = (
+    *("rotary_base", "rotary_percent", "rotary_seq_len_interpolation_factor"),
+    *("use_rope_scaling", "rope_scaling_factor", "window_size", "init_method_std"),
+)
+"""Those that are flags of ours by the same name, of the network."""
+_OF_TOKENIZER = (
+    *("tokenizer_type", "vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"),
+    "make_vocab_size_divisible_by",
+)
+"""And of the tokenizer."""
 _TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def write_megatron(
-    source: Path,
     manifest: Manifest,
+    whole: WholeCheckpoint,
     output: Path,
     *,
     tensor: int,
     pipeline: int,
+    flags: tuple[str, str],
     for_release: bool,
 ) -> Path:
-    """Write the weights in `source` for `tensor` * `pipeline` ranks; return the folder.
+    """Write the weights of a checkpoint for `tensor` * `pipeline` ranks; return the folder.
 
     Memory: one rank's weights.
 
     Args:
+        manifest: what the network is.
+        flags: how a user asks for `tensor` and `pipeline`, for messages.
         for_release: whether to forget how many samples were consumed.
 
     Raises:
         ConfigError: the network cannot be divided so.
-        CheckpointError: `source` is no whole checkpoint, or `output` cannot be written to.
+        CheckpointError: `output` cannot be written to.
 
     Source: Megatron-LM's checkpoints of version 3.0.
     """
     model, config = manifest.plan["model"], manifest.config
-    raise_if_any(_problems(model, tensor, pipeline))
+    raise_if_any(_problems(model, tensor, pipeline, flags))
     rows = padded_vocab_size(
         model["vocab_size"],
         divisible_by=config["tokenizer"]["make_vocab_size_divisible_by"],
         tensor=tensor,
         pad_to=config["tokenizer"]["pad_vocab_size_to"],
     )
-    whole = read_whole(source, manifest, optimizer=False)
+    if rows % tensor:
+        raise ConfigError(f"{flags[0]} {tensor} does not divide the {rows} rows of the table")
     iteration = manifest.state["iteration"]
     folder = output / f"iter_{iteration:07d}"
     args = _arguments(manifest, rows, tensor, pipeline, for_release=for_release)
     for stage in range(pipeline):
         for rank in range(tensor):
-            shards = {
-                place: _shard(name, parameter, manifest, rows, rank, tensor)
-                for name, parameter in whole.parameters.items()
-                for place in _places(name, model, stage, pipeline)
-            }
+            shards: dict[tuple[str, ...], Tensor] = {}
+            for name in whole.parameters:
+                # Looked at where it is needed: a parameter may be put together anew each time.
+                if places := list(_places(name, model, stage, pipeline)):
+                    shard = _shard(name, whole.parameters[name], manifest, rows, rank, tensor)
+                    shards |= dict.fromkeys(places, shard)
             suffix = f"_{stage:03d}" if pipeline > 1 else ""
             file = folder / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
             content = {
                 "args": args,
                 "checkpoint_version": 3.0,
+                "checkpoint_info": {
+                    "padded_vocab_size": rows,
+                    "original_vocab_size": model["vocab_size"],
+                },
                 "iteration": iteration,
                 "model": _nested(shards),
             }
@@ -78,13 +102,15 @@ def write_megatron(
     return folder
 
 
-def _problems(model: Mapping[str, Any], tensor: int, pipeline: int) -> Iterator[str]:
+def _problems(
+    model: Mapping[str, Any], tensor: int, pipeline: int, flags: tuple[str, str]
+) -> Iterator[str]:
     if model.get("num_experts"):
         yield "layers with experts have no place in Megatron-LM's files"
     for flag, parts, sizes in (
-        ("--target_pp", pipeline, ("num_layers",)),
+        (flags[1], pipeline, ("num_layers",)),
         (
-            "--target_tp",
+            flags[0],
             tensor,
             ("num_attention_heads", "num_query_groups", "ffn_hidden_size"),
         ),
@@ -127,9 +153,12 @@ def _shard(
     if name.endswith("word_embeddings.weight"):
         parameter = parameter.with_rows(rows)
     weight = parameter.weight.all()
-    if manifest.plan["model"]["activation"].endswith("glu") and ".mlp.dense_h_to_4h." in name:
-        # Ours are pairs of gate and up; shards of Megatron-LM have all gates, then all ups.
-        weight = torch.cat(weight.unflatten(0, (tensor, -1, 2))[rank].unbind(1))
+    activation = manifest.plan["model"]["activation"]
+    if activation.endswith("glu") and ".mlp.dense_h_to_4h." in name:
+        # Ours are pairs of gate and up. Shards of SwiGLU have all gates, then all ups; those of
+        # BigScience's other activations all ups first.
+        gate, up = weight.unflatten(0, (tensor, -1, 2))[rank].unbind(1)
+        weight = torch.cat((gate, up) if activation == "swiglu" else (up, gate))
     elif (dim := manifest.partition_dims.get(name)) is not None:
         weight = weight.chunk(tensor, dim)[rank]
     return weight.to(_DTYPES[manifest.plan["precision"]["dtype"]]).clone()
@@ -149,20 +178,30 @@ def _arguments(
     manifest: Manifest, rows: int, tensor: int, pipeline: int, *, for_release: bool
 ) -> Namespace:
     """Return the arguments that Megatron-LM compares, and those that say how to read the weights."""
-    model, state = manifest.plan["model"], manifest.state
-    kept = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length")
-    dtype = manifest.plan["precision"]["dtype"]
+    model, state, wishes = manifest.plan["model"], manifest.state, manifest.config
+    dtype, activation = manifest.plan["precision"]["dtype"], model["activation"]
+    position = {"learned": "learned_absolute", "rotary": "rope"}
     return Namespace(
-        **{name: model[name] for name in (*kept, "max_position_embeddings", "normalization")},
+        **{name: model[name] for name in _SAME},
+        **{name: wishes["model"][name] for name in _WISHED},
+        **{name: wishes["tokenizer"][name] for name in _OF_TOKENIZER},
         num_query_groups=model["num_query_groups"],
         group_query_attention=model["num_query_groups"] != model["num_attention_heads"],
         kv_channels=model["head_dim"],
         padded_vocab_size=rows,
-        position_embedding_type=manifest.config["model"]["position_embedding_type"],
-        swiglu=model["activation"] == "swiglu",
+        position_embedding_type=position.get(
+            model["position_embedding"], model["position_embedding"]
+        ),
+        layernorm_epsilon=model["norm_epsilon"],
+        apply_layernorm_1p=model["layernorm_1p"],
+        apply_residual_connection_post_layernorm=model["residual_after_norm"],
+        swiglu=activation == "swiglu",
+        squared_relu=activation == "squared_relu",
+        glu_activation=activation if activation in ("geglu", "liglu", "reglu") else None,
+        bias_gelu_fusion=activation == "gelu_tanh",
+        add_bias_linear=model["linear_bias"],
+        add_qkv_bias=model["qkv_bias"] and not model["linear_bias"],
         untie_embeddings_and_output_weights=not model["tied_embeddings"],
-        tokenizer_type=manifest.config["tokenizer"]["tokenizer_type"],
-        make_vocab_size_divisible_by=manifest.config["tokenizer"]["make_vocab_size_divisible_by"],
         tensor_model_parallel_size=tensor,
         pipeline_model_parallel_size=pipeline,
         fp16=dtype == "fp16",

@@ -20,10 +20,11 @@ from megatron.checkpoint.manifest import (
     record_file,
     write_manifest,
 )
-from megatron.checkpoint.names import LATEST_UNIVERSAL, STAGING, iteration_of
+from megatron.checkpoint.names import LATEST_UNIVERSAL, STAGING, iteration_of, tag_of
+from megatron.checkpoint.publish import clear_staging, publish
 from megatron.checkpoint.unpickle import read_tensors
 from megatron.errors import CheckpointError
-from megatron.parallel.whole import Pieces, Whole, WholeCheckpoint, WholeParameter
+from megatron.parallel.whole import WholeCheckpoint, WholeParameter, undivided
 
 _PARAMETERS = "zero"
 _PROGRESS = "progress.pt"
@@ -81,6 +82,35 @@ def write_universal(source: Path, output: Path, *, workers: int) -> None:
         raise CheckpointError(f"{output}: {error}") from error
 
 
+def publish_whole(directory: Path, manifest: Manifest, whole: WholeCheckpoint) -> Path:
+    """Write a state of training to `directory` without a layout, as a run's --save; return where.
+
+    A run goes on from it like from any other checkpoint, in any layout.
+
+    Memory: one parameter.
+
+    Args:
+        manifest: what it is; its files are those written here.
+
+    Raises:
+        CheckpointError: `directory` holds a checkpoint of this iteration, or cannot be written to.
+    """
+    iteration = manifest.state["iteration"]
+    folder = directory / tag_of(iteration)
+    if folder.exists():
+        raise CheckpointError(f"{folder} exists: move it away, or write to another directory")
+    staging = clear_staging(directory, iteration)
+    try:
+        records = [_write_progress(staging, whole)]
+        for name, parameter in whole.parameters.items():
+            records += _write_parameter(staging, name, parameter)
+        write_manifest(staging, replace(manifest, files=tuple(records)))
+    except OSError as error:
+        raise CheckpointError(f"{staging}: {error}") from error
+    publish(directory, iteration)
+    return folder
+
+
 def read_universal(folder: Path, manifest: Manifest) -> WholeCheckpoint:
     """Return what write_universal wrote; tensors are read when they are looked at.
 
@@ -118,9 +148,7 @@ def _write_files(
     source: Path, manifest: Manifest, folder: Path, workers: int
 ) -> Iterator[FileRecord]:
     whole = read_whole(source, manifest, verify=False)
-    progress = folder / _PROGRESS
-    torch.save({"counters": dict(whole.counters), "loss_scaler": dict(whole.loss_scaler)}, progress)
-    yield record_file(progress)
+    yield _write_progress(folder, whole)
     for record in manifest.files:
         if record.name.startswith("mp_rank_"):
             shutil.copy(source / record.name, folder / record.name)
@@ -135,26 +163,37 @@ def _write_files(
             yield from records
 
 
+def _write_progress(folder: Path, whole: WholeCheckpoint) -> FileRecord:
+    progress = folder / _PROGRESS
+    torch.save({"counters": dict(whole.counters), "loss_scaler": dict(whole.loss_scaler)}, progress)
+    return record_file(progress)
+
+
 def _write_parameters(
     source: Path, manifest: Manifest, folder: Path, names: list[str]
 ) -> list[FileRecord]:
     """Write the parameters called `names`; return the files."""
-    whole, records = read_whole(source, manifest, verify=False), []
-    for name in names:
-        parameter = whole.parameters[name]
-        own = folder / _PARAMETERS / name
-        own.mkdir(parents=True)
-        contents = {
-            state: {"param": tensor.all().clone(), "cat_dim": tensor.dim}
-            for state, tensor in parameter.tensors.items()
-        }
-        if parameter.steps is not None:
-            contents["step"] = {"param": torch.tensor(parameter.steps), "cat_dim": None}
-        for state, content in contents.items():
-            file = own / f"{state}.pt"
-            torch.save(content, file)
-            records.append(replace(record_file(file), name=f"{_PARAMETERS}/{name}/{file.name}"))
-    return records
+    whole = read_whole(source, manifest, verify=False)
+    return [
+        record
+        for name in names
+        for record in _write_parameter(folder, name, whole.parameters[name])
+    ]
+
+
+def _write_parameter(folder: Path, name: str, parameter: WholeParameter) -> Iterator[FileRecord]:
+    own = folder / _PARAMETERS / name
+    own.mkdir(parents=True)
+    contents = {
+        state: {"param": tensor.all().clone(), "cat_dim": tensor.dim}
+        for state, tensor in parameter.tensors.items()
+    }
+    if parameter.steps is not None:
+        contents["step"] = {"param": torch.tensor(parameter.steps), "cat_dim": None}
+    for state, content in contents.items():
+        file = own / f"{state}.pt"
+        torch.save(content, file)
+        yield replace(record_file(file), name=f"{_PARAMETERS}/{name}/{file.name}")
 
 
 def _read_parameter(folder: Path, states: list[str]) -> WholeParameter:
@@ -164,7 +203,5 @@ def _read_parameter(folder: Path, states: list[str]) -> WholeParameter:
         if state == "step":
             steps = float(content)
         else:
-            pieces = [Pieces([content.reshape(-1)])]
-            shape = tuple(content.shape)
-            tensors[state] = Whole(shape=shape, dim=None, shards=pieces, stored=shape[0])
+            tensors[state] = undivided(content)
     return WholeParameter(weight=tensors.pop("fp32"), states=tensors, steps=steps)

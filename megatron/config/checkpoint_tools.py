@@ -1,7 +1,7 @@
 """What can be asked of the tools that look at checkpoints and convert them."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from megatron.config.flags import Spelling
 
@@ -96,3 +96,52 @@ class LayoutConfig:
 
     target_dp: Annotated[int | None, Spelling("--target_dp")] = None
     """Replicas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionConfig:
+    """A checkpoint of one system to be written as one of another."""
+
+    model_type: Literal["GPT", "BERT"]
+    """GPT; nothing else is converted."""
+
+    load_dir: str
+    """Directory of the checkpoint."""
+
+    save_dir: str
+    """Directory to write."""
+
+    loader: Literal["own", "megatron", "bigscience", "llama_meta"] | None = None
+    """Whose files they are: this program's (own), Megatron-LM's (megatron), those of DeepSpeed's
+    forks of it (bigscience), or Meta's of Llama (llama_meta). The files say it when this does not."""
+
+    saver: Literal["own", "megatron"] | None = None
+    """Whose files to write. When not said, Megatron-LM's where its files are read, else our own."""
+
+    target_tensor_parallel_size: int | None = None
+    """Tensor-parallel ranks that Megatron-LM's files are written for; 1 when not said. Our own
+    files are written for any."""
+
+    target_pipeline_parallel_size: int | None = None
+    """Pipeline stages that they are written for; 1 when not said."""
+
+    true_vocab_size: int | None = None
+    """Tokens that the tokenizer knows. Needed where neither the files nor the tokenizer's flags say
+    it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionsConfig:
+    """A checkpoint of Megatron-LM's in --load to be written to --save for other ranks."""
+
+    model_type: Literal["GPT", "BERT", "RACE", "MNLI", "QQP"]
+    """GPT; nothing else is merged."""
+
+    target_tensor_model_parallel_size: int = 1
+    """Tensor-parallel ranks to write for."""
+
+    target_pipeline_model_parallel_size: int = 1
+    """Pipeline stages to write for."""
+
+    true_vocab_size: int | None = None
+    """Tokens that the tokenizer knows, where neither the files nor the tokenizer's flags say it."""

@@ -1,7 +1,7 @@
 """Whole tensors whose elements lie in pieces, and how any piece of another layout is cut from them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,6 +104,33 @@ class Whole:
     def with_rows(self, rows: int) -> "Whole":
         """Return the tensor with so many rows: cut off, or with copies of the last one behind it."""
         return replace(self, shape=(rows, *self.shape[1:]))
+
+
+def undivided(tensor: Tensor) -> Whole:
+    """Return `tensor` as the whole that it is."""
+    shape = tuple(tensor.shape)
+    pieces = [Pieces([tensor.reshape(-1)])]
+    return Whole(shape=shape, dim=None, shards=pieces, stored=shape[0])
+
+
+class Made(Mapping[str, "WholeParameter"]):
+    """Parameters by name, each put together when it is asked for, so that one is in memory.
+
+    Args:
+        makers: of each.
+    """
+
+    def __init__(self, makers: Mapping[str, Callable[[], "WholeParameter"]]):
+        self._makers = makers
+
+    def __getitem__(self, name: str) -> "WholeParameter":
+        return self._makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
 
 
 @dataclass(frozen=True, kw_only=True)

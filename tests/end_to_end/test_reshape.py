@@ -52,7 +52,7 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     ).outputs
     assert f"reshaping {plain / 'six'} to this layout" in said
     assert losses(plain) == pytest.approx(expected[6:], rel=1e-5)
-    shown = tool("checkpoint/show.py", str(plain), "--parameters")
+    shown = tool("checkpoint/inspect.py", str(plain), "--parameters")
     assert "parameters: 28 | numbers in them: 42880" in shown
     assert "6.bias [32] | fp32, exp_avg, exp_avg_sq | steps: 7" in shown
 

@@ -3,11 +3,15 @@
 Two checkpoints with the same digest hold the same weights, optimizer states and counts of steps.
 """
 
+import os.path
 import sys
+
+# This folder last: its inspect.py is not the inspect of the standard library.
+sys.path.sort(key=os.path.dirname(os.path.abspath(__file__)).__eq__)
+sys.path.insert(0, os.path.abspath(os.path.join(__file__, "../../..")))  # runs from anywhere
+
 from collections.abc import Sequence
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.names import checkpoint_of

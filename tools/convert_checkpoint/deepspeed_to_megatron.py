@@ -1,6 +1,7 @@
 """Write a checkpoint's weights in the files of Megatron-LM, for any number of its ranks.
 
-The rows of gated MLPs come gate first, as with Megatron-LM's --swiglu.
+Rows of gated MLPs come gate first for SwiGLU, as Megatron-LM has them, and last for others, as
+BigScience does.
 """
 
 import sys
@@ -22,14 +23,16 @@ def main(argv: Sequence[str]) -> None:
     source = Path(config.input_folder)
     manifest = read_manifest(source)
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    from megatron.checkpoint.digest import read_any
     from megatron.checkpoint.megatron_files import write_megatron
 
     folder = write_megatron(
-        source,
         manifest,
+        read_any(source, manifest, optimizer=False),
         Path(config.output_folder),
         tensor=config.target_tp,
         pipeline=config.target_pp,
+        flags=("--target_tp", "--target_pp"),
         for_release=config.for_release,
     )
     print(f"{folder} holds the weights of {source}")

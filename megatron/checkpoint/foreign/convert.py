@@ -1,0 +1,155 @@
+"""From the checkpoint of one system to that of another."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from megatron.checkpoint.digest import read_any
+from megatron.checkpoint.foreign import bigscience, llama_meta, megatron
+from megatron.checkpoint.foreign.detect import SYSTEMS, system_of
+from megatron.checkpoint.foreign.found import Found
+from megatron.checkpoint.foreign.own import checked, manifest_of
+from megatron.checkpoint.manifest import Manifest, read_manifest
+from megatron.checkpoint.megatron_files import write_megatron
+from megatron.checkpoint.names import checkpoint_of
+from megatron.checkpoint.universal import publish_whole
+from megatron.config.config import Config
+from megatron.errors import CheckpointError, ConfigError, DataError
+from megatron.parallel.whole import WholeCheckpoint
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.tokenizer.build import build_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What is read and what is written.
+
+    Args:
+        loader: whose files are read; the files say it when this is None.
+        saver: whose files are written; None for Megatron-LM's where those are read, else ours.
+        tensor: tensor-parallel ranks that Megatron-LM's are written for.
+        pipeline: stages that they are written for.
+        flags: how a user asks for these two.
+        vocab_size: tokens that the tokenizer knows, where the user says it.
+        heads: attention heads, where the user says it.
+    """
+
+    source: Path
+    output: Path
+    loader: str | None = None
+    saver: str | None = None
+    tensor: int = 1
+    pipeline: int = 1
+    flags: tuple[str, str]
+    vocab_size: int | None = None
+    heads: int | None = None
+
+
+def find(source: Path, loader: str | None, *, heads: int | None = None) -> Found:
+    """Return what a checkpoint of another program holds.
+
+    Raises:
+        CheckpointError: there is none that is read.
+    """
+    match loader or system_of(source):
+        case "megatron":
+            return megatron.find(source, heads=heads)
+        case "bigscience":
+            return bigscience.find(source)
+        case "llama_meta":
+            return llama_meta.find(source)
+        case "hugging_face":
+            raise CheckpointError(
+                f"{source} is {SYSTEMS['hugging_face']}: tools/convert_checkpoint/from_hf.py reads it"
+            )
+        case None:
+            raise CheckpointError(f"{source} holds no checkpoint of a system that is known")
+        case system:
+            raise CheckpointError(f"{source} is {SYSTEMS[str(system)]}: it is not read")
+
+
+def convert(wish: Conversion, parse: Callable[[Sequence[str]], Config]) -> Iterator[str]:
+    """Do what is wished; yield what should be told of it.
+
+    Memory: one parameter, or one rank's weights of Megatron-LM.
+
+    Args:
+        parse: returns all wishes, given words of the command line for what the files say.
+
+    Raises:
+        ConfigError: the flags do not say all, or contradict what is found.
+        CheckpointError: a file is missing, damaged, or of another kind.
+    """
+    loader = wish.loader or system_of(wish.source)
+    saver = wish.saver or ("megatron" if loader == "megatron" else "own")
+    if loader == "own":
+        folder = checkpoint_of(wish.source)
+        manifest = read_manifest(folder)
+        whole = read_any(folder, manifest, optimizer=saver == "own")
+    else:
+        found = find(wish.source, loader, heads=wish.heads)
+        manifest, whole = _own(found, wish, parse, keeps_rows=saver == "own")
+        yield from found.notices
+    if saver == "megatron":
+        written = write_megatron(
+            manifest,
+            whole,
+            wish.output,
+            tensor=wish.tensor,
+            pipeline=wish.pipeline,
+            flags=wish.flags,
+            for_release=False,
+        )
+        yield f"{written} holds the weights of {wish.source} for {wish.tensor} x {wish.pipeline} ranks"
+        return
+    if (wish.tensor, wish.pipeline) != (1, 1):
+        yield f"{' and '.join(wish.flags)} say nothing of our own files: any layout opens them"
+    written = publish_whole(wish.output, manifest, whole)
+    yield f"{written} holds {wish.source}"
+    yield f"train on with: pretrain_gpt.py --use-checkpoint-args --load {wish.output} --finetune ..."
+    yield f"write with: tools/generate_samples_gpt.py --load {wish.output} --prompt TEXT"
+
+
+def _own(
+    found: Found,
+    wish: Conversion,
+    parse: Callable[[Sequence[str]], Config],
+    *,
+    keeps_rows: bool,
+) -> tuple[Manifest, WholeCheckpoint]:
+    """Return what was found as a checkpoint of ours."""
+    config = parse(found.flags)
+    vocab_size = _vocab_size(found, wish, config, needed=keeps_rows)
+    if vocab_size > found.rows:
+        raise ConfigError(
+            f"the tokenizer knows {vocab_size} tokens, and the table of {found.folder} has "
+            f"{found.rows} rows: it was trained with another tokenizer"
+        )
+    manifest = manifest_of(found, config, vocab_size=vocab_size)
+    whole = checked(found, manifest.plan["model"])
+    if keeps_rows:
+        return manifest, whole
+    # Rows of padding follow from the ranks that are written for.
+    tokenizer = {**manifest.config["tokenizer"]}
+    tokenizer["pad_vocab_size_to"] = config.tokenizer.pad_vocab_size_to
+    tokenizer["make_vocab_size_divisible_by"] = config.tokenizer.make_vocab_size_divisible_by
+    return replace(manifest, config={**manifest.config, "tokenizer": tokenizer}), whole
+
+
+def _vocab_size(found: Found, wish: Conversion, config: Config, *, needed: bool) -> int:
+    """Return how many tokens the tokenizer knows: rows of the table where nobody says, or needs it."""
+    reason = ""
+    if wish.vocab_size is not None:
+        return wish.vocab_size
+    if config.tokenizer.tokenizer_type or config.tokenizer.vocab_file:
+        try:
+            return build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer)).vocab_size
+        except (ConfigError, DataError) as error:
+            # The files named in a checkpoint may lie on the machine that it comes from.
+            reason = f"; {error}"
+    if found.vocab_size is None and needed:
+        raise ConfigError(
+            f"{found.folder} does not say how many tokens its tokenizer knows (its table has "
+            f"{found.rows} rows): give --true-vocab-size, or the flags of the tokenizer{reason}"
+        )
+    return found.vocab_size or found.rows

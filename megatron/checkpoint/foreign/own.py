@@ -1,0 +1,101 @@
+"""From what another program left to a checkpoint of ours: the wishes, the plan, the manifest."""
+
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from megatron.checkpoint.foreign.found import Found, require_names
+from megatron.checkpoint.manifest import Manifest
+from megatron.config.checkpoint import CheckpointConfig
+from megatron.config.config import Config
+from megatron.config.deepspeed import DeepSpeedConfig
+from megatron.config.parallel import ParallelConfig
+from megatron.errors import CheckpointError
+from megatron.model.gpt import gpt_layers
+from megatron.model.layers import SequentialModel
+from megatron.parallel.groups import lone_group
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.sharding import shard_of
+from megatron.parallel.whole import Made, WholeCheckpoint, WholeParameter
+from megatron.plan.model_spec import ModelSpec
+from megatron.plan.plan import plan
+from megatron.version import VERSION
+
+
+def manifest_of(found: Found, config: Config, *, vocab_size: int) -> Manifest:
+    """Return the manifest, without files, of what was `found`, with the wishes `config`.
+
+    Raises:
+        ConfigError: there is no such network.
+        CheckpointError: it has other parameters.
+    """
+    tokenizer = config.tokenizer
+    if tokenizer.pad_vocab_size_to is None:
+        divisor = tokenizer.make_vocab_size_divisible_by
+        tokenizer = replace(
+            tokenizer,
+            pad_vocab_size_to=found.rows,
+            make_vocab_size_divisible_by=1 if found.rows % divisor else divisor,
+        )
+    wishes = replace(
+        config,
+        tokenizer=tokenizer,
+        # Of that run on its machine; what is written is for any layout.
+        checkpoint=CheckpointConfig(),
+        parallel=ParallelConfig(),
+        deepspeed=DeepSpeedConfig(),
+    )
+    # "cuda": where weights of 16 bits are trained; nothing is.
+    decided = plan(wishes, world_size=1, vocab_size=vocab_size, device="cuda")
+    held = replace(decided.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
+    decided = replace(decided, checkpoint=held)
+    shapes = dict(_parameters(decided.model))
+    require_names(set(found.whole.parameters), set(shapes), found.folder)
+    begun = {"iteration": 0, "samples": 0, "tokens": 0, "valid_samples": 0, "skipped": 0}
+    return Manifest(
+        state={**begun, **found.state},
+        plan=asdict(decided),
+        config=asdict(wishes),
+        versions={
+            "megatron": VERSION,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+        partition_dims={name: dim for name, (_, dim) in shapes.items() if dim is not None},
+        files=(),
+    )
+
+
+def checked(found: Found, spec: Mapping[str, Any]) -> WholeCheckpoint:
+    """Return the parameters of `found`, each compared in shape with the network when it is read.
+
+    Args:
+        spec: the network, as in a manifest's plan.
+    """
+    shapes = dict(_parameters(ModelSpec(**spec)))
+
+    def read(name: str) -> WholeParameter:
+        parameter, (wanted, _) = found.whole.parameters[name], shapes[name]
+        if parameter.weight.shape != wanted:
+            raise CheckpointError(
+                f"{found.folder}: {name} is {list(parameter.weight.shape)}, and the network of its "
+                f"arguments has {list(wanted)}; the flags of the network say what it is"
+            )
+        return parameter
+
+    return replace(found.whole, parameters=Made({name: partial(read, name) for name in shapes}))
+
+
+def _parameters(spec: ModelSpec) -> Iterator[tuple[str, tuple[tuple[int, ...], int | None]]]:
+    """Yield the shape of every parameter, and the dimension that it is divided along."""
+    with torch.device("meta"):
+        model = SequentialModel(
+            gpt_layers(spec, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+        )
+    for name, parameter in model.named_parameters():
+        shard = shard_of(parameter)
+        yield name, (tuple(parameter.shape), shard.dim if shard else None)

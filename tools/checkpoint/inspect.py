@@ -1,0 +1,107 @@
+"""Tell what a checkpoint of any system holds, and the command that opens it: `inspect.py PATH`."""
+
+import os.path
+import sys
+
+# This folder last: its inspect.py is not the inspect of the standard library.
+sys.path.sort(key=os.path.dirname(os.path.abspath(__file__)).__eq__)
+sys.path.insert(0, os.path.abspath(os.path.join(__file__, "../../..")))  # runs from anywhere
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from megatron.checkpoint.foreign.detect import SYSTEMS, system_of
+from megatron.checkpoint.manifest import Manifest, read_manifest
+from megatron.checkpoint.names import checkpoint_of
+from megatron.config.checkpoint_tools import LookConfig
+from megatron.config.flags import parse_sections
+from megatron.errors import CheckpointError
+from megatron.tool import run_tool
+
+_COMMANDS = {
+    "hugging_face": ("tools/convert_checkpoint/from_hf.py --load {path} --save NEW",),
+    "universal": ("no command: load it with the program that wrote it, and save it with layers",),
+    "deepspeed": ("no command: only runs with a pipeline of stages leave files for each layer",),
+}
+"""What to do with what is not read as it is."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print what the command line `argv` asks for."""
+    if argv and not argv[0].startswith("-"):
+        argv = ["--path", *argv]
+    said = parse_sections(argv, {"look": LookConfig}, description=__doc__ or "").sections
+    config: LookConfig = said["look"]
+    path = Path(config.path)
+    system = system_of(path)
+    if system is None:
+        raise CheckpointError(f"{path} holds no checkpoint of a system that is known")
+    print(f"checkpoint: {SYSTEMS[system]}")
+    if system == "own":
+        lines = _own(path, each=config.parameters)
+    elif system in _COMMANDS:
+        lines = (f"to use it: {command.format(path=path)}" for command in _COMMANDS[system])
+    else:
+        lines = _foreign(path, system, each=config.parameters)
+    for line in lines:
+        print(line)
+
+
+def _own(path: Path, *, each: bool) -> Iterator[str]:
+    folder = checkpoint_of(path)
+    manifest = read_manifest(folder)
+    yield from _summary(folder, manifest)
+    yield from _tensors(folder, manifest, each=each)
+    directory = folder.parent
+    yield f"go on with: pretrain_gpt.py --use-checkpoint-args --load {directory} --save {directory} ..."
+    yield f"write with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT"
+
+
+def _summary(folder: Path, manifest: Manifest) -> Iterator[str]:
+    parallel, state = manifest.plan["parallel"], manifest.state
+    yield f"folder: {folder}"
+    yield " | ".join(f"{name}: {value}" for name, value in state.items())
+    yield " | ".join(f"{name}: {value}" for name, value in parallel.items())
+    yield f"precision: {manifest.plan['precision']['dtype']} | optimizer: {manifest.plan['optimizer']['name']}"
+    yield " | ".join(f"{name}: {value}" for name, value in manifest.versions.items())
+    yield f"files: {len(manifest.files)} | bytes: {sum(record.size for record in manifest.files)}"
+
+
+def _tensors(folder: Path, manifest: Manifest, *, each: bool) -> Iterator[str]:
+    from megatron.checkpoint.digest import read_any
+
+    whole = read_any(folder, manifest)
+    sizes = [parameter.weight.size for parameter in whole.parameters.values()]
+    yield f"parameters: {len(sizes)} | numbers in them: {sum(sizes)}"
+    if each:
+        for name, parameter in whole.parameters.items():
+            steps = "" if parameter.steps is None else f" | steps: {parameter.steps:g}"
+            states = ", ".join(parameter.tensors)
+            yield f"{name} {list(parameter.weight.shape)} | {states}{steps}"
+
+
+def _foreign(path: Path, system: str, *, each: bool) -> Iterator[str]:
+    # Not above: torch is slow to import.
+    from megatron.checkpoint.foreign.convert import find
+
+    found = find(path, system)
+    known = "unknown" if found.vocab_size is None else found.vocab_size
+    yield f"folder: {found.folder}"
+    yield " | ".join(f"{name}: {value}" for name, value in found.state.items()) or "no progress"
+    yield f"tokens: {known} | rows of their table: {found.rows}"
+    yield f"optimizer: {'with its states' if found.has_optimizer else 'not taken'}"
+    yield f"parameters: {len(found.whole.parameters)}"
+    yield f"flags: {shlex.join(found.flags)}"
+    if each:
+        for name, parameter in found.whole.parameters.items():
+            yield f"{name} {list(parameter.weight.shape)} | {', '.join(parameter.tensors)}"
+    unknown = " --true-vocab-size N" if found.vocab_size is None else ""
+    yield (
+        f"to use it: tools/checkpoint/util.py --model-type GPT --loader {system} --saver own "
+        f"--load-dir {path} --save-dir NEW{unknown}"
+    )
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,77 @@
+"""Write the checkpoint of one system as that of another.
+
+Read are Megatron-LM's, those of BigScience's and Microsoft's Megatron-DeepSpeed, Meta's files of
+Llama, and our own; written are our own and Megatron-LM's. Flags of training say what the files do
+not, and win over what they do.
+"""
+
+import os.path
+import sys
+
+# This folder last: its inspect.py is not the inspect of the standard library.
+sys.path.sort(key=os.path.dirname(os.path.abspath(__file__)).__eq__)
+sys.path.insert(0, os.path.abspath(os.path.join(__file__, "../../..")))  # runs from anywhere
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron.config.checkpoint_tools import ConversionConfig
+from megatron.config.config import SECTIONS, Config, flatten
+from megatron.config.files import with_file_flags
+from megatron.config.flags import Parsed, parse_sections
+from megatron.config.legacy import LEGACY
+from megatron.config.legacy_conversion import ANY_RUN, CONVERSION_LEGACY
+from megatron.config.model import ModelConfig
+from megatron.errors import ConfigError
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Do what the command line `argv` asks for."""
+    parsed = parse(argv, ())
+    own: ConversionConfig = parsed.sections["conversion"]
+    model: ModelConfig = parsed.sections["model"]
+    for notice in parsed.notices:
+        print(notice)
+    if own.model_type != "GPT":
+        raise ConfigError(f"--model-type {own.model_type}: only GPT is converted")
+    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    from megatron.checkpoint.foreign.convert import Conversion, convert
+
+    wish = Conversion(
+        source=Path(own.load_dir),
+        output=Path(own.save_dir),
+        loader=own.loader,
+        saver=own.saver,
+        tensor=own.target_tensor_parallel_size or 1,
+        pipeline=own.target_pipeline_parallel_size or 1,
+        flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
+        vocab_size=own.true_vocab_size,
+        heads=model.num_attention_heads or None,
+    )
+    for line in convert(wish, lambda words: wishes(parse(argv, words))):
+        print(line)
+
+
+def parse(argv: Sequence[str], found: Sequence[str]) -> Parsed:
+    """Return what is asked of training and of the tool.
+
+    Args:
+        found: words of a command line, for what the files say.
+    """
+    return parse_sections(
+        [*found, *with_file_flags(argv, SECTIONS)],
+        {**SECTIONS, "conversion": ConversionConfig},
+        description=__doc__ or "",
+        legacy=[*LEGACY, *CONVERSION_LEGACY],
+        defaults=flatten(ANY_RUN),
+    )
+
+
+def wishes(parsed: Parsed) -> Config:
+    """Return what is asked of training."""
+    return Config(**{name: parsed.sections[name] for name in SECTIONS})
+
+
+if __name__ == "__main__":
+    run_tool(main)

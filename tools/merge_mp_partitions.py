@@ -1,0 +1,74 @@
+"""Write a checkpoint of Megatron-LM's for other ranks: for one, if nothing else is said.
+
+Flags of training say what its files do not. WORLD_SIZE and the sizes of the layout that it was
+saved in need not be said: the files say them.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron.config.checkpoint import CheckpointConfig
+from megatron.config.checkpoint_tools import PartitionsConfig
+from megatron.config.config import SECTIONS, Config, flatten
+from megatron.config.files import with_file_flags
+from megatron.config.flags import Parsed, parse_sections
+from megatron.config.legacy import LEGACY
+from megatron.config.legacy_conversion import ANY_RUN
+from megatron.config.model import ModelConfig
+from megatron.errors import ConfigError
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Do what the command line `argv` asks for."""
+    parsed = parse(argv, ())
+    own: PartitionsConfig = parsed.sections["partitions"]
+    model: ModelConfig = parsed.sections["model"]
+    places: CheckpointConfig = parsed.sections["checkpoint"]
+    if own.model_type != "GPT":
+        raise ConfigError(f"--model-type {own.model_type}: only GPT is merged")
+    if not places.load:
+        raise ConfigError("--load is missing: the directory of the checkpoint")
+    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    from megatron.checkpoint.foreign.convert import Conversion, convert
+
+    wish = Conversion(
+        source=Path(places.load),
+        output=Path(places.save or f"{places.load}/merged"),
+        loader="megatron",
+        saver="megatron",
+        tensor=own.target_tensor_model_parallel_size,
+        pipeline=own.target_pipeline_model_parallel_size,
+        flags=("--target-tensor-model-parallel-size", "--target-pipeline-model-parallel-size"),
+        vocab_size=own.true_vocab_size,
+        heads=model.num_attention_heads or None,
+    )
+    for line in convert(wish, lambda words: wishes(parse(argv, words))):
+        print(line)
+
+
+def parse(argv: Sequence[str], found: Sequence[str]) -> Parsed:
+    """Return what is asked of training and of the tool.
+
+    Args:
+        found: words of a command line, for what the files say.
+    """
+    return parse_sections(
+        [*found, *with_file_flags(argv, SECTIONS)],
+        {**SECTIONS, "partitions": PartitionsConfig},
+        description=__doc__ or "",
+        legacy=LEGACY,
+        defaults=flatten(ANY_RUN),
+    )
+
+
+def wishes(parsed: Parsed) -> Config:
+    """Return what is asked of training."""
+    return Config(**{name: parsed.sections[name] for name in SECTIONS})
+
+
+if __name__ == "__main__":
+    run_tool(main)
