@@ -1,20 +1,45 @@
 """Which token comes next, given the logits."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+_CANDIDATES = 128
+"""Likeliest tokens that are put in order at first when tokens of some probability are wanted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen. `greedy` overrides the rest; top_k and top_p exclude each other."""
+    """How the tokens of one sequence are chosen. `greedy` overrides the rest.
+
+    Args:
+        temperature: logits are divided by it.
+        top_k: choose among so many likeliest tokens; 0: all.
+        top_p: choose among the likeliest tokens that together have this probability; 0: all.
+        top_p_decay: after each token top_p is multiplied by this; 0: it stays.
+        top_p_bound: top_p does not fall below.
+    """
 
     greedy: bool = False
     temperature: float = 1.0
-    top_k: int = 0  # 0: all
-    top_p: float = 0.0  # 0: all
+    top_k: int = 0
+    top_p: float = 0.0
+    top_p_decay: float = 0.0
+    top_p_bound: float = 0.0
+
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether nothing is drawn."""
+        return self.greedy or self.top_k == 1
+
+    def top_p_after(self, tokens: int) -> float:
+        """Return the top_p of the token that comes after so many new ones."""
+        if not self.top_p_decay:
+            return self.top_p
+        return max(self.top_p * self.top_p_decay**tokens, self.top_p_bound)
 
 
 def sampling_problems(sampling: Sampling, *, vocab_size: int) -> Iterator[str]:
@@ -29,34 +54,99 @@ def sampling_problems(sampling: Sampling, *, vocab_size: int) -> Iterator[str]:
         yield "--greedy takes the likeliest token: leave --top_k, --top_p and --temperature out"
     if sampling.top_k and sampling.top_p:
         yield "--top_k and --top_p exclude each other: give one of them"
+    if not 0 <= sampling.top_p_decay <= 1:
+        yield f"top_p_decay {sampling.top_p_decay} must be between 0 and 1"
+    if not 0 <= sampling.top_p_bound <= sampling.top_p:
+        yield f"top_p_bound {sampling.top_p_bound} must be between 0 and top_p {sampling.top_p}"
+    if sampling.top_p_decay and not sampling.top_p:
+        yield "top_p_decay needs a top_p to begin with"
 
 
-def choose_tokens(logits_bv: Tensor, sampling: Sampling, *, vocab_size: int) -> Tensor:
-    """Return the next token of each row.
+def choose_tokens(
+    logits_bv: Tensor,
+    samplings: Sequence[Sampling],
+    draws: Sequence[float],
+    lengths: Sequence[int],
+) -> list[int]:
+    """Return the next token of each row, whatever the other rows are.
 
-    Rows of the padded vocabulary that no token has are never chosen.
+    Args:
+        draws: for each row a number from 0 to below 1 that decides; a likeliest token needs none.
+        lengths: for each row the number of tokens chosen before.
 
-    Shapes: logits_bv [b, V] float -> [b] int64.
-    Randomness: draws from the ordinary stream, unless greedy.
+    Shapes: logits_bv [b, V] float32, of real tokens only.
     Source: arXiv:1904.09751, section 3.1, for top_p.
     """
-    logits_bv = logits_bv[:, :vocab_size].float()
-    if sampling.greedy or sampling.top_k == 1:
-        return logits_bv.argmax(-1)
-    logits_bv = logits_bv / sampling.temperature
-    if sampling.top_k:
-        kth = logits_bv.topk(sampling.top_k).values[:, -1:]
-        logits_bv = logits_bv.masked_fill(logits_bv < kth, -torch.inf)
-    elif sampling.top_p:
-        logits_bv = _nucleus(logits_bv, sampling.top_p)
-    return torch.multinomial(logits_bv.softmax(-1), 1).squeeze(-1)
+    chosen = [0] * len(samplings)
+    greedy = [i for i, sampling in enumerate(samplings) if sampling.takes_likeliest]
+    limits = [sampling.top_k or sampling.top_p for sampling in samplings]
+    for rows, choose in (
+        (greedy, _likeliest),
+        ([i for i, limit in enumerate(limits) if not limit and i not in greedy], _among_all),
+        ([i for i, limit in enumerate(limits) if limit and i not in greedy], _among_likeliest),
+    ):
+        if rows:
+            own = logits_bv if len(rows) == len(samplings) else logits_bv[rows]
+            found = choose(own, [(samplings[i], draws[i], lengths[i]) for i in rows])
+            for i, token in zip(rows, found.tolist(), strict=True):
+                chosen[i] = token
+    return chosen
 
 
-def _nucleus(logits_bv: Tensor, top_p: float) -> Tensor:
-    """Return the logits with all but the likeliest tokens of total probability `top_p` at -inf."""
-    ordered, order = logits_bv.sort(descending=True)
-    probability = ordered.softmax(-1)
+Wishes = Sequence[tuple[Sampling, float, int]]
+
+
+def _likeliest(logits_bv: Tensor, wishes: Wishes) -> Tensor:
+    return logits_bv.argmax(-1)
+
+
+def _among_all(logits_bv: Tensor, wishes: Wishes) -> Tensor:
+    return _draw(_tempered(logits_bv, wishes), wishes)
+
+
+def _among_likeliest(logits_bv: Tensor, wishes: Wishes) -> Tensor:
+    """Draw among the first tokens in the order of probability: so many, or of so much together."""
+    logits_bv = _tempered(logits_bv, wishes)
+    size, device = logits_bv.size(1), logits_bv.device
+    counts_b1 = torch.tensor([[s.top_k or size] for s, *_ in wishes], device=device)
+    masses_b1 = torch.tensor(
+        [[s.top_p_after(length) if s.top_p else math.inf] for s, _, length in wishes],
+        device=device,
+    )
+    total_b1 = logits_bv.logsumexp(-1, keepdim=True)
+    # To order the whole vocabulary would take longer than a small model's layers.
+    count = max((s.top_k or _CANDIDATES) for s, *_ in wishes)
+    while True:
+        count = min(count, size)
+        ordered_bn, order_bn = logits_bv.topk(count)
+        probability_bn = (ordered_bn - total_b1).exp()
+        before_bn = probability_bn.cumsum(-1) - probability_bn
+        reached = (before_bn[:, -1:] >= masses_b1) | (counts_b1 <= count)
+        if count == size or reached.all():
+            break
+        count *= 8
+    places_n = torch.arange(count, device=device)
     # What is likelier than a token decides about it, so that the likeliest always stays.
-    before = probability.cumsum(-1) - probability
-    ordered = ordered.masked_fill(before >= top_p, -torch.inf)
-    return ordered.gather(-1, order.argsort(-1))
+    cut_bn = (before_bn >= masses_b1) | (places_n >= counts_b1)
+    cut_bn[:, 0] = False
+    place_b = _draw(ordered_bn.masked_fill(cut_bn, -torch.inf), wishes)
+    return order_bn.gather(1, place_b[:, None])[:, 0]
+
+
+def _tempered(logits_bv: Tensor, wishes: Wishes) -> Tensor:
+    temperatures = [sampling.temperature for sampling, *_ in wishes]
+    if set(temperatures) == {1.0}:
+        return logits_bv
+    return logits_bv / torch.tensor(temperatures, device=logits_bv.device)[:, None]
+
+
+def _draw(logits_bn: Tensor, wishes: Wishes) -> Tensor:
+    """Return in each row the place where the running sum of probabilities passes the draw."""
+    draws_b1 = torch.tensor(
+        [[draw] for _, draw, _ in wishes], device=logits_bn.device, dtype=torch.float64
+    )
+    # In 64 bits: a sum over a large vocabulary rounds away what is unlikely.
+    sums_bn = logits_bn.double().softmax(-1).cumsum(-1)
+    whole_b1 = sums_bn[:, -1:]
+    wanted_b1 = torch.minimum(draws_b1 * whole_b1, whole_b1.nextafter(torch.zeros_like(whole_b1)))
+    return torch.searchsorted(sums_bn, wanted_b1, right=True)[:, 0]

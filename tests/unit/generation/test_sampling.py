@@ -1,30 +1,36 @@
 """Which token comes next."""
 
+import random
+
 import pytest
 import torch
 
-from megatron.errors import ConfigError
-from megatron.generation.generate import generate
+from megatron.generation import sampling as module
 from megatron.generation.sampling import Sampling, choose_tokens, sampling_problems
 
-LOGITS = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05, 9.0]]))  # the last one is padding
+LOGITS = torch.log(torch.tensor([[0.3, 0.5, 0.05, 0.15]]))
 
 
-def drawn(sampling, times=2000):
-    torch.manual_seed(0)
+def drawn(sampling, times=2000, length=0):
+    stream = random.Random(0)
     rows = LOGITS.expand(times, -1)
-    return torch.bincount(choose_tokens(rows, sampling, vocab_size=4), minlength=5) / times
+    draws = [stream.random() for _ in range(times)]
+    found = choose_tokens(rows, [sampling] * times, draws, [length] * times)
+    return torch.bincount(torch.tensor(found), minlength=4) / times
 
 
-def test_padding_is_never_drawn_and_the_rest_as_likely_as_it_is():
+def test_tokens_are_as_likely_as_they_are():
     torch.testing.assert_close(
-        drawn(Sampling()), torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0]), atol=0.04, rtol=0
+        drawn(Sampling()), torch.tensor([0.3, 0.5, 0.05, 0.15]), atol=0.04, rtol=0
+    )
+    torch.testing.assert_close(
+        drawn(Sampling(top_k=2)), torch.tensor([3 / 8, 5 / 8, 0, 0]), atol=0.04, rtol=0
     )
 
 
 @pytest.mark.parametrize("sampling", [Sampling(greedy=True), Sampling(top_k=1)])
 def test_greedy_takes_the_likeliest(sampling):
-    assert drawn(sampling).tolist() == [1, 0, 0, 0, 0]
+    assert drawn(sampling).tolist() == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -32,18 +38,52 @@ def test_greedy_takes_the_likeliest(sampling):
     [
         (Sampling(top_k=2), [0, 1]),
         (Sampling(top_k=4), [0, 1, 2, 3]),
-        (Sampling(top_p=0.4), [0]),
+        (Sampling(top_p=0.4), [1]),
         (Sampling(top_p=0.6), [0, 1]),
-        (Sampling(top_p=0.81), [0, 1, 2]),
+        (Sampling(top_p=0.81), [0, 1, 3]),
         (Sampling(top_p=1.0), [0, 1, 2, 3]),
+        (Sampling(top_k=3, top_p=0.6), [0, 1]),
     ],
 )
-def test_only_the_likeliest_are_drawn(sampling, kept):
+@pytest.mark.parametrize("candidates", [1, 128])
+def test_only_the_likeliest_are_drawn(monkeypatch, sampling, kept, candidates):
+    monkeypatch.setattr(module, "_CANDIDATES", candidates)
     assert drawn(sampling).nonzero().flatten().tolist() == kept
 
 
 def test_temperature_sharpens():
-    assert drawn(Sampling(temperature=0.2))[0] > 0.9 > drawn(Sampling())[0]
+    assert drawn(Sampling(temperature=0.2))[1] > 0.9 > drawn(Sampling())[1]
+
+
+def test_top_p_decays_to_its_bound():
+    decaying = Sampling(top_p=1.0, top_p_decay=0.8, top_p_bound=0.6)
+    assert [decaying.top_p_after(n) for n in range(4)] == [1.0, 0.8, 0.8**2, 0.6]
+    assert drawn(decaying, length=3).nonzero().flatten().tolist() == [0, 1]
+
+
+def test_rows_have_wishes_of_their_own():
+    torch.manual_seed(0)
+    logits = torch.randn(5, 1000)
+    samplings = [
+        Sampling(greedy=True),
+        Sampling(temperature=0.7),
+        Sampling(top_k=5),
+        Sampling(top_p=0.9, temperature=2.0),
+        Sampling(),
+    ]
+    draws = [0.1, 0.3, 0.5, 0.7, 0.9]
+    together = choose_tokens(logits, samplings, draws, [0] * 5)
+    for row in range(5):
+        assert choose_tokens(logits[row : row + 1], [samplings[row]], [draws[row]], [0]) == [
+            together[row]
+        ]
+
+
+@pytest.mark.parametrize("draw", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_interval_are_tokens_that_can_be(draw):
+    impossible = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
+    for sampling in (Sampling(), Sampling(top_k=3), Sampling(top_p=1.0)):
+        assert choose_tokens(impossible, [sampling], [draw], [0])[0] in (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -54,45 +94,11 @@ def test_temperature_sharpens():
         (Sampling(top_p=1.5), "--top_p 1.5 must be between 0 and 1"),
         (Sampling(top_k=2, top_p=0.5), "--top_k and --top_p exclude each other"),
         (Sampling(greedy=True, top_k=2), "--greedy takes the likeliest token: leave"),
+        (Sampling(top_p_decay=0.5), "top_p_decay needs a top_p"),
+        (Sampling(top_p=0.5, top_p_bound=0.6), "top_p_bound 0.6 must be between 0 and top_p 0.5"),
+        (Sampling(top_p=0.5, top_p_decay=2.0), "top_p_decay 2.0 must be between 0 and 1"),
     ],
 )
 def test_a_contradiction_is_told(sampling, told):
     (problem,) = sampling_problems(sampling, vocab_size=4)
     assert told in problem
-
-
-def successor(inputs):
-    """A model that is sure of one thing: after token t comes t + 1, of 8."""
-    return torch.nn.functional.one_hot((inputs[0] + 1) % 8, 8).float()
-
-
-def continued(prompts, **limits):
-    limits = {"max_new_tokens": 10, "max_length": 20} | limits
-    return generate(
-        successor,
-        prompts,
-        eod=7,
-        vocab_size=8,
-        sampling=Sampling(greedy=True),
-        device=torch.device("cpu"),
-        **limits,
-    )
-
-
-def test_prompts_of_any_length_are_continued_each_on_its_own():
-    assert continued([[3], [0, 1, 2]]) == [[3, 4, 5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 7]]
-
-
-def test_the_limits_hold():
-    assert continued([[0], [0, 1]], max_new_tokens=2) == [[0, 1, 2], [0, 1, 2, 3]]
-    assert continued([[0]], max_length=3) == [[0, 1, 2]]
-
-
-def test_a_prompt_may_begin_where_a_document_ended():
-    assert continued([[7]], max_new_tokens=3) == [[7, 0, 1, 2]]
-
-
-@pytest.mark.parametrize("prompt", [[], [0] * 20])
-def test_a_prompt_without_tokens_or_room_is_refused(prompt):
-    with pytest.raises(ConfigError, match=r"a prompt has (0|20) tokens; it needs at least 1"):
-        continued([prompt])

@@ -1,0 +1,418 @@
+"""Sequences that come, grow by a token a step, and leave: many at once, each on its own terms."""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron.errors import ConfigError
+from megatron.generation.beam import Beam, Search, beam_search
+from megatron.generation.sampling import Sampling, choose_tokens
+from megatron.generation.stage import Stage
+
+Reason = Literal["stop", "length", "cancelled"]
+_CLOSE = -1
+"""The number of no sequence: the engine closes."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A prompt and how to go on from it.
+
+    Args:
+        prompt: tokens, one at least.
+        max_new_tokens: most tokens to add; 0 to learn the prompt's probabilities alone.
+        seed: what the draws of this sequence follow from, whatever else is generated beside it.
+        stop_tokens: the text ends with one of these.
+        stop_strings: the text ends where its own tokens spell one of these.
+        logprobs: whether probabilities of tokens are told.
+        prompt_logprobs: whether those of the prompt are told too.
+        top_logprobs: of how many likeliest tokens at each place.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int | str = 0
+    stop_tokens: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A token, and how likely it was among all real ones before temperature and limits."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What a step found for one sequence.
+
+    Args:
+        number: of the sequence.
+        choice: its next token; None when it wanted none, or was cancelled.
+        reason: why it has ended; None while it goes on.
+        prompt_logprobs: of the prompt's tokens from the second on, with the first event.
+    """
+
+    number: int
+    choice: Choice | None
+    reason: Reason | None
+    prompt_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What became of a request."""
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    reason: Reason
+    choices: tuple[Choice, ...]
+    prompt_logprobs: tuple[float, ...] = ()
+
+
+class _Sequence:
+    """A request and what has been chosen for it."""
+
+    def __init__(self, number: int, request: Request):
+        self.number, self.request = number, request
+        self.tokens = list(request.prompt)
+        self.stream = random.Random(request.seed)
+
+    @property
+    def num_new(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+
+class Engine:
+    """Continues many sequences at once; they join and leave between steps.
+
+    With several processes all of them have an engine. The first one's is given work; the others
+    `follow()`. Whoever stops giving work closes the engine, and while there is none an occasional
+    `step()` keeps the others from taking the silence for a failure.
+
+    Args:
+        stage: this rank's layers.
+        rows: most sequences at once.
+        decode: returns the text of tokens, for requests that end with one.
+        recompute: read everything again for each token instead of keeping keys and values.
+        prompt_tokens: of so many tokens, padding included, prompts are read together.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        rows: int,
+        decode: Decode | None = None,
+        recompute: bool = False,
+        prompt_tokens: int = 2048,
+    ):
+        self.stage, self.rows, self.decode = stage, rows, decode
+        self.recompute, self.prompt_tokens = recompute, prompt_tokens
+        self.max_length = stage.spec.max_position_embeddings
+        world = stage.groups.topology
+        self._is_shared = world.tensor * world.pipeline > 1
+        self._next_number = 0
+        self._changes: list[tuple[int, Request | Search | None]] = []
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []  # the place of each is its row in the cache
+        self._beams: list[Beam] = []
+        self._is_open = True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step would find something to do."""
+        return bool(self._changes or self._waiting or self._running)
+
+    def problems(self, request: Request) -> Iterator[str]:
+        """Yield every reason why a request cannot be taken."""
+        length = len(request.prompt)
+        room = self.max_length - (1 if request.max_new_tokens else 0)
+        if not 0 < length <= room:
+            yield (
+                f"a prompt has {length} tokens; it needs at least 1 and at most {room}: the model "
+                f"has {self.max_length} positions (--max-position-embeddings)"
+            )
+        if not all(0 <= token < self.stage.spec.vocab_size for token in request.prompt):
+            yield f"a prompt has a token outside the vocabulary of {self.stage.spec.vocab_size}"
+        if request.max_new_tokens < 0:
+            yield f"{request.max_new_tokens} new tokens: give 0 or more"
+        if request.prompt_logprobs and self.stage.sees_prefix:
+            yield (
+                "the tokens of a prompt have no probabilities in a prefix language model: each "
+                "sees those behind it"
+            )
+
+    def add(self, request: Request) -> int:
+        """Take a request, which joins in one of the next steps; return its number.
+
+        Raises:
+            ConfigError: it cannot be taken; see `problems`.
+        """
+        if found := [*self.problems(request)]:
+            raise ConfigError(*found)
+        self._next_number += 1
+        self._changes.append((self._next_number, request))
+        return self._next_number
+
+    def cancel(self, number: int) -> None:
+        """Let a sequence end with the next step; one that has ended is left as it is."""
+        self._changes.append((number, None))
+
+    def search(self, search: Search) -> list[Beam]:
+        """Return the likeliest continuations of a prompt; see `beam_search`.
+
+        Raises:
+            ConfigError: it cannot be done, or other sequences are under way.
+        """
+        request = Request(prompt=search.prompt, max_new_tokens=max(1, search.max_new_tokens))
+        found = [*self.problems(request)]
+        if not 1 <= search.width <= self.rows or not self.stage.cache:
+            found.append(
+                f"a beam width of {search.width} must be between 1 and the {self.rows} sequences "
+                "that have room for keys and values (--micro-batch-size, without --recompute)"
+            )
+        if self.is_busy:
+            found.append("a beam search runs alone: other sequences are under way")
+        if found:
+            raise ConfigError(*found)
+        self._changes.append((0, search))
+        self._changed()
+        return self._beams
+
+    def step(self) -> list[Event]:
+        """Read waiting prompts if there is room for them, else add a token to every sequence.
+
+        Communication: all ranks of the model take part, the others through `follow`.
+        """
+        events = self._changed()
+        if not self._is_open:
+            return events
+        if self._waiting and len(self._running) < self.rows:
+            joined = self._joining()
+            features = self._read(joined, first=len(self._running))
+            self._running += joined
+            return events + self._chosen(joined, features, of_prompts=True)
+        if not self._running:
+            return events
+        if self.recompute:
+            return events + self._chosen(self._running, self._read(self._running, first=0))
+        features = self.stage.go_on(
+            [s.tokens[-1] for s in self._running], [len(s.tokens) - 1 for s in self._running]
+        )
+        return events + self._chosen(self._running, features, is_last=True)
+
+    def follow(self) -> None:
+        """Take part in what the first rank's engine does until that is closed."""
+        while self._is_open:
+            self.step()
+
+    def close(self) -> None:
+        """Let the other ranks go. What has not ended is dropped."""
+        if self._is_open:
+            self._changes.append((_CLOSE, None))
+            self._changed()
+
+    def complete(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Yield what becomes of each request, in their order, as soon as it is known.
+
+        So many are taken that all rows are busy, and no more are held.
+        """
+        source, order = iter(requests), deque[int]()
+        asked: dict[int, Request] = {}
+        chosen: dict[int, list[Choice]] = {}
+        told: dict[int, tuple[float, ...]] = {}
+        ended: dict[int, Reason] = {}
+        is_over = False
+        while True:
+            while not is_over and len(asked) - len(ended) < 2 * self.rows:
+                request = next(source, None)
+                is_over = request is None
+                if request is not None:
+                    number = self.add(request)
+                    order.append(number)
+                    asked[number], chosen[number] = request, []
+            for event in self.step():
+                if event.choice:
+                    chosen[event.number].append(event.choice)
+                if event.prompt_logprobs:
+                    told[event.number] = event.prompt_logprobs
+                if event.reason:
+                    ended[event.number] = event.reason
+            while order and order[0] in ended:
+                number = order.popleft()
+                choices = tuple(chosen.pop(number))
+                yield Completion(
+                    prompt=asked.pop(number).prompt,
+                    tokens=tuple(choice.token for choice in choices),
+                    reason=ended.pop(number),
+                    choices=choices,
+                    prompt_logprobs=told.pop(number, ()),
+                )
+            if is_over and not order:
+                return
+
+    def _changed(self) -> list[Event]:
+        """Let sequences come and go as the first rank says.
+
+        Communication: one broadcast when there are several ranks.
+        """
+        changes, self._changes = self._changes, []
+        if self._is_shared:
+            shared = [changes]
+            dist.broadcast_object_list(shared, src=0, device=self.stage.device)
+            (changes,) = shared
+        events = []
+        for number, asked in changes:
+            if isinstance(asked, Search):
+                self._beams = beam_search(self.stage, asked)
+            elif isinstance(asked, Request):
+                self._waiting.append(_Sequence(number, asked))
+            elif number == _CLOSE:
+                self._is_open = False
+            elif sequence := self._found(number):
+                self._leave(sequence)
+                events.append(Event(number=number, choice=None, reason="cancelled"))
+        return events
+
+    def _found(self, number: int) -> _Sequence | None:
+        return next((s for s in (*self._running, *self._waiting) if s.number == number), None)
+
+    def _joining(self) -> list[_Sequence]:
+        """Take from those that wait as many as are read together."""
+        joined: list[_Sequence] = []
+        longest = 0
+        while self._waiting and len(self._running) + len(joined) < self.rows:
+            longest = max(longest, len(self._waiting[0].tokens))
+            if joined and (
+                longest * (len(joined) + 1) > self.prompt_tokens
+                or self._waiting[0].request.prompt_logprobs
+                or joined[0].request.prompt_logprobs
+            ):
+                break
+            joined.append(self._waiting.popleft())
+        return joined
+
+    def _read(self, sequences: Sequence[_Sequence], first: int) -> Tensor:
+        prefixes = [len(s.request.prompt) for s in sequences]
+        return self.stage.read([s.tokens for s in sequences], prefixes, first)
+
+    def _chosen(
+        self,
+        sequences: Sequence[_Sequence],
+        features: Tensor,
+        *,
+        of_prompts: bool = False,
+        is_last: bool = False,
+    ) -> list[Event]:
+        """Choose a token for each sequence and let those leave that have ended.
+
+        Args:
+            features: what the head makes logits of, [b, s, h].
+            of_prompts: whether the sequences have just been read.
+            is_last: whether `features` are those of the last positions alone.
+        """
+        sequences = [*sequences]
+        draws = [
+            0.0 if s.request.sampling.takes_likeliest else s.stream.random() for s in sequences
+        ]
+
+        def decide() -> tuple[list[Choice], list[float]]:
+            before: list[float] = []
+            if of_prompts and sequences[0].request.prompt_logprobs and len(sequences[0].tokens) > 1:
+                before = self.stage.log_probabilities(features[0, :-1], sequences[0].tokens[1:])
+            if is_last:
+                return self._choices(sequences, features[:, 0], draws), before
+            last = torch.tensor([len(s.tokens) - 1 for s in sequences], device=features.device)
+            rows = torch.arange(len(sequences), device=features.device)
+            return self._choices(sequences, features[rows, last], draws), before
+
+        choices, before = self.stage.decided(decide)
+        events = []
+        for place, (sequence, choice) in enumerate(zip(sequences, choices, strict=True)):
+            wants_none = sequence.request.max_new_tokens == 0
+            if not wants_none:
+                sequence.tokens.append(choice.token)
+            reason = self._end(sequence)
+            events.append(
+                Event(
+                    number=sequence.number,
+                    choice=None if wants_none else choice,
+                    reason=reason,
+                    prompt_logprobs=tuple(before) if place == 0 else (),
+                )
+            )
+        for sequence, event in reversed([*zip(sequences, events, strict=True)]):
+            if event.reason:
+                self._leave(sequence)
+        return events
+
+    @torch.inference_mode()
+    def _choices(
+        self, sequences: Sequence[_Sequence], features: Tensor, draws: Sequence[float]
+    ) -> list[Choice]:
+        logits = self.stage.logits(features)
+        tokens = choose_tokens(
+            logits, [s.request.sampling for s in sequences], draws, [s.num_new for s in sequences]
+        )
+        told = [i for i, s in enumerate(sequences) if s.request.logprobs or s.request.top_logprobs]
+        choices = [Choice(token=token) for token in tokens]
+        if not told:
+            return choices
+        log_probabilities = logits[told].log_softmax(-1)
+        for row, i in zip(log_probabilities, told, strict=True):
+            likeliest = row.topk(min(sequences[i].request.top_logprobs, row.numel()))
+            choices[i] = Choice(
+                token=tokens[i],
+                logprob=float(row[tokens[i]]),
+                top=tuple(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)),
+            )
+        return choices
+
+    def _end(self, sequence: _Sequence) -> Reason | None:
+        request = sequence.request
+        if sequence.num_new:
+            if sequence.tokens[-1] in request.stop_tokens:
+                return "stop"
+            if request.stop_strings and self.decode:
+                # A token spells one byte at least, or a part of a character.
+                reach = max(len(text.encode()) for text in request.stop_strings) + 4
+                new = sequence.tokens[len(request.prompt) :]
+                spelled = self.decode(new[-reach:])
+                if any(text in spelled for text in request.stop_strings):
+                    return "stop"
+        if sequence.num_new >= request.max_new_tokens or len(sequence.tokens) >= self.max_length:
+            return "length"
+        return None
+
+    def _leave(self, sequence: _Sequence) -> None:
+        """Take a sequence out; the last one's row moves into the gap."""
+        if sequence not in self._running:
+            self._waiting.remove(sequence)
+            return
+        row, last = self._running.index(sequence), self._running.pop()
+        if last is not sequence:
+            self._running[row] = last
+            if self.stage.cache:
+                self.stage.cache.copy(len(self._running), row, len(last.tokens))
+
+
+def without_stop(text: str, stops: Iterable[str]) -> str:
+    """Return `text` up to the first of the strings that it stopped at."""
+    ends = [place for stop in stops if (place := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text

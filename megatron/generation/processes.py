@@ -1,0 +1,30 @@
+"""The processes that share a model for inference, and this one's place among them."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from megatron.parallel.groups import Groups, build_groups, lone_group
+from megatron.parallel.topology import Topology
+
+_PATIENCE = timedelta(days=365)  # others wait as long as nobody asks for anything
+
+
+def lone_groups() -> Groups:
+    """Return the groups of a process that has the whole model."""
+    lone_group()
+    return build_groups(Topology(pipeline=1, data=1, tensor=1))
+
+
+def join_processes(*, tensor: int, pipeline: int, backend: str, device: torch.device) -> Groups:
+    """Return the groups of this process among those that share the model.
+
+    Communication: waits for every rank.
+    """
+    if tensor * pipeline == 1:
+        return lone_groups()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=_PATIENCE)
+    return build_groups(Topology(pipeline=pipeline, data=1, tensor=tensor))

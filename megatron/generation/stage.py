@@ -1,0 +1,229 @@
+"""One rank's layers of a trained GPT, ready to read prompts and to go on token by token."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron.errors import CheckpointError
+from megatron.generation.cache import Cache, NextTokens, Prompts
+from megatron.generation.packed import pack_weights
+from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.model.carry import pack
+from megatron.model.gpt import gpt_layers, to_batch_first
+from megatron.model.layers import SequentialModel, in_turn
+from megatron.parallel.groups import Groups
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.regions import gathered
+from megatron.parallel.sharding import shard_of
+from megatron.parallel.whole import WholeParameter, fill_from
+from megatron.plan.model_spec import ModelSpec
+
+Decision = TypeVar("Decision")
+
+_HEAD_POSITIONS = 256
+"""Positions whose logits are in memory at once when all of a prompt are looked at."""
+
+
+class Stage:
+    """This rank's part of the network, its weights, and its part of the cache.
+
+    Args:
+        spec: the network; its padded vocabulary is a multiple of the tensor-parallel ranks.
+        weights: whole ones, by name.
+        groups: this rank's place; there is one replica.
+        dtype: of weights and activations.
+        rows: most sequences at once; 0 for none that are kept.
+        sees_prefix: whether the tokens of a prompt see each other, as in a prefix language model.
+
+    Raises:
+        CheckpointError: the weights are not those of `spec`.
+        ConfigError: keys and values do not fit into memory, or the network has experts.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Mapping[str, WholeParameter],
+        *,
+        groups: Groups,
+        dtype: torch.dtype,
+        device: torch.device,
+        rows: int,
+        sees_prefix: bool = False,
+    ):
+        self.spec, self.groups, self.dtype, self.device = spec, groups, dtype, device
+        self.rows, self.sees_prefix = rows, sees_prefix
+        steps = gpt_layers(
+            spec, group=groups.tensor, rng=OrdinaryStream(), mixed=dtype != torch.float32
+        )
+        is_block = [getattr(step, "cls", None) is ParallelTransformerLayerPipe for step in steps]
+        start, stop = stage_bounds(is_block, groups.topology.pipeline)[groups.stage]
+        own = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
+        model = SequentialModel(own).to(dtype).to(device)
+        _fill(model, weights)
+        pack_weights(model)
+        self.model = model.eval()
+        end = steps.index(to_batch_first)
+        self._body, self._head = model.calls[:end], model.calls[end + 1 :]
+        self.cache = (
+            Cache(
+                model,
+                rows=rows,
+                max_length=spec.max_position_embeddings,
+                dtype=dtype,
+                device=device,
+            )
+            if rows
+            else None
+        )
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether this rank's stage is the last one."""
+        return self.groups.stage == self.groups.topology.pipeline - 1
+
+    @torch.inference_mode()
+    def read(
+        self, sequences: Sequence[Sequence[int]], prefixes: Sequence[int], first: int = 0
+    ) -> Tensor:
+        """Read sequences from their beginnings, and keep them in the rows from `first` on.
+
+        Args:
+            prefixes: how many tokens of each are its prompt.
+
+        Shapes: returns what the head makes logits of, [b, s, h], s the longest sequence; nothing
+            of use on stages without a head.
+        Communication: every rank must call this, in step.
+        """
+        if self.cache:
+            self.cache.turn = Prompts(first)
+        length = max(map(len, sequences))
+        tokens_bs = torch.tensor(
+            [[*tokens, *[0] * (length - len(tokens))] for tokens in sequences], device=self.device
+        )
+        positions_bs = torch.arange(length, device=self.device).expand_as(tokens_bs)
+        spans_bs2 = None
+        if self.sees_prefix:
+            prefix_b1 = torch.tensor(prefixes, device=self.device)[:, None]
+            ends_bs = torch.maximum(positions_bs + 1, prefix_b1)
+            spans_bs2 = torch.stack([torch.zeros_like(ends_bs), ends_bs], -1)
+        return self._forward(tokens_bs, positions_bs, spans_bs2)
+
+    @torch.inference_mode()
+    def go_on(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
+        """Read one token more in each of the first rows.
+
+        Args:
+            places: the positions of the tokens.
+
+        Shapes: returns [b, 1, h] as `read` does.
+        Communication: every rank must call this, in step.
+        """
+        assert self.cache, "a stage without rows goes on with nothing"
+        self.cache.turn = turn = NextTokens(
+            places,
+            max_length=self.spec.max_position_embeddings,
+            window=self.spec.window,
+            device=self.device,
+        )
+        tokens_b1 = torch.tensor(tokens, device=self.device)[:, None]
+        return self._forward(tokens_b1, turn.places[:, None], None)
+
+    @torch.inference_mode()
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits of the real vocabulary at the given positions.
+
+        Shapes: features [n, h] -> [n, V] float32, without the padded tokens.
+        Communication: an all-gather over the tensor group; only the last stage may call this.
+        """
+        found = in_turn(self._head, features[:, None])[:, 0]
+        if self.groups.topology.tensor > 1:
+            found = gathered(found, 1, self.groups.tensor)
+        return found[:, : self.spec.vocab_size].float()
+
+    @torch.inference_mode()
+    def log_probabilities(self, features: Tensor, tokens: Sequence[int]) -> list[float]:
+        """Return the log-probability of each token, given the features of the position before it.
+
+        Shapes: features [n, h], n tokens.
+        Communication: as `logits`.
+        """
+        wanted = torch.tensor(tokens, device=self.device)
+        found: list[float] = []
+        for part, ids in zip(
+            features.split(_HEAD_POSITIONS), wanted.split(_HEAD_POSITIONS), strict=True
+        ):
+            found += self.logits(part).log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
+        return found
+
+    def decided(self, decide: Callable[[], Decision]) -> Decision:
+        """Return on every rank what `decide` returns where the logits are.
+
+        Communication: `decide` runs on all ranks of the last stage; one broadcast to all ranks.
+        """
+        world = self.groups.topology
+        decision = [decide() if self.has_logits else None]
+        if world.pipeline * world.tensor > 1:
+            last = world.rank(pipeline=world.pipeline - 1, data=0, tensor=0)
+            dist.broadcast_object_list(decision, src=last, device=self.device)
+        return decision[0]  # type: ignore[return-value]
+
+    def _forward(self, tokens_bs: Tensor, positions_bs: Tensor, spans_bs2: Tensor | None) -> Tensor:
+        spans = () if spans_bs2 is None else (spans_bs2,)
+        if self.groups.stage == 0:
+            carried: Any = (tokens_bs, positions_bs, *spans)
+        else:
+            batch, length = tokens_bs.shape
+            wide = torch.float32 if self.spec.fp32_residual else self.dtype
+            x_sbh = torch.empty(
+                (length, batch, self.spec.hidden_size), dtype=wide, device=self.device
+            )
+            dist.recv(x_sbh, self._neighbour(-1))
+            is_rotary = self.spec.position_embedding == "rotary"
+            carried = pack(x_sbh, positions_bs if is_rotary else None, *spans)
+        carried = in_turn(self._body, carried)
+        x_sbh = carried if isinstance(carried, Tensor) else carried[0]
+        if not self.has_logits:
+            dist.send(x_sbh.contiguous(), self._neighbour(1))
+        return x_sbh.transpose(0, 1)
+
+    def _neighbour(self, way: int) -> int:
+        return self.groups.topology.rank(
+            pipeline=self.groups.stage + way, data=0, tensor=self.groups.tensor_rank
+        )
+
+
+def stage_bounds(is_block: Sequence[bool], stages: int) -> list[tuple[int, int]]:
+    """Return which entries of the list each stage has: as many blocks as any other, or one less.
+
+    >>> stage_bounds([False, True, True, True, False], 2)
+    [(0, 2), (2, 5)]
+    """
+    blocks = [i for i, block in enumerate(is_block) if block]
+    cuts = [blocks[stage * len(blocks) // stages] for stage in range(1, stages)]
+    return list(pairwise([0, *cuts, len(is_block)]))
+
+
+def _pass_on(carried: Any) -> Any:
+    """Stand in the list where another stage has a layer, so that numbers stay."""
+    return carried
+
+
+def _fill(model: SequentialModel, weights: Mapping[str, WholeParameter]) -> None:
+    for name, parameter in model.named_parameters():
+        if name not in weights:
+            raise CheckpointError(
+                f"the checkpoint has no weight {name}, so it is of another network"
+            )
+        shard, whole = shard_of(parameter), weights[name].weight
+        if "word_embeddings.weight" in name and shard:
+            # The padding may be another one for so many ranks.
+            whole = whole.with_rows(parameter.size(0) * shard.count)
+        try:
+            fill_from(parameter.data.view(-1), whole, shard, parameter.shape)
+        except ValueError as error:
+            raise CheckpointError(f"weight {name} of the checkpoint: {error}") from error

@@ -1,0 +1,103 @@
+"""What is generated, and in which layout, decided."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from megatron.config.config import Config
+from megatron.config.generation import GenerationConfig
+from megatron.config.precision import PrecisionConfig
+from megatron.plan.model_spec import ModelSpec
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+"""What does not follow from the run that trained the model."""
+
+
+def inference_dtype(wishes: GenerationConfig, precision: PrecisionConfig, *, device: str) -> Dtype:
+    """Return the number format of weights and activations."""
+    if wishes.inference_dtype != "auto":
+        return wishes.inference_dtype
+    if precision.bf16:
+        return "bf16"
+    return "fp16" if precision.fp16 and device != "cpu" else "fp32"
+
+
+def generation_problems(wishes: GenerationConfig) -> Iterator[str]:
+    """Yield every reason why it is not clear what to generate, or how."""
+    modes = {
+        "--prompt": wishes.prompt is not None,
+        "--sample-input-file": wishes.sample_input_file is not None,
+        "--num-samples": wishes.num_samples != 0,
+    }
+    asked = [flag for flag, on in modes.items() if on]
+    if len(asked) > 1:
+        yield f"give one of {', '.join(modes)}, or none to be asked; found {' and '.join(asked)}"
+    if wishes.num_samples < 0:
+        yield f"--num-samples {wishes.num_samples} must be at least 0"
+    if wishes.num_samples and not wishes.genfile:
+        yield "--num-samples needs --genfile: the file to write the texts to"
+    if wishes.genfile and not wishes.num_samples:
+        yield "--genfile needs --num-samples: how many texts to make up"
+    if wishes.out_seq_length < 1:
+        yield f"--out-seq-length {wishes.out_seq_length} must be at least 1"
+    if wishes.logprobs and not (wishes.num_samples or _has_objects(wishes)):
+        yield "--logprobs needs a file of JSON objects: --genfile, or --sample-output-file ….jsonl"
+    if wishes.sample_output_file and (wishes.num_samples or not asked):
+        yield "--sample-output-file is for --prompt and --sample-input-file"
+    if wishes.beam_width is not None:
+        yield from _beam_problems(wishes)
+    elif wishes.length_penalty != 1:
+        yield "--length-penalty is for --beam-width"
+
+
+def _beam_problems(wishes: GenerationConfig) -> Iterator[str]:
+    if wishes.beam_width is not None and wishes.beam_width < 1:
+        yield f"--beam-width {wishes.beam_width} must be at least 1"
+    others = {
+        "--greedy": wishes.greedy,
+        "--temperature": wishes.temperature != 1,
+        "--top_k": wishes.top_k,
+        "--top_p": wishes.top_p,
+        "--recompute": wishes.recompute,
+        "--stop-strings": wishes.stop_strings,
+        "--logprobs": wishes.logprobs,
+        "--num-samples": wishes.num_samples,
+    }
+    if said := [flag for flag, on in others.items() if on]:
+        yield f"--beam-width does not go with {', '.join(said)}"
+
+
+def _has_objects(wishes: GenerationConfig) -> bool:
+    return (wishes.sample_output_file or "").endswith(".jsonl")
+
+
+def layout_problems(config: Config, spec: ModelSpec, *, world_size: int) -> Iterator[str]:
+    """Yield every reason why so many processes cannot share the network."""
+    tensor = config.parallel.tensor_model_parallel_size
+    pipeline = config.parallel.pipeline_model_parallel_size
+    if tensor < 1 or pipeline < 1 or tensor * pipeline != world_size:
+        yield (
+            f"--tensor-model-parallel-size {tensor} * --pipeline-model-parallel-size {pipeline} "
+            f"are {tensor * pipeline} processes, and {world_size} were started; start as many, as "
+            f"`deepspeed --num_gpus {max(1, tensor * pipeline)} …` does, or give other sizes"
+        )
+        return
+    for name, size in (
+        ("--num-attention-heads", spec.num_attention_heads),
+        ("--num-query-groups", spec.num_query_groups),
+        ("--ffn-hidden-size", spec.ffn_hidden_size),
+    ):
+        if size % tensor:
+            yield f"{name} {size} is not a multiple of --tensor-model-parallel-size {tensor}"
+    if pipeline > spec.num_layers:
+        yield (
+            f"--pipeline-model-parallel-size {pipeline} is more than --num-layers "
+            f"{spec.num_layers}: a stage would have no layer"
+        )
+
+
+def dtype_problems(dtype: Dtype, *, device: str) -> Iterator[str]:
+    """Yield why `device` does not compute in this number format."""
+    if dtype == "fp16" and device == "cpu":
+        yield "--inference-dtype fp16 needs a GPU: write bf16 or fp32"

@@ -1,0 +1,122 @@
+"""Texts in, texts out: what is between a front end and the engine."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from megatron.config.generation import GenerationConfig
+from megatron.errors import raise_if_any
+from megatron.generation.beam import Search
+from megatron.generation.engine import Completion, Request, without_stop
+from megatron.generation.sampling import Sampling, sampling_problems
+from megatron.serving.opened import Opened
+
+
+class Writer:
+    """Continues texts as the wishes of one command line say.
+
+    Args:
+        seed: what the draws follow from; each text has draws of its own.
+
+    Raises:
+        ConfigError: the wishes contradict each other.
+    """
+
+    def __init__(self, opened: Opened, wishes: GenerationConfig, *, seed: int):
+        self.engine, self.tokenizer = opened.engine, opened.tokenizer
+        self.wishes, self.seed = wishes, seed
+        self.sampling = Sampling(
+            greedy=wishes.greedy,
+            temperature=wishes.temperature,
+            top_k=wishes.top_k,
+            top_p=wishes.top_p,
+        )
+        raise_if_any(sampling_problems(self.sampling, vocab_size=opened.spec.vocab_size))
+        self.stop_tokens = frozenset((opened.tokenizer.eod, *(wishes.stop_tokens or ())))
+        self._asked = 0
+
+    def request(self, text: str) -> Request:
+        """Return the request to continue `text`; an empty one is the beginning of a document."""
+        self._asked += 1
+        return Request(
+            prompt=tuple(self.tokenizer.encode(text)) or (self.tokenizer.eod,),
+            max_new_tokens=self.wishes.out_seq_length,
+            sampling=self.sampling,
+            seed=f"{self.seed}:{self._asked}",
+            stop_tokens=self.stop_tokens,
+            stop_strings=tuple(self.wishes.stop_strings or ()),
+            logprobs=self.wishes.logprobs,
+            prompt_logprobs=self.wishes.logprobs and not self.engine.stage.sees_prefix,
+        )
+
+    def continued(self, texts: Iterable[str]) -> Iterator[Completion]:
+        """Yield what follows each text, in their order."""
+        if self.wishes.beam_width is None:
+            yield from self.engine.complete(map(self.request, texts))
+            return
+        for text in texts:
+            yield self._likeliest(self.request(text), self.wishes.beam_width)
+
+    def parts(self, text: str) -> Iterator[str]:
+        """Yield what follows `text`, in parts as soon as they are certain.
+
+        Raises:
+            ConfigError: the text is too long.
+        """
+        request = self.request(text)
+        if self.wishes.beam_width is not None:
+            yield self.text(self._likeliest(request, self.wishes.beam_width))
+            return
+        self.engine.add(request)
+        tokens: list[int] = []
+        shown = ""
+        while self.engine.is_busy:
+            for event in self.engine.step():
+                if event.choice:
+                    tokens.append(event.choice.token)
+                whole = self._decoded(tokens)
+                # A character can take several tokens, and a stop string may be on its way.
+                held = max((len(stop) for stop in request.stop_strings), default=0)
+                certain = whole if event.reason else whole[: len(whole) - held].rstrip("\ufffd")
+                if certain.startswith(shown):
+                    yield certain[len(shown) :]
+                    shown = certain
+
+    def text(self, done: Completion) -> str:
+        """Return the text of a continuation, without what it stopped at."""
+        return self._decoded(done.tokens)
+
+    def sample(self, done: Completion) -> dict[str, Any]:
+        """Return a continuation as a JSON object."""
+        record: dict[str, Any] = {
+            "text": self.text(done),
+            "length": len(done.tokens),
+            "finished": done.reason == "stop",
+        }
+        if self.wishes.logprobs:
+            record["prompt_tokens"] = list(done.prompt)
+            record["prompt_logprobs"] = list(done.prompt_logprobs)
+            record["tokens"] = list(done.tokens)
+            record["logprobs"] = [choice.logprob for choice in done.choices]
+        return record
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        shown = [token for token in tokens if token not in self.stop_tokens]
+        return without_stop(self.tokenizer.decode(shown), self.wishes.stop_strings or ())
+
+    def _likeliest(self, request: Request, width: int) -> Completion:
+        best, *_ = self.engine.search(
+            Search(
+                prompt=request.prompt,
+                width=width,
+                max_new_tokens=request.max_new_tokens,
+                stop_tokens=request.stop_tokens,
+                length_penalty=self.wishes.length_penalty,
+            )
+        )
+        ended = best.tokens[-1] in request.stop_tokens
+        return Completion(
+            prompt=request.prompt,
+            tokens=best.tokens,
+            reason="stop" if ended else "length",
+            choices=(),
+        )

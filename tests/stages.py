@@ -1,0 +1,102 @@
+"""Tiny networks, and what continues text with them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from megatron.generation.engine import Completion, Engine, Request
+from megatron.generation.processes import lone_groups
+from megatron.generation.stage import Stage
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.parallel.groups import Groups
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.whole import Pieces, Whole, WholeParameter
+from megatron.plan.model_spec import ModelSpec
+
+
+def random_model(group: object, spec: ModelSpec) -> SequentialModel:
+    """Return a network with large random weights, its norms and biases too."""
+    model = SequentialModel(gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False))
+    initialise(model, seed=1, std=0.4, num_layers=spec.num_layers)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def whole_weights(model: nn.Module) -> dict[str, WholeParameter]:
+    """Return the weights as those of a checkpoint."""
+    return {
+        name: WholeParameter(
+            weight=Whole(
+                shape=tuple(tensor.shape),
+                dim=None,
+                shards=[Pieces([tensor.reshape(-1)])],
+                stored=tensor.size(0),
+            )
+        )
+        for name, tensor in model.state_dict().items()
+    }
+
+
+def engine_of(
+    model: nn.Module,
+    spec: ModelSpec,
+    *,
+    rows: int = 4,
+    groups: Groups | None = None,
+    recompute: bool = False,
+    sees_prefix: bool = False,
+    **options: object,
+) -> Engine:
+    """Return what continues text with the weights of `model`."""
+    stage = Stage(
+        spec,
+        whole_weights(model),
+        groups=groups or lone_groups(),
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        rows=0 if recompute else rows,
+        sees_prefix=sees_prefix,
+    )
+    return Engine(stage, rows=rows, recompute=recompute, **options)
+
+
+@torch.no_grad()
+def plain_logits(
+    model: nn.Module, spec: ModelSpec, tokens: Sequence[int], *, prefix: int = 0
+) -> torch.Tensor:
+    """Return [s, V] of the network itself, without a cache and without padded tokens."""
+    positions = torch.arange(len(tokens))
+    ends = torch.maximum(positions + 1, torch.tensor(prefix))
+    spans = torch.stack([torch.zeros_like(ends), ends], -1)
+    inputs = (torch.tensor([tokens]), positions[None], spans[None])
+    return model(inputs)[0, :, : spec.vocab_size]
+
+
+def plainly_continued(
+    model: nn.Module,
+    spec: ModelSpec,
+    prompt: Sequence[int],
+    new: int,
+    *,
+    stops: Sequence[int] = (),
+    prefix: int = 0,
+) -> list[int]:
+    """Return the likeliest tokens one after the other, each from the whole text before it."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < new and len(tokens) < spec.max_position_embeddings:
+        tokens.append(int(plain_logits(model, spec, tokens, prefix=prefix)[-1].argmax()))
+        if tokens[-1] in stops:
+            break
+    return tokens[len(prompt) :]
+
+
+def completed(engine: Engine, *requests: Request) -> list[Completion]:
+    """Return what becomes of the requests."""
+    return list(engine.complete(requests))

@@ -1,0 +1,185 @@
+"""Speed of generation on CPUs, beside Hugging Face's `generate` with the same weights.
+
+Both sides and all batch sizes take turns in one process, so that whatever else the machine does
+falls on all of them. Random weights, greedy, every sequence of the same length.
+"""
+
+import statistics
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from megatron.config.config import parse_config
+from megatron.generation.engine import Engine, Request
+from megatron.generation.processes import lone_groups
+from megatron.generation.sampling import Sampling
+from megatron.generation.stage import Stage
+from megatron.parallel.whole import Pieces, Whole, WholeParameter
+from megatron.plan.model_spec import ModelSpec, plan_model
+from megatron.tool import run_tool
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure every number format and batch size, and print one line each."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--dtypes", nargs="+", choices=[*DTYPES], default=[*DTYPES])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=32, help="tokens added to each")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--vocab", type=int, default=50304)
+    parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
+    said = parser.parse_args(argv)
+    torch.set_num_threads(said.threads)
+    for dtype in said.dtypes:
+        theirs = hugging_face(
+            said.layers, said.hidden, said.heads, said.vocab, said.prompt + said.new
+        )
+        theirs = theirs.to(DTYPES[dtype])
+        ours = engine(theirs, DTYPES[dtype], rows=max(said.batches))
+        cpu: dict[tuple[int, str], list[float]] = {}
+        for turn in range(said.rounds + 1):
+            for batch in said.batches:
+                prompts = torch.randint(said.vocab, (batch, said.prompt)).tolist()
+                for side, call in (
+                    ("megatron", partial(continue_here, ours, prompts, said.new)),
+                    ("Hugging Face", partial(continue_there, theirs, prompts, said.new)),
+                ):
+                    cpu_s = timed(call)
+                    if turn:  # the first turn warms up
+                        speed = batch * said.new / cpu_s
+                        cpu.setdefault((batch, side), []).append(speed)
+        for line in lines(dtype, said.batches, cpu):
+            print(line, flush=True)
+
+
+def hugging_face(layers: int, hidden: int, heads: int, vocab: int, length: int) -> GPT2LMHeadModel:
+    """Return GPT-2 of these sizes with random weights."""
+    torch.manual_seed(1)
+    config = GPT2Config(
+        vocab_size=vocab,
+        n_positions=length,
+        n_embd=hidden,
+        n_layer=layers,
+        n_head=heads,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
+def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> Engine:
+    """Return this program's engine with the weights of `model`."""
+    spec = spec_of(model.config)
+    weights = {
+        name: WholeParameter(
+            weight=Whole(
+                shape=tuple(tensor.shape),
+                dim=None,
+                shards=[Pieces([tensor.reshape(-1)])],
+                stored=tensor.size(0),
+            )
+        )
+        for name, tensor in renamed(model.state_dict(), spec)
+    }
+    stage = Stage(
+        spec, weights, groups=lone_groups(), dtype=dtype, device=torch.device("cpu"), rows=rows
+    )
+    return Engine(stage, rows=rows)
+
+
+def spec_of(config: GPT2Config) -> ModelSpec:
+    """Return the network of GPT-2's sizes."""
+    flags = (
+        f"--num-layers {config.n_layer} --hidden-size {config.n_embd} --lr 0 "
+        f"--num-attention-heads {config.n_head} --seq-length {config.n_positions} "
+        f"--max-position-embeddings {config.n_positions} --make-vocab-size-divisible-by 1 --micro-batch-size 1"
+    )
+    asked, _ = parse_config(flags.split())
+    return plan_model(asked, vocab_size=config.vocab_size, tensor=1)
+
+
+def renamed(weights: dict[str, Tensor], spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+    """Yield Hugging Face's weights by our names; theirs have [in, out], and q, k, v one by one."""
+    embed, last = "tied_modules.embed", spec.num_layers + 4
+    yield f"{embed}.word_embeddings.weight", weights["transformer.wte.weight"]
+    yield f"{embed}.position_embeddings.weight", weights["transformer.wpe.weight"]
+    for part in ("weight", "bias"):
+        yield f"{last}.{part}", weights[f"transformer.ln_f.{part}"]
+        for layer in range(spec.num_layers):
+            for own, other in {
+                "input_layernorm": "ln_1",
+                "self_attention.query_key_value": "attn.c_attn",
+                "self_attention.dense": "attn.c_proj",
+                "post_attention_layernorm": "ln_2",
+                "mlp.dense_h_to_4h": "mlp.c_fc",
+                "mlp.dense_4h_to_h": "mlp.c_proj",
+            }.items():
+                tensor = weights[f"transformer.h.{layer}.{other}.{part}"].t()
+                if other == "attn.c_attn":
+                    by_kind = tensor.unflatten(0, (3, spec.num_attention_heads, -1))
+                    tensor = by_kind.transpose(0, 1).flatten(0, 2)
+                yield f"{layer + 3}.{own}.{part}", tensor.contiguous()
+
+
+def continue_here(ours: Engine, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
+    """Return the new tokens of each prompt."""
+    requests = [
+        Request(prompt=tuple(prompt), max_new_tokens=new, sampling=Sampling(greedy=True))
+        for prompt in prompts
+    ]
+    return [list(completion.tokens) for completion in ours.complete(requests)]
+
+
+def continue_there(
+    theirs: GPT2LMHeadModel, prompts: Sequence[Sequence[int]], new: int
+) -> list[list[int]]:
+    """Return the same by Hugging Face's `generate`."""
+    tokens = torch.tensor(prompts)
+    found = theirs.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=new,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return found[:, tokens.size(1) :].tolist()
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Return the CPU seconds of a call."""
+    started_at = time.process_time()
+    call()
+    return time.process_time() - started_at
+
+
+def lines(
+    dtype: str, batches: Sequence[int], cpu: dict[tuple[int, str], list[float]]
+) -> Iterator[str]:
+    """Yield medians and their ratios."""
+    ours = {batch: statistics.median(cpu[batch, "megatron"]) for batch in batches}
+    for batch in batches:
+        theirs = statistics.median(cpu[batch, "Hugging Face"])
+        yield (
+            f"{dtype} | sequences at once: {batch} | tokens per CPU second: megatron "
+            f"{ours[batch]:.1f}, Hugging Face {theirs:.1f} | ratio {ours[batch] / theirs:.2f} | "
+            f"times that of {batches[0]}: {ours[batch] / ours[batches[0]]:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    run_tool(main)
