@@ -10,9 +10,9 @@ from torch import Tensor
 
 from megatron.plan.model_spec import ModelSpec
 
-_TRAINED_LENGTH = 8192
+LLAMA_3_TRAINED_LENGTH = 8192
 """Tokens that Llama 3 was trained on before its wavelengths were stretched."""
-_LOW, _HIGH = 1.0, 4.0
+LLAMA_3_TURNS = 1.0, 4.0
 """Turns within the trained length below which a wavelength is stretched in full, and above which
 it is left alone."""
 
@@ -39,8 +39,9 @@ def rotary_frequencies(spec: ModelSpec, device: torch.device) -> Tensor:
     frequencies = 1.0 / spec.rotary_base ** (pairs / spec.rotary_dim)
     if spec.rope_scaling == 1:
         return frequencies
-    turns = _TRAINED_LENGTH * frequencies / (2 * math.pi)
-    kept = ((turns - _LOW) / (_HIGH - _LOW)).clamp(0, 1)
+    turns = LLAMA_3_TRAINED_LENGTH * frequencies / (2 * math.pi)
+    low, high = LLAMA_3_TURNS
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / spec.rope_scaling)
 
 

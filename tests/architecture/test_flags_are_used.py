@@ -10,11 +10,13 @@ import pytest
 from source import PACKAGE, SCRIPTS, files_of, module_name
 
 from megatron.config.checkpoint_tools import (
+    ConversionConfig,
     FileConfig,
     FilesConfig,
     LayoutConfig,
     LookConfig,
     MegatronConfig,
+    PartitionsConfig,
     UniversalConfig,
 )
 from megatron.config.config import SECTIONS
@@ -26,6 +28,7 @@ from megatron.config.data_tools import (
 )
 from megatron.config.flags import argparse_form, field_docstrings, get_type_hints
 from megatron.config.generation import GenerationConfig
+from megatron.config.hugging_face import ExportConfig, ImportConfig, TransformersConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
 from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
@@ -46,8 +49,13 @@ PROGRAMS = {
     "tools/convert_checkpoint/inspect_checkpoint.py": [FileConfig],
     "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": [FilesConfig],
     "tools/convert_checkpoint/deepspeed_to_deepspeed.py": [LayoutConfig],
+    "tools/convert_checkpoint/to_hf.py": [TokenizerConfig, ExportConfig],
+    "tools/convert_checkpoint/from_hf.py": [ImportConfig],
+    "tools/convert_checkpoint/deepspeed_to_transformers.py": [TransformersConfig],
     "tools/checkpoint/digest.py": [LookConfig],
-    "tools/checkpoint/show.py": [LookConfig],
+    "tools/checkpoint/inspect.py": [LookConfig],
+    "tools/checkpoint/util.py": [*SECTIONS.values(), ConversionConfig],
+    "tools/merge_mp_partitions.py": [*SECTIONS.values(), PartitionsConfig],
 }
 ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},

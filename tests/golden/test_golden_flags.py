@@ -24,6 +24,7 @@ from megatron.config.data_tools import (
 )
 from megatron.config.flags import argparse_form
 from megatron.config.generation import GenerationConfig
+from megatron.config.hugging_face import ExportConfig, ImportConfig, TransformersConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
 from megatron.config.preprocess import PreprocessConfig, ShardConfig
@@ -62,6 +63,9 @@ def test_flags():
         FileConfig,
         FilesConfig,
         LayoutConfig,
+        ExportConfig,
+        ImportConfig,
+        TransformersConfig,
     ]:
         lines += [f"[{section.__name__}]", *flag_lines(section), ""]
     lines.append("[legacy]")

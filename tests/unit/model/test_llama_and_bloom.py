@@ -3,14 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from checkpoints import in_transformers, spread_network
 from tiny import tiny_plan
 from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
 from megatron.model.positions import rotary_frequencies
-from megatron.parallel.random import OrdinaryStream
 
 SIZES = """
     --num-layers 3 --hidden-size 24 --ffn-hidden-size 40 --num-attention-heads 6 --kv-channels 8
@@ -28,14 +25,7 @@ HEADS, GROUPS, HEAD_DIM, LAYERS, VOCAB = 6, 2, 8, 3, 12
 
 def network(group, flags):
     spec = tiny_plan(*SIZES.split(), *flags.split()).model
-    model = SequentialModel(gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False))
-    initialise(model, seed=1, std=0.2, num_layers=LAYERS)
-    torch.manual_seed(1)
-    with torch.no_grad():  # biases and norms that are not all zeros and ones
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return spec, model
+    return spec, spread_network(spec, group)
 
 
 def hugging_face_llama(**changes):
@@ -55,35 +45,6 @@ def hugging_face_llama(**changes):
     ).eval()
 
 
-def as_llama(weights):
-    """Rename and take apart: their queries, keys, values, gates and ups are matrices each."""
-    renamed = {
-        "model.embed_tokens.weight": weights["1.word_embeddings.weight"],
-        "model.norm.weight": weights[f"{LAYERS + 4}.weight"],
-        "lm_head.weight": weights[f"{LAYERS + 5}.word_embeddings.weight"],
-    }
-    queries = HEADS // GROUPS
-    for layer in range(LAYERS):
-        own, theirs = f"{3 + layer}", f"model.layers.{layer}"
-        qkv = weights[f"{own}.self_attention.query_key_value.weight"]
-        by_group = qkv.view(GROUPS, queries + 2, HEAD_DIM, -1)
-        inner = weights[f"{own}.mlp.dense_h_to_4h.weight"]
-        renamed |= {
-            f"{theirs}.self_attn.q_proj.weight": by_group[:, :queries].flatten(0, 2),
-            f"{theirs}.self_attn.k_proj.weight": by_group[:, queries].flatten(0, 1),
-            f"{theirs}.self_attn.v_proj.weight": by_group[:, queries + 1].flatten(0, 1),
-            f"{theirs}.self_attn.o_proj.weight": weights[f"{own}.self_attention.dense.weight"],
-            f"{theirs}.mlp.gate_proj.weight": inner[0::2],
-            f"{theirs}.mlp.up_proj.weight": inner[1::2],
-            f"{theirs}.mlp.down_proj.weight": weights[f"{own}.mlp.dense_4h_to_h.weight"],
-            f"{theirs}.input_layernorm.weight": weights[f"{own}.input_layernorm.weight"],
-            f"{theirs}.post_attention_layernorm.weight": weights[
-                f"{own}.post_attention_layernorm.weight"
-            ],
-        }
-    return renamed
-
-
 def hugging_face_bloom():
     config = BloomConfig(
         vocab_size=VOCAB,
@@ -96,26 +57,8 @@ def hugging_face_bloom():
     return BloomForCausalLM(config).eval()
 
 
-def as_bloom(weights):
-    """Rename alone: BLOOM was trained with these layouts. Its MLP is four times as wide."""
-    embed, last = "tied_modules.embed.word_embeddings", f"{LAYERS + 4}"
-    renamed = {
-        "transformer.word_embeddings.weight": weights[f"{embed}.weight"],
-        "lm_head.weight": weights[f"{embed}.weight"],
-    }
-    for part in ("weight", "bias"):
-        norm = weights[f"{embed}.norm.{part}"]
-        renamed[f"transformer.word_embeddings_layernorm.{part}"] = norm
-        renamed[f"transformer.ln_f.{part}"] = weights[f"{last}.{part}"]
-    for name, weight in weights.items():
-        number, _, rest = name.partition(".")
-        if number.isdigit() and number != last:
-            renamed[f"transformer.h.{int(number) - 3}.{rest}"] = weight
-    return renamed
-
-
 CASES = {
-    "llama 2": (LLAMA_2, hugging_face_llama, as_llama),
+    "llama 2": (LLAMA_2, hugging_face_llama),
     "llama 3.1": (
         LLAMA_3,
         lambda: hugging_face_llama(
@@ -128,19 +71,19 @@ CASES = {
                 "original_max_position_embeddings": 8192,
             }
         ),
-        as_llama,
     ),
-    "bloom": (f"{BLOOM} --ffn-hidden-size 96", hugging_face_bloom, as_bloom),
+    "bloom": (f"{BLOOM} --ffn-hidden-size 96", hugging_face_bloom),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_gradients_are_those_of_hugging_face(group, case):
-    flags, build, renamed = CASES[case]
-    _, model = network(group, flags)
+    flags, build = CASES[case]
+    spec, model = network(group, flags)
     reference = build()
-    missing, unexpected = reference.load_state_dict(renamed(model.state_dict()), strict=False)
-    assert (missing, unexpected) == ([], [])
+    renamed = in_transformers(spec, model.state_dict())
+    missing, unexpected = reference.load_state_dict(renamed, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"] if spec.tied_embeddings else [], [])
     tokens = torch.randint(VOCAB, (3, 10))
     positions = torch.arange(10).expand_as(tokens)
     logits, expected = model((tokens, positions)), reference(tokens).logits
@@ -149,15 +92,15 @@ def test_logits_and_gradients_are_those_of_hugging_face(group, case):
     for prediction in (logits, expected):
         F.cross_entropy(prediction.flatten(0, 1), tokens.roll(-1, 1).flatten()).backward()
     theirs = {name: p.grad for name, p in reference.named_parameters()}
-    own = renamed({name: p.grad for name, p in model.named_parameters()})
-    assert set(theirs) == set(own) - ({"lm_head.weight"} if case == "bloom" else set())
+    own = in_transformers(spec, {name: p.grad for name, p in model.named_parameters()})
+    assert theirs.keys() == own.keys()
     for name, gradient in theirs.items():
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["llama 2", "llama 3.1"])
 def test_frequencies_are_those_of_hugging_face(group, case):
-    flags, build, _ = CASES[case]
+    flags, build = CASES[case]
     spec, _ = network(group, f"{flags} --kv-channels 128")
     config = build().config
     config.head_dim = 128

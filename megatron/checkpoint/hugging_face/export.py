@@ -1,0 +1,216 @@
+"""A checkpoint in transformers' files: streamed, compared with the original, then published."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from megatron.checkpoint.hugging_face.card import model_card
+from megatron.checkpoint.hugging_face.cuts import Same
+from megatron.checkpoint.hugging_face.equality import (
+    DTYPES,
+    Measured,
+    compare,
+    require_equal,
+    sample_tokens,
+)
+from megatron.checkpoint.hugging_face.families import family_of
+from megatron.checkpoint.hugging_face.family import Family, Part
+from megatron.checkpoint.hugging_face.network import parameters_of, require_parameters, saved_spec
+from megatron.checkpoint.hugging_face.safetensors_files import Meant, Writer
+from megatron.checkpoint.manifest import Manifest, sync_folder
+from megatron.checkpoint.names import STAGING
+from megatron.checkpoint.weights import read_weights
+from megatron.errors import CheckpointError, DataError
+from megatron.parallel.whole import Whole, WholeCheckpoint
+from megatron.plan.model_spec import ModelSpec
+from megatron.tokenizer.hugging_face_files import write_hugging_face_files
+from megatron.tokenizer.tokenizer import Role, Tokenizer
+
+_TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_BLOCK = 1 << 24  # elements that are written in one go
+_ROLES: tuple[Role, ...] = ("bos", "eos", "pad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """How to export.
+
+    Args:
+        dtype: number format of the files; None for that of the training.
+        max_shard_bytes: size of a file of weights.
+        model_type: the architecture; None for the first that fits.
+        verifies: whether both models are run and compared.
+        for_release: whether the card leaves out how far the model was trained.
+    """
+
+    dtype: str | None = None
+    max_shard_bytes: int = 5_000_000_000
+    model_type: str | None = None
+    verifies: bool = True
+    for_release: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, why there is no tokenizer if so, and how equal the model is."""
+
+    family: Family
+    dtype: str
+    tokenizer: str
+    measured: Sequence[Measured]
+
+
+def export(
+    source: Path,
+    manifest: Manifest,
+    output: Path,
+    tokenizer: Tokenizer,
+    tokenizer_wishes: Mapping[str, Any],
+    wishes: Wishes,
+) -> Exported:
+    """Write the model of the checkpoint in `source` to `output`, which must be new or empty.
+
+    It is written beside `output` and renamed when both models have been found to compute the same.
+
+    Memory: while writing, a parameter and its copy; while comparing, one model in 32 bits.
+
+    Args:
+        tokenizer_wishes: what `tokenizer` was made from.
+
+    Raises:
+        CheckpointError: no architecture expresses the network, `source` is damaged, `output`
+            cannot be written to, or the models differ; nothing is left of what was written.
+        DataError: the tokenizer has another vocabulary.
+    """
+    spec = saved_spec(manifest.plan["model"])
+    family = family_of(spec, wishes.model_type)
+    dtype = wishes.dtype or manifest.plan["precision"]["dtype"]
+    if tokenizer.vocab_size != spec.vocab_size:
+        raise DataError(
+            f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the network was "
+            f"trained with {spec.vocab_size}: give that of the training"
+        )
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise CheckpointError(f"--save {output} holds something already: give a new folder")
+    whole = read_weights(source, manifest)
+    staging = output.with_name(f"{STAGING}{output.name}")
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        write_model(staging, spec, family, whole, dtype, max_bytes=wishes.max_shard_bytes)
+        _write_json(staging / "config.json", _config(spec, family, dtype, tokenizer))
+        _write_json(staging / "generation_config.json", _special_ids(tokenizer))
+        no_tokenizer = write_hugging_face_files(
+            staging, tokenizer, tokenizer_wishes, max_length=spec.max_position_embeddings
+        )
+        measured = _measured(spec, whole, staging, tokenizer, dtype) if wishes.verifies else []
+        card = model_card(
+            manifest,
+            spec,
+            family,
+            dtype=dtype,
+            measured=measured,
+            tokenizer=no_tokenizer,
+            for_release=wishes.for_release,
+        )
+        (staging / "README.md").write_text(card, encoding="utf-8")
+        sync_folder(staging)
+        os.replace(staging, output)
+    except OSError as error:
+        raise CheckpointError(f"--save {output}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Exported(family, dtype, no_tokenizer, measured)
+
+
+def write_model(
+    folder: Path,
+    spec: ModelSpec,
+    family: Family,
+    whole: WholeCheckpoint,
+    dtype: str,
+    *,
+    max_bytes: int,
+) -> None:
+    """Write the weights in transformers' names and order to `folder`.
+
+    Memory: a parameter and its copy.
+
+    Raises:
+        CheckpointError: the weights are not those of `spec`.
+    """
+    wanted = parameters_of(spec)
+    require_parameters(wanted, whole)
+    parts = [*family.parts(spec)]
+    meant = [
+        Meant(name, tuple(tensor.shape))
+        for part in parts
+        for name, tensor in zip(part.theirs, _apart(part, wanted[part.ours], spec), strict=True)
+    ]
+    with Writer(folder, meant, DTYPES[dtype], max_bytes=max_bytes) as writer:
+        for part in parts:
+            _write_part(writer, part, whole.parameters[part.ours].weight, spec)
+
+
+def _apart(part: Part, weight: Tensor, spec: ModelSpec) -> tuple[Tensor, ...]:
+    """Return the tensors of transformers', rows of padding left out."""
+    return part.cut.apart(weight[: spec.vocab_size] if _is_table(part) else weight)
+
+
+def _write_part(writer: Writer, part: Part, weight: Whole, spec: ModelSpec) -> None:
+    if part.cut == Same():
+        rows = spec.vocab_size if _is_table(part) else weight.shape[0]
+        writer.write(part.theirs[0], _blocks(weight, rows))
+        return
+    for name, tensor in zip(part.theirs, part.cut.apart(weight.all()), strict=True):
+        writer.write(name, [tensor])
+
+
+def _blocks(weight: Whole, rows: int) -> Iterator[Tensor]:
+    height = max(1, _BLOCK // weight.width)
+    for start in range(0, rows, height):
+        yield weight.rows(start, min(start + height, rows))
+
+
+def _is_table(part: Part) -> bool:
+    return part.ours.endswith("word_embeddings.weight")
+
+
+def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        **family.config(spec),
+        "vocab_size": spec.vocab_size,
+        "tie_word_embeddings": spec.tied_embeddings,
+        "initializer_range": spec.init_std,
+        # The name that all versions know.
+        "torch_dtype": _TORCH_NAMES[dtype],
+        **_special_ids(tokenizer),
+    }
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return the ids that begin and end texts; what ends a document ends a text."""
+    ids = tokenizer.special_ids
+    end = ids.get("eod", ids.get("eos"))
+    found = {"bos": ids.get("bos", end), "eos": end, "pad": ids.get("pad", end)}
+    return {f"{role}_token_id": found[role] for role in _ROLES}
+
+
+def _measured(
+    spec: ModelSpec, whole: WholeCheckpoint, folder: Path, tokenizer: Tokenizer, dtype: str
+) -> list[Measured]:
+    measured = compare(spec, whole, folder, sample_tokens(spec, tokenizer), dtype)
+    require_equal(measured)
+    return measured
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,164 @@
+"""What one architecture of transformers' is: which networks it has, its config and its tensors."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.checkpoint.hugging_face.cuts import AroundOne, Cut, Same
+from megatron.errors import CheckpointError
+from megatron.plan.model_spec import ModelSpec
+
+HuggingFaceConfig = Mapping[str, Any]
+"""What config.json says, with the values that it leaves out."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One parameter of ours, and the tensors of transformers' that hold the same numbers."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    cut: Cut = Same()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """An architecture of transformers'.
+
+    Args:
+        model_type: its name in config.json.
+        architecture: its class of causal language models.
+        prefix: in front of tensors' names; files of some published models leave it out.
+        needs: the values that fields of a ModelSpec must have; the rest of them may vary.
+        config: config.json of a network, vocabulary and number format left out.
+        parts: every parameter, front to back.
+        flags: words of a command line of pretrain_gpt.py for a network of this config; those that
+            all families share left out. Raises CheckpointError when no flag says it.
+    """
+
+    model_type: str
+    architecture: str
+    prefix: str
+    needs: Callable[[ModelSpec], Mapping[str, tuple[Any, ...]]]
+    config: Callable[[ModelSpec], dict[str, Any]]
+    parts: Callable[[ModelSpec], Iterable[Part]]
+    flags: Callable[[HuggingFaceConfig], list[str]]
+
+    def unfit(self, spec: ModelSpec) -> Iterator[str]:
+        """Yield what of `spec` this architecture cannot express."""
+        for name, allowed in self.needs(spec).items():
+            value = getattr(spec, name)
+            if value not in allowed:
+                known = " or ".join(str(one) for one in allowed)
+                yield f"{name} is {value}, and it has {known} ({_FLAGS[name]})"
+
+
+_FLAGS = {
+    "position_embedding": "--position-embedding-type",
+    "rotary_dim": "--rotary-percent",
+    "rotary_interpolation": "--rotary-seq-len-interpolation-factor",
+    "rope_scaling": "--use-rope-scaling",
+    "window": "--window-size",
+    "normalization": "--normalization",
+    "embed_layernorm": "--embed-layernorm",
+    "qk_layernorm": "--qk-layernorm",
+    "residual_after_norm": "--apply-residual-connection-post-layernorm",
+    "activation": "--gelu, --glu-activation, --squared-relu",
+    "linear_bias": "--disable-bias-linear",
+    "qkv_bias": "--add-qkv-bias",
+    "num_query_groups": "--num-query-groups",
+    "head_dim": "--kv-channels",
+    "ffn_hidden_size": "--ffn-hidden-size",
+    "hidden_size": "--hidden-size",
+    "num_experts": "--num-experts",
+}
+"""Which flag decides a field, for messages."""
+
+ACTIVATIONS = {
+    "gelu_tanh": "gelu_new",
+    "gelu_erf": "gelu",
+    "squared_relu": "relu2",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "reglu": "relu",
+    "liglu": "linear",
+}
+"""Our names of activations, and theirs of the function inside."""
+
+_GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+
+
+def activation_flags(function: str, *, gated: bool) -> list[str]:
+    """Return the flags of an activation with their `function` inside.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    function = "silu" if function == "swish" else function
+    flags = {
+        **{name: ["--gelu", "tanh"] for name in _GELU_TANH},
+        "gelu": ["--gelu", "erf"],
+        "relu2": ["--squared-relu"],
+    }
+    if gated:
+        flags = {
+            their: ["--glu-activation", our]
+            for our, their in ACTIVATIONS.items()
+            if our.endswith("glu")
+        }
+    if function not in flags:
+        raise CheckpointError(
+            f"config.json: there is no flag for the activation {function}; known are "
+            f"{', '.join(flags)}"
+        )
+    return flags[function]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What the entries of a network are called in transformers'; {} is the number of a layer."""
+
+    table: str
+    layer: str
+    final_norm: str
+    head: str = "lm_head"
+    positions: str | None = None
+    table_norm: str | None = None
+
+
+def parts_of_network(
+    spec: ModelSpec, names: Names, layer_parts: Callable[[str, str], Iterable[Part]]
+) -> Iterator[Part]:
+    """Yield every parameter, front to back.
+
+    Args:
+        layer_parts: those of the layer with these prefixes, ours and theirs.
+    """
+    own = "tied_modules.embed." if spec.tied_embeddings else "1."
+    yield Part(f"{own}word_embeddings.weight", (f"{names.table}.weight",))
+    if names.table_norm:
+        yield from norm(spec, f"{own}word_embeddings.norm", names.table_norm)
+    if names.positions:
+        yield Part(f"{own}position_embeddings.weight", (f"{names.positions}.weight",))
+    for layer in range(spec.num_layers):
+        yield from layer_parts(f"{3 + layer}.", names.layer.format(layer))
+    last = spec.num_layers + 4
+    yield from norm(spec, str(last), names.final_norm)
+    if not spec.tied_embeddings:
+        yield Part(f"{last + 1}.word_embeddings.weight", (f"{names.head}.weight",))
+
+
+def norm(spec: ModelSpec, ours: str, theirs: str) -> Iterator[Part]:
+    """Yield the parameters of a norm."""
+    cut = AroundOne() if spec.layernorm_1p else Same()
+    yield Part(f"{ours}.weight", (f"{theirs}.weight",), cut)
+    if spec.normalization == "LayerNorm":
+        yield Part(f"{ours}.bias", (f"{theirs}.bias",))
+
+
+def linear(
+    ours: str, theirs: tuple[str, ...], cut: Cut | None = None, *, has_bias: bool
+) -> Iterator[Part]:
+    """Yield weight and bias of a linear layer."""
+    for kind in ("weight", "bias") if has_bias else ("weight",):
+        yield Part(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), cut or Same())

@@ -1,0 +1,207 @@
+"""Llama and its kin: rotary positions, RMSNorm, gated MLPs, groups of queries.
+
+Mistral is Llama with a window. Qwen2 has biases of queries, keys and values alone, Qwen3 norms of
+queries and keys; both may have a window.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from megatron.checkpoint.hugging_face.cuts import GateUp, QueriesKeysValues
+from megatron.checkpoint.hugging_face.family import (
+    ACTIVATIONS,
+    Family,
+    HuggingFaceConfig,
+    Names,
+    Part,
+    activation_flags,
+    linear,
+    norm,
+    parts_of_network,
+)
+from megatron.checkpoint.hugging_face.rotary import rotary_flags, stretching
+from megatron.errors import CheckpointError
+from megatron.plan.model_spec import ModelSpec
+
+_NAMES = Names(table="model.embed_tokens", layer="model.layers.{}.", final_norm="model.norm")
+
+
+def _common_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+    return {
+        "position_embedding": ("rotary",),
+        "rotary_dim": (spec.head_dim,),
+        "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else (spec.rotary_interpolation,),
+        "normalization": ("RMSNorm",),
+        "activation": ("swiglu", "geglu", "reglu", "liglu"),
+        # transformers refuses others, whatever the width of a head.
+        "hidden_size": (
+            -(-spec.hidden_size // spec.num_attention_heads) * spec.num_attention_heads,
+        ),
+        "embed_layernorm": (False,),
+        "residual_after_norm": (False,),
+        "num_experts": ((),),
+    }
+
+
+def _llama_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+    same = {"qkv_bias": (spec.linear_bias,)}
+    return {**_common_needs(spec), **same, "qk_layernorm": (False,), "window": (0,)}
+
+
+def _mistral_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+    without = {"linear_bias": (False,), "qkv_bias": (False,), "qk_layernorm": (False,)}
+    return {**_common_needs(spec), **without}
+
+
+def _qwen2_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+    own = {"linear_bias": (False,), "qkv_bias": (True,), "qk_layernorm": (False,)}
+    return {**_common_needs(spec), **own}
+
+
+def _qwen3_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+    own = {"linear_bias": (False,), "qkv_bias": (False,), "qk_layernorm": (True,)}
+    return {**_common_needs(spec), **own}
+
+
+def _common_config(spec: ModelSpec) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.ffn_hidden_size,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_query_groups,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "rope_theta": spec.rotary_base,
+        "rope_scaling": stretching(spec),
+        "hidden_act": ACTIVATIONS[spec.activation],
+        "rms_norm_eps": spec.norm_epsilon,
+        "attention_dropout": spec.attention_dropout,
+    }
+
+
+def _llama_config(spec: ModelSpec) -> dict[str, Any]:
+    biases = {"attention_bias": spec.qkv_bias, "mlp_bias": spec.linear_bias}
+    return {**_common_config(spec), **biases}
+
+
+def _mistral_config(spec: ModelSpec) -> dict[str, Any]:
+    return {**_common_config(spec), "sliding_window": spec.window or None}
+
+
+def _qwen_config(spec: ModelSpec) -> dict[str, Any]:
+    windows = {
+        "use_sliding_window": bool(spec.window),
+        "sliding_window": spec.window or None,
+        "max_window_layers": 0 if spec.window else spec.num_layers,
+    }
+    return {**_common_config(spec), **windows}
+
+
+def _qwen3_config(spec: ModelSpec) -> dict[str, Any]:
+    return {**_qwen_config(spec), "attention_bias": False}
+
+
+def _parts(spec: ModelSpec) -> Iterator[Part]:
+    qkv = QueriesKeysValues(
+        groups=spec.num_query_groups,
+        queries=spec.num_attention_heads // spec.num_query_groups,
+        head_dim=spec.head_dim,
+    )
+
+    def layer(ours: str, theirs: str) -> Iterator[Part]:
+        yield from norm(spec, f"{ours}input_layernorm", f"{theirs}input_layernorm")
+        own, other = f"{ours}self_attention.", f"{theirs}self_attn."
+        names = (f"{other}q_proj", f"{other}k_proj", f"{other}v_proj")
+        yield from linear(f"{own}query_key_value", names, qkv, has_bias=spec.qkv_bias)
+        if spec.qk_layernorm:
+            yield from norm(spec, f"{own}q_layernorm", f"{other}q_norm")
+            yield from norm(spec, f"{own}k_layernorm", f"{other}k_norm")
+        yield from linear(f"{own}dense", (f"{other}o_proj",), has_bias=spec.linear_bias)
+        after = "post_attention_layernorm"
+        yield from norm(spec, f"{ours}{after}", f"{theirs}{after}")
+        own, other = f"{ours}mlp.", f"{theirs}mlp."
+        halves = (f"{other}gate_proj", f"{other}up_proj")
+        yield from linear(f"{own}dense_h_to_4h", halves, GateUp(), has_bias=spec.linear_bias)
+        yield from linear(f"{own}dense_4h_to_h", (f"{other}down_proj",), has_bias=spec.linear_bias)
+
+    return parts_of_network(spec, _NAMES, layer)
+
+
+def _common_flags(config: HuggingFaceConfig) -> list[str]:
+    heads = config["num_attention_heads"]
+    groups = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    return [
+        *("--num-layers", str(config["num_hidden_layers"])),
+        *("--hidden-size", str(config["hidden_size"])),
+        *("--ffn-hidden-size", str(config["intermediate_size"])),
+        *("--num-attention-heads", str(heads), "--kv-channels", str(head_dim)),
+        *(["--group-query-attention", "--num-query-groups", str(groups)] if groups < heads else []),
+        *("--max-position-embeddings", str(config["max_position_embeddings"])),
+        *rotary_flags(config),
+        *("--normalization", "RMSNorm", "--layernorm-epsilon", str(config["rms_norm_eps"])),
+        *activation_flags(config["hidden_act"], gated=True),
+        *("--attention-dropout", str(config["attention_dropout"]), "--hidden-dropout", "0"),
+    ]
+
+
+def _window_flags(window: int | None) -> list[str]:
+    return ["--window-size", f"{window - 1},0"] if window else []
+
+
+def _llama_flags(config: HuggingFaceConfig) -> list[str]:
+    biases = config.get("attention_bias"), config.get("mlp_bias")
+    if len({*map(bool, biases)}) > 1:
+        raise CheckpointError(
+            f"config.json: attention_bias is {biases[0]} and mlp_bias {biases[1]}: here both have "
+            "biases (without --disable-bias-linear) or neither"
+        )
+    return [*_common_flags(config), *([] if any(biases) else ["--disable-bias-linear"])]
+
+
+def _mistral_flags(config: HuggingFaceConfig) -> list[str]:
+    window = _window_flags(config.get("sliding_window"))
+    return [*_common_flags(config), "--disable-bias-linear", *window]
+
+
+def _qwen_flags(config: HuggingFaceConfig, *, own: str) -> list[str]:
+    has_window = config.get("use_sliding_window") and config.get("sliding_window")
+    kinds = {*(config.get("layer_types") or ())}
+    if has_window and (len(kinds) > 1 or (not kinds and config["max_window_layers"] > 0)):
+        raise CheckpointError(
+            "config.json: some layers have a window and others none; --window-size is of all"
+        )
+    window = config["sliding_window"] if has_window and "full_attention" not in kinds else None
+    return [*_common_flags(config), "--disable-bias-linear", own, *_window_flags(window)]
+
+
+def _family(
+    model_type: str,
+    architecture: str,
+    needs: Callable[[ModelSpec], Mapping[str, tuple[Any, ...]]],
+    config: Callable[[ModelSpec], dict[str, Any]],
+    flags: Callable[[HuggingFaceConfig], list[str]],
+) -> Family:
+    return Family(
+        model_type=model_type,
+        architecture=architecture,
+        prefix="model.",
+        needs=needs,
+        config=config,
+        parts=_parts,
+        flags=flags,
+    )
+
+
+LLAMA = _family("llama", "LlamaForCausalLM", _llama_needs, _llama_config, _llama_flags)
+MISTRAL = _family("mistral", "MistralForCausalLM", _mistral_needs, _mistral_config, _mistral_flags)
+QWEN2 = _family(
+    *("qwen2", "Qwen2ForCausalLM", _qwen2_needs, _qwen_config),
+    partial(_qwen_flags, own="--add-qkv-bias"),
+)
+QWEN3 = _family(
+    *("qwen3", "Qwen3ForCausalLM", _qwen3_needs, _qwen3_config),
+    partial(_qwen_flags, own="--qk-layernorm"),
+)

@@ -1,0 +1,126 @@
+"""A tokenizer in the files that transformers reads."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import normalizers, processors
+
+from megatron.tokenizer.build import keywords
+from megatron.tokenizer.gpt2 import END_OF_TEXT
+from megatron.tokenizer.tokenizer import Tokenizer
+
+_OF_TOKENIZERS = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "vocab.txt"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+_TEXTS = (
+    "A sentence, with 12,345 numbers; and  two  spaces.",
+    "def f(x):\n\treturn x  # tabs\n\n\nand lines",
+    "Naïve café, Übermut, 東京, здравствуйте 🙂",
+    " a blank in front",
+)
+
+
+def write_hugging_face_files(
+    folder: Path, tokenizer: Tokenizer, wishes: Mapping[str, Any], *, max_length: int
+) -> str:
+    """Write `tokenizer` to `folder` for `AutoTokenizer`; return why not, or "".
+
+    What is written gives the same ids: that is tried out on a few texts.
+
+    Args:
+        wishes: what `build_tokenizer` made it from.
+        max_length: most tokens of a text.
+    """
+    kind = wishes["tokenizer_type"]
+    match kind:
+        case "GPT2BPETokenizer" if "eod" in tokenizer.special_ids:
+            written = _write_gpt2(folder, wishes, max_length)
+        case "GPT2BPETokenizer":
+            return f"its vocabulary has no {END_OF_TEXT}, which transformers would add to it"
+        case "PretrainedFromHF":
+            written = _write_pretrained(folder, wishes)
+        case "Llama2Tokenizer":
+            written = _write_llama(folder, tokenizer, wishes, max_length)
+        case _:
+            return f"transformers has no tokenizer that reads the files of {kind}"
+    if problem := _difference(folder, tokenizer):
+        for name in written:
+            (folder / name).unlink(missing_ok=True)
+    return problem
+
+
+def _write_gpt2(folder: Path, wishes: Mapping[str, Any], max_length: int) -> list[str]:
+    shutil.copy(wishes["vocab_file"], folder / "vocab.json")
+    shutil.copy(wishes["merge_file"], folder / "merges.txt")
+    special = {f"{role}_token": END_OF_TEXT for role in ("bos", "eos", "unk")}
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **special}
+    _write_json(folder / "tokenizer_config.json", {**config, "model_max_length": max_length})
+    return ["vocab.json", "merges.txt", "tokenizer_config.json"]
+
+
+def _write_pretrained(folder: Path, wishes: Mapping[str, Any]) -> list[str]:
+    source = Path(wishes["tokenizer_name_or_path"])
+    words, extra = wishes.get("tokenizer_kwargs"), wishes.get("vocab_extra_ids") or 0
+    if source.is_dir() and not words and not extra:
+        names = [name for name in _OF_TOKENIZERS if (source / name).is_file()]
+        for name in names:
+            shutil.copy(source / name, folder / name)
+        return names
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(str(source), **keywords(words or ()))
+    loaded.add_tokens([f"<extra_id_{i}>" for i in range(extra)], special_tokens=True)
+    return [Path(file).name for file in loaded.save_pretrained(str(folder))]
+
+
+def _write_llama(
+    folder: Path, tokenizer: Tokenizer, wishes: Mapping[str, Any], max_length: int
+) -> list[str]:
+    # Imported here: it takes seconds.
+    from transformers import LlamaTokenizer
+
+    texts = tokenizer.vocabulary().tokens
+    bos = texts[tokenizer.special("bos")]
+    special: dict[str, Any] = {
+        f"{role}_token": texts[i]
+        for role, i in tokenizer.special_ids.items()
+        if role in ("bos", "eos", "unk")
+    }
+    shutil.copy(wishes["tokenizer_model"], folder / "tokenizer.model")
+    backend = LlamaTokenizer.from_pretrained(str(folder), **special).backend_tokenizer
+    # As SentencePiece: a blank goes in front of every text, of one that begins with a blank too.
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.pre_tokenizer = None
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A",
+        pair=f"{bos} $A {bos} $B:1",
+        special_tokens=[(bos, tokenizer.special("bos"))],
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
+    _write_json(folder / "tokenizer_config.json", {**config, "model_max_length": max_length})
+    return ["tokenizer.model", "tokenizer.json", "tokenizer_config.json"]
+
+
+def _difference(folder: Path, tokenizer: Tokenizer) -> str:
+    """Return how what is in `folder` differs from `tokenizer`; "" if it does not."""
+    # Imported here: it takes seconds.
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        others = [text for text in _TEXTS if loaded(text)["input_ids"] != tokenizer.encode(text)]
+    except Exception as error:  # of many types: files, missing libraries
+        return f"transformers does not load it: {str(error).strip().partition(chr(10))[0]}"
+    return f"transformers finds other ids for {others[0]!r}" if others else ""
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,88 @@
+"""Checkpoints of small networks, written without a run."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from tiny import VOCAB_SIZE, tiny_config
+from torch import Tensor
+
+from megatron.checkpoint.hugging_face.families import family_of
+from megatron.checkpoint.hugging_face.network import parameters_of
+from megatron.checkpoint.manifest import Manifest, record_file, write_manifest
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.sharding import shard_of
+from megatron.plan.model_spec import ModelSpec
+from megatron.plan.plan import plan
+
+_PROGRESS = {"global_steps": 3, "global_samples": 6, "skipped_steps": 0, "optimizer": None}
+
+
+def spread_network(spec: ModelSpec, group, *, seed: int = 1) -> SequentialModel:
+    """Return a network whose biases and norms are not all zeros and ones."""
+    model = SequentialModel(gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False))
+    initialise(model, seed=seed, std=0.2, num_layers=spec.num_layers)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def write_checkpoint(
+    directory: Path, weights: dict[str, Tensor], *flags: str, vocab_size: int = VOCAB_SIZE
+) -> Path:
+    """Write weights as ranks of the layout in `flags` do, without an optimizer; return the folder."""
+    folder = directory / "global_step3"
+    folder.mkdir(parents=True)
+    config = tiny_config(*flags)
+    layout = config.parallel
+    tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
+    decided = plan(config, world_size=tensor * pipeline, vocab_size=vocab_size, device="cpu")
+    own = parameters_of(decided.model)
+    dims = {name: shard.dim for name, p in own.items() if (shard := shard_of(p))}
+    for rank in range(tensor):
+        shards = {
+            name: weight.chunk(tensor, dims[name])[rank].clone() if name in dims else weight.clone()
+            for name, weight in weights.items()
+        }
+        if pipeline > 1:
+            for number in {_number(name) for name in shards}:
+                entry = {_rest(n): shard for n, shard in shards.items() if _number(n) == number}
+                torch.save(entry, folder / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
+        for stage in range(pipeline):
+            file = folder / f"mp_rank_{stage * tensor + rank:02d}_model_states.pt"
+            torch.save({"module": None if pipeline > 1 else shards, **_PROGRESS}, file)
+    manifest = Manifest(
+        state={"iteration": 3, "samples": 6, "tokens": 36, "valid_samples": 0, "skipped": 0},
+        plan=json.loads(json.dumps(asdict(decided))),
+        config=asdict(config),
+        versions={"megatron": "test"},
+        partition_dims=dims,
+        files=tuple(map(record_file, sorted(folder.iterdir()))),
+    )
+    write_manifest(folder, manifest)
+    return folder
+
+
+def in_transformers(spec: ModelSpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights, or their gradients, as the tensors of transformers'."""
+    return {
+        name: tensor
+        for part in family_of(spec).parts(spec)
+        for name, tensor in zip(part.theirs, part.cut.apart(weights[part.ours]), strict=True)
+    }
+
+
+def _number(name: str) -> int:
+    first = name.partition(".")[0]
+    return int(first) if first.isdigit() else 1
+
+
+def _rest(name: str) -> str:
+    return name.removeprefix("tied_modules.embed.").removeprefix(f"{_number(name)}.")

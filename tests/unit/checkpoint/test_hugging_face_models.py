@@ -1,0 +1,336 @@
+"""Models of transformers' and checkpoints of ours, each made from the other."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import spread_network, write_checkpoint
+from safetensors.torch import load_file
+from tiny import VOCAB_SIZE, tiny_plan
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from megatron.checkpoint.hugging_face.cuts import GateUp, QueriesKeysValues
+from megatron.checkpoint.hugging_face.families import family_of
+from megatron.checkpoint.hugging_face.network import filled_model, saved_spec
+from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpoint.weights import read_weights, read_whole_weights
+from megatron.errors import CheckpointError, ConfigError, DataError
+
+TOOLS = Path(__file__).resolve().parents[3] / "tools" / "convert_checkpoint"
+SIZES = """
+    --num-layers 2 --hidden-size 24 --num-attention-heads 6 --seq-length 10
+    --max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0
+    --tokenizer-type NullTokenizer --vocab-size 10
+"""
+ROTARY = "--position-embedding-type rotary"
+GROUPS = "--group-query-attention --num-query-groups 2"
+LLAMA = f"{ROTARY} --normalization RMSNorm --norm-epsilon 1e-6 --disable-bias-linear"
+UNTIED = "--untie-embeddings-and-output-weights"
+STRETCHED = "--use-rope-scaling --rope-scaling-factor 4 --rotary-base 500000"
+TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
+
+OURS = {
+    "gpt2": ("gpt2", "--ffn-hidden-size 40"),
+    "gpt2 erf": ("gpt2", f"--gelu erf {UNTIED} {TENSOR}"),
+    "gpt2 squared relu": ("gpt2", f"--squared-relu {PIPELINE}"),
+    "bloom": ("bloom", f"--position-embedding-type alibi --embed-layernorm {TENSOR} {PIPELINE}"),
+    "bloom after norms": (
+        "bloom",
+        "--position-embedding-type alibi --embed-layernorm "
+        "--apply-residual-connection-post-layernorm",
+    ),
+    "llama 2": ("llama", f"{LLAMA} --swiglu {UNTIED} {GROUPS} {TENSOR} {PIPELINE}"),
+    "llama 3": ("llama", f"{LLAMA} --swiglu --kv-channels 6 {GROUPS} {STRETCHED} {TENSOR}"),
+    "llama with biases": (
+        "llama",
+        f"{ROTARY} --normalization RMSNorm --glu-activation geglu "
+        f"--rotary-seq-len-interpolation-factor 2 {PIPELINE}",
+    ),
+    "mistral": ("mistral", f"{LLAMA} --swiglu {UNTIED} {GROUPS} --window-size 6,0 {TENSOR}"),
+    "qwen2": ("qwen2", f"{LLAMA} --swiglu --add-qkv-bias {GROUPS} {TENSOR} {PIPELINE}"),
+    "qwen3": ("qwen3", f"{LLAMA} --swiglu --qk-layernorm {GROUPS} --kv-channels 8 {PIPELINE}"),
+    "qwen3 window": ("qwen3", f"{LLAMA} --swiglu --qk-layernorm --window-size 5,0 {UNTIED}"),
+    "gpt-neox": ("gpt_neox", f"{ROTARY} --rotary-percent 0.5 --gelu erf {UNTIED} {TENSOR}"),
+    "gpt-neox tied": ("gpt_neox", f"{ROTARY} {PIPELINE}"),
+}
+
+
+def tool(name, *words):
+    """Call a tool of convert_checkpoint with these words."""
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(list(map(str, words)))
+
+
+@pytest.fixture
+def exported(group, tmp_path):
+    """Return a function from flags to a network, its checkpoint and the folder of transformers'."""
+
+    def export(flags, *words):
+        flags = [*SIZES.split(), *flags.split()]
+        plan = tiny_plan(*flags, world_size=4)
+        model = spread_network(plan.model, group)
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        saved = write_checkpoint(tmp_path / "saved", weights, *flags)
+        tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf", *words)
+        return plan.model, model, saved
+
+    return export
+
+
+def logits_of(model, tokens):
+    positions = torch.arange(tokens.size(1)).expand_as(tokens)
+    with torch.no_grad():
+        return model((tokens, positions))[..., :VOCAB_SIZE]
+
+
+def their_logits(folder, tokens, **words):
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, **words)
+    with torch.no_grad():
+        return model.eval()(tokens).logits.float()
+
+
+def tokens():
+    return torch.randint(VOCAB_SIZE, (3, 20), generator=torch.Generator().manual_seed(2))
+
+
+def rows_with_tokens(weights):
+    return {
+        name: weight[:VOCAB_SIZE] if name.endswith("word_embeddings.weight") else weight
+        for name, weight in weights.items()
+    }
+
+
+def require_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+
+
+@pytest.mark.parametrize("case", OURS)
+def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path, capsys):
+    family, flags = OURS[case]
+    spec, model, saved = exported(flags)
+    assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == family
+    expected = logits_of(model, tokens())
+    torch.testing.assert_close(
+        their_logits(tmp_path / "hf", tokens()), expected, atol=1e-5, rtol=1e-5
+    )
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back")
+    back = tmp_path / "back" / "global_step0"
+    manifest = read_manifest(back)
+    found = read_whole_weights(back, manifest)
+    require_equal(found, rows_with_tokens(read_whole_weights(saved, read_manifest(saved))))
+    again = manifest.plan["model"]
+    assert (again["vocab_size"], again["padded_vocab_size"]) == (VOCAB_SIZE, VOCAB_SIZE)
+    for name in ("activation", "window", "rotary_dim", "rope_scaling", "num_query_groups"):
+        assert again[name] == getattr(spec, name), name
+
+    tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice")
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes()
+
+
+_SMALL = {"vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6}
+_GROUPED = {**_SMALL, "intermediate_size": 40, "num_key_value_heads": 2}
+_LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+THEIRS = {
+    "gpt2": GPT2Config(vocab_size=30, n_embd=24, n_layer=2, n_head=4, n_positions=40),
+    "bloom": BloomConfig(vocab_size=30, hidden_size=24, n_layer=2, n_head=3),
+    "llama 3.1": LlamaConfig(**_GROUPED, rope_parameters=_LLAMA_3, tie_word_embeddings=True),
+    "llama": LlamaConfig(**_GROUPED, head_dim=8, attention_bias=True, mlp_bias=True),
+    "mistral": MistralConfig(**_GROUPED, sliding_window=7),
+    "mistral without window": MistralConfig(**_GROUPED, sliding_window=None),
+    "qwen2": Qwen2Config(
+        **_GROUPED, use_sliding_window=True, sliding_window=6, max_window_layers=0
+    ),
+    "qwen3": Qwen3Config(**_GROUPED, head_dim=12, tie_word_embeddings=True),
+    "gpt-neox": GPTNeoXConfig(
+        **_SMALL,
+        intermediate_size=40,
+        use_parallel_residual=False,
+        rope_parameters={"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    ),
+}
+
+
+def their_model(config, dtype=torch.float32):
+    """Return a random model, with biases and norms that are not all zeros and ones."""
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.to(dtype)
+
+
+def our_logits(folder, tokens):
+    manifest = read_manifest(folder)
+    spec = saved_spec(manifest.plan["model"])
+    with torch.no_grad():
+        positions = torch.arange(tokens.size(1)).expand_as(tokens)
+        return filled_model(spec, read_weights(folder, manifest))((tokens, positions))
+
+
+@pytest.mark.parametrize("case", THEIRS)
+def test_a_model_of_transformers_is_the_same_here_and_back(group, case, tmp_path, capsys):
+    model = their_model(THEIRS[case])
+    model.save_pretrained(tmp_path / "hf", max_shard_size="10KB")
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours", "--seq-length", 20)
+    ids = torch.randint(30, (2, 25), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        expected = model(ids).logits
+    found = our_logits(tmp_path / "ours/global_step0", ids)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+    own = ["--model-type", "mistral"] if "mistral" in case else []
+    tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back", *own)
+    tied = model.config.tie_word_embeddings
+    weights = model.state_dict()
+    heads = {"lm_head.weight", "embed_out.weight"}
+    wanted = {name: w for name, w in weights.items() if not (tied and name in heads)}
+    renamed = load_file(tmp_path / "back/model.safetensors")
+    if "embed_out.weight" in renamed:
+        renamed["lm_head.weight"] = renamed.pop("embed_out.weight")
+    require_equal(renamed, wanted)
+
+
+def test_older_files_without_prefix_and_with_constants_are_read(group, tmp_path, capsys):
+    model = their_model(THEIRS["gpt2"], torch.bfloat16)
+    model.save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf/model.safetensors").unlink()
+    weights = {n.removeprefix("transformer."): w for n, w in model.state_dict().items()}
+    weights["h.0.attn.bias"] = torch.ones(1, 1, 40, 40)
+    torch.save(weights, tmp_path / "hf/pytorch_model.bin")
+    words = ["--load", tmp_path / "hf", "--save", tmp_path / "ours", "--no-verify"]
+    tool("from_hf", *words)
+    said = capsys.readouterr().out
+    assert "--bf16" in said and "--seq-length 40 " in said and "logits differ" not in said
+    folder = tmp_path / "ours/global_step0"
+    found = read_whole_weights(folder, read_manifest(folder))
+    table = found["tied_modules.embed.word_embeddings.weight"]
+    assert torch.equal(table, weights["wte.weight"].float())
+    tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back")
+    again = load_file(tmp_path / "back/model.safetensors")
+    assert torch.equal(again["transformer.h.1.mlp.c_fc.weight"], weights["h.1.mlp.c_fc.weight"])
+
+
+def test_what_no_flag_says_is_refused(group, tmp_path):
+    for number, (case, changes, told) in enumerate(
+        [
+            ("gpt-neox", {"use_parallel_residual": True}, "use_parallel_residual is true"),
+            ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True"),
+            ("gpt2", {"activation_function": "silu"}, "no flag for the activation silu"),
+            ("llama 3.1", {"rope_parameters": {**_LLAMA_3, "low_freq_factor": 2.0}}, "rotary"),
+            ("llama", {"mlp_bias": False}, "both have biases"),
+            ("qwen2", {"max_window_layers": 1, "layer_types": None}, "some layers have a window"),
+        ]
+    ):
+        config = THEIRS[case].to_dict() | changes
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.save({}, folder / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match=told):
+            tool("from_hf", "--load", folder, "--save", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--qk-layernorm", r"GPT2LMHeadModel\):\s+qk_layernorm is True, and it has False"),
+        (f"{LLAMA} --swiglu --rotary-percent 0.5", "rotary_dim is 2, and it has 4 .--rotary-per"),
+        ("--num-experts 2", r"num_experts is \(1, 2\), and it has \(\) \(--num-experts\)"),
+    ],
+)
+def test_a_network_that_no_architecture_expresses_is_refused(flags, told):
+    with pytest.raises(CheckpointError, match=told):
+        family_of(tiny_plan(*SIZES.split(), *flags.split()).model)
+
+
+def test_a_conversion_that_computes_something_else_leaves_nothing(exported, tmp_path, monkeypatch):
+    monkeypatch.setattr(GateUp, "apart", lambda self, tensor: (tensor[1::2], tensor[0::2]))
+    with pytest.raises(CheckpointError, match="do not compute the same(.|\n)*logits differ by"):
+        exported(f"{LLAMA} --swiglu {UNTIED}")
+    assert [file.name for file in tmp_path.iterdir()] == ["saved"]
+    monkeypatch.undo()
+    monkeypatch.setattr(QueriesKeysValues, "together", lambda self, tensors: torch.cat(tensors))
+    their_model(THEIRS["llama"]).save_pretrained(tmp_path / "hf")
+    with pytest.raises(CheckpointError, match="do not compute the same"):
+        tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_sixteen_bits_in_files_of_bounded_size(exported, tmp_path, dtype):
+    words = ["--target-dtype", dtype, "--max-shard-size", "4KB"]
+    _, model, _ = exported(f"{LLAMA} --swiglu {UNTIED} --norm-epsilon 1e-5", *words)
+    index = json.loads((tmp_path / "hf/model.safetensors.index.json").read_text())
+    files = {*index["weight_map"].values()}
+    assert len(files) > 5
+    assert (
+        sum(p.numel() for p in model.parameters()) * 2 - 2 * 24 * 2
+        == index["metadata"]["total_size"]
+    )
+    for file in files:
+        held = load_file(tmp_path / "hf" / file)
+        assert set(held) == {name for name, where in index["weight_map"].items() if where == file}
+        assert len(held) == 1 or sum(w.nbytes for w in held.values()) <= 4000
+    found = their_logits(tmp_path / "hf", tokens())
+    assert not torch.equal(found, logits_of(model, tokens()))
+    torch.testing.assert_close(found, logits_of(model, tokens()), atol=0.05, rtol=0.05)
+    card = (tmp_path / "hf/README.md").read_text()
+    assert f"transformers in fp32, ours in fp32 with weights in {dtype}: logits differ by" in card
+    assert f"transformers in {dtype}, ours in fp32 with weights in fp32: logits differ" in card
+    assert "| optimizer steps | 3 |" in card
+
+
+def test_norms_around_one_become_ordinary_ones(exported, tmp_path):
+    _, model, _ = exported("--apply-layernorm-1p")
+    found = load_file(tmp_path / "hf/model.safetensors")["transformer.h.0.ln_1.weight"]
+    assert torch.equal(found, model.state_dict()["3.input_layernorm.weight"] + 1)
+
+
+def test_what_is_there_is_not_replaced(exported, tmp_path):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/file").touch()
+    with pytest.raises(CheckpointError, match="holds something already"):
+        exported("")
+    with pytest.raises(CheckpointError, match="holds checkpoints already"):
+        tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "saved")
+    words = ["--load", tmp_path / "saved", "--save", tmp_path / "new"]
+    with pytest.raises(DataError, match="has 5 tokens and the network was trained with 11"):
+        tool("to_hf", *words, "--vocab-size", 4)
+    with pytest.raises(ConfigError, match="--max-shard-size 5XB is not a size"):
+        tool("to_hf", *words, "--max-shard-size", "5XB")
+
+
+def test_the_words_of_older_scripts(exported, tmp_path):
+    _, _, saved = exported("")
+    words = ["--input_folder", saved, "--output_folder", tmp_path / "old"]
+    with pytest.raises(ConfigError, match="--target_tp 2: files of transformers"):
+        tool("deepspeed_to_transformers", *words, "--target_tp", 2)
+    tool("deepspeed_to_transformers", *words, "--for_release")
+    file = "model.safetensors"
+    assert (tmp_path / "old" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes()
+    assert "optimizer steps" not in (tmp_path / "old/README.md").read_text()

@@ -1,0 +1,127 @@
+"""What is exported with its tokenizer generates text by transformers alone."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from checkpoints import spread_network, write_checkpoint
+from test_hugging_face_models import tool
+from tiny import tiny_config
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoTokenizer, pipeline
+
+from megatron.checkpoint.manifest import read_manifest
+from megatron.plan.plan import plan
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.gpt2 import END_OF_TEXT
+
+LINES = ["the lobster and the tide", "Größe and 日本 😀", "1 22 333 (a, b)\n\tand more"] * 9
+TEXTS = ["the tide", "Größe 日本  and\n\t1 22", ""]
+
+
+@pytest.fixture(scope="module")
+def gpt2_flags(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt2")
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(
+        LINES, vocab_size=300, special_tokens=[END_OF_TEXT], show_progress=False
+    )
+    trained.save_model(str(folder))
+    return [
+        *("--vocab-file", str(folder / "vocab.json")),
+        *("--merge-file", str(folder / "merges.txt")),
+    ]
+
+
+@pytest.fixture(scope="module")
+def llama_flags(tmp_path_factory):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    prefix = tmp_path_factory.mktemp("llama") / "small"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES),
+        model_prefix=str(prefix),
+        model_type="bpe",
+        vocab_size=330,
+        byte_fallback=True,
+        minloglevel=2,
+        hard_vocab_limit=False,
+        # As the model of Llama 2 was trained.
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+    )
+    return ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", f"{prefix}.model"]
+
+
+@pytest.fixture
+def saved(group, tmp_path):
+    """Return a function from flags to a tokenizer, a network and the directory of its checkpoint."""
+
+    def save(*flags):
+        config = tiny_config("--max-position-embeddings", "48", *flags)
+        tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+        size = tokenizer.vocab_size
+        spec = plan(config, world_size=1, vocab_size=size, device="cpu").model
+        model = spread_network(spec, group)
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        flags = ("--max-position-embeddings", "48", *flags)
+        write_checkpoint(tmp_path / "saved", weights, *flags, vocab_size=size)
+        return tokenizer, model, tmp_path / "saved"
+
+    return save
+
+
+def greedy(model, ids, count, vocab_size):
+    with torch.no_grad():
+        for _ in range(count):
+            tokens = torch.tensor([ids])
+            logits = model((tokens, torch.arange(len(ids))[None]))[0, -1, :vocab_size]
+            ids = [*ids, int(logits.argmax())]
+    return ids
+
+
+def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
+    saved, gpt2_flags, tmp_path, capsys
+):
+    tokenizer, model, directory = saved(*gpt2_flags)
+    tool("to_hf", "--load", directory, "--save", tmp_path / "hf")
+    assert "holds no tokenizer" not in capsys.readouterr().out
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "hf", local_files_only=True)
+    assert [loaded(text)["input_ids"] for text in TEXTS] == [*map(tokenizer.encode, TEXTS)]
+    assert (loaded.eos_token_id, len(loaded)) == (tokenizer.eod, tokenizer.vocab_size)
+
+    config = json.loads((tmp_path / "hf/generation_config.json").read_text())
+    assert config["eos_token_id"] == tokenizer.eod
+    generate = pipeline("text-generation", model=str(tmp_path / "hf"))
+    (found,) = generate("the tide", max_new_tokens=12, do_sample=False, return_full_text=True)
+    expected = greedy(model, tokenizer.encode("the tide"), 12, tokenizer.vocab_size)
+    assert tokenizer.eod not in expected
+    assert found["generated_text"] == tokenizer.decode(expected)
+
+    # The folder is a tokenizer of ours, too, and names one for the way back.
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back")
+    manifest = read_manifest(tmp_path / "back/global_step0")
+    assert manifest.config["tokenizer"]["tokenizer_name_or_path"] == str(tmp_path / "hf")
+    assert manifest.plan["model"]["vocab_size"] == tokenizer.vocab_size
+
+    # A tokenizer that moved is found where the flags say.
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "hf" / name, moved)
+    words = ["--tokenizer-name-or-path", moved, "--no-verify"]
+    tool("to_hf", "--load", directory, "--save", tmp_path / "other", *words)
+    assert (tmp_path / "other/vocab.json").read_bytes() == (moved / "vocab.json").read_bytes()
+    assert "Not verified: converted with --no-verify." in (tmp_path / "other/README.md").read_text()
+
+
+def test_the_tokenizer_of_llama_goes_along(saved, llama_flags, tmp_path, capsys):
+    flags = "--position-embedding-type rotary --normalization RMSNorm --swiglu"
+    tokenizer, _, directory = saved(*llama_flags, *flags.split(), "--disable-bias-linear")
+    tool("to_hf", "--load", directory, "--save", tmp_path / "hf")
+    said = capsys.readouterr().out
+    assert "holds no tokenizer" not in said, said
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "hf", local_files_only=True)
+    assert [loaded(text)["input_ids"] for text in TEXTS] == [*map(tokenizer.encode, TEXTS)]
+    assert json.loads((tmp_path / "hf/config.json").read_text())["bos_token_id"] == 1

@@ -1,0 +1,46 @@
+"""Write a checkpoint as a model of transformers; to_hf.py, asked in the words of older scripts."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpoint.names import checkpoint_of
+from megatron.config.config import parse_config_for_checkpoint
+from megatron.config.flags import parse_sections
+from megatron.config.hugging_face import TransformersConfig
+from megatron.errors import ConfigError
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Do what the command line `argv` asks for."""
+    said = parse_sections(
+        argv, {"transformers": TransformersConfig}, description=__doc__ or ""
+    ).sections
+    config: TransformersConfig = said["transformers"]
+    for flag, ranks in (("--target_tp", config.target_tp), ("--target_pp", config.target_pp)):
+        if ranks != 1:
+            raise ConfigError(
+                f"{flag} {ranks}: files of transformers are not divided over ranks; leave it out"
+            )
+    source = checkpoint_of(Path(config.input_folder))
+    manifest = read_manifest(source)
+    saved, _ = parse_config_for_checkpoint([], manifest.config, {})
+    wishes = gpt_tokenizer_arguments(saved.tokenizer)
+    tokenizer = build_tokenizer(**wishes)
+    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    from megatron.checkpoint.hugging_face.export import Wishes, export
+
+    output = Path(config.output_folder)
+    own = Wishes(for_release=config.for_release)
+    exported = export(source, manifest, output, tokenizer, wishes, own)
+    print(f"{output} holds {source} as {exported.family.architecture} in {exported.dtype}")
+
+
+if __name__ == "__main__":
+    run_tool(main)

@@ -1,0 +1,46 @@
+"""Write a model of Hugging Face's transformers as a checkpoint to begin a run from, on the CPU.
+
+The flags of pretrain_gpt.py that go with it are printed.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.config.flags import parse_sections
+from megatron.config.hugging_face import ImportConfig
+from megatron.errors import ConfigError
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Do what the command line `argv` asks for."""
+    said = parse_sections(argv, {"import": ImportConfig}, description=__doc__ or "").sections
+    config: ImportConfig = said["import"]
+    if config.seq_length is not None and config.seq_length < 1:
+        raise ConfigError(f"--seq-length {config.seq_length} must be at least 1")
+    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    from megatron.checkpoint.hugging_face.imports import Wishes, import_model
+
+    imported = import_model(
+        Path(config.load),
+        Path(config.save),
+        Wishes(
+            tokenizer=config.tokenizer_name_or_path,
+            dtype=config.target_dtype,
+            seq_length=config.seq_length,
+            verifies=config.verify,
+        ),
+    )
+    print(f"{imported.folder} holds {config.load}")
+    for measured in imported.measured:
+        print(measured)
+    print("flags of pretrain_gpt.py:")
+    print(shlex.join([*imported.flags, "--load", config.save, "--finetune"]))
+
+
+if __name__ == "__main__":
+    run_tool(main)

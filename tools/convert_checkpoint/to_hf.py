@@ -1,0 +1,84 @@
+"""Write a checkpoint of any layout as a model of Hugging Face's transformers, on the CPU.
+
+The tokenizer is that of the training; its flags say where its files are now.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron.checkpoint.manifest import Manifest, read_manifest
+from megatron.checkpoint.names import checkpoint_of
+from megatron.config.flags import parse_sections, value_in
+from megatron.config.hugging_face import ExportConfig
+from megatron.config.tokenizer import TokenizerConfig
+from megatron.errors import ConfigError
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tool import run_tool
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Do what the command line `argv` asks for."""
+    load = value_in(argv, "--load")
+    saved = read_manifest(checkpoint_of(Path(load))) if load else None
+    said = parse_sections(
+        argv,
+        {"export": ExportConfig, "tokenizer": TokenizerConfig},
+        description=__doc__ or "",
+        defaults=_tokenizer_of(argv, saved) if saved else None,
+    ).sections
+    config: ExportConfig = said["export"]
+    max_bytes = _bytes(config.max_shard_size)
+    wishes = gpt_tokenizer_arguments(said["tokenizer"])
+    tokenizer = build_tokenizer(**wishes)
+    source = checkpoint_of(Path(config.load))
+    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    from megatron.checkpoint.hugging_face.export import Wishes, export
+
+    exported = export(
+        source,
+        read_manifest(source),
+        Path(config.save),
+        tokenizer,
+        wishes,
+        Wishes(
+            dtype=config.target_dtype,
+            max_shard_bytes=max_bytes,
+            model_type=config.model_type,
+            verifies=config.verify,
+        ),
+    )
+    print(f"{config.save} holds {source} as {exported.family.architecture} in {exported.dtype}")
+    for measured in exported.measured:
+        print(measured)
+    if exported.tokenizer:
+        print(f"it holds no tokenizer: {exported.tokenizer}")
+
+
+def _tokenizer_of(argv: Sequence[str], saved: Manifest) -> dict[str, object]:
+    """Return the tokenizer of the training, unless `argv` names one of another type."""
+    own = saved.config["tokenizer"]
+    is_other = value_in(argv, "--tokenizer-type") not in (None, own["tokenizer_type"])
+    if is_other:
+        return {}
+    if value_in(argv, "--tokenizer-name-or-path") and own["tokenizer_type"] != "PretrainedFromHF":
+        return {"tokenizer_type": "PretrainedFromHF"}
+    return own
+
+
+def _bytes(size: str) -> int:
+    """Return how many bytes a size such as 5GB is."""
+    number = size.upper().rstrip("BGIKM")
+    unit = size.upper()[len(number) :]
+    if not number.isdecimal() or int(number) < 1 or unit not in {"", *_UNITS}:
+        raise ConfigError(f"--max-shard-size {size} is not a size such as 5GB or 500MB")
+    return int(number) * _UNITS.get(unit, 1)
+
+
+if __name__ == "__main__":
+    run_tool(main)
