@@ -6,7 +6,7 @@ Written last and read first, without torch.
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,10 @@ from typing import Any
 from megatron.checkpoint.names import MANIFEST
 from megatron.errors import CheckpointError, NewerCheckpointError
 from megatron.version import CHECKPOINT_FORMAT
+
+_SEAL = "sha256"
+_SEALED_SINCE = 2
+"""The entry with the manifest's own hash, and the first format that has it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Manifest:
         files: everything else in the folder.
     """
 
-    state: dict[str, int]
+    state: dict[str, Any]
     plan: dict[str, Any]
     config: dict[str, Any]
     versions: dict[str, str]
@@ -61,10 +65,17 @@ def record_file(file: Path) -> FileRecord:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest into `folder`, and make sure that it is on disk."""
     with (folder / MANIFEST).open("w", encoding="utf-8") as stream:
-        json.dump(asdict(manifest), stream, indent=1)
+        stream.write(sealed(asdict(manifest)))
         stream.flush()
         os.fsync(stream.fileno())
     sync_folder(folder)
+
+
+def sealed(content: Mapping[str, Any]) -> str:
+    """Return `content` as JSON whose first entry is the hash of the text with that entry empty."""
+    text = json.dumps({_SEAL: "", **content}, indent=1)
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    return text.replace('""', f'"{seal}"', 1)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -75,8 +86,11 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST
     try:
-        content = dict(json.loads(file.read_text(encoding="utf-8")))
-        # First: what else a newer format holds is not known here.
+        text = file.read_bytes()
+        content = dict(json.loads(text))
+        # Before the format is looked at: a damaged number must not pass for a newer one.
+        _require_sealed(text, content)
+        # Then: what else a newer format holds is not known here.
         _require_known(int(content["format"]), file)
         files = tuple(FileRecord(**record) for record in content.pop("files"))
         return Manifest(files=files, **content)
@@ -84,6 +98,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError(f"{file}: {error.strerror}; {folder} is no checkpoint") from error
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
+
+
+def _require_sealed(text: bytes, content: dict[str, Any]) -> None:
+    """Take the seal out of `content`, which `text` says, after comparing it with `text`."""
+    seal = content.pop(_SEAL, None)
+    if seal is None and int(content["format"]) < _SEALED_SINCE:
+        return
+    if hashlib.sha256(text.replace(str(seal).encode(), b"", 1)).hexdigest() != seal:
+        raise ValueError("its hash is not the one that it carries")
 
 
 def _require_known(written: int, file: Path) -> None:

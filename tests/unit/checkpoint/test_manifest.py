@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from megatron.checkpoint.manifest import (
     damage,
     read_manifest,
     record_file,
+    sealed,
     write_manifest,
 )
 from megatron.checkpoint.names import MANIFEST
@@ -98,7 +99,7 @@ def test_a_truncated_manifest_is_damaged(tmp_path, manifest):
 
 def test_a_newer_format_is_refused(tmp_path, manifest):
     write_manifest(tmp_path, replace(manifest, format=CHECKPOINT_FORMAT + 1))
-    with pytest.raises(CheckpointError, match=r"has format 2 and this version reads up to 1"):
+    with pytest.raises(CheckpointError, match=r"has format 3 and this version reads up to 2"):
         read_manifest(tmp_path)
 
 
@@ -106,6 +107,27 @@ def test_a_newer_format_is_refused_as_such_when_it_has_other_fields(tmp_path, ma
     write_manifest(tmp_path, replace(manifest, format=CHECKPOINT_FORMAT + 1))
     content = json.loads((tmp_path / MANIFEST).read_text())
     content["experts"] = content.pop("partition_dims")
-    (tmp_path / MANIFEST).write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"has format 2 .*: update it"):
+    del content["sha256"]
+    (tmp_path / MANIFEST).write_text(sealed(content))
+    with pytest.raises(CheckpointError, match=r"has format 3 .*: update it"):
+        read_manifest(tmp_path)
+
+
+def test_no_byte_of_a_manifest_changes_unnoticed(tmp_path, manifest):
+    write_manifest(tmp_path, manifest)
+    whole = (tmp_path / MANIFEST).read_bytes()
+    for place in range(len(whole)):
+        (tmp_path / MANIFEST).write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        )
+        with pytest.raises(CheckpointError, match="manifest.json is damaged: "):
+            read_manifest(tmp_path)
+
+
+def test_a_manifest_of_the_format_without_a_hash_of_its_own_is_read(tmp_path, manifest):
+    older = asdict(replace(manifest, format=1))
+    (tmp_path / MANIFEST).write_text(json.dumps(older, indent=1))
+    assert read_manifest(tmp_path) == replace(manifest, format=1)
+    (tmp_path / MANIFEST).write_text(json.dumps(older | {"format": 2}, indent=1))
+    with pytest.raises(CheckpointError, match="manifest.json is damaged: its hash"):
         read_manifest(tmp_path)

@@ -1,0 +1,34 @@
+"""Jobs that have run once, calmly."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from small_job import Job, calm_job
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """One process, the newest checkpoint kept."""
+    return calm_job(tmp_path_factory.mktemp("job"), "--keep-last", "1")
+
+
+@pytest.fixture(scope="session")
+def keeping_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """One process, all checkpoints kept."""
+    return calm_job(tmp_path_factory.mktemp("keeping"))
+
+
+@pytest.fixture(scope="session")
+def job_of_two(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Two replicas that divide the optimizer."""
+    return calm_job(
+        tmp_path_factory.mktemp("two"), "--keep-last", "1", "--zero-stage", "1", ranks=2
+    )
+
+
+@pytest.fixture
+def save(tmp_path: Path, keeping_job: Job) -> Path:
+    """A copy of a finished run, to be damaged."""
+    shutil.copytree(keeping_job.save, tmp_path / "run")
+    return tmp_path / "run"

@@ -1,0 +1,216 @@
+"""Whole training jobs that cost a fork each, and are killed at a chosen event of their files.
+
+A server process imports everything once; each rank is a fork of it that does what the entry script
+does. What a rank does to the files of its --save is counted as it happens, so that a job can be
+killed at any event of it: SIGKILL, as by an operator or by the kernel, not an exception.
+"""
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 120
+_PRELOADED = ["megatron.training.pretrain", "torch._dynamo", "torch.utils.tensorboard", "forked"]
+_WATCHED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
+_ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+
+FLUSH = "fsync"
+
+Setup = Callable[[int], None]
+"""What a rank does to itself before it starts, given its number."""
+
+
+@dataclass(frozen=True)
+class Killed:
+    """Which event of which rank is its last.
+
+    Args:
+        event: its number, counted from 0; the rank is killed before it takes place.
+        torn: whether only half of the file had been written, where the event is to flush one.
+    """
+
+    event: int
+    rank: int = 0
+    torn: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended: of each rank its exit code, what it said, and what it did to files."""
+
+    codes: list[int]
+    outputs: list[str]
+    events: list[list[str]]
+
+    def succeeded(self) -> "Ended":
+        assert set(self.codes) == {0}, "\n".join(self.outputs)
+        return self
+
+
+def run_job(
+    argv: Sequence[str],
+    save: Path,
+    *,
+    ranks: int = 1,
+    killed: Killed | None = None,
+    setup: Setup | None = None,
+) -> Ended:
+    """Train what `argv` says in `ranks` processes; wait for all of them.
+
+    Args:
+        save: the directory whose files are watched.
+        setup: a function of a module, called on every rank before it starts.
+    """
+    context = _server()
+    folder = save.parent / f".{save.name}-{os.urandom(4).hex()}"
+    folder.mkdir(parents=True)
+    processes = [
+        context.Process(
+            target=_rank, args=(list(argv), save, folder, rank, ranks, killed, setup), daemon=True
+        )
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.join(TIMEOUT_S)
+            if process.exitcode is None:
+                raise TimeoutError(f"no end after {TIMEOUT_S} s:\n{_text(folder, 'output', ranks)}")
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return Ended(
+        [process.exitcode for process in processes],
+        _text(folder, "output", ranks),
+        [text.splitlines() for text in _text(folder, "events", ranks)],
+    )
+
+
+def steps(save: Path) -> list[dict[str, Any]]:
+    """Return what the journal says of each step that counts, without what the clock says."""
+    from megatron.training.journal import read_journal
+
+    kept = ("iteration", "first_sample", "samples", "tokens", "lm_loss", "grad_norm", "skipped")
+    return [
+        {name: record[name] for name in (*kept, "learning_rate")}
+        for record in read_journal(save)
+        if record["event"] == "step"
+    ]
+
+
+def hashes(save: Path, iteration: int) -> dict[str, str]:
+    """Return the hash of each file of a checkpoint, by name, as its manifest tells it."""
+    content = json.loads((save / f"global_step{iteration}" / "manifest.json").read_text())
+    return {record["name"]: record["sha256"] for record in content["files"]}
+
+
+def without_numbers(event: str) -> str:
+    """Return the kind of an event: the same for each iteration and process."""
+    return re.sub(r"\d+", "N", event)
+
+
+def _text(folder: Path, name: str, ranks: int) -> list[str]:
+    return [(folder / f"{name}{rank}").read_text(errors="replace") for rank in range(ranks)]
+
+
+def _server() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    kept = {name: os.environ.get(name) for name in (*_ENVIRONMENT, "PYTHONPATH")}
+    os.environ.update(_ENVIRONMENT, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    context.set_forkserver_preload(_PRELOADED)
+    forkserver.ensure_running()
+    for name, value in kept.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+    return context
+
+
+class _Events:
+    """Counts what happens to the files in a directory, and kills this process at one event."""
+
+    def __init__(self, directory: Path, record: Path, killed: Killed | None):
+        self._directory = str(directory)
+        self._record = os.open(record, os.O_WRONLY | os.O_CREAT, 0o600)
+        self._killed = killed
+        self._count = 0
+
+    def audit(self, event: str, words: tuple[Any, ...]) -> None:
+        """See what Python is about to do; what it does to files it tells its auditors."""
+        if event not in _WATCHED or isinstance(words[0], int):
+            return
+        path = os.fsdecode(words[0])
+        if event == "open":
+            event = "write" if words[2] & (os.O_WRONLY | os.O_RDWR) else "read"
+        # Names inside a folder that is being removed are relative to it.
+        if path.startswith(self._directory) or not os.path.isabs(path):
+            to = f" to {self._inside(os.fsdecode(words[1]))}" if event == "os.rename" else ""
+            self.happen(f"{event} {self._inside(path)}{to}")
+
+    def _inside(self, path: str) -> str:
+        return path.removeprefix(self._directory).lstrip("/")
+
+    def fsync(self, descriptor: int) -> None:
+        """Flush a file, or die before."""
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        if path.startswith(self._directory):
+            self.happen(f"{FLUSH} {self._inside(path)}", path)
+        _fsync(descriptor)
+
+    def happen(self, event: str, torn_path: str = "") -> None:
+        """Count an event, or die before it takes place."""
+        if self._killed and self._killed.event == self._count:
+            if self._killed.torn:
+                self._killed = None
+                os.truncate(torn_path, os.path.getsize(torn_path) // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._count += 1
+        os.write(self._record, f"{event}\n".encode())
+
+
+_fsync = os.fsync
+
+
+def _rank(
+    argv: list[str],
+    save: Path,
+    folder: Path,
+    rank: int,
+    ranks: int,
+    killed: Killed | None,
+    setup: Setup | None,
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from megatron.training.entry import train_from
+    from megatron.training.launch import run_rank
+
+    output = os.open(folder / f"output{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ.update({name: str(number) for name, number in place.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+    )
+    if setup:
+        setup(rank)
+    mine = killed if killed and killed.rank == rank else None
+    events = _Events(save, folder / f"events{rank}", mine)
+    os.fsync = events.fsync
+    sys.addaudithook(events.audit)
+    run_rank(lambda words: train_from(words, "gpt", description=""), argv)

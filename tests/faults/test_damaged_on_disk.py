@@ -1,0 +1,89 @@
+"""What a checkpoint's files may suffer on disk: each damage is found, named, and lost nothing to."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from forked import steps
+from small_job import LAST, Job, is_same
+
+from megatron.checkpoint.lock import locked
+
+NEWEST = f"global_step{LAST}"
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+@pytest.mark.parametrize("harm", [flip, truncate, os.unlink])
+def test_each_damaged_file_is_named_and_the_older_checkpoint_goes_on(
+    harm: Callable[[Path], None], keeping_job: Job, save: Path
+) -> None:
+    for file in sorted((save / NEWEST).iterdir()):
+        run = Path(shutil.copytree(save, save.parent / f"{harm.__name__}-{file.name}"))
+        harm(run / NEWEST / file.name)
+        ended = keeping_job.run(run).succeeded()
+        assert "at iteration 4\n" in ended.outputs[0], file.name
+        # Without its manifest a folder is no checkpoint, and nothing to be told of.
+        if (harm, file.name) != (os.unlink, "manifest.json"):
+            assert f"{run / NEWEST} is passed over: " in ended.outputs[0]
+            assert str(run / NEWEST / file.name) in ended.outputs[0]
+        assert is_same(run, keeping_job.save)
+
+
+def test_a_file_too_many_does_no_harm(keeping_job: Job, save: Path) -> None:
+    (save / NEWEST / "notes.txt").write_text("kept by hand")
+    shutil.copy(save / NEWEST / "notes.txt", save / "global_step4")
+    shutil.rmtree(save / NEWEST)
+    ended = keeping_job.run(save).succeeded()
+    assert "at iteration 4\n" in ended.outputs[0]
+    assert is_same(save, keeping_job.save)
+
+
+def test_two_runs_never_write_to_one_directory(keeping_job: Job, tmp_path: Path) -> None:
+    with locked(tmp_path / "run"):
+        refused = keeping_job.run(tmp_path / "run")
+    assert refused.codes == [1]
+    assert f"another run writes there (process {os.getpid()} on" in refused.outputs[0]
+    assert not list((tmp_path / "run").glob("global_step*"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that a checkpoint of the job nearly fills."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = "size=200k"
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_ends_the_run_and_the_run_goes_on_when_there_is_room(
+    keeping_job: Job, small_disk: Path
+) -> None:
+    save = small_disk / "run"
+    ended = keeping_job.run(save)
+    assert ended.codes == [1]
+    assert "error: --save" in ended.outputs[0]
+    newest = max(int(path.name.removeprefix("global_step")) for path in save.glob("global_step*"))
+    assert newest < LAST
+    subprocess.run(["mount", "-o", "remount,size=9m", str(small_disk)], check=True)
+    again = keeping_job.run(save).succeeded()
+    assert f"at iteration {newest}\n" in again.outputs[0]
+    assert is_same(save, keeping_job.save)
+    assert len(steps(save)) == LAST
