@@ -27,8 +27,7 @@ class Stop:
         self._started_from = started_from
         self._requests = requests or Requests()
         self._save = save
-        self.was_asked = False
-        """Whether the run ends because somebody asked."""
+        self.was_asked = False  # whether the run ends because somebody asked
 
     def __call__(self, state: TrainState) -> str | None:
         """Return why the run ends before its next step, if it does.

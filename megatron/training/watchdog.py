@@ -52,8 +52,8 @@ class Watchdog:
         self.failures = failures
         self.stage = "starting"
         self.iteration = 0
+        # Whether the run itself leaves, after a save, when a launcher has ended.
         self.saves_when_lost = False
-        """Whether the run itself leaves, after a save, when a launcher has ended."""
         self._rank = rank
         self._launchers = launchers or Launchers(is_parent=False)
         self._lost_at: float | None = None

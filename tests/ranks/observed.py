@@ -111,7 +111,7 @@ def observe(
         for watch in (
             _messages,
             _deepspeed,
-            partial(_steps, parts=parts),
+            partial(_steps, parts=parts, signalled="--exit-signal-handler" in words),
             _packages,
             _process,
             _attention,
@@ -163,13 +163,13 @@ def _content(tree: Any) -> Any:
 class _Recorder(Hook):
     """Notes what every step did."""
 
-    def __init__(self, seen: Observation):
-        self._seen = seen
+    def __init__(self, seen: Observation, *, signalled: bool):
+        self._seen, self._signalled = seen, signalled
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Note the step; behind the first, send the signal that somebody waits for."""
+        """Note the step; behind the first, send the signal that is to be seen."""
         seen = self._seen
-        if state.iteration == 1 and signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        if state.iteration == 1 and self._signalled:
             os.kill(os.getpid(), signal.SIGTERM)
         seen["losses"].append(step.loss)
         seen["norms"].append(step.grad_norm)
@@ -220,7 +220,7 @@ class _Held:
 
 
 @contextmanager
-def _steps(seen: Observation, *, parts: bool) -> Iterator[None]:
+def _steps(seen: Observation, *, parts: bool, signalled: bool) -> Iterator[None]:
     """Look at what passes through the loop."""
     train = run.train
 
@@ -230,7 +230,7 @@ def _steps(seen: Observation, *, parts: bool) -> Iterator[None]:
             name: (list(getattr(p, "ds_shape", p.shape)), str(p.dtype)) for name, p in named.items()
         }
         before = {name: _sum(p) for name, p in named.items()}
-        words["hooks"] = [*words["hooks"], _Recorder(seen)]
+        words["hooks"] = [*words["hooks"], _Recorder(seen, signalled=signalled)]
         if parts and dist.get_rank() == 1:
             words["hooks"].append(_Damage(next(iter(named.values()))))
         kept = _Kept()
@@ -388,9 +388,9 @@ def _process(seen: Observation) -> Iterator[None]:
 
     join = setup.distributed.start
 
-    def start(backend: str, level: str) -> None:
-        seen["process"] = [backend, level]
-        join(backend, level)
+    def start(backend: str, level: str, *, timeout_minutes: int) -> None:
+        seen["process"] = [backend, level, timeout_minutes]
+        join(backend, level, timeout_minutes=timeout_minutes)
 
     with patch.object(setup.distributed, "start", start):
         yield

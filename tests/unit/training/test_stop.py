@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 from tiny import tiny_plan
 
-from megatron.training.requests import KillSwitch, Signals, TimeLimit, build_requests, first_reason
+from megatron.training.requests import (
+    SAVE_FILE,
+    KillSwitch,
+    LostLauncher,
+    Requests,
+    SaveFile,
+    Signals,
+    TimeLimit,
+    build_requests,
+)
 from megatron.training.state import TrainState
 from megatron.training.stop import Stop
 
@@ -16,7 +25,12 @@ PLAN = replace(tiny_plan().training, train_iters=100, train_samples=200)
 
 
 def reason(state, *requests, **changes):
-    return Stop(replace(PLAN, **changes), started_from=0, requests=requests)(state)
+    return Stop(replace(PLAN, **changes), started_from=0, requests=Requests(requests))(state)
+
+
+def first_reason(requests):
+    wish, _ = Requests(requests).agree()
+    return wish and wish.reason()
 
 
 def test_a_run_ends_when_its_tokens_are_trained_on():
@@ -50,23 +64,89 @@ def test_the_time_limit_counts_from_the_start(group):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_the_run_and_a_second_one_the_process(group, number):
+def test_a_signal_ends_the_run(group, number):
     usual = signal.getsignal(number)
     signals = Signals()
     try:
-        assert signal.getsignal(number) != usual
         assert first_reason([signals]) is None
         os.kill(os.getpid(), number)
         assert first_reason([signals]) == f"exiting program after receiving {number.name}"
-        assert signal.getsignal(number) == usual
+    finally:
+        signals.restore()
+    assert signal.getsignal(number) == usual
+
+
+def test_a_second_interrupt_ends_the_process_and_other_signals_do_not(group):
+    signals = Signals()
+    try:
+        # Launchers send several for one wish.
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
     finally:
         signals.restore()
 
 
+def test_a_lost_launcher_ends_the_run(group):
+    assert first_reason([LostLauncher(lambda: False)]) is None
+    assert first_reason([LostLauncher(lambda: True)]) == (
+        "exiting program because a launcher has ended"
+    )
+
+
+def test_a_request_is_told_from_the_end_of_the_run(group, tmp_path):
+    (tmp_path / "stop").touch()
+    requests = Requests([KillSwitch(str(tmp_path / "stop"), looks=True)])
+    stop = Stop(PLAN, started_from=0, requests=requests)
+    assert stop(TrainState(iteration=100)) == "training is done after 100 iterations"
+    assert not stop.was_asked
+    stop(TrainState(iteration=99))
+    assert stop.was_asked
+
+
+def saving_stop(tmp_path, saved):
+    requests = Requests(save=SaveFile(str(tmp_path), looks=True))
+    return Stop(PLAN, started_from=0, requests=requests, save=lambda s: saved.append(s.iteration))
+
+
+def test_a_file_asks_for_a_checkpoint_and_the_run_goes_on(group, tmp_path):
+    saved = []
+    stop = saving_stop(tmp_path, saved)
+    assert stop(TrainState(iteration=1)) is None
+    (tmp_path / SAVE_FILE).touch()
+    assert stop(TrainState(iteration=0)) is None
+    assert saved == []
+    assert [stop(TrainState(iteration=i)) for i in (2, 3)] == [None, None]
+    assert saved == [2]
+    assert not (tmp_path / SAVE_FILE).exists()
+
+
+def test_a_file_that_cannot_be_removed_asks_once(group, tmp_path, told):
+    saved = []
+    stop = saving_stop(tmp_path, saved)
+    (tmp_path / SAVE_FILE / "folder").mkdir(parents=True)
+    assert [stop(TrainState(iteration=i)) for i in (2, 3)] == [None, None]
+    assert saved == [2]
+    assert "cannot be removed" in told[0]
+
+
 def test_the_plan_says_who_may_ask(tmp_path):
-    assert build_requests(PLAN, rank=0, started_at=0.0) == []
+    nobody = build_requests(PLAN, save="", rank=0, started_at=0.0)
+    assert (nobody.ends, nobody.save) == ([], None)
     wished = replace(PLAN, kill_switch="file", exits_on_signal=True, exit_after_minutes=5)
-    requests = build_requests(wished, rank=1, started_at=0.0)
-    requests[1].restore()
-    assert [type(request) for request in requests] == [KillSwitch, Signals, TimeLimit]
-    assert not any(request.is_made() for request in requests)
+    requests = build_requests(wished, save=str(tmp_path), rank=1, started_at=0.0)
+    requests.restore()
+    kinds = [type(request) for request in requests.ends]
+    assert kinds == [KillSwitch, Signals, LostLauncher, TimeLimit]
+    (tmp_path / SAVE_FILE).touch()
+    assert not any(request.is_made() for request in [*requests.ends, requests.save])
+
+
+def test_a_run_that_saves_heeds_signals():
+    assert not tiny_plan().training.exits_on_signal
+    assert tiny_plan("--exit-signal-handler").training.exits_on_signal
+    saves = ["--save", "run", "--save-interval", "5"]
+    assert tiny_plan(*saves).training.exits_on_signal
+    # Nobody would look for signals, and there is nothing to save.
+    assert not tiny_plan(*saves, "--load", "run", "--eval-only").training.exits_on_signal

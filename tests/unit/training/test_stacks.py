@@ -1,0 +1,98 @@
+"""Stacks of hung ranks, and what is said of them."""
+
+import sys
+import threading
+import time
+
+import torch
+from tiny import Shards, tiny_spec
+
+from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.training.stacks import (
+    grouped,
+    place_of,
+    read_places,
+    spans,
+    take_stacks,
+    write_stacks,
+)
+
+
+def test_ranks_at_one_place_are_one_line_and_the_fewest_come_first():
+    places = {0: "all_reduce (a.py:1) of block 4", 1: "read (b.py:2)"}
+    places |= dict.fromkeys((2, 3), places[0])
+    assert grouped(places, 5) == [
+        "1 rank (1) in read (b.py:2)",
+        "1 rank (4) gave no answer: stopped, gone, or inside compiled code that keeps Python's lock",
+        "3 ranks (0, 2-3) in all_reduce (a.py:1) of block 4",
+    ]
+
+
+def test_neighbours_are_spans():
+    assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+class Stuck(torch.nn.Module):
+    """Waits in compiled code until somebody lets it go."""
+
+    def __init__(self):
+        super().__init__()
+        self.reached, self.free = threading.Event(), threading.Lock()
+        self.free.acquire()
+
+    def forward(self, x):
+        self.reached.set()
+        self.free.acquire()
+        return x
+
+
+class Passes(torch.nn.Module):
+    """Stands for attention and MLP."""
+
+    def forward(self, x, *others):
+        return x, None
+
+
+def test_a_thread_in_compiled_code_has_a_place_and_a_block():
+    stuck = Stuck()
+    layer = ParallelTransformerLayerPipe(spec=tiny_spec(), number=4, group=Shards(0, 1), rng=None)
+    layer.input_layernorm = stuck
+    layer.self_attention = layer.mlp = Passes()
+    thread = threading.Thread(target=layer, args=(torch.zeros(6, 1, 8),), daemon=True)
+    thread.start()
+    assert stuck.reached.wait(60)
+    frame = sys._current_frames()[thread.ident]
+    line = Stuck.forward.__code__.co_firstlineno + 2
+    where = place_of(frame)
+    stuck.free.release()
+    thread.join(60)
+    assert where == f"forward (tests/unit/training/test_stacks.py:{line}) of block 4"
+
+
+def test_a_call_of_a_library_is_named_with_the_line_of_ours_that_led_there():
+    waiting = threading.Event()
+    thread = threading.Thread(target=lambda: waiting.wait(60), daemon=True, name="waiter")
+    thread.start()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        where = place_of(sys._current_frames()[thread.ident])
+        if where.startswith("wait "):
+            break
+    waiting.set()
+    assert where.startswith("wait (tests/unit/training/test_stacks.py:")
+
+
+def test_stacks_are_written_and_read(tmp_path):
+    done = []
+
+    def take():
+        done.append(take_stacks(rank=2, host="node", pid=1, stage="step 7"))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    write_stacks(done[0], tmp_path / "hang")
+    # The main thread waits for that one.
+    assert list(read_places(tmp_path / "hang")) == [2]
+    assert "test_stacks.py" in read_places(tmp_path / "hang")[2]
+    assert any("MainThread" in name for name in done[0].threads)

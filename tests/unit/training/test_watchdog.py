@@ -1,0 +1,182 @@
+"""What ends a rank that no longer moves, and one whose launcher has ended."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from megatron.errors import ConfigError, DataError, ExitCode
+from megatron.training import watchdog as module
+from megatron.training.failure import FAILURE, FailureFile
+from megatron.training.launchers import Launchers
+from megatron.training.loop import Hook
+from megatron.training.progress import Named, Progress
+from megatron.training.state import TrainState
+from megatron.training.watchdog import Hangs, Watchdog
+
+FORK = multiprocessing.get_context("fork")
+WAIT_S = 60
+
+
+def in_processes(count, body, *words):
+    """Return the exit codes of `count` forks that run body(rank, *words)."""
+    processes = [FORK.Process(target=body, args=(rank, *words)) for rank in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(WAIT_S)
+        assert process.exitcode is not None, "it still lives"
+    return [process.exitcode for process in processes]
+
+
+def read(directory):
+    return json.loads((directory / FAILURE).read_text())
+
+
+def stuck_in_data(ended):
+    ended.wait()
+
+
+def stuck_in_collective(ended):
+    ended.wait()
+
+
+def hangs(rank, directory, world_size=3):
+    watchdog = Watchdog(FailureFile(str(directory)), rank=rank)
+    with watchdog.watching():
+        watchdog.arm(Hangs(0.5, directory / "hang", world_size))
+        for iteration in (1, 2):
+            watchdog.begins_step(iteration)
+        (stuck_in_data if rank == 1 else stuck_in_collective)(threading.Event())
+
+
+def test_a_hang_ends_all_ranks_and_says_who_was_where(tmp_path):
+    assert in_processes(3, hangs, tmp_path) == [ExitCode.FAILED] * 3
+    record = read(tmp_path)
+    assert (record["kind"], record["iteration"], record["stage"]) == ("hang", 2, "step")
+    data, collective = record["groups"]
+    assert data.startswith("1 rank (1) in wait (tests/unit/training/test_watchdog.py:")
+    assert collective.startswith("2 ranks (0, 2) in wait (tests/unit/training/test_watchdog.py:")
+    stacks = json.loads((tmp_path / "hang/rank-1.json").read_text())
+    assert "stuck_in_data" in str(stacks["threads"])
+
+
+def is_stopped(rank, directory):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    hangs(rank, directory, 2)
+
+
+def test_a_rank_that_cannot_answer_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_S", 0.2)
+    processes = [FORK.Process(target=is_stopped, args=(rank, tmp_path)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    processes[0].join(WAIT_S)
+    processes[1].kill()
+    assert processes[0].exitcode == ExitCode.FAILED
+    groups = read(tmp_path)["groups"]
+    assert any(line.startswith("1 rank (1) gave no answer") for line in groups)
+
+
+def allowance(watchdog, passed_s):
+    watchdog._moved_at -= passed_s
+    stuck = watchdog._is_stuck(watchdog._hangs)
+    watchdog.moves()
+    return "stuck" if stuck else "waits"
+
+
+def test_the_first_step_and_saves_may_take_longer(tmp_path):
+    watchdog = Watchdog(FailureFile(""), rank=0)
+    watchdog.arm(Hangs(10.0, tmp_path / "hang", 1))
+    seen = []
+
+    class Looks(Hook):
+        def after_step(self, state, step):
+            seen.append((watchdog.stage, allowance(watchdog, 40), allowance(watchdog, 60)))
+
+    progress, state = Progress(watchdog), TrainState()
+    progress.before_step(state)
+    Looks().after_step(state, None)
+    Named(Looks(), watchdog, "save", longer=True).after_step(state, None)
+    Named(Looks(), watchdog, "evaluation").after_step(state, None)
+    progress.before_step(TrainState(iteration=1))
+    Looks().after_step(state, None)
+    assert seen == [
+        ("step", "waits", "stuck"),
+        ("save", "waits", "stuck"),
+        ("evaluation", "stuck", "stuck"),
+        ("step", "stuck", "stuck"),
+    ]
+    assert watchdog.iteration == 2
+    # Another rank has found a hang: all leave their stacks.
+    (tmp_path / "hang").mkdir()
+    assert allowance(watchdog, 0) == "stuck"
+
+
+def orphan(rank, directory, pids, saves):
+    os.setsid()
+    watchdog = Watchdog(FailureFile(str(directory)), rank=0, launchers=Launchers(is_parent=True))
+    watchdog.saves_when_lost = saves
+    pids.put(os.getpid())
+    with watchdog.watching():
+        while not (saves and watchdog.is_launcher_lost()):
+            time.sleep(0.05)
+    (directory / "left").touch()
+    os._exit(0)
+
+
+def launcher(rank, directory, pids, saves):
+    child = os.fork()
+    if not child:
+        orphan(rank, directory, pids, saves)
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_rank_follows_a_launcher_that_was_killed(tmp_path, saves):
+    pids = FORK.Queue()
+    process = FORK.Process(target=launcher, args=(0, tmp_path, pids, saves))
+    process.start()
+    child = pids.get(timeout=WAIT_S)
+    process.kill()
+    process.join()
+    give_up_at = time.monotonic() + WAIT_S
+    while _lives(child) and time.monotonic() < give_up_at:
+        time.sleep(0.1)
+    assert not _lives(child)
+    assert (tmp_path / "left").exists() is saves
+    assert saves or read(tmp_path)["kind"] == "lost launcher"
+
+
+def _lives(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def test_without_a_launcher_a_parent_may_end():
+    assert not Launchers(is_parent=False).are_gone()
+    assert not Launchers(is_parent=True).are_gone()
+
+
+def test_what_ends_a_run_is_written_down_with_its_step(tmp_path):
+    watchdog = Watchdog(FailureFile(str(tmp_path)), rank=3)
+    with pytest.raises(DataError), watchdog.watching():
+        watchdog.begins_step(5)
+        raise DataError("no data")
+    record = read(tmp_path)
+    assert (record["rank"], record["iteration"], record["message"]) == (3, 5, "DataError: no data")
+
+
+def test_wrong_flags_are_no_failure_of_a_run(tmp_path):
+    with pytest.raises(ConfigError), Watchdog(FailureFile(str(tmp_path / "x")), rank=0).watching():
+        raise ConfigError("--seed 0")
+    assert not (tmp_path / "x").exists()
