@@ -31,6 +31,9 @@ class Encoder(Protocol):
     def encode_array(self, texts: Sequence[str]) -> tuple[NDArray, NDArray]:
         """Return the ids of all texts back to back, and how many each text has."""
 
+    def encode_ended(self, texts: Sequence[str], end: int) -> tuple[NDArray, NDArray]:
+        """Return what `encode_array` does, with the id `end` after the ids of each text."""
+
     def gives_back(self, ids: NDArray, text: str) -> bool:
         """Whether `ids` are the same text as `text` when decoded."""
 
@@ -58,6 +61,17 @@ class EncodingRules:
     splitter: SentenceSplitter | None = None
     odd_ids: tuple[int, ...] = ()
     max_line_bytes: int = 1 << 26
+
+    @property
+    def end(self) -> int | None:
+        """The id that ends each document, where the tokenizer itself can put it."""
+        return self.suffix[0] if len(self.suffix) == 1 and self.splitter is None else None
+
+    def encode(self, encoder: Encoder, texts: Sequence[str]) -> tuple[NDArray, NDArray]:
+        """Return the ids of texts that are not split, back to back, and how many each has."""
+        if self.end is None:
+            return encoder.encode_array(texts)
+        return encoder.encode_ended(texts, self.end)
 
 
 @dataclass
@@ -107,7 +121,7 @@ class BlockEncoder:
         keep = np.ones(len(documents.lines), np.bool_)
         if not self._rules.keep_empty:
             for total in totals:
-                keep &= total > 0
+                keep &= total > (self._rules.end is not None)
         keys = [
             self._finish(column, texts, keep)
             for column, texts in zip(columns, documents.texts, strict=True)
@@ -145,7 +159,7 @@ class BlockEncoder:
         if self._rules.prepend_space:
             texts = [" " + text if text else "" for text in texts]
         if self._rules.splitter is None:
-            tokens, sizes = self._encoder.encode_array(texts)
+            tokens, sizes = self._rules.encode(self._encoder, texts)
             return tokens, sizes, np.arange(len(texts))
         # A text without sentences is one empty sequence, so that it can be kept.
         sentences = [self._rules.splitter(text) or [""] for text in texts]
@@ -180,7 +194,7 @@ class BlockEncoder:
         self, tokens: NDArray, sizes: NDArray, firsts: NDArray, ends: NDArray
     ) -> tuple[NDArray, NDArray]:
         suffix = self._rules.suffix
-        if not suffix or not len(ends):
+        if not suffix or self._rules.end is not None or not len(ends):
             return tokens, sizes
         sizes = sizes.copy()
         sizes[np.append(firsts[1:], len(sizes)) - 1] += len(suffix)
@@ -202,7 +216,7 @@ class BlockEncoder:
         if self._rules.odd_ids:
             tally.odd_tokens = int(np.count_nonzero(self._odd[tokens]))
         for i in np.flatnonzero(hashes % SAMPLE_ONE_IN == 0).tolist():
-            ids = tokens[ends[i - 1] if i else 0 : ends[i]]
+            ids = tokens[ends[i - 1] if i else 0 : ends[i] - (self._rules.end is not None)]
             text = " " * (self._rules.prepend_space and bool(texts[i])) + texts[i]
             if self._rules.splitter is not None:
                 # Between sentences white space is lost, as was asked for.

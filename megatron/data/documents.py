@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -73,26 +74,30 @@ def read_documents(block: Block, keys: Sequence[str], max_line_bytes: int) -> Do
 
 
 def _from_lines(data: bytes, keys: Sequence[str]) -> Documents:
+    return _from_good_lines(data, keys) or _from_any_lines(data, keys)
+
+
+def _from_good_lines(data: bytes, keys: Sequence[str]) -> Documents | None:
+    """Return the documents if every line is one; twice as fast as looking at each line."""
+    # One at a time and not data.split(), so that each line takes the last one's place in memory.
+    found = map(itemgetter(*keys), map(orjson.loads, BytesIO(data)))
+    try:
+        texts = [list(found)] if len(keys) == 1 else [*map(list, zip(*found, strict=True))]
+    except (ValueError, KeyError, TypeError):
+        return None
+    if any(set(map(type, column)) != {str} for column in texts):
+        return None
+    return Documents(list(range(len(texts[0]))), texts, len(texts[0])) if texts else None
+
+
+def _from_any_lines(data: bytes, keys: Sequence[str]) -> Documents:
     texts: list[list[str]] = [[] for _ in keys]
     numbers: list[int] = []
     documents = Documents(numbers, texts, 0)
-    loads = orjson.loads
-    only_key, only_texts = keys[0], texts[0]
-    is_single = len(keys) == 1
-    # One at a time and not data.split(), so that each line takes the last one's place in memory.
     for number, line in enumerate(BytesIO(data)):
         documents.num_lines = number + 1
-        try:
-            document = loads(line)
-            if is_single:
-                text = document[only_key]
-                if type(text) is str:
-                    only_texts.append(text)
-                    numbers.append(number)
-                    continue
-        except (ValueError, KeyError, TypeError):
-            if line.isspace():
-                continue
+        if line.isspace():
+            continue
         line = line.removesuffix(b"\n")
         found = _careful(line, keys)
         if isinstance(found, str):

@@ -34,17 +34,18 @@ def try_first_documents(
         if rules.prepend_space:
             texts = tuple(" " + text if text else "" for text in texts)
         try:
-            _try(encoder, texts, tally)
+            _try(encoder, rules, texts, tally)
         except DataError:  # of a bad line, which the conversion itself reports
             for text in texts:
                 with suppress(DataError):
-                    _try(encoder, [text], tally)
+                    _try(encoder, rules, [text], tally)
 
 
-def _try(encoder: Encoder, texts: Sequence[str], tally: Tally) -> None:
-    tokens, lengths = encoder.encode_array(texts)
+def _try(encoder: Encoder, rules: EncodingRules, texts: Sequence[str], tally: Tally) -> None:
+    tokens, lengths = rules.encode(encoder, texts)
     ends = np.cumsum(lengths)
-    is_left = (lengths > 0) & (hash_documents(tokens, ends) % SAMPLE_ONE_IN != 0)
+    num_ends = int(rules.end is not None)
+    is_left = (lengths > num_ends) & (hash_documents(tokens, ends) % SAMPLE_ONE_IN != 0)
     for i in np.flatnonzero(is_left).tolist():
-        ids = tokens[ends[i] - lengths[i] : ends[i]]
+        ids = tokens[ends[i] - lengths[i] : ends[i] - num_ends]
         tally.take_decoded(texts[i], encoder.gives_back(ids, texts[i]))

@@ -1,5 +1,6 @@
 """A fast implementation of byte-level BPE in front of a reference one, where both agree."""
 
+import json
 import logging
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -10,12 +11,14 @@ from numpy.typing import NDArray
 
 from megatron.errors import ConfigError
 from megatron.tokenizer.adversarial import adversarial_texts
-from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary
+from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary, with_ends
 
 log = logging.getLogger(__name__)
 
 BackendWish = Literal["auto", "fast", "reference"]
 
+# It does not begin as it ends, so that none can be made of the end of a text and a part of it.
+_SEPARATOR = "\x1e<|the next text|>\x1d"
 _SAMPLED_IDS = 2000  # ids of the vocabulary whose texts are part of the comparison
 
 
@@ -80,6 +83,18 @@ class FastTokenizer(Tokenizer):
                 return self.reference.encode_array(texts)
         return self.reference.encode_array(texts)
 
+    def encode_ended(
+        self, texts: Sequence[str], end: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return what `encode_array` does, with the id `end` after the ids of each text."""
+        encoder = self._decide()
+        if encoder is not None:
+            try:
+                return encoder.encode_ended(texts, end)
+            except Exception:  # of any type; the reference says what is wrong with these texts
+                return self.reference.encode_ended(texts, end)
+        return self.reference.encode_ended(texts, end)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`."""
         return self.reference.decode(ids)
@@ -120,6 +135,10 @@ class FastTokenizer(Tokenizer):
 class FastEncoder:
     """gigatoken, with the ids that the reference puts before and after every text.
 
+    Many texts are encoded as one, with a token between them that no text holds: that is faster
+    than a list of them, and the token's place becomes the one of the id that ends a document. A
+    text that does hold it raises ValueError.
+
     Args:
         tokenizer_json: what the `tokenizers` library writes of a tokenizer.
     """
@@ -127,7 +146,13 @@ class FastEncoder:
     def __init__(self, tokenizer_json: str):
         from gigatoken import Tokenizer as Gigatoken
 
-        self._gigatoken = Gigatoken.from_json(tokenizer_json)
+        self.joins = True  # False: the texts are given as a list
+        try:
+            with_separator, self._separator = _with_separator(tokenizer_json)
+            self._gigatoken = Gigatoken.from_json(with_separator)
+        except Exception:  # the library has no exception of its own, and may not take the token
+            self.joins, self._separator = False, -1
+            self._gigatoken = Gigatoken.from_json(tokenizer_json)
         self._prefix = np.array([], np.int32)
         self._suffix = np.array([], np.int32)
 
@@ -143,25 +168,66 @@ class FastEncoder:
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
         ids = self._gigatoken.encode(text).tolist()
+        if self._separator in ids:
+            raise ValueError(f"the text holds {_SEPARATOR!r}")
         return [*self._prefix.tolist(), *ids, *self._suffix.tolist()]
 
     def encode_array(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the ids of all texts back to back, and how many ids each text has."""
         if not texts:
             return np.array([], np.int32), np.array([], np.int64)
-        layout = self._gigatoken.encode_batch(list(texts), parallel=False).layout
-        ends = np.asarray(layout.offsets.data, np.int64)
-        tokens = np.asarray(layout.content.data)[ends[0] : ends[-1]].view(np.int32)
-        lengths = np.diff(ends)
+        tokens, lengths = self._joined(texts) if self.joins else self._listed(texts)
+        if self.joins:
+            tokens, lengths = tokens[tokens != self._separator], lengths - 1
         if self._prefix.size or self._suffix.size:
-            starts = ends[:-1] - ends[0]
+            starts = np.cumsum(lengths) - lengths
             tokens = _with_affixes(tokens, starts, lengths, self._prefix, self._suffix)
             lengths = lengths + (self._prefix.size + self._suffix.size)
         return tokens, lengths
 
+    def encode_ended(
+        self, texts: Sequence[str], end: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return what `encode_array` does, with the id `end` after the ids of each text."""
+        if not texts or not self.joins or self._prefix.size or self._suffix.size:
+            return with_ends(*self.encode_array(texts), end)
+        tokens, lengths = self._joined(texts)
+        tokens[np.cumsum(lengths) - 1] = end
+        return tokens, lengths
+
+    def _joined(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the ids of all texts, each with the separator behind it."""
+        tokens = self._gigatoken.encode(_SEPARATOR.join([*texts, ""])).view(np.int32)
+        places = np.flatnonzero(tokens == self._separator)
+        if len(places) != len(texts):
+            raise ValueError(f"a text holds {_SEPARATOR!r}")
+        return tokens, np.diff(places, prepend=-1)
+
+    def _listed(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        layout = self._gigatoken.encode_batch(list(texts), parallel=False).layout
+        ends = np.asarray(layout.offsets.data, np.int64)
+        tokens = np.asarray(layout.content.data)[ends[0] : ends[-1]].view(np.int32)
+        if self._separator >= 0 and (tokens == self._separator).any():
+            raise ValueError(f"a text holds {_SEPARATOR!r}")
+        return tokens, np.diff(ends)
+
     def decode(self, ids: NDArray) -> bytes:
         """Return the bytes of `ids`, which may begin or end within a character."""
         return self._gigatoken.decode(ids)
+
+
+def _with_separator(tokenizer_json: str) -> tuple[str, int]:
+    """Return the tokenizer with one more token, and the id of that."""
+    tokenizer = json.loads(tokenizer_json)
+    added = tokenizer["added_tokens"]
+    vocab = tokenizer["model"]["vocab"]
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    separator = 1 + max([*ids, *(token["id"] for token in added)])
+    if any(_SEPARATOR[0] in token["content"] for token in added):
+        raise ValueError("a token might begin in a text and end in the separator")
+    token = {"id": separator, "content": _SEPARATOR, "special": True, "normalized": False}
+    added.append(token | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
+    return json.dumps(tokenizer), separator
 
 
 def _with_affixes(
@@ -191,7 +257,11 @@ def load_fast(reference: Tokenizer) -> FastEncoder | str:
         return f"gigatoken cannot read it: {str(error).strip().partition(chr(10))[0]}"
     try:
         encoder.add_affixes(reference)
-        return difference(reference, encoder) or encoder
+        found = difference(reference, encoder)
+        if found and encoder.joins:
+            encoder.joins = False
+            found = difference(reference, encoder)
+        return found or encoder
     except Exception as error:  # of the library, or of a text that has no tokens
         return f"the two cannot be compared: {error}"
 

@@ -78,8 +78,6 @@ class Tokenizer(Protocol):
 
         This is the way to encode many texts: a fast backend makes no Python object for a token.
         The ids of text i are `tokens[ends[i] - lengths[i] : ends[i]]`, `ends = lengths.cumsum()`.
-        To end each text that has tokens with `eod`: `np.insert(tokens, ends[lengths > 0], eod)`,
-        after which those lengths are one more.
 
         Raises:
             DataError: one of the texts cannot be encoded; `encode` says so of that text alone.
@@ -90,6 +88,12 @@ class Tokenizer(Protocol):
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(chain.from_iterable(rows), np.int32, int(lengths.sum())), lengths
 
+    def encode_ended(
+        self, texts: Sequence[str], end: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return what `encode_array` does, with the id `end` after the ids of each text."""
+        return with_ends(*self.encode_array(texts), end)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD."""
 
@@ -99,6 +103,13 @@ class Tokenizer(Protocol):
 
     def vocabulary(self) -> Vocabulary:
         """Return what this tokenizer is compared by."""
+
+
+def with_ends(
+    tokens: NDArray[np.int32], lengths: NDArray[np.int64], end: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return the ids of texts, and how many each has, with `end` after those of each text."""
+    return np.insert(tokens, lengths.cumsum(), end), lengths + 1
 
 
 def no_tokens(name: str, text: str, reason: object) -> DataError:

@@ -21,6 +21,11 @@ class BytesTokenizer:
         tokens = [token for row in rows for token in row]
         return np.array(tokens, np.int32), np.array([len(row) for row in rows], np.int64)
 
+    def encode_ended(self, texts, end):
+        """Return the same with `end` after each text."""
+        tokens, lengths = self.encode_array(texts)
+        return np.insert(tokens, lengths.cumsum(), end), lengths + 1
+
     def gives_back(self, ids, text):
         """Whether `ids` are the bytes of `text`."""
         return bytes(ids.tolist()) == text.encode()

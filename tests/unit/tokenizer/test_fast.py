@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from megatron.errors import ConfigError, DataError
+from megatron.tokenizer import fast as fast_module
 from megatron.tokenizer.adversarial import adversarial_texts
 from megatron.tokenizer.fast import FastEncoder, FastTokenizer, difference, load_fast
 from megatron.tokenizer.gpt2 import GPT2BPETokenizer
@@ -91,6 +92,40 @@ def test_ids_are_those_of_the_reference(pair, texts):
     assert (tokens.dtype, lengths.dtype) == (np.int32, np.int64)
     assert tokens.tolist() == sum(expected, [])
     assert lengths.tolist() == [len(ids) for ids in expected]
+
+
+@given(texts=st.lists(TEXTS))
+@settings(max_examples=50, deadline=None)
+def test_ended_ids_are_those_of_the_reference_with_an_end(pair, texts):
+    reference, fast = pair
+    tokens, lengths = fast.encode_ended(texts, 7)
+    assert (tokens.dtype, lengths.dtype) == (np.int32, np.int64)
+    assert tokens.tolist() == sum(([*reference.encode(text), 7] for text in texts), [])
+    assert lengths.tolist() == [len(reference.encode(text)) + 1 for text in texts]
+
+
+SEPARATOR_TEXTS = ["a", f"b {fast_module._SEPARATOR}c", fast_module._SEPARATOR[:-1], ""]
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_text_with_what_stands_between_texts_is_left_to_the_reference(gpt2, joins):
+    fast = FastTokenizer(gpt2, must_be_fast=True)
+    fast._encoder.joins = joins
+    expected = [gpt2.encode(text) for text in SEPARATOR_TEXTS]
+    assert [fast.encode(text) for text in SEPARATOR_TEXTS] == expected
+    assert fast.encode_array(SEPARATOR_TEXTS)[0].tolist() == sum(expected, [])
+    ended = fast.encode_ended(SEPARATOR_TEXTS, 7)[0].tolist()
+    assert ended == sum(([*ids, 7] for ids in expected), [])
+
+
+def test_texts_are_given_as_a_list_where_joining_them_gives_other_ids(gpt2, monkeypatch):
+    joined = FastEncoder._joined
+    monkeypatch.setattr(
+        FastEncoder, "_joined", lambda self, texts: joined(self, [f"{text} " for text in texts])
+    )
+    fast = FastTokenizer(gpt2, must_be_fast=True)
+    assert not fast._encoder.joins
+    assert fast.encode_array(["a b", "c"])[0].tolist() == gpt2.encode("a b") + gpt2.encode("c")
 
 
 @given(text=TEXTS)
