@@ -23,7 +23,7 @@ from megatron.training.environment import Launch
 from megatron.training.failure import FailureFile
 from megatron.training.flags_file import write_flags
 from megatron.training.objective import GPT, Objective
-from megatron.training.requests import KillSwitch, build_requests
+from megatron.training.requests import build_requests
 from megatron.training.resume import resume
 from megatron.training.save import sole_writer, warn_of_others
 from megatron.training.state import TrainState
@@ -78,8 +78,7 @@ def pretrain(
     if wish := requests.agree()[0]:
         log.info(wish.reason())
         dist.barrier()
-        # A chain of jobs runs out while the kill switch is there.
-        return ExitCode.FINISHED if isinstance(wish, KillSwitch) else ExitCode.RESUMABLE
+        return wish.exit_code
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
     _tell(decided, notices, choices)
     if launch.rank == 0 and decided.logging.flags_directory:

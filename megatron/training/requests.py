@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from megatron.errors import ExitCode
 from megatron.plan.training_plan import TrainingPlan
 from megatron.training.agree import agreed
 
@@ -22,6 +23,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class Request(Protocol):
     """A wish from outside that the run ends. All ranks follow when one of them sees it."""
 
+    @property
+    def exit_code(self) -> ExitCode:
+        """What a run says that has followed it before its end."""
+
     def is_made(self) -> bool:
         """Whether this rank sees the wish."""
 
@@ -32,10 +37,14 @@ class Request(Protocol):
 class KillSwitch:
     """A file: while it is there, the run ends, and none starts. Rank 0 looks.
 
+    It ends a whole chain of jobs, so nobody is asked to start the command again.
+
     Args:
         path: the file.
         looks: whether this is rank 0.
     """
+
+    exit_code = ExitCode.FINISHED
 
     def __init__(self, path: str, *, looks: bool):
         self._path = Path(path)
@@ -59,6 +68,8 @@ class TimeLimit:
         looks: whether this is rank 0.
     """
 
+    exit_code = ExitCode.RESUMABLE
+
     def __init__(self, minutes: int, *, started_at: float, looks: bool):
         self._minutes = minutes
         self._started_at = started_at
@@ -81,6 +92,8 @@ class Signals:
 
     A second SIGTERM does not: launchers send several for one wish.
     """
+
+    exit_code = ExitCode.RESUMABLE
 
     def __init__(self) -> None:
         self._received: str | None = None
@@ -111,6 +124,8 @@ class LostLauncher:
     Args:
         is_lost: whether that is so on this rank.
     """
+
+    exit_code = ExitCode.RESUMABLE
 
     def __init__(self, is_lost: Callable[[], bool]):
         self._is_lost = is_lost

@@ -148,7 +148,7 @@ class Run:
         if stop.is_done(state) and not done_now:
             reason += ": it was before; more --train-iters or --train-samples let it go on"
         log.info(reason)
-        return ExitCode.RESUMABLE if stop.was_asked else ExitCode.FINISHED
+        return stop.exit_code
 
     def _hooks(
         self, stream: Stream, profile: Profile | None, checkpoints: Checkpoints | None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from megatron.errors import ExitCode
 from megatron.plan.training_plan import TrainingPlan
 from megatron.training.requests import Requests
 from megatron.training.state import TrainState
@@ -27,7 +28,7 @@ class Stop:
         self._started_from = started_from
         self._requests = requests or Requests()
         self._save = save
-        self.was_asked = False  # whether the run ends because somebody asked
+        self.exit_code = ExitCode.FINISHED
 
     def __call__(self, state: TrainState) -> str | None:
         """Return why the run ends before its next step, if it does.
@@ -42,7 +43,7 @@ class Stop:
             self._save(state)
             self._requests.save.done()
         if wish:
-            self.was_asked = True
+            self.exit_code = wish.exit_code
             return wish.reason()
         interval = self._plan.exit_interval
         # A multiple may lie among iterations that are passed over.

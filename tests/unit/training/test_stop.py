@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tiny import tiny_plan
 
+from megatron.errors import ExitCode
 from megatron.training.requests import (
     SAVE_FILE,
     KillSwitch,
@@ -96,13 +97,18 @@ def test_a_lost_launcher_ends_the_run(group):
 
 
 def test_a_request_is_told_from_the_end_of_the_run(group, tmp_path):
-    (tmp_path / "stop").touch()
-    requests = Requests([KillSwitch(str(tmp_path / "stop"), looks=True)])
+    requests = Requests([LostLauncher(lambda: True)])
     stop = Stop(PLAN, started_from=0, requests=requests)
     assert stop(TrainState(iteration=100)) == "training is done after 100 iterations"
-    assert not stop.was_asked
-    stop(TrainState(iteration=99))
-    assert stop.was_asked
+    assert stop.exit_code == ExitCode.FINISHED
+    assert stop(TrainState(iteration=99)) == requests.ends[0].reason()
+    assert stop.exit_code == ExitCode.RESUMABLE
+
+
+def test_a_kill_switch_asks_nobody_to_go_on(group, tmp_path):
+    stop = Stop(PLAN, started_from=0, requests=Requests([KillSwitch(str(tmp_path), looks=True)]))
+    assert stop(TrainState(iteration=99)) == f"Detected kill switch at {tmp_path}. Exiting"
+    assert stop.exit_code == ExitCode.FINISHED
 
 
 def saving_stop(tmp_path, saved):
