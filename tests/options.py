@@ -407,6 +407,7 @@ CHECKPOINT = {
     "save": Turned(_SAVE, "files"),
     "save_interval": Turned("--save-interval 1", "files", on=_SAVE),
     "load": Turned("--load {files}/checkpoint", "sizes", on="--train-iters 4"),
+    "async_save": Turned("--async-save", "log", on=_SAVE),
     "keep_last": Turned("--keep-last 1", "files", on=_SAVE_EACH),
     "keep_every": Turned("--keep-every 2", "files", on=_SAVE_EACH),
     "universal_checkpoint": Turned(

@@ -55,5 +55,5 @@ def _digest(tensor: Whole, rows: int) -> str:
     digest = hashlib.sha256(str((rows, *tensor.shape[1:])).encode())
     for start in range(0, rows, _ROWS):
         block = tensor.rows(start, min(start + _ROWS, rows))
-        digest.update(block.float().contiguous().numpy().tobytes())
+        digest.update(block.detach().float().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from megatron.checkpoint.manifest import sync_folder
-from megatron.checkpoint.names import LATEST, REPLACED, STAGING, staging_tag_of, tag_of
+from megatron.checkpoint.names import KEEP, LATEST, REPLACED, STAGING, staging_tag_of, tag_of
 from megatron.checkpoint.retention import clear_pruned
 from megatron.errors import CheckpointError
 
@@ -42,7 +42,10 @@ def publish(directory: Path, iteration: int) -> None:
     try:
         if target.exists():
             # The same iteration was saved before (a run repeated from an older checkpoint). It
-            # goes only when the new one stands; see restore_replaced.
+            # goes only when the new one stands; see restore_replaced. A wish to keep it is one to
+            # keep the checkpoint of this iteration.
+            if (target / KEEP).exists():
+                (directory / staging_tag_of(iteration) / KEEP).touch()
             os.rename(target, replaced)
         os.rename(directory / staging_tag_of(iteration), target)
         sync_folder(directory)

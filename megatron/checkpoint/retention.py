@@ -6,10 +6,19 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.checkpoint.names import PRUNED, iteration_of, tag_of
+from megatron.checkpoint.names import KEEP, PRUNED, iteration_of, published_tags, tag_of
 from megatron.plan.checkpoint_plan import CheckpointPlan
 
 log = logging.getLogger(__name__)
+
+
+def removable(directory: Path, plan: CheckpointPlan, *, newest: int, in_use: int) -> list[str]:
+    """Return the checkpoints of `directory` that are to go: see `superfluous`.
+
+    One with a file `keep` in its folder stays, whatever the plan says.
+    """
+    tags = superfluous(published_tags(directory), plan, newest=newest, in_use=in_use)
+    return [tag for tag in tags if not (directory / tag / KEEP).exists()]
 
 
 def superfluous(

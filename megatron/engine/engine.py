@@ -21,6 +21,7 @@ from megatron.engine.recompute import (
     seed_streams,
     stream_states,
 )
+from megatron.engine.state_files import StateFiles, Write, save_plainly, without_disk_errors
 from megatron.engine.timers import Timers
 from megatron.engine.universal import load_whole, names_of_states
 from megatron.errors import CheckpointError
@@ -40,6 +41,8 @@ class Engine(ABC):
         self._engine = engine
         self._groups = groups
         self._timers = timers
+        self._files = engine.checkpoint_engine = StateFiles()
+        engine._copy_recovery_script = without_disk_errors(engine._copy_recovery_script)
         # Before the gradient is looked at: what clips it is called by the optimizer's own step.
         self._zeros = ZeroCounter(engine, groups) if counts_zeros else None
         self._finite: FiniteSteps | None = None
@@ -135,18 +138,23 @@ class Engine(ABC):
         *,
         optimizer: bool = True,
         streams: bool = True,
+        write: Write = save_plainly,
     ) -> None:
         """Write weights, optimizer and random streams to `directory`/`tag`.
 
+        Args:
+            write: puts each state in its file, and may do so later if it copies the state first.
+
         Communication: every rank must call this, in step.
         """
+        self._files.write = write
         told = {**client_state, OPTIMIZER_NAMES: names_of_states(self._engine)}
         with contextlib.nullcontext() if optimizer else self._no_optimizer():
             self._engine.save_checkpoint(
                 str(directory), tag=tag, client_state=told, save_latest=False
             )
         if streams:
-            torch.save(stream_states(), self._streams_file(directory / tag))
+            write(stream_states(), self._streams_file(directory / tag))
 
     def load(
         self, directory: Path, tag: str, *, optimizer: bool = True, streams: bool = True

@@ -46,6 +46,7 @@ def config_of_layout(
             saved.checkpoint,
             save=output,
             save_interval=saved.checkpoint.save_interval or 1,
+            async_save=False,
             load=None,
             keep_last=None,
             keep_every=None,

@@ -108,6 +108,7 @@ class Run:
             if checkpoints and state.iteration:
                 with self.watchdog.during("save", longer=True):
                     checkpoints.save(state)
+                    checkpoints.finish()
 
         stop = Stop(plan.training, started_from=started_from, requests=requests, save=save)
         if self.journal:

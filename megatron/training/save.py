@@ -2,10 +2,13 @@
 
 import logging
 import platform
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,15 +23,17 @@ from megatron.checkpoint.manifest import (
 )
 from megatron.checkpoint.names import published_tags, staging_tag_of, tag_of
 from megatron.checkpoint.publish import clear_staging, publish
-from megatron.checkpoint.retention import prune, superfluous
+from megatron.checkpoint.retention import prune, removable
 from megatron.checkpoint.space import expected_size, is_full_disk, require_space
+from megatron.checkpoint.writer import AtOnce, StateWriter
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, MegatronError
 from megatron.parallel.experts import whole_name
+from megatron.parallel.host_copy import HostCopies
 from megatron.parallel.sharding import shard_of
 from megatron.plan.plan import Plan
-from megatron.training.agree import from_rank_0, gathered, share_of
+from megatron.training.agree import agreed, from_rank_0, gathered, share_of
 from megatron.training.loop import Hook, StepResult
 from megatron.training.state import TrainState
 from megatron.version import VERSION
@@ -36,8 +41,24 @@ from megatron.version import VERSION
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """A part of a save: what this rank does alone, and then all ranks together.
+
+    Args:
+        work: what is done alone, maybe while training goes on.
+        then: what follows when all ranks have done theirs; returns the next stage if there is one.
+    """
+
+    work: Sequence[Future[Any]]
+    then: Callable[[], "_Stage | None"]
+
+
 class Checkpoints(Hook):
     """Saves every --save-interval iterations. For all ranks.
+
+    With --async-save a save goes on in the background, one at a time: its collectives happen
+    between steps only, where all ranks are in step.
 
     Args:
         saved: the iteration whose checkpoint is in --save already, if there is one.
@@ -49,48 +70,82 @@ class Checkpoints(Hook):
         self._config = config
         self._directory = Path(plan.checkpoint.save)
         self._saved = self._went_on_from = saved
+        in_background = plan.checkpoint.in_background
+        self._executor: Executor = ThreadPoolExecutor(1) if in_background else AtOnce()
+        self._copies = HostCopies() if in_background else None
+        self._stage: _Stage | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a save goes on in the background; the same on all ranks."""
+        return self._stage is not None
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Save when it is due."""
+        """Save when it is due; otherwise look after the save that is under way."""
         if state.iteration % self._plan.checkpoint.interval == 0:
             self.save(state)
+        elif self._stage:
+            # Failures first: nobody waits for ranks that still write.
+            failed, busy = agreed([bool(_errors(self._stage)), not _is_done(self._stage)])
+            if failed or not busy:
+                self._go_on()
 
     def save(self, state: TrainState) -> None:
         """Save `state` and everything behind it, unless this very iteration is saved.
+
+        With --async-save it may be under way when this returns; see `finish`.
 
         Communication: every rank must call this, in step.
         """
         if self._saved == state.iteration:
             return
+        self.finish()
         log.info("saving checkpoint at iteration %7d to %s", state.iteration, self._directory)
+        started_at = time.perf_counter()
         tag = staging_tag_of(state.iteration)
         from_rank_0(lambda: self._make_room(state.iteration))
         self._require_shared(self._directory / tag)
-        self._write(tag, state.iteration)
-        dist.barrier()
-        files = self._record_files(self._directory / tag)
-        dims = self._partition_dims()
-        manifest = self._manifest(state, files, dims)
-
-        def finish() -> None:
-            write_manifest(self._directory / tag, manifest)
-            publish(self._directory, state.iteration)
-
-        from_rank_0(finish)
+        manifest = self._manifest(state)
+        writer = StateWriter(self._executor, self._copies)
+        self._write(tag, state.iteration, writer)
         self._saved = state.iteration
-        self._prune(files)
-        log.info(
-            "  successfully saved checkpoint at iteration %7d to %s",
-            state.iteration,
-            self._directory,
-        )
+        self._stage = _Stage(writer.files, lambda: self._publish(writer, manifest))
+        if self._plan.checkpoint.in_background:
+            seconds = time.perf_counter() - started_at
+            log.info("  copied in %.2f s; training goes on while it is written", seconds)
+        else:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the save under way, if there is one, is published and the rest is removed.
+
+        Communication: every rank must call this, in step.
+        """
+        while self._stage:
+            wait(self._stage.work)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Do what follows on this stage, whose work is done or has failed on some rank.
+
+        Raises:
+            CheckpointError: it has failed.
+        """
+        stage, self._stage = self._stage, None
+        assert stage
+        if problems := list(gathered(_errors(stage))):
+            raise CheckpointError(
+                f"--save {self._directory}: the checkpoint of iteration {self._saved} cannot be "
+                f"written ({'; '.join(problems)}); the older ones are as they were"
+            )
+        self._stage = stage.then()
 
     def _make_room(self, iteration: int) -> None:
         """Have an empty folder to write to, on a disk that the checkpoint fits on."""
         clear_staging(self._directory, iteration)
         require_space(self._directory, expected_size(self._directory, self._plan))
 
-    def _write(self, tag: str, iteration: int) -> None:
+    def _write(self, tag: str, iteration: int, writer: StateWriter) -> None:
         try:
             self._engine.save(
                 self._directory,
@@ -98,6 +153,7 @@ class Checkpoints(Hook):
                 {"iteration": iteration},
                 optimizer=self._plan.checkpoint.saves_optimizer,
                 streams=self._plan.checkpoint.saves_streams,
+                write=writer.write,
             )
         except (OSError, RuntimeError) as error:
             if not is_full_disk(error):
@@ -107,32 +163,57 @@ class Checkpoints(Hook):
                 f"written ({error}); the older ones are as they were"
             ) from error
 
-    def _prune(self, files: tuple[FileRecord, ...]) -> None:
-        """Remove what is not kept any more, after reading again what was written last."""
-        plan, newest = self._plan.checkpoint, self._directory / tag_of(self._saved)
+    def _publish(self, writer: StateWriter, manifest: Manifest) -> _Stage | None:
+        """Make the files that all ranks have written count."""
+        iteration = manifest.state["iteration"]
+        folder = self._directory / staging_tag_of(iteration)
+        files = self._all_files(folder, [file.result() for file in writer.files])
+
+        def finish() -> None:
+            write_manifest(folder, replace(manifest, files=files))
+            publish(self._directory, iteration)
+
+        from_rank_0(finish)
+        log.info(
+            "  successfully saved checkpoint at iteration %7d to %s", iteration, self._directory
+        )
+        return self._verification(iteration, files)
+
+    def _all_files(self, folder: Path, own: list[FileRecord]) -> tuple[FileRecord, ...]:
+        """Return every rank's records, and those of files that DeepSpeed has written by itself."""
+        records = {record.name: record for record in gathered(own)}
+        # Rank 0's list: another node may see the newest names a moment later.
+        others = from_rank_0(lambda: sorted(set(_names_in(folder)) - set(records)))
+        found = gathered([replace(record_file(folder / n), name=n) for n in share_of(others)])
+        records |= {record.name: record for record in found}
+        return tuple(records[name] for name in sorted(records))
+
+    def _verification(self, iteration: int, files: tuple[FileRecord, ...]) -> _Stage | None:
+        """Read again what was written, if older checkpoints go because of it."""
         names = from_rank_0(
-            lambda: superfluous(
-                published_tags(self._directory),
-                plan,
-                newest=self._saved,
+            lambda: removable(
+                self._directory,
+                self._plan.checkpoint,
+                newest=iteration,
                 in_use=self._went_on_from,
             )
         )
         if not names:
-            return
-        if problems := list(gathered(damage(newest, share_of(list(files))))):
+            return None
+        newest = self._directory / tag_of(iteration)
+        found = self._executor.submit(damage, newest, share_of(list(files)))
+        return _Stage([found], lambda: self._removal(names, found.result()))
+
+    def _removal(self, names: list[str], found: list[str]) -> _Stage:
+        """Remove what is not kept any more, unless the newest is damaged on some rank's word."""
+        if problems := list(gathered(found)):
             raise CheckpointError(
                 f"--save {self._directory}: what was written is not what the disk holds, so no "
                 f"older checkpoint is removed: {'; '.join(problems)}"
             )
-        from_rank_0(lambda: prune(self._directory, names))
-
-    def _record_files(self, folder: Path) -> tuple[FileRecord, ...]:
-        """Hash the files of `folder`, every rank its share of them."""
-        # Rank 0's list: another node may see the newest names a moment later.
-        names = from_rank_0(lambda: sorted(file.name for file in folder.iterdir()))
-        records = [record_file(folder / name) for name in share_of(names)]
-        return tuple(sorted(gathered(records), key=lambda record: record.name))
+        removes = dist.get_rank() == 0
+        work = [self._executor.submit(prune, self._directory, names)] if removes else []
+        return _Stage(work, lambda: None)
 
     def _require_shared(self, folder: Path) -> None:
         """Refuse a --save that is another directory on another node."""
@@ -148,9 +229,8 @@ class Checkpoints(Hook):
         own = [(whole_name(name, p), shard.dim) for name, p in parameters if (shard := shard_of(p))]
         return dict(sorted(gathered(own)))
 
-    def _manifest(
-        self, state: TrainState, files: tuple[FileRecord, ...], dims: dict[str, int]
-    ) -> Manifest:
+    def _manifest(self, state: TrainState) -> Manifest:
+        """Return all of it but the files."""
         return Manifest(
             state=asdict(state),
             plan=asdict(self._plan),
@@ -160,9 +240,26 @@ class Checkpoints(Hook):
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
             },
-            partition_dims=dims,
-            files=files,
+            partition_dims=self._partition_dims(),
+            files=(),
         )
+
+
+def _is_done(stage: _Stage) -> bool:
+    return all(future.done() for future in stage.work)
+
+
+def _errors(stage: _Stage) -> list[str]:
+    """Return what has gone wrong so far on this rank."""
+    errors = (future.exception() for future in stage.work if future.done())
+    words = (
+        str(error) if isinstance(error, MegatronError) else repr(error) for error in errors if error
+    )
+    return [f"rank {dist.get_rank()}: {word}" for word in words]
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    return (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager

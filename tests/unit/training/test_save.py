@@ -28,10 +28,10 @@ class FakeEngine:
         sharded(self.module.weight, 1, group)
         self.loaded = []
 
-    def save(self, directory, tag, client_state, *, optimizer, streams):
+    def save(self, directory, tag, client_state, *, optimizer, streams, write):
         self.saved = {"optimizer": optimizer, "streams": streams}
         (directory / tag).mkdir(exist_ok=True)
-        torch.save(self.module.state_dict(), directory / tag / "weights.pt")
+        write(self.module.state_dict(), directory / tag / "weights.pt")
         (directory / tag / "more.txt").write_text(str(client_state))
 
     def load(self, directory, tag, *, optimizer, streams):

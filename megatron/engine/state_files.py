@@ -1,0 +1,59 @@
+"""DeepSpeed's door to the files of a checkpoint: what it saves and loads goes through here."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+log = logging.getLogger(__name__)
+
+Write = Callable[[Any, Path], None]
+"""Writes a state to a file as torch.save does, at once or later; see checkpoint/writer.py."""
+
+
+def save_plainly(state: Any, file: Path) -> None:
+    """Write `state` to `file` at once, without a hash."""
+    torch.save(state, file)
+
+
+class StateFiles(CheckpointEngine):
+    """Writes with what `write` is at the moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "StateFiles"
+        self.write: Write = save_plainly
+
+    def create(self, info: CheckpointCommitInfo) -> None:
+        """Do nothing: the folder is there."""
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Write `state_dict`, or have it written."""
+        self.write(state_dict, Path(path))
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Return what a file holds."""
+        return torch.load(path, map_location=map_location, weights_only=False)
+
+    def commit(self, info: CheckpointCommitInfo) -> bool:
+        """Do nothing: a checkpoint counts when it is published."""
+        return True
+
+
+def without_disk_errors(copy_script: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what copies DeepSpeed's script for other programs, or says that it cannot.
+
+    Only rank 0 copies it, while the others wait: a full disk must not end that one alone.
+    """
+
+    def copy_or_tell(directory: str) -> None:
+        try:
+            copy_script(directory)
+        except OSError as error:
+            log.warning("%s: DeepSpeed's zero_to_fp32.py cannot be put there: %s", directory, error)
+
+    return copy_or_tell

@@ -1,0 +1,176 @@
+"""Saving in the background, with an engine that writes one small file and a disk that can wait."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_config, tiny_plan
+from torch import nn
+
+from megatron.checkpoint import writer
+from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpoint.names import published_tags
+from megatron.errors import CheckpointError, ConfigError
+from megatron.training import save
+from megatron.training.save import Checkpoints
+from megatron.training.state import TrainState
+
+
+class FakeEngine:
+    """One weight, and a file that DeepSpeed would copy by itself."""
+
+    def __init__(self):
+        self.module = nn.Linear(200, 200)
+
+    def save(self, directory, tag, client_state, *, optimizer, streams, write):
+        write(self.module.state_dict(), directory / tag / "weights.pt")
+        (directory / tag / "offloaded").mkdir()
+        (directory / tag / "offloaded" / "copied").write_text("by itself")
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Writes that wait until they may go on, and fail if they shall."""
+
+    class Disk:
+        open = threading.Event()
+        fails = None
+
+    def write_later(state, file):
+        assert Disk.open.wait(30)
+        if Disk.fails:
+            raise Disk.fails
+        return write_state(state, file)
+
+    write_state = writer.write_state
+    monkeypatch.setattr(writer, "write_state", write_later)
+    yield Disk
+    Disk.open.set()
+
+
+@pytest.fixture
+def start(group, tmp_path):
+    """Return a function from flags to an engine and what saves it."""
+
+    def started(*flags, to="async"):
+        words = ["--save", str(tmp_path / to), "--save-interval", "5", *flags]
+        engine = FakeEngine()
+        return engine, Checkpoints(engine, tiny_plan(*words), tiny_config(*words))
+
+    return started
+
+
+def after(checkpoints, iteration):
+    checkpoints.after_step(TrainState(iteration=iteration), step=None)
+
+
+def until(is_reached, checkpoints, *, steps=3000):
+    """Take steps until something has happened."""
+    for iteration in range(1001, 1001 + 5 * steps, 5):
+        if is_reached():
+            return
+        time.sleep(0.01)
+        after(checkpoints, iteration)
+    raise TimeoutError
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(start, disk, tmp_path):
+    engine, checkpoints = start("--async-save")
+    expected = engine.module.weight.detach().clone()
+    after(checkpoints, 5)
+    with torch.no_grad():
+        engine.module.weight.zero_()
+    after(checkpoints, 6)
+    assert published_tags(tmp_path / "async") == []
+    disk.open.set()
+    until(lambda: not checkpoints.is_under_way, checkpoints)
+    assert published_tags(tmp_path / "async") == ["global_step5"]
+    read = torch.load(tmp_path / "async" / "global_step5" / "weights.pt")
+    assert torch.equal(read["weight"], expected)
+
+
+def test_the_files_are_those_of_a_save_that_training_waits_for(start, tmp_path):
+    (engine, behind), (other, waited_for) = start("--async-save"), start(to="sync")
+    other.module.load_state_dict(engine.module.state_dict())
+    for checkpoints in (behind, waited_for):
+        after(checkpoints, 5)
+        checkpoints.finish()
+    one, two = (read_manifest(tmp_path / to / "global_step5") for to in ("async", "sync"))
+    assert one.files == two.files
+    assert [record.name for record in one.files] == ["offloaded/copied", "weights.pt"]
+    assert one.state == two.state == {**two.state, "iteration": 5}
+
+
+def test_the_next_save_and_the_end_wait_for_the_one_before(start, disk, tmp_path):
+    _, checkpoints = start("--async-save")
+    after(checkpoints, 5)
+    threading.Timer(0.2, disk.open.set).start()
+    after(checkpoints, 10)
+    assert "global_step5" in published_tags(tmp_path / "async")
+    checkpoints.finish()
+    assert published_tags(tmp_path / "async") == ["global_step10", "global_step5"]
+    assert (tmp_path / "async" / "latest").read_text() == "global_step10"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (CheckpointError("weights.pt: No space left on device"), r"\(rank 0: weights.pt: No space"),
+        (MemoryError("no more"), r"\(rank 0: MemoryError\('no more'\)\)"),
+    ],
+)
+def test_a_save_that_fails_ends_the_run_at_the_next_step(start, disk, tmp_path, error, told):
+    _, checkpoints = start("--async-save")
+    disk.open.set()
+    after(checkpoints, 5)
+    checkpoints.finish()
+    disk.fails = error
+    after(checkpoints, 10)
+    with pytest.raises(CheckpointError, match=rf"of iteration 10 cannot be written {told}"):
+        until(lambda: False, checkpoints)
+    assert published_tags(tmp_path / "async") == ["global_step5"]
+
+
+def test_old_checkpoints_go_in_the_background_too(start, tmp_path):
+    _, checkpoints = start("--async-save", "--keep-last", "1")
+    for iteration in (5, 10, 15):
+        after(checkpoints, iteration)
+        if iteration == 5:
+            checkpoints.finish()
+            (tmp_path / "async" / "global_step5" / "keep").touch()
+    checkpoints.finish()
+    assert published_tags(tmp_path / "async") == ["global_step15", "global_step5"]
+
+
+def test_nothing_goes_when_the_new_one_is_not_what_was_written(start, tmp_path, monkeypatch):
+    _, checkpoints = start("--async-save", "--keep-last", "1")
+    after(checkpoints, 5)
+    checkpoints.finish()
+    publish = save.publish
+
+    def publish_and_break(directory, iteration):
+        publish(directory, iteration)
+        (directory / f"global_step{iteration}" / "weights.pt").write_bytes(b"")
+
+    monkeypatch.setattr(save, "publish", publish_and_break)
+    after(checkpoints, 10)
+    with pytest.raises(CheckpointError, match="weights.pt has 0 bytes .*"):
+        checkpoints.finish()
+    assert "global_step5" in published_tags(tmp_path / "async")
+
+
+def test_a_wish_to_keep_holds_for_the_iteration_that_is_saved_again(start, tmp_path):
+    for _ in range(2):
+        start()[1].save(TrainState(iteration=5))
+        (Path(tmp_path) / "async" / "global_step5" / "keep").touch()
+    checkpoints = start("--keep-last", "1")[1]
+    for iteration in (5, 10):
+        checkpoints.save(TrainState(iteration=iteration))
+    assert published_tags(tmp_path / "async") == ["global_step10", "global_step5"]
+
+
+def test_saving_in_the_background_needs_a_directory():
+    with pytest.raises(ConfigError, match="--async-save needs --save"):
+        tiny_plan("--async-save")
