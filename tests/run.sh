@@ -5,6 +5,7 @@
 #   bash tests/run.sh tests/unit -k tokenizer
 #
 # VENV and PYTHON say where packages are installed, and with which Python: see tools/venv.sh.
+# TEST_PROCESSES says how many run tests at once; a test of ranks starts up to 4 more.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -20,7 +21,8 @@ check() {
 check lint ruff check
 check format ruff format --check
 check types mypy
-check tests python -m pytest "$@"
+# Two processes; a file's tests share what it has prepared, and stay together.
+check tests python -m pytest -n "${TEST_PROCESSES:-2}" --dist loadfile "$@"
 
 if ((${#failed[@]})); then
     echo "FAILED: ${failed[*]}"
