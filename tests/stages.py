@@ -5,15 +5,16 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from megatron.generation.engine import Completion, Engine, Request
+from megatron.generation.engine import Engine
 from megatron.generation.processes import lone_groups
+from megatron.generation.request import Completion, Request
 from megatron.generation.stage import Stage
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.model.layers import SequentialModel
 from megatron.parallel.groups import Groups
 from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.whole import Pieces, Whole, WholeParameter
+from megatron.parallel.whole import WholeParameter, undivided
 from megatron.plan.model_spec import ModelSpec
 
 
@@ -32,14 +33,7 @@ def random_model(group: object, spec: ModelSpec) -> SequentialModel:
 def whole_weights(model: nn.Module) -> dict[str, WholeParameter]:
     """Return the weights as those of a checkpoint."""
     return {
-        name: WholeParameter(
-            weight=Whole(
-                shape=tuple(tensor.shape),
-                dim=None,
-                shards=[Pieces([tensor.reshape(-1)])],
-                stored=tensor.size(0),
-            )
-        )
+        name: WholeParameter(weight=undivided(tensor))
         for name, tensor in model.state_dict().items()
     }
 

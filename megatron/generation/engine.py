@@ -3,8 +3,6 @@
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -12,77 +10,14 @@ from torch import Tensor
 
 from megatron.errors import ConfigError
 from megatron.generation.beam import Beam, Search, beam_search
-from megatron.generation.sampling import Sampling, choose_tokens
+from megatron.generation.request import Choice, Completion, Event, Reason, Request
+from megatron.generation.sampling import choose_tokens
 from megatron.generation.stage import Stage
 
-Reason = Literal["stop", "length", "cancelled"]
 _CLOSE = -1
 """The number of no sequence: the engine closes."""
 
 Decode = Callable[[Sequence[int]], str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A prompt and how to go on from it.
-
-    Args:
-        prompt: tokens, one at least.
-        max_new_tokens: most tokens to add; 0 to learn the prompt's probabilities alone.
-        seed: what the draws of this sequence follow from, whatever else is generated beside it.
-        stop_tokens: the text ends with one of these.
-        stop_strings: the text ends where its own tokens spell one of these.
-        logprobs: whether probabilities of tokens are told.
-        prompt_logprobs: whether those of the prompt are told too.
-        top_logprobs: of how many likeliest tokens at each place.
-    """
-
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    seed: int | str = 0
-    stop_tokens: frozenset[int] = frozenset()
-    stop_strings: tuple[str, ...] = ()
-    logprobs: bool = False
-    prompt_logprobs: bool = False
-    top_logprobs: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A token, and how likely it was among all real ones before temperature and limits."""
-
-    token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """What a step found for one sequence.
-
-    Args:
-        number: of the sequence.
-        choice: its next token; None when it wanted none, or was cancelled.
-        reason: why it has ended; None while it goes on.
-        prompt_logprobs: of the prompt's tokens from the second on, with the first event.
-    """
-
-    number: int
-    choice: Choice | None
-    reason: Reason | None
-    prompt_logprobs: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """What became of a request."""
-
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    reason: Reason
-    choices: tuple[Choice, ...]
-    prompt_logprobs: tuple[float, ...] = ()
 
 
 class _Sequence:
@@ -101,9 +36,8 @@ class _Sequence:
 class Engine:
     """Continues many sequences at once; they join and leave between steps.
 
-    With several processes all of them have an engine. The first one's is given work; the others
-    `follow()`. Whoever stops giving work closes the engine, and while there is none an occasional
-    `step()` keeps the others from taking the silence for a failure.
+    With several processes all of them have an engine. That of the first is given work, and closed
+    in the end; the others `follow()`.
 
     Args:
         stage: this rank's layers.
@@ -410,9 +344,3 @@ class Engine:
             self._running[row] = last
             if self.stage.cache:
                 self.stage.cache.copy(len(self._running), row, len(last.tokens))
-
-
-def without_stop(text: str, stops: Iterable[str]) -> str:
-    """Return `text` up to the first of the strings that it stopped at."""
-    ends = [place for stop in stops if (place := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text

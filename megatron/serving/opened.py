@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from megatron.checkpoint.compare import require_same_model
-from megatron.checkpoint.layouts import read_whole
+from megatron.checkpoint.weights import read_weights
 from megatron.config.generation import GenerationConfig
 from megatron.errors import raise_if_any
 from megatron.generation.engine import Engine
@@ -81,7 +81,7 @@ def open_model(source: Source, wishes: GenerationConfig, *, rows: int) -> Opened
     stage = Stage(
         # The table's rows are divided evenly; what is added stands for no token.
         replace(trained, padded_vocab_size=-(-trained.padded_vocab_size // tensor) * tensor),
-        read_whole(source.folder, manifest, optimizer=False).parameters,
+        read_weights(source.folder, manifest).parameters,
         groups=groups,
         dtype=_DTYPES[dtype],
         device=device,

@@ -6,7 +6,7 @@ from typing import Any
 from megatron.config.generation import GenerationConfig
 from megatron.errors import raise_if_any
 from megatron.generation.beam import Search
-from megatron.generation.engine import Completion, Request, without_stop
+from megatron.generation.request import Completion, Request, without_stop
 from megatron.generation.sampling import Sampling, sampling_problems
 from megatron.serving.opened import Opened
 

@@ -15,15 +15,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import torch
-from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from megatron.checkpoint.hugging_face.families import family_of
 from megatron.config.config import parse_config
-from megatron.generation.engine import Engine, Request
+from megatron.generation.engine import Engine
 from megatron.generation.processes import lone_groups
+from megatron.generation.request import Request
 from megatron.generation.sampling import Sampling
 from megatron.generation.stage import Stage
-from megatron.parallel.whole import Pieces, Whole, WholeParameter
+from megatron.parallel.whole import WholeParameter, undivided
 from megatron.plan.model_spec import ModelSpec, plan_model
 from megatron.tool import run_tool
 
@@ -85,16 +86,12 @@ def hugging_face(layers: int, hidden: int, heads: int, vocab: int, length: int) 
 def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> Engine:
     """Return this program's engine with the weights of `model`."""
     spec = spec_of(model.config)
+    theirs = model.state_dict()
     weights = {
-        name: WholeParameter(
-            weight=Whole(
-                shape=tuple(tensor.shape),
-                dim=None,
-                shards=[Pieces([tensor.reshape(-1)])],
-                stored=tensor.size(0),
-            )
+        part.ours: WholeParameter(
+            weight=undivided(part.cut.together([theirs[name] for name in part.theirs]))
         )
-        for name, tensor in renamed(model.state_dict(), spec)
+        for part in family_of(spec).parts(spec)
     }
     stage = Stage(
         spec, weights, groups=lone_groups(), dtype=dtype, device=torch.device("cpu"), rows=rows
@@ -111,29 +108,6 @@ def spec_of(config: GPT2Config) -> ModelSpec:
     )
     asked, _ = parse_config(flags.split())
     return plan_model(asked, vocab_size=config.vocab_size, tensor=1)
-
-
-def renamed(weights: dict[str, Tensor], spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
-    """Yield Hugging Face's weights by our names; theirs have [in, out], and q, k, v one by one."""
-    embed, last = "tied_modules.embed", spec.num_layers + 4
-    yield f"{embed}.word_embeddings.weight", weights["transformer.wte.weight"]
-    yield f"{embed}.position_embeddings.weight", weights["transformer.wpe.weight"]
-    for part in ("weight", "bias"):
-        yield f"{last}.{part}", weights[f"transformer.ln_f.{part}"]
-        for layer in range(spec.num_layers):
-            for own, other in {
-                "input_layernorm": "ln_1",
-                "self_attention.query_key_value": "attn.c_attn",
-                "self_attention.dense": "attn.c_proj",
-                "post_attention_layernorm": "ln_2",
-                "mlp.dense_h_to_4h": "mlp.c_fc",
-                "mlp.dense_4h_to_h": "mlp.c_proj",
-            }.items():
-                tensor = weights[f"transformer.h.{layer}.{other}.{part}"].t()
-                if other == "attn.c_attn":
-                    by_kind = tensor.unflatten(0, (3, spec.num_attention_heads, -1))
-                    tensor = by_kind.transpose(0, 1).flatten(0, 2)
-                yield f"{layer + 3}.{own}.{part}", tensor.contiguous()
 
 
 def continue_here(ours: Engine, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:

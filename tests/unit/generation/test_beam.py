@@ -9,7 +9,7 @@ from tiny import tiny_spec
 
 from megatron.errors import ConfigError
 from megatron.generation.beam import Search
-from megatron.generation.engine import Request
+from megatron.generation.request import Request
 from megatron.generation.sampling import Sampling
 
 VOCAB, STOP, NEW = 5, 4, 3

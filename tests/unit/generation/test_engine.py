@@ -14,7 +14,7 @@ from stages import (
 from tiny import tiny_spec
 
 from megatron.errors import CheckpointError, ConfigError
-from megatron.generation.engine import Request
+from megatron.generation.request import Request
 from megatron.generation.sampling import Sampling
 
 SIZES = {

@@ -1,0 +1,109 @@
+"""Ranks that share a model write what one process with all of it writes."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_on_ranks
+from stages import completed, engine_of, random_model
+from tiny import tiny_spec
+
+from megatron.generation.beam import Beam, Search
+from megatron.generation.engine import Engine
+from megatron.generation.request import Completion, Request
+from megatron.generation.sampling import Sampling
+from megatron.parallel.groups import build_groups, lone_group
+from megatron.parallel.topology import Topology
+
+SPECS = {
+    "bloom": tiny_spec(
+        position_embedding="alibi",
+        embed_layernorm=True,
+        max_position_embeddings=12,
+        padded_vocab_size=11,  # no multiple of two ranks
+    ),
+    "llama": tiny_spec(
+        position_embedding="rotary",
+        rotary_dim=4,
+        normalization="RMSNorm",
+        activation="swiglu",
+        num_attention_heads=4,
+        num_query_groups=2,
+        linear_bias=False,
+        tied_embeddings=False,
+        num_layers=3,
+        window=4,
+        fp32_residual=True,
+        max_position_embeddings=12,
+    ),
+}
+SEARCH = Search(prompt=(1, 2, 3), width=3, max_new_tokens=4, stop_tokens=frozenset({5}))
+WISHES = [Sampling(greedy=True), Sampling(temperature=2.0), Sampling(top_k=4), Sampling(top_p=0.9)]
+REQUESTS = [
+    Request(
+        prompt=tuple(range(1, 2 + i)),
+        max_new_tokens=3 + i,
+        sampling=WISHES[i % 4],
+        seed=i,
+        logprobs=True,
+        prompt_logprobs=i == 1,
+    )
+    for i in range(6)
+]
+
+
+def written(engine: Engine) -> tuple[list[Completion], list[Beam]]:
+    return completed(engine, *REQUESTS), engine.search(SEARCH)
+
+
+def write_together(rank: int, expected: dict[str, Any]) -> None:
+    group = lone_group()
+    for name, spec in SPECS.items():
+        model = random_model(group, spec)
+        even = tiny_spec(**asdict(spec) | {"padded_vocab_size": 12})
+        for layout in (
+            Topology(pipeline=1, data=1, tensor=2),
+            Topology(pipeline=2, data=1, tensor=1),
+        ):
+            for sees_prefix, recompute in ((False, False), (False, True), (True, False)):
+                engine = engine_of(
+                    model,
+                    even,
+                    rows=3,
+                    groups=build_groups(layout),
+                    sees_prefix=sees_prefix,
+                    recompute=recompute,
+                )
+                if rank:
+                    engine.follow()
+                    continue
+                if sees_prefix or recompute:
+                    (done,) = completed(engine, REQUESTS[0])
+                    assert len(done.tokens) == REQUESTS[0].max_new_tokens
+                else:
+                    texts, beams = written(engine)
+                    require_equal(texts, beams, *expected[name])
+                engine.close()
+
+
+def require_equal(
+    texts: list[Completion], beams: list[Beam], other: list[Completion], expected: list[Beam]
+) -> None:
+    assert [done.tokens for done in texts] == [done.tokens for done in other]
+    assert [beam.tokens for beam in beams] == [beam.tokens for beam in expected]
+    for own, there in zip(texts, other, strict=True):
+        told = [*own.prompt_logprobs, *(choice.logprob for choice in own.choices)]
+        assert told == pytest.approx(
+            [*there.prompt_logprobs, *(choice.logprob for choice in there.choices)], abs=1e-4
+        )
+
+
+def test_tensor_and_pipeline_ranks_write_what_one_process_writes(
+    group: object, tmp_path: Path
+) -> None:
+    expected = {
+        name: written(engine_of(random_model(group, spec), spec, rows=3))
+        for name, spec in SPECS.items()
+    }
+    run_on_ranks(2, write_together, tmp_path, expected)
