@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ from megatron.training.watchdog import Hangs, Watchdog
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 60
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def in_processes(count, body, *words):
@@ -180,3 +183,28 @@ def test_wrong_flags_are_no_failure_of_a_run(tmp_path):
     with pytest.raises(ConfigError), Watchdog(FailureFile(str(tmp_path / "x")), rank=0).watching():
         raise ConfigError("--seed 0")
     assert not (tmp_path / "x").exists()
+
+
+def test_the_launcher_of_a_launcher_counts_if_it_is_deepspeed(tmp_path):
+    # deepspeed starts a launcher, which starts the ranks; here each starts the next.
+    middle = tmp_path / "launch.py"
+    middle.write_text(
+        "import os, sys, time\n"
+        f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "if os.fork():\n    time.sleep(600)\n"
+        "from megatron.training.launchers import Launchers\n"
+        "launchers = Launchers(is_parent=True)\n"
+        "print('are gone:', launchers.are_gone(), flush=True)\n"
+        "while not launchers.are_gone():\n    time.sleep(0.05)\n"
+        "print('gone', os.getppid(), flush=True)\n"
+    )
+    top = tmp_path / "deepspeed"
+    top.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, {str(middle)!r}])\n")
+    job = subprocess.Popen([sys.executable, str(top)], stdout=subprocess.PIPE, text=True)
+    assert job.stdout.readline() == "are gone: False\n"
+    job.kill()
+    job.wait()
+    word, parent = job.stdout.readline().split()
+    os.kill(int(parent), signal.SIGKILL)
+    job.stdout.close()
+    assert word == "gone"

@@ -1,0 +1,111 @@
+"""Jobs that are asked to stop, and one that hangs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs import PRETRAIN, REPOSITORY, TIMEOUT_S, Corpus, clean_environment, journal, start_ranks
+
+from megatron.checkpoint.names import published_tags
+from megatron.errors import ExitCode
+from megatron.training.requests import SAVE_FILE
+
+STALLS = """
+import os, sys, time
+
+sys.path.insert(0, {repository!r})
+from megatron.training.entry import train_from
+from megatron.training.launch import run_rank
+
+
+def main(argv):
+    from megatron.training.stream import Stream
+
+    read, count = Stream.__next__, iter(range(1, 1000))
+
+    def read_from_a_dead_disk(self):
+        if os.environ["RANK"] == "1" and next(count) == 9:
+            time.sleep(10000)
+        return read(self)
+
+    Stream.__next__ = read_from_a_dead_disk
+    return train_from(argv, "gpt", description="")
+
+
+run_rank(main, sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def endless(corpus: Corpus, tmp_path: Path) -> list[str]:
+    """Flags of a run of two ranks that does not end by itself and saves when it is asked."""
+    return [
+        *("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"),
+        *("--seq-length", "16", "--micro-batch-size", "1", "--global-batch-size", "2"),
+        *("--lr", "1e-3", "--train-iters", "1000000", "--eval-iters", "0", "--device", "cpu"),
+        *("--save", str(tmp_path), "--save-interval", "1000000", *corpus.flags),
+    ]
+
+
+def wait_until(happens: Callable[[], object], log: Path) -> None:
+    give_up_at = time.monotonic() + TIMEOUT_S
+    while not happens():
+        assert time.monotonic() < give_up_at, log.read_text()
+        time.sleep(0.1)
+
+
+def test_a_signal_to_one_rank_saves_and_ends_all_with_the_code_of_going_on(
+    endless: list[str], tmp_path: Path
+) -> None:
+    log, port = tmp_path / "log", str(20000 + os.getpid() % 9000)
+    launcher = Path(sys.executable).with_name("deepspeed")
+    command = [str(launcher), "--num_gpus", "2", "--master_port", port, PRETRAIN, *endless]
+    with log.open("wb") as stream:
+        job = subprocess.Popen(
+            command,
+            env=clean_environment(),
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until(lambda: "before the start of training" in log.read_text(), log)
+        (tmp_path / SAVE_FILE).touch()
+        wait_until(lambda: not (tmp_path / SAVE_FILE).exists(), log)
+        (first,) = published_tags(tmp_path)
+        ranks = re.findall(r"process (\d+) spawned with command", log.read_text())
+        os.kill(int(ranks[1]), signal.SIGUSR1)
+        assert job.wait(TIMEOUT_S) == ExitCode.RESUMABLE, log.read_text()
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    newest, older = published_tags(tmp_path)
+    assert older == first
+    assert newest == f"global_step{journal(tmp_path, 'step')[-1]['iteration']}"
+    assert "exiting program after receiving" in log.read_text()
+    assert not (tmp_path / "failure.json").exists()
+
+
+def test_a_hang_of_one_rank_ends_all_and_says_where_they_were(
+    endless: list[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "stalls.py"
+    script.write_text(STALLS.format(repository=str(REPOSITORY)))
+    ended = start_ranks(2, *endless, "--hang-timeout", "3", script=str(script))
+    assert ended.codes == [ExitCode.FAILED] * 2, "\n".join(ended.outputs)
+    record = json.loads((tmp_path / "failure.json").read_text())
+    assert (record["kind"], record["iteration"]) == ("hang", 9)
+    waits, stalls = sorted(record["groups"])
+    assert re.match(r"1 rank \(0\) in all_reduce \(megatron/\S+:\d+\)", waits)
+    assert stalls.startswith("1 rank (1) in read_from_a_dead_disk (")
+    (told,) = [text for text in ended.outputs if "hang in step 9" in text]
+    assert stalls in told
+    (folder,) = tmp_path.glob("hang-*")
+    assert sorted(file.name for file in folder.iterdir()) == ["rank-0.json", "rank-1.json"]
