@@ -410,6 +410,10 @@ CHECKPOINT = {
     "async_save": Turned("--async-save", "log", on=_SAVE),
     "keep_last": Turned("--keep-last 1", "files", on=_SAVE_EACH),
     "keep_every": Turned("--keep-every 2", "files", on=_SAVE_EACH),
+    "ckpt_step": Turned("--ckpt-step 1", "error", on=_RESUME, says="--ckpt-step 1: --load"),
+    "use_checkpoint_args": Turned(
+        "--use-checkpoint-args", "error", says="--use-checkpoint-args needs --load"
+    ),
     "universal_checkpoint": Turned(
         "--universal-checkpoint",
         "sizes",
@@ -425,6 +429,11 @@ CHECKPOINT = {
     "no_load_rng": Turned("--no-load-rng", "losses", on=_RESUME),
     "no_save_optim": Turned("--no-save-optim", "saved", on=_SAVE),
     "no_save_rng": Turned("--no-save-rng", "files", on=_SAVE),
+}
+
+GUARDS = {
+    "spike_policy": Turned("--spike-policy window=9", "error", says="--spike-policy needs --save"),
+    "replay_step": Turned("--replay-step 2", "log", on="--load {files}/checkpoint"),
 }
 
 RECOMPUTE = {
@@ -549,6 +558,7 @@ OPTIONS: Mapping[str, Turned | Unseen] = {
     **FIM,
     **TOKENIZER,
     **CHECKPOINT,
+    **GUARDS,
     **RECOMPUTE,
     **KERNELS,
     **LOGGING,

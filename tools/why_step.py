@@ -14,8 +14,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-import numpy as np
-
 from megatron.checkpoint.saved_run import run_behind
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.flags import value_in
@@ -23,7 +21,7 @@ from megatron.data.datasets import build_datasets
 from megatron.errors import ConfigError
 from megatron.plan.samples_plan import plan_samples
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.preparation.traces import reader, told
+from megatron.preparation.traces import lines_of_step
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tool import run_tool
@@ -84,10 +82,14 @@ def what_it_saw(argv: Sequence[str], load: str, record: dict[str, Any]) -> Itera
     view = view_of(decided.objective, decided.masks, tokenizer, seed)
     sources = build_datasets(plan, seq_length=decided.seq_length, seed=seed).train
     texts = build_datasets(plan, seq_length=decided.seq_length, seed=seed, view=view).train
-    first = record["first_sample"]
-    for i in range(first, record["samples"]):
-        yield f"  sample {i} | {reader(decided.batch, i - first)} | {told(sources.origin(i))}"
-        yield f"    {tokenizer.decode(np.atleast_2d(texts[i])[0].tolist())!r}"
+    yield from lines_of_step(
+        record["first_sample"],
+        record["samples"],
+        sources=sources,
+        texts=texts,
+        tokenizer=tokenizer,
+        batch=decided.batch,
+    )
 
 
 if __name__ == "__main__":

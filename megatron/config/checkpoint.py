@@ -34,7 +34,7 @@ class CheckpointConfig:
 
     ckpt_step: int | None = None
     """Go on from the checkpoint of this iteration in --load instead of the newest. When --load is
-    also --save, those behind it get other names: aside-…"""
+    also --save, those behind it get names that begin with aside-."""
 
     use_checkpoint_args: Annotated[
         bool, Spelling("--use-checkpoint-args", ("--use-checkpoint-config",))

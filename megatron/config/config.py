@@ -12,6 +12,7 @@ from megatron.config.experts import ExpertConfig
 from megatron.config.files import with_file_flags
 from megatron.config.fim import FimConfig
 from megatron.config.flags import parse_sections
+from megatron.config.guards import GuardsConfig
 from megatron.config.kernels import KernelsConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.logging import LoggingConfig
@@ -46,6 +47,7 @@ class Config:
     fim: FimConfig
     tokenizer: TokenizerConfig
     checkpoint: CheckpointConfig
+    guards: GuardsConfig
     recompute: RecomputeConfig
     kernels: KernelsConfig
     logging: LoggingConfig

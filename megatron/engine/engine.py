@@ -84,6 +84,21 @@ class Engine(ABC):
         """How many numbers of the last step's gradient were zero; None when nobody counts."""
         return self._zeros.count if self._zeros else None
 
+    def counters(self) -> dict[str, tuple[float, ...]]:
+        """Return what the optimizer counts and is told, by name: the same on all ranks."""
+        optimizer = self._engine.basic_optimizer
+        if optimizer is None:
+            return {}
+        counting = [*optimizer.state.values(), *optimizer.param_groups]
+        steps = {float(each["step"]) for each in counting if "step" in each}
+        rates = {float(group["lr"]) for group in self._engine.optimizer.param_groups}
+        return {
+            "steps of the optimizer": tuple(sorted(steps)),
+            "steps of DeepSpeed": (self._engine.global_steps, self._engine.skipped_steps),
+            "the learning rate": tuple(sorted(rates)),
+            "the loss scale": (self.loss_scale,),
+        }
+
     def params_norm(self) -> float:
         """Return the norm of all weights. Communication: every rank must call this, in step."""
         return params_norm(self._engine.module.parameters(), self._groups)
@@ -193,6 +208,8 @@ class Engine(ABC):
         if with_state and not optimizer:
             self._forget_moments()
         self._put_constants(constants)
+        if self._finite:
+            self._finite.begin_anew()
         if streams:
             restore_streams(states)
 

@@ -24,6 +24,10 @@ class FiniteSteps:
         self.num_refused = 0
         optimizer.step = self._step_if_finite  # type: ignore[method-assign]
 
+    def begin_anew(self) -> None:
+        """Forget which step was refused last: the steps behind a checkpoint come again."""
+        self._last_refused = -1
+
     def _step_if_finite(self, *args: Any, **options: Any) -> Any:
         holder = self._engine.optimizer
         if not hasattr(holder, "_global_grad_norm"):

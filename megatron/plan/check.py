@@ -19,6 +19,7 @@ from megatron.plan.evaluation_plan import (
     evaluation_problems,
 )
 from megatron.plan.expert_plan import expert_problems
+from megatron.plan.guards_plan import guards_problems
 from megatron.plan.joint_plan import (
     owned_keys,
     plan_activations,
@@ -111,6 +112,7 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
     )
     yield from logging_problems(config, world_size=world_size, device=device)
     yield from watch_problems(config)
+    yield from guards_problems(config.guards, config.checkpoint)
     if parallel.distributed_backend == "nccl" and device == "cpu":
         yield (
             "--distributed-backend nccl needs GPUs and this run is on CPUs: write gloo, or leave "

@@ -8,6 +8,7 @@ from typing import Any
 from megatron.config.config import Config
 from megatron.errors import raise_if_any
 from megatron.plan.batch_plan import BatchPlan
+from megatron.plan.check import check
 from megatron.plan.checkpoint_plan import CheckpointPlan, plan_checkpoint
 from megatron.plan.curriculum_plan import (
     CurriculumPlan,
@@ -22,6 +23,7 @@ from megatron.plan.evaluation_plan import (
     plan_evaluation,
 )
 from megatron.plan.expert_plan import ExpertPlan, plan_experts
+from megatron.plan.guards_plan import GuardsPlan, plan_guards
 from megatron.plan.joint_plan import (
     owned_keys,
     plan_activations,
@@ -63,8 +65,6 @@ from megatron.plan.training_plan import (
 from megatron.plan.watch_plan import WatchPlan, plan_watch
 from megatron.plan.zero_plan import ZeroPlan, zero_notices
 
-from megatron.plan.check import check
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -86,6 +86,7 @@ class Plan:
     checkpoint: CheckpointPlan
     logging: LoggingPlan
     watch: WatchPlan
+    guards: GuardsPlan
     recompute: RecomputePlan
     kernels: KernelsPlan
     deepspeed: dict[str, Any]
@@ -155,6 +156,7 @@ def plan(
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
         watch=plan_watch(config),
+        guards=plan_guards(config.guards),
         recompute=plan_recompute(
             config.recompute, num_layers=config.model.num_layers, pipeline=parallel.pipeline
         ),

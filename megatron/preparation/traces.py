@@ -1,7 +1,36 @@
 """How the origin of a training sample is told."""
 
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
 from megatron.data.origin import Origin
 from megatron.plan.batch_plan import BatchPlan
+from megatron.tokenizer.tokenizer import Tokenizer
+
+
+def lines_of_step(
+    first: int,
+    last: int,
+    *,
+    sources: Any,
+    texts: Any,
+    tokenizer: Tokenizer,
+    batch: BatchPlan,
+    most: int | None = None,
+) -> Iterator[str]:
+    """Yield who read each sample of a step, where it comes from, and its text.
+
+    Args:
+        first: number of the step's first sample; `last` is behind its last one.
+        sources: the data set as it lies on disk.
+        texts: the data set as it is trained on.
+        most: characters of a text; all when None.
+    """
+    for i in range(first, last):
+        yield f"  sample {i} | {reader(batch, i - first)} | {told(sources.origin(i))}"
+        yield f"    {tokenizer.decode(np.atleast_2d(texts[i])[0].tolist())[:most]!r}"
 
 
 def reader(batch: BatchPlan, place: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from megatron.checkpoint.compare import other_wishes, require_same
 from megatron.checkpoint.differences import table
 from megatron.checkpoint.manifest import Manifest, read_manifest
-from megatron.checkpoint.names import published_tags, tag_of
+from megatron.checkpoint.names import iteration_of, published_tags, tag_of
 from megatron.checkpoint.publish import other_latest, restore_replaced
 from megatron.checkpoint.universal import with_universal
 from megatron.errors import CheckpointError, NewerCheckpointError
@@ -17,6 +17,7 @@ from megatron.plan.checkpoint_plan import CheckpointPlan
 from megatron.plan.plan import Plan
 from megatron.plan.schedule_plan import SchedulePlan
 from megatron.training.agree import from_rank_0
+from megatron.training.surroundings import changed, surroundings
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,18 @@ def choose(plan: Plan) -> Chosen | None:
 
     Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
     """
-    return from_rank_0(lambda: _newest(plan, _find(plan.checkpoint)))
+    around = surroundings()
+
+    def find() -> Chosen | None:
+        found = _newest(plan, _find(plan))
+        if found and (different := changed(found.manifest.versions, around)):
+            log.warning(
+                "%s was saved with other software or devices:\n%s",
+                *(found.folder, table(different, what="what")),
+            )
+        return found
+
+    return from_rank_0(find)
 
 
 def next_older(plan: Plan, damaged: Chosen) -> Chosen:
@@ -53,7 +65,7 @@ def next_older(plan: Plan, damaged: Chosen) -> Chosen:
     def find() -> Chosen:
         found = _newest(plan, damaged.older) if damaged.older else None
         if found is None:
-            raise _none_whole(plan.checkpoint)
+            raise _none_whole(plan)
         return found
 
     return from_rank_0(find)
@@ -88,7 +100,7 @@ def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
         _require_fit(plan, chosen)
         return chosen
     if tags:
-        raise _none_whole(plan.checkpoint)
+        raise _none_whole(plan)
     if plan.checkpoint.must_exist:
         raise CheckpointError(
             f"--load {directory} holds no complete checkpoint; give the directory that a run "
@@ -98,7 +110,8 @@ def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
     return None
 
 
-def _find(wished: CheckpointPlan) -> list[str]:
+def _find(plan: Plan) -> list[str]:
+    wished = plan.checkpoint
     directory = Path(wished.load)
     if directory.is_dir():
         restore_replaced(directory)
@@ -110,6 +123,8 @@ def _find(wished: CheckpointPlan) -> list[str]:
                 f"that iteration, but {', '.join(tags) or 'none at all'}"
             )
         return [tag_of(wished.step)]
+    if before := plan.guards.replay_step:
+        return [tag for tag in tags if (iteration_of(tag) or 0) < before]
     if tags and (told := other_latest(directory, tags[0])):
         log.warning(
             "latest in %s says %s: the folders count, and the newest is %s; to go on from an older "
@@ -119,11 +134,11 @@ def _find(wished: CheckpointPlan) -> list[str]:
     return with_universal(directory, tags) if wished.universal else tags
 
 
-def _none_whole(wished: CheckpointPlan) -> CheckpointError:
-    tags = _find(wished)
+def _none_whole(plan: Plan) -> CheckpointError:
+    tags = _find(plan)
     are = "is" if len(tags) == 1 else "are"
     return CheckpointError(
-        f"no checkpoint of --load {wished.load} is whole ({', '.join(tags)} {are} damaged); "
+        f"no checkpoint of --load {plan.checkpoint.load} is whole ({', '.join(tags)} {are} damaged); "
         "starting over would replace them: mend them, or move them away"
     )
 

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 from megatron.errors import CheckpointError
 
 JOURNAL = "journal.jsonl"
+START, ROLLBACK = "start", "rollback"
+"""Events behind which a run is at an iteration that it may have been at before."""
 
 
 class Journal:
@@ -30,15 +32,16 @@ class Journal:
                     stream.write(b"\n")
         except OSError as error:
             raise CheckpointError(f"--save {directory}: {error}") from error
-        starts = [record for record in _records(directory) if record["event"] == "start"]
+        starts = [record for record in _records(directory) if record["event"] == START]
         self.attempt = len(starts)
         named = (record["run"] for record in starts if "run" in record)
         self.run = next(named, None) or secrets.token_hex(4)
 
-    def start(self, iteration: int) -> None:
-        """Note that the run begins, or goes on, behind `iteration`."""
+    def start(self, iteration: int, surroundings: Mapping[str, str]) -> None:
+        """Note that the run begins, or goes on, behind `iteration`, and with what it runs."""
         self.attempt += 1
-        self.write("start", {"iteration": iteration, "run": self.run, "attempt": self.attempt})
+        known = {"iteration": iteration, "run": self.run, "attempt": self.attempt}
+        self.write(START, {**known, "with": dict(surroundings)})
 
     def write(self, event: str, record: dict[str, Any]) -> None:
         """Append `record` under the name of what happened."""
@@ -55,12 +58,12 @@ class Journal:
 def read_journal(directory: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a run, the oldest first.
 
-    Where the run went on from an older checkpoint, what came after that one is left out: it was
-    done again.
+    Where the run went on from an older checkpoint, or went back to one, what came after that one
+    is left out: it was done again.
     """
     standing: list[dict[str, Any]] = []
     for record in _records(directory):
-        if record["event"] == "start":
+        if record["event"] in (START, ROLLBACK):
             standing = [r for r in standing if r["iteration"] <= record["iteration"]]
         standing.append(record)
     yield from standing
@@ -68,7 +71,11 @@ def read_journal(directory: Path) -> Iterator[dict[str, Any]]:
 
 def every_attempt(directory: Path, iteration: int) -> list[dict[str, Any]]:
     """Return the records of `iteration` from all starts of a run, the oldest first."""
-    return [r for r in _records(directory) if r["event"] != "start" and r["iteration"] == iteration]
+    return [
+        r
+        for r in _records(directory)
+        if r["event"] not in (START, ROLLBACK) and r["iteration"] == iteration
+    ]
 
 
 def _records(directory: Path) -> Iterator[dict[str, Any]]:

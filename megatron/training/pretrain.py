@@ -10,31 +10,32 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
 from megatron.config.config import Config
 from megatron.errors import ExitCode
 from megatron.fused_kernels.choose import Choice, package_problems
+from megatron.plan.check import check
+from megatron.plan.plan import Plan, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.training import setup
 from megatron.training.choose import choose
 from megatron.training.environment import Launch
 from megatron.training.failure import FailureFile
 from megatron.training.flags_file import write_flags
 from megatron.training.objective import GPT, Objective
+from megatron.training.replay import quiet, replay
 from megatron.training.requests import build_requests
 from megatron.training.resume import resume
+from megatron.training.run import Run, say_when
 from megatron.training.save import sole_writer, warn_of_others
 from megatron.training.state import TrainState
-from megatron.training.stream import length_of_next_step
+from megatron.training.stream import Stream, length_of_next_step
 from megatron.training.watchdog import Watchdog
 from megatron.training.writers import writer_problems
-
-from megatron.plan.check import check
-from megatron.plan.plan import Plan, plan
-from megatron.training import setup
-from megatron.training.run import Run, say_when
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,14 @@ def pretrain(
             groups=groups,
             device=device,
         )
+        lengths = decided.curriculum
+        length = length_of_next_step(lengths.length_at, state) if lengths.schedule else None
+        train_batches = partial(batches, sets.train, length=length)
+        if decided.guards.replay_step:
+            stream = Stream(train_batches, state.samples)
+            replay(engine, decided, state, stream, samples=sets.train, tokenizer=tokenizer)
+            dist.barrier()
+            return ExitCode.FINISHED
         run = Run(
             engine,
             decided,
@@ -120,9 +129,7 @@ def pretrain(
         if decided.evaluation.only:
             run.evaluate()
         else:
-            lengths = decided.curriculum
-            length = length_of_next_step(lengths.length_at, state) if lengths.schedule else None
-            code = run.train(partial(batches, sets.train, length=length), launch, requests)
+            code = run.train(train_batches, launch, requests)
     dist.barrier()
     dist.destroy_process_group()
     return code
@@ -159,7 +166,7 @@ def _decide(
     made_with = describe(tokenizer)
     for prefix in decided.data.prefixes:
         require_same(prefix, made_with)
-    return tokenizer, decided
+    return tokenizer, quiet(decided) if decided.guards.replay_step else decided
 
 
 def _tell(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> None:

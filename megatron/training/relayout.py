@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from megatron.checkpoint.layouts import read_whole
+from megatron.checkpoint.digest import read_any
 from megatron.checkpoint.manifest import Manifest
 from megatron.config.config import Config
 from megatron.config.kernels import KernelsConfig
-from megatron.errors import ConfigError
+from megatron.engine.build import any_format
 from megatron.parallel.random import renewed_seed
 from megatron.plan.plan import plan
 from megatron.training import setup
@@ -23,13 +23,7 @@ from megatron.training.state import TrainState
 def config_of_layout(
     saved: Config, manifest: Manifest, output: str, *, tensor: int, pipeline: int
 ) -> Config:
-    """Return the wishes of the run that saved a checkpoint, for another layout on CPUs.
-
-    Raises:
-        ConfigError: it trained in fp16, which CPUs do not.
-    """
-    if manifest.plan["precision"]["dtype"] == "fp16":
-        raise ConfigError("fp16 needs a GPU: give --load this checkpoint in the layout you want")
+    """Return the wishes of the run that saved a checkpoint, for another layout on CPUs."""
     size = manifest.plan["batch"]["global_batch_size"]
     return replace(
         saved,
@@ -54,6 +48,7 @@ def config_of_layout(
             reset_progress=False,
             exit_on_missing_checkpoint=False,
             universal_checkpoint=False,
+            no_save_optim=not manifest.plan["checkpoint"]["saves_optimizer"],
         ),
     )
 
@@ -71,15 +66,19 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
         config,
         world_size=launch.world_size,
         vocab_size=manifest.plan["model"]["vocab_size"],
-        device=device.type,
+        # Nothing is computed, so that fp16 needs no GPU.
+        device="cuda" if manifest.plan["precision"]["dtype"] == "fp16" else device.type,
         objective=objective.name,
     )
     setup.start_processes(config, launch, device, deterministic=False)
     groups = setup.build_process_groups(decided)
     kernels, _ = setup.choose(decided, device)
-    engine = setup.build_gpt_engine(decided, groups, objective, kernels)
-    engine.load_whole(read_whole(source, manifest, verify=launch.rank == 0))
-    state = TrainState(**manifest.state)
+    with any_format():
+        engine = setup.build_gpt_engine(decided, groups, objective, kernels)
+    whole = read_any(source, manifest, verify=launch.rank == 0)
+    engine.load_whole(whole, optimizer=decided.checkpoint.saves_optimizer)
+    state = TrainState()
+    state.take(manifest.state)
     engine.renew_streams(
         renewed_seed(decided.training.seed, state.iteration),
         sequence_parallel=decided.parallel.sequence_parallel,

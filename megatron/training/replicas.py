@@ -1,12 +1,13 @@
-"""Whether ranks still have in common what they must: weights, random streams, counters."""
+"""Whether ranks still have in common what they must: weights, optimizer, random streams, counters."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import asdict
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from megatron.engine.engine import Engine
 from megatron.errors import TrainingError
 from megatron.parallel.experts import whole_name
 from megatron.parallel.groups import Groups
@@ -27,14 +28,15 @@ class ReplicaCheck(Hook):
     """Compares fingerprints over all ranks every `interval` iterations. For all ranks.
 
     Args:
+        engine: whose weights and optimizer are compared.
         streams_per_tensor_rank: whether tensor ranks draw different numbers outside of
             tensor-parallel regions.
     """
 
     def __init__(
-        self, module: nn.Module, groups: Groups, *, interval: int, streams_per_tensor_rank: bool
+        self, engine: Engine, groups: Groups, *, interval: int, streams_per_tensor_rank: bool
     ):
-        self._module = module
+        self._engine = engine
         self._groups = groups
         self._interval = interval
         self._streams_per_tensor_rank = streams_per_tensor_rank
@@ -60,8 +62,8 @@ class ReplicaCheck(Hook):
                 "on without it from a checkpoint of before"
             )
 
-    def _prints(self, state: TrainState) -> Iterator[tuple[Common, int]]:
-        for name, parameter in self._module.named_parameters():
+    def _prints(self, state: TrainState) -> Iterator[tuple[Common, Hashable]]:
+        for name, parameter in self._engine.module.named_parameters():
             # ZeRO-3 holds a weight once, in pieces.
             if hasattr(parameter, "ds_id"):
                 continue
@@ -74,6 +76,8 @@ class ReplicaCheck(Hook):
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             device = torch.cuda.get_rng_state()
             yield ("the device's random stream", drawing), fingerprint(device)
+        for name, numbers in self._engine.counters().items():
+            yield (name, "all"), numbers
         for name, value in asdict(state).items():
             yield (f"the counter of {name}", "all"), value
 
@@ -97,9 +101,9 @@ def fingerprint(tensor: Tensor) -> int:
 _AS_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def differences(prints: Iterable[tuple[int, Common, int]]) -> Iterator[str]:
+def differences(prints: Iterable[tuple[int, Common, Hashable]]) -> Iterator[str]:
     """Yield what differs among (rank, what is in common, fingerprint)."""
-    found: dict[Common, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[Common, dict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, common, value in prints:
         found[common][value].append(rank)
     for (name, _), by_value in found.items():

@@ -31,7 +31,7 @@ def resume(engine: Engine, plan: Plan, state: TrainState, chosen: Chosen) -> Pla
 
     Communication: every rank must call this, in step.
     """
-    while problems := list(gathered(damage(chosen.folder, share_of([*chosen.manifest.files])))):
+    while problems := _damage(chosen):
         log.warning("%s is passed over: %s", chosen.folder, "; ".join(problems))
         chosen = next_older(plan, chosen)
     plan = going_on(plan, chosen)
@@ -49,22 +49,26 @@ def resume(engine: Engine, plan: Plan, state: TrainState, chosen: Chosen) -> Pla
     return plan
 
 
-def go_back(engine: Engine, state: TrainState, chosen: Chosen) -> None:
-    """Put a run that is under way where it was when it saved `chosen`, in the same layout.
+def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
+    """Fill `engine` from `chosen`, whatever the layout of the run that saved it.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: it is damaged, or does not fit.
 
     Communication: every rank must call this, in step.
     """
-    if problems := list(gathered(damage(chosen.folder, share_of([*chosen.manifest.files])))):
+    if problems := _damage(chosen):
         raise CheckpointError("; ".join(problems))
-    engine.load(chosen.folder.parent, chosen.folder.name)
-    state.take(chosen.manifest.state)
+    _load(engine, plan, chosen)
+
+
+def _damage(chosen: Chosen) -> list[str]:
+    """Return what is wrong with the files; every rank reads its share."""
+    return list(gathered(damage(chosen.folder, share_of([*chosen.manifest.files]))))
 
 
 def _load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
-    """Fill `engine`, whatever the layout of the run that saved."""
+    """Fill `engine` from files that are whole."""
     folder, manifest = chosen.folder, chosen.manifest
     wished, now = plan.checkpoint, as_json(asdict(plan))
     changes, universal = layout_changes(manifest.plan, now), is_universal(manifest)

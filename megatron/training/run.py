@@ -12,11 +12,12 @@ from megatron.engine.engine import Engine
 from megatron.errors import ExitCode
 from megatron.optim.schedule import learning_rate, weight_decay
 from megatron.parallel.groups import Groups
+from megatron.plan.plan import Plan
 from megatron.training.energy import Energy
 from megatron.training.environment import Launch
 from megatron.training.evaluate import Evaluation
 from megatron.training.journal import Journal
-from megatron.training.loop import Hook, Schedule, train
+from megatron.training.loop import Hook, Meter, Schedule, train
 from megatron.training.meters import build_meters
 from megatron.training.nan_guard import NanGuard
 from megatron.training.profile import Profile
@@ -26,6 +27,7 @@ from megatron.training.report import Report
 from megatron.training.requests import Requests
 from megatron.training.save import Checkpoints
 from megatron.training.skip import Skip
+from megatron.training.spikes import Spike, SpikeGuard, go_back, steps_before
 from megatron.training.state import TrainState
 from megatron.training.step_records import StepRecords
 from megatron.training.stop import Stop
@@ -33,8 +35,6 @@ from megatron.training.stream import Batches, Stream
 from megatron.training.tensorboard import TensorBoard
 from megatron.training.watchdog import Watchdog
 from megatron.training.writers import build_writer
-
-from megatron.plan.plan import Plan
 
 log = logging.getLogger(__name__)
 
@@ -112,24 +112,23 @@ class Run:
 
         stop = Stop(plan.training, started_from=started_from, requests=requests, save=save)
         if self.journal:
-            self.journal.start(started_from)
+            self.journal.start(started_from, checkpoints.surroundings if checkpoints else {})
         say_when("before the start of training step")
-        reason = train(
-            self.engine,
-            stream,
-            schedule=Schedule(
-                lr=lambda state: learning_rate(getattr(state, plan.schedule.unit), plan.schedule),
-                weight_decay=partial(
-                    weight_decay, plan=plan.optimizer, train_samples=plan.training.train_samples
-                ),
-                batch_size=plan.batch.size_at,
-                seq_length=plan.curriculum.length_at,
-            ),
-            state=state,
-            hooks=self._hooks(stream, profile, checkpoints),
-            meters=[*build_meters(self.engine, plan), *([energy] if energy else [])],
-            stop=stop,
-        )
+        meters: list[Meter] = [*build_meters(self.engine, plan), *([energy] if energy else [])]
+        while True:
+            try:
+                reason = train(
+                    self.engine,
+                    stream,
+                    schedule=schedule_of(plan),
+                    state=state,
+                    hooks=self._hooks(stream, profile, checkpoints),
+                    meters=meters,
+                    stop=stop,
+                )
+                break
+            except Spike as spike:
+                self._go_back(spike, stream, checkpoints)
         say_when("after training is done")
         # A run that was done already is not evaluated once more on other samples.
         done_now = started_from < state.iteration and stop.is_done(state)
@@ -151,21 +150,26 @@ class Run:
         log.info(reason)
         return stop.exit_code
 
+    def _go_back(self, spike: Spike, stream: Stream, checkpoints: Checkpoints | None) -> None:
+        assert checkpoints  # a policy needs --save
+        with self.watchdog.during("going back", longer=True):
+            checkpoints.finish()
+            go_back(self.engine, self.plan, self.state, spike, self.journal)
+            checkpoints.goes_on_from(self.state.iteration)
+            stream.seek(self.state.samples)
+
     def _hooks(
         self, stream: Stream, profile: Profile | None, checkpoints: Checkpoints | None
     ) -> list[Hook]:
         plan, watchdog = self.plan, self.watchdog
-        skips = plan.training.skips
         hooks: list[Hook | None] = [
             Progress(watchdog),
             Skip(
-                skips,
+                plan.training.skips,
                 train_iters=plan.training.train_iters,
                 batch_size=plan.batch.size_at,
                 stream=stream,
-            )
-            if skips
-            else None,
+            ),
             profile,
             Report(plan, self.journal) if self.groups.rank == 0 else None,
             StepRecords(self.journal) if self.journal else None,
@@ -179,15 +183,30 @@ class Run:
 
     def _guards(self) -> Iterator[Hook]:
         plan = self.plan
+        if plan.guards.spikes.is_on:
+            before = steps_before(Path(plan.checkpoint.save), plan.guards.spikes)
+            yield SpikeGuard(plan.guards.spikes, before)
         if most := plan.training.max_nan_steps:
             yield NanGuard(most, seeks_scale=plan.precision.dtype == "fp16")
         if interval := plan.training.replica_check_interval:
             yield ReplicaCheck(
-                self.engine.module,
+                self.engine,
                 self.groups,
                 interval=interval,
                 streams_per_tensor_rank=plan.parallel.sequence_parallel,
             )
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """Return what each step of the run does."""
+    return Schedule(
+        lr=lambda state: learning_rate(getattr(state, plan.schedule.unit), plan.schedule),
+        weight_decay=partial(
+            weight_decay, plan=plan.optimizer, train_samples=plan.training.train_samples
+        ),
+        batch_size=plan.batch.size_at,
+        seq_length=plan.curriculum.length_at,
+    )
 
 
 def say_when(stage: str) -> None:

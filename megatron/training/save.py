@@ -1,7 +1,6 @@
 """Checkpoints of a run: written by all ranks, published once."""
 
 import logging
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -10,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from megatron.checkpoint.lock import locked
@@ -36,7 +34,7 @@ from megatron.plan.plan import Plan
 from megatron.training.agree import agreed, from_rank_0, gathered, share_of
 from megatron.training.loop import Hook, StepResult
 from megatron.training.state import TrainState
-from megatron.version import VERSION
+from megatron.training.surroundings import surroundings
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +68,7 @@ class Checkpoints(Hook):
         self._config = config
         self._directory = Path(plan.checkpoint.save)
         self._saved = self._went_on_from = saved
+        self.surroundings = surroundings()
         in_background = plan.checkpoint.in_background
         self._executor: Executor = ThreadPoolExecutor(1) if in_background else AtOnce()
         self._copies = HostCopies() if in_background else None
@@ -115,6 +114,10 @@ class Checkpoints(Hook):
             log.info("  copied in %.2f s; training goes on while it is written", seconds)
         else:
             self.finish()
+
+    def goes_on_from(self, iteration: int) -> None:
+        """Note that the run is where it saved `iteration`, and steps behind it come again."""
+        self._saved = self._went_on_from = iteration
 
     def finish(self) -> None:
         """Wait until the save under way, if there is one, is published and the rest is removed.
@@ -235,11 +238,7 @@ class Checkpoints(Hook):
             state=asdict(state),
             plan=asdict(self._plan),
             config=asdict(self._config),
-            versions={
-                "megatron": VERSION,
-                "torch": str(torch.__version__),
-                "python": platform.python_version(),
-            },
+            versions=dict(self.surroundings),
             partition_dims=self._partition_dims(),
             files=(),
         )

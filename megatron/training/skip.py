@@ -13,6 +13,8 @@ log = logging.getLogger(__name__)
 class Skip(Hook):
     """Moves the run behind each range of iterations that it comes to. For all ranks.
 
+    The spikes of the run's state are such ranges too.
+
     Args:
         ranges: first and last iteration of each, in order.
         train_iters: the run's last iteration.
@@ -35,13 +37,15 @@ class Skip(Hook):
 
     def before_step(self, state: TrainState) -> None:
         """Pass over the ranges that begin with the next iteration, or in which it lies."""
-        for first, last in self._ranges:
+        spikes = dict.fromkeys(state.spikes, "--spike-policy")
+        asked = dict.fromkeys(self._ranges, "--skip-train-iteration-range")
+        for (first, last), flag in sorted({**spikes, **asked}.items()):
             last = min(last, self._train_iters)
             if not first <= state.iteration + 1 <= last:
                 continue
             log.info(
-                "Skipped iterations %d to %d due to --skip-train-iteration-range flag.",
-                *(state.iteration + 1, last),
+                "Skipped iterations %d to %d due to %s flag.",
+                *(state.iteration + 1, last, flag),
             )
             for _ in range(last - state.iteration):
                 state.samples += self._batch_size(state.samples)

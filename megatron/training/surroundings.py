@@ -11,7 +11,7 @@ from socket import gethostname
 import torch
 
 from megatron.checkpoint.differences import Difference
-from megatron.training.agree import gathered
+from megatron.training.agree import from_rank_0, gathered
 from megatron.version import VERSION
 
 _LIBRARIES = ("torch", "deepspeed", "numpy", "triton")
@@ -22,18 +22,19 @@ Surroundings = Mapping[str, str]
 """What is there, by name; "" where there is none."""
 
 
-def surroundings(device: torch.device) -> Surroundings:
+def surroundings() -> Surroundings:
     """Return what all ranks run on and with, versions as rank 0 has them.
 
     Communication: every rank must call this, in step.
     """
-    own = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    own = torch.cuda.get_device_name() if on_gpu else "CPU"
     found = list(gathered([(own, gethostname())]))
     devices = Counter(name for name, _ in found)
     hosts = dict.fromkeys(host for _, host in found)
     return {
         "megatron": VERSION,
-        "commit": commit(),
+        "commit": from_rank_0(commit),
         "python": python_version(),
         **{name: _version(name) for name in _LIBRARIES},
         "cuda": str(torch.version.cuda or ""),

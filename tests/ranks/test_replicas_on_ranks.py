@@ -23,7 +23,7 @@ def trained_check(*flags):
     for _ in range(2):
         engine.train_batch(batches)
     check = ReplicaCheck(
-        engine.module,
+        engine,
         groups,
         interval=2,
         streams_per_tensor_rank=plan.parallel.sequence_parallel,
@@ -59,6 +59,12 @@ def compares_replicas_and_tensor_ranks(rank):
     if rank == ODD:
         torch.rand(1)
     require_named(rank, check, "the ordinary random stream", r"2 \| 3")
+    steps = next(iter(engine._engine.basic_optimizer.state.values()))["step"]
+    steps += int(rank == ODD)
+    require_named(rank, check, "steps of the optimizer", r"0, 1, 2 \| 3")
+    steps -= int(rank == ODD)
+    engine.set_lr(0.5 if rank == ODD else 0.25)
+    require_named(rank, check, "the learning rate", r"0, 1, 2 \| 3")
     counters = TrainState(iteration=6, samples=12 + (rank == ODD))
     with pytest.raises(TrainingError, match=r"the counter of samples: ranks 0, 1, 2 \| 3"):
         check.after_step(counters, step=None)

@@ -15,7 +15,9 @@ def micro_batch(seed):
 
 
 def weights(engine):
-    return {name: p.detach().clone() for name, p in engine.module.named_parameters()}
+    # At ZeRO stage 3 a weight lies in its own piece.
+    named = engine.module.named_parameters()
+    return {name: getattr(p, "ds_tensor", p).detach().clone() for name, p in named}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,13 @@ def weights(engine):
         ("--bf16", "--zero-stage", "0"),
         ("--bf16", "--zero-stage", "2"),
         ("--zero-stage", "1"),
+        ("--clip-grad", "0"),
+        ("--bf16", "--clip-grad", "0"),
+        ("--zero-stage", "2", "--clip-grad", "0"),
+        ("--bf16", "--zero-stage", "3"),
+        ("--optimizer", "muon"),
+        ("--bf16", "--optimizer", "lion"),
+        ("--optimizer", "sgd"),
     ],
     ids=" ".join,
 )

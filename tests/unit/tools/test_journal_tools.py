@@ -44,7 +44,7 @@ def run(tmp_path):
     live = TensorBoard(build_writer(plan.logging), plan, asdict(config), TrainState())
     for start, losses in ((0, [LOSSES[0], 9.0, 9.0]), (1, LOSSES[1:])):
         journal = Journal(tmp_path)
-        journal.start(start)
+        journal.start(start, {})
         for iteration, loss in enumerate(losses, start + 1):
             state = TrainState(iteration=iteration, samples=2 * iteration, tokens=12 * iteration)
             StepRecords(journal).after_step(state, taken(loss))

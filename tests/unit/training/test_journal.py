@@ -42,7 +42,7 @@ def taken(loss):
 def test_each_step_is_known_by_run_attempt_and_iteration(tmp_path):
     for started_from, loss in ((0, 1.0), (1, 2.0)):
         journal = Journal(tmp_path)
-        journal.start(started_from)
+        journal.start(started_from, {})
         for iteration in range(started_from + 1, 4):
             state = TrainState(iteration=iteration, samples=4 * iteration, tokens=32 * iteration)
             StepRecords(journal).after_step(state, taken(loss))
@@ -62,10 +62,10 @@ def test_each_step_is_known_by_run_attempt_and_iteration(tmp_path):
 
 
 def test_half_a_line_of_a_killed_run_is_left_out(tmp_path):
-    Journal(tmp_path).start(0)
+    Journal(tmp_path).start(0, {"torch": "1"})
     with (tmp_path / "journal.jsonl").open("a") as stream:
         stream.write('{"event": "step", "iter')
-    Journal(tmp_path).start(2)
+    Journal(tmp_path).start(2, {})
     assert [record["attempt"] for record in read_journal(tmp_path)] == [1, 2]
 
 

@@ -15,6 +15,7 @@ from megatron.checkpoint.names import MANIFEST, published_tags
 from megatron.errors import CheckpointError
 from megatron.parallel.sharding import sharded
 from megatron.training import save
+from megatron.training.choose import choose
 from megatron.training.resume import resume
 from megatron.training.save import Checkpoints, sole_writer, warn_of_others
 from megatron.training.state import TrainState
@@ -58,7 +59,9 @@ def job(tmp_path, group):
 
         def resume(self, *flags):
             state = TrainState()
-            resume(self.engine, tiny_plan(*self.flags, *flags), state)
+            plan = tiny_plan(*self.flags, *flags)
+            if chosen := choose(plan):
+                resume(self.engine, plan, state, chosen)
             return state
 
     return Job()
@@ -71,7 +74,7 @@ def test_a_checkpoint_lists_all_its_files_and_who_wrote_it(job):
     assert [record.name for record in manifest.files] == ["more.txt", "weights.pt"]
     assert {file.name for file in folder.iterdir()} == {"more.txt", "weights.pt", MANIFEST}
     assert damage(folder, manifest.files) == []
-    assert manifest.state == asdict(TrainState(iteration=5, samples=10))
+    assert manifest.state == asdict(TrainState(iteration=5, samples=10)) | {"spikes": []}
     assert manifest.plan == json.loads(json.dumps(asdict(job.plan)))
     assert manifest.config == json.loads(json.dumps(asdict(job.config)))
     assert manifest.partition_dims == {"weight": 1}
@@ -152,7 +155,7 @@ def test_checkpoints_that_are_all_damaged_are_no_beginning(job):
 
 def test_another_network_is_refused_before_anything_is_loaded(job):
     job.save(5)
-    with pytest.raises(CheckpointError, match="model.num_layers: 2 in the checkpoint, 4 now"):
+    with pytest.raises(CheckpointError, match="--num-layers +2 +4"):
         job.resume("--num-layers", "4")
     assert job.engine.loaded == []
 
@@ -200,7 +203,7 @@ def test_a_missing_checkpoint_can_be_an_error_at_the_first_start_too(job):
 
 def test_weights_alone_can_be_finetuned_with_another_optimizer(job, tmp_path):
     job.save(5)
-    with pytest.raises(CheckpointError, match="optimizer.name: adam in the checkpoint, sgd now"):
+    with pytest.raises(CheckpointError, match="--optimizer +adam +sgd"):
         job.resume("--optimizer", "sgd")
     elsewhere = ["--save", str(tmp_path / "elsewhere")]
     assert job.resume("--optimizer", "sgd", "--finetune", *elsewhere) == TrainState()
@@ -262,3 +265,40 @@ def test_another_run_that_writes_to_the_directory_is_refused(job):
         pass
     with sole_writer(job.plan), sole_writer(tiny_plan()):
         pass
+
+
+def test_a_run_goes_on_from_the_step_asked_for_and_keeps_what_came_behind(job, told):
+    for iteration in (5, 10, 15):
+        job.save(iteration)
+    assert job.resume("--ckpt-step", "5") == TrainState(iteration=5, samples=10)
+    assert published_tags(job.directory) == ["global_step5"]
+    assert (job.directory / "latest").read_text() == "global_step5"
+    assert (job.directory / "aside-global_step15" / MANIFEST).exists()
+    assert "aside-global_step15, aside-global_step10" in told[-1]
+    # Once more, after the same steps were taken again.
+    job.checkpoints = Checkpoints(job.engine, job.plan, job.config, saved=5)
+    job.save(10)
+    job.resume("--ckpt-step", "5")
+    assert (job.directory / "aside-2-global_step10" / MANIFEST).exists()
+    with pytest.raises(CheckpointError, match="--ckpt-step 10: .* but global_step5$"):
+        job.resume("--ckpt-step", "10")
+
+
+def test_another_directory_keeps_its_newer_checkpoints(job, tmp_path):
+    job.save(5)
+    job.save(10)
+    job.resume("--ckpt-step", "5", "--save", str(tmp_path / "elsewhere"))
+    assert published_tags(job.directory) == ["global_step10", "global_step5"]
+
+
+def test_a_damaged_checkpoint_of_the_step_asked_for_has_no_stand_in(job):
+    job.save(5)
+    job.save(10)
+    (job.directory / "global_step10" / "weights.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"is whole \(global_step10 is damaged\)"):
+        job.resume("--ckpt-step", "10")
+
+
+def test_passed_over_spikes_are_part_of_the_state(job):
+    job.checkpoints.save(TrainState(iteration=5, spikes=((3, 4),)))
+    assert job.resume() == TrainState(iteration=5, spikes=((3, 4),))

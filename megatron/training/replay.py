@@ -1,0 +1,145 @@
+"""A step taken again from a checkpoint before it, beside what the journal tells of it."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from megatron.data.datasets import build_datasets
+from megatron.data.samplers import SampleSource
+from megatron.engine.engine import Engine
+from megatron.errors import TrainingError
+from megatron.plan.plan import Plan
+from megatron.preparation.traces import lines_of_step
+from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.training.agree import from_rank_0
+from megatron.training.journal import ROLLBACK, read_journal
+from megatron.training.loop import Hook, StepResult, train
+from megatron.training.run import schedule_of
+from megatron.training.skip import Skip
+from megatron.training.state import TrainState
+from megatron.training.step_records import STEP, read_step
+from megatron.training.stream import Stream
+
+log = logging.getLogger(__name__)
+
+_OTHERWISE = "| different"
+_TEXT = 100  # characters
+_COMPARED = ("loss", "grad_norm", "lr", "loss_scale", "batch_size", "seq_length", "skipped")
+
+
+def quiet(plan: Plan) -> Plan:
+    """Return `plan` for a run that leaves no trace: it saves and writes nothing."""
+    return replace(
+        plan,
+        checkpoint=replace(plan.checkpoint, save="", must_exist=False),
+        logging=replace(
+            plan.logging,
+            flags_directory="",
+            profile=replace(plan.logging.profile, directory=""),
+            energy=replace(plan.logging.energy, directory=""),
+        ),
+    )
+
+
+class _Last(Hook):
+    """Keeps what the last step did."""
+
+    step: StepResult | None = None
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Keep it."""
+        self.step = step
+
+
+def replay(
+    engine: Engine,
+    plan: Plan,
+    state: TrainState,
+    stream: Stream,
+    *,
+    samples: SampleSource,
+    tokenizer: Tokenizer,
+) -> None:
+    """Take the steps up to --replay-step and compare that one with the journal in --load.
+
+    Args:
+        samples: what `stream` reads.
+
+    Raises:
+        TrainingError: the journal does not tell of the step, or tells otherwise.
+
+    Communication: every rank must call this, in step.
+    """
+    number = plan.guards.replay_step
+    record, state.spikes = from_rank_0(lambda: _told(Path(plan.checkpoint.load), number))
+    log.info("taking iterations %d to %d again", state.iteration + 1, number)
+    last = _Last()
+    skip = Skip(
+        plan.training.skips,
+        train_iters=plan.training.train_iters,
+        batch_size=plan.batch.size_at,
+        stream=stream,
+    )
+    train(
+        engine,
+        stream,
+        schedule=schedule_of(plan),
+        state=state,
+        hooks=[skip, last],
+        stop=lambda state: "replayed" if state.iteration >= number else None,
+    )
+    assert last.step
+    lines = list(comparison(read_step(record).step, last.step))
+    log.info("step %d of attempt %d, again:\n%s", number, record["attempt"], "\n".join(lines))
+    if dist.get_rank() == 0:
+        log.info("%s", "\n".join(_samples(record, plan, samples, tokenizer)))
+    if any(line.endswith(_OTHERWISE) for line in lines):
+        raise TrainingError(
+            f"step {number} is not what the journal tells; with the same command, layout and "
+            "software it is, bit for bit, unless a device or a file is broken"
+        )
+    log.info("step %d is what the journal tells, bit for bit", number)
+
+
+def comparison(then: StepResult, now: StepResult) -> Iterator[str]:
+    """Yield a line for each thing that a step and its record tell."""
+    for name in _COMPARED:
+        told, found = getattr(then, name), getattr(now, name)
+        # repr: a NaN is unequal to itself, and every float has one of its own.
+        equal = "| equal" if repr(told) == repr(found) else _OTHERWISE
+        yield f"  {name}: {found} | journal {told} {equal}"
+
+
+def _samples(
+    record: dict[str, Any], plan: Plan, samples: SampleSource, tokenizer: Tokenizer
+) -> Iterator[str]:
+    """Yield where the samples of a step come from, and how their texts begin."""
+    data = replace(plan.data, valid=(), test=())
+    length, seed = plan.model.seq_length, plan.training.seed
+    return lines_of_step(
+        record["first_sample"],
+        record["samples"],
+        sources=build_datasets(data, seq_length=length, seed=seed).train,
+        texts=samples,
+        tokenizer=tokenizer,
+        batch=plan.batch,
+        most=_TEXT,
+    )
+
+
+def _told(directory: Path, number: int) -> tuple[dict[str, Any], tuple[tuple[int, int], ...]]:
+    """Return the journal's record of a step, and what the run passed over before it."""
+    records = list(read_journal(directory))
+    steps: Sequence[dict[str, Any]] = [
+        record for record in records if record["event"] == STEP and record["iteration"] == number
+    ]
+    if not steps:
+        raise TrainingError(
+            f"--replay-step {number}: the journal in --load {directory} does not tell of that step"
+        )
+    spikes = [r["passed_over"] for r in records if r["event"] == ROLLBACK]
+    return steps[-1], tuple((first, last) for first, last in spikes)
