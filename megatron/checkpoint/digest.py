@@ -12,11 +12,14 @@ from megatron.parallel.whole import Whole, WholeCheckpoint
 _ROWS = 4096  # read in one go
 
 
-def read_any(folder: Path, manifest: Manifest, *, optimizer: bool = True) -> WholeCheckpoint:
+def read_any(
+    folder: Path, manifest: Manifest, *, optimizer: bool = True, verify: bool = True
+) -> WholeCheckpoint:
     """Return everything in a checkpoint with a layout or without one.
 
     Args:
         optimizer: whether its states are wanted, where they were saved; see read_whole.
+        verify: whether to compare files with a layout with the manifest; see read_whole.
 
     Raises:
         CheckpointError: files are missing or damaged.
@@ -24,7 +27,7 @@ def read_any(folder: Path, manifest: Manifest, *, optimizer: bool = True) -> Who
     if is_universal(manifest):
         return read_universal(folder, manifest)
     saved = manifest.plan["checkpoint"]["saves_optimizer"]
-    return read_whole(folder, manifest, optimizer=optimizer and saved)
+    return read_whole(folder, manifest, optimizer=optimizer and saved, verify=verify)
 
 
 def digests(whole: WholeCheckpoint, vocab_size: int) -> Iterator[tuple[str, str]]:

@@ -170,10 +170,13 @@ def bloom_layers(model, *, tensor_ranks, rows, shift=0):
     return found
 
 
-def write_bloom_as_bigscience(model, folder, *, tensor_ranks, stages, replicas, rows, states):
+def write_bloom_as_bigscience(
+    model, folder, *, tensor_ranks, stages, replicas, rows, states, fp16=False
+):
     """Write a checkpoint of BigScience's of iteration 9 with the states of ZeRO's stage 1.
 
     Args:
+        fp16: whether the network is in 16 bits.
         states: (number of a layer, name) -> whole tensors "exp_avg" and "exp_avg_sq".
     """
     config = model.config
@@ -183,7 +186,8 @@ def write_bloom_as_bigscience(model, folder, *, tensor_ranks, stages, replicas, 
     layers = bloom_layers(model, tensor_ranks=tensor_ranks, rows=rows)
     for number, parameters in layers.items():
         for rank in range(tensor_ranks):
-            shards = {name: parts[rank].clone() for name, parts in parameters.items()}
+            dtype = torch.float16 if fp16 else torch.float32
+            shards = {name: parts[rank].clone().to(dtype) for name, parts in parameters.items()}
             torch.save(shards, own / f"layer_{number:02d}-model_{rank:02d}-model_states.pt")
     with program_with_positions() as positions:
         args = Namespace(
@@ -203,7 +207,7 @@ def write_bloom_as_bigscience(model, folder, *, tensor_ranks, stages, replicas, 
             consumed_train_samples=90,
             consumed_valid_samples=0,
             bf16=False,
-            fp16=False,
+            fp16=fp16,
             params_dtype=torch.float32,
         )
         per_stage = [[n for n in sorted(layers) if n <= 3], [n for n in sorted(layers) if n > 3]]

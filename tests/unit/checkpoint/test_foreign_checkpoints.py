@@ -140,24 +140,43 @@ def test_every_version_of_megatron_lm_opens(gpt2, group, tmp_path, version, tens
     assert not manifest.plan["checkpoint"]["saves_optimizer"]
 
 
-def test_bigscience_opens_with_its_optimizer(bloom, group, tmp_path):
+def write_bloom(model, folder, **kwargs):
     def states(number, name, parts, rank):
-        whole = expected_state(number, name, bloom)
+        whole = expected_state(number, name, model)
         shape = parts[rank].shape
         dim = next((d for d in range(whole.dim()) if whole.shape[d] != shape[d]), None)
         piece = whole if dim is None else whole.chunk(2, dim)[rank]
         return {"exp_avg": piece, "exp_avg_sq": piece.square()}
 
-    write_bloom_as_bigscience(
-        bloom, tmp_path / "theirs", tensor_ranks=2, stages=2, replicas=3, rows=ROWS, states=states
-    )
+    sizes = {"tensor_ranks": 2, "stages": 2, "replicas": 3, "rows": ROWS}
+    write_bloom_as_bigscience(model, folder, states=states, **sizes, **kwargs)
+
+
+def test_a_state_in_fp16_is_laid_out_without_a_gpu(bloom, tmp_path):
+    write_bloom(bloom, tmp_path / "theirs", fp16=True)
+    folder = convert(tmp_path / "theirs", tmp_path / "ours")
+    script = TOOLS / "convert_checkpoint/deepspeed_to_deepspeed.py"
+    places = ["--input_folder", folder, "--output_folder", tmp_path / "files"]
+    subprocess.run([sys.executable, script, *places], check=True, capture_output=True)
+    moved = tmp_path / "files/global_step9"
+    assert (moved / "zero_pp_rank_0_mp_rank_00_optim_states.pt").is_file()
+    main = torch.load(moved / "mp_rank_00_model_states.pt", weights_only=False)
+    assert {tensor.dtype for tensor in main["module"].values()} == {torch.float16}
+    whole, manifest = {}, read_manifest(folder)
+    for place in (folder, moved):
+        state = read_any(place, read_manifest(place))
+        whole[place] = digest_of(digests(state, manifest.plan["model"]["vocab_size"]))
+    assert whole[folder] == whole[moved]
+
+
+def test_bigscience_opens_with_its_optimizer(bloom, group, tmp_path):
+    write_bloom(bloom, tmp_path / "theirs")
     folder = convert(tmp_path / "theirs", tmp_path / "ours")
     require_same_logits(folder, bloom, group)
     manifest = read_manifest(folder)
     assert manifest.plan["checkpoint"]["saves_optimizer"]
-    assert manifest.state == {
-        **{"iteration": 9, "samples": 90, "tokens": 1440, "valid_samples": 0, "skipped": 1}
-    }
+    counted = {"iteration": 9, "samples": 90, "tokens": 1440, "valid_samples": 0, "skipped": 1}
+    assert manifest.state == counted
     whole = read_any(folder, manifest)
     assert whole.counters == {"global_steps": 9, "global_samples": 90, "skipped_steps": 1}
     names = {
