@@ -8,11 +8,13 @@ import pytest
 from golden import HERE, require_golden
 
 from megatron.config.checkpoint_tools import (
+    ConversionConfig,
     FileConfig,
     FilesConfig,
     LayoutConfig,
     LookConfig,
     MegatronConfig,
+    PartitionsConfig,
     UniversalConfig,
 )
 from megatron.config.config import SECTIONS
@@ -63,6 +65,8 @@ def test_flags():
         FileConfig,
         FilesConfig,
         LayoutConfig,
+        ConversionConfig,
+        PartitionsConfig,
         ExportConfig,
         ImportConfig,
         TransformersConfig,
