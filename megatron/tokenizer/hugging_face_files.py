@@ -116,7 +116,11 @@ def _difference(folder: Path, tokenizer: Tokenizer) -> str:
 
     try:
         loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        others = [text for text in _TEXTS if loaded(text)["input_ids"] != tokenizer.encode(text)]
+        others = [
+            text
+            for text in _TEXTS
+            if loaded(text, verbose=False)["input_ids"] != tokenizer.encode(text)
+        ]
     except Exception as error:  # of many types: files, missing libraries
         return f"transformers does not load it: {str(error).strip().partition(chr(10))[0]}"
     return f"transformers finds other ids for {others[0]!r}" if others else ""

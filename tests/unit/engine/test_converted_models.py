@@ -1,0 +1,64 @@
+"""From an engine to transformers and into engines of other kinds."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import tiny_config, tiny_plan
+from transformers import AutoModelForCausalLM
+
+from megatron.checkpoint.hugging_face.export import Wishes as ExportWishes
+from megatron.checkpoint.hugging_face.export import export
+from megatron.checkpoint.hugging_face.imports import Wishes, import_model
+from megatron.checkpoint.manifest import Manifest, read_manifest, record_file, write_manifest
+from megatron.checkpoint.weights import read_weights, read_whole_weights
+from megatron.parallel.sharding import shard_of
+from megatron.tokenizer.null import NullTokenizer
+
+NETWORK = [
+    *("--position-embedding-type", "rotary", "--normalization", "RMSNorm", "--swiglu"),
+    *("--disable-bias-linear", "--untie-embeddings-and-output-weights"),
+    *("--make-vocab-size-divisible-by", "1", "--pad-vocab-size-to", "11"),
+]
+
+
+@pytest.mark.parametrize("saving", [["--zero-stage", "3"], ["--bf16", "--zero-stage", "2"]])
+def test_what_an_engine_saved_is_evaluated_by_others(build, micro_batch, tmp_path, saving):
+    flags = [*NETWORK, *saving]
+    engine = build(*flags)
+    engine.train_batch(iter([micro_batch(0)]))
+    engine.save(tmp_path / "run", "global_step1", {})
+    folder = tmp_path / "run" / "global_step1"
+    named = engine.module.named_parameters()
+    manifest = Manifest(
+        state=dict.fromkeys(("iteration", "samples", "tokens", "valid_samples", "skipped"), 1),
+        plan=json.loads(json.dumps(asdict(tiny_plan(*flags)))),
+        config=asdict(tiny_config(*flags)),
+        versions={},
+        partition_dims={name: shard.dim for name, p in named if (shard := shard_of(p))},
+        files=tuple(map(record_file, sorted(folder.iterdir()))),
+    )
+    write_manifest(folder, manifest)
+    wishes = {"tokenizer_type": "NullTokenizer", "vocab_size": 10}
+    written = export(folder, manifest, tmp_path / "hf", NullTokenizer(10), wishes, ExportWishes())
+    assert written.dtype == ("bf16" if "--bf16" in saving else "fp32")
+    assert all(one.is_equal for one in written.measured)
+
+    imported = import_model(tmp_path / "hf", tmp_path / "ours", Wishes())
+    again = read_manifest(imported.folder)
+    weights = read_whole_weights(imported.folder, again)
+    for name, weight in read_whole_weights(folder, manifest).items():
+        assert torch.equal(weights[name], weight.float()), name
+
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    (tokens, _), (labels, _) = micro_batch(1)
+    with torch.no_grad():
+        logits = reference(tokens).logits
+    expected = float(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+    for kind in ([], ["--zero-stage", "3"], ["--bf16", "--zero-stage", "1"]):
+        other = build(*NETWORK, *kind)
+        other.load_whole(read_weights(imported.folder, again), optimizer=False)
+        found = float(other.evaluate(iter([micro_batch(1)]), 1))
+        assert found == pytest.approx(expected, rel=2e-2 if "--bf16" in kind else 1e-5), kind
