@@ -43,7 +43,9 @@ class Failure:
     groups: list[str] = field(default_factory=list)  # of a hang: which ranks were where
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
-    time: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    time: str = field(
+        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
+    )
 
     @property
     def signature(self) -> tuple[str, int, str]:

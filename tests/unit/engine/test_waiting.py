@@ -1,0 +1,24 @@
+"""How long ranks wait for each other."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from megatron.engine.distributed import limit_waiting
+
+
+def waits(group):
+    return group._get_backend(torch.device("cpu")).options._timeout
+
+
+def test_the_limit_holds_for_groups_made_before_and_the_first_one(group):
+    other = dist.new_group([dist.get_rank()])
+    before = [waits(other), waits(dist.group.WORLD)]
+    try:
+        limit_waiting(7)
+        assert [waits(other), waits(dist.group.WORLD)] == [timedelta(minutes=7)] * 2
+    finally:
+        limit_waiting(30)
+        dist.destroy_process_group(other)
+    assert timedelta(minutes=7) not in before
