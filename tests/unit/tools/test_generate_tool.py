@@ -1,0 +1,181 @@
+"""tools/generate_samples_gpt.py, in this process, on a network that nobody trained."""
+
+import importlib.util
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import spread_network, write_checkpoint
+from stages import plainly_continued
+from tiny import tiny_plan
+
+from megatron.errors import CheckpointError, ConfigError, DataError
+
+FILE = Path(__file__).resolve().parents[3] / "tools" / "generate_samples_gpt.py"
+FLAGS = [
+    *("--tokenizer-type", "NullTokenizer", "--vocab-size", "10"),
+    *("--max-position-embeddings", "16", "--micro-batch-size", "3"),
+]
+NEW = 5
+EOD = 10
+
+
+def module_of(file):
+    spec = importlib.util.spec_from_file_location(f"tool_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return module_of(FILE).main
+
+
+@pytest.fixture(scope="module")
+def trained(group, tmp_path_factory):
+    """A checkpoint of two tensor-parallel ranks and two stages, its network and its directory."""
+    directory = tmp_path_factory.mktemp("trained")
+    layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
+    spec = tiny_plan(*FLAGS, *layout, world_size=4).model
+    model = spread_network(spec, group)
+    write_checkpoint(directory, model.state_dict(), *FLAGS, *layout)
+    return directory, spec, model
+
+
+@pytest.fixture
+def generate(tool, trained):
+    return lambda *flags: tool(["--load", str(trained[0]), "--out-seq-length", str(NEW), *flags])
+
+
+def expected_text(trained, line):
+    _, spec, model = trained
+    prompt = [int(word) for word in line.split()] or [EOD]
+    new = plainly_continued(model, spec, prompt, NEW, stops=[EOD])
+    return " ".join(str(token) for token in new if token != EOD)
+
+
+def test_every_line_of_a_file_is_continued(generate, trained, tmp_path):
+    lines = ["1 2", "", "3", "4 5 6 7", "8 9 1", "0", "2"]
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("\r\n".join(lines).encode())
+    generate("--sample-input-file", str(file), "--greedy")
+    blocks = [
+        f"Context:\n{line}\n\nMegatron-LM:\n{expected_text(trained, line)}\n\n" for line in lines
+    ]
+    assert (tmp_path / "prompts.txt.out").read_text() == "".join(blocks)
+
+    out = tmp_path / "out.jsonl"
+    generate(
+        *("--sample-input-file", str(file), "--sample-output-file", str(out)),
+        *("--greedy", "--recompute", "--logprobs", "--inference-dtype", "fp32"),
+    )
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["context"] for record in records] == lines
+    assert [record["text"] for record in records] == [expected_text(trained, i) for i in lines]
+    for record in records:
+        assert len(record["logprobs"]) == len(record["tokens"]) == record["length"]
+        assert len(record["prompt_logprobs"]) == len(record["prompt_tokens"]) - 1
+
+
+def test_a_prompt_goes_to_the_terminal(generate, trained, capsys):
+    prompt, text = next(
+        (prompt, text)
+        for prompt in map(str, range(EOD))
+        if len((text := expected_text(trained, prompt)).split()) == NEW
+    )
+    generate("--prompt", prompt, "--greedy")
+    assert capsys.readouterr().out == f"Context:\n{prompt}\n\nMegatron-LM:\n{text}\n\n"
+    first = text.split()[0]
+    generate("--prompt", prompt, "--greedy", "--stop-tokens", first)
+    assert capsys.readouterr().out.endswith("Megatron-LM:\n\n\n")
+    generate("--prompt", prompt, "--greedy", "--stop-strings", "x", text[2:5])
+    assert capsys.readouterr().out.endswith(f"Megatron-LM:\n{text[: text.index(text[2:5])]}\n\n")
+    generate("--prompt", prompt, "--beam-width", "1")
+    assert capsys.readouterr().out.endswith(f"Megatron-LM:\n{text}\n\n")
+    generate("--prompt", prompt, "--beam-width", "4", "--length-penalty", "0.5", "--bf16")
+    assert "Megatron-LM:\n" in capsys.readouterr().out
+
+
+def test_samples_follow_from_the_seed(generate, tmp_path):
+    texts = []
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        out = tmp_path / name
+        generate("--num-samples", "5", "--genfile", str(out), "--seed", seed, "--top_p", "0.9")
+        samples = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [set(sample) for sample in samples] == [{"text", "length", "finished"}] * 5
+        assert all(1 <= sample["length"] <= NEW for sample in samples)
+        texts.append([sample["text"] for sample in samples])
+    assert texts[0] == texts[1] != texts[2]
+    assert len(set(texts[0])) > 1
+
+
+def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, monkeypatch):
+    typed = ["1 2", "", " ".join("1" * 16), "3", "stop", "4"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(typed)))
+    generate("--greedy")
+    one, again, long, two, end = capsys.readouterr().out.split(
+        "\nContext prompt (stop to exit) >>> "
+    )[1:]
+    assert one == expected_text(trained, "1 2")
+    assert (again, end) == ("", "\n")
+    assert "a prompt has 16 tokens; it needs at least 1 and at most 15" in long
+    assert two == expected_text(trained, "3")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("3"))  # no end of line, then nothing
+    generate("--greedy")
+    assert expected_text(trained, "3") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--prompt", "1", "--num-samples", "2", "--genfile", "f"], "found --prompt and --num-s"),
+        (["--num-samples", "2"], "--num-samples needs --genfile"),
+        (["--genfile", "f"], "--genfile needs --num-samples"),
+        (["--num-samples", "-1", "--genfile", "f"], "--num-samples -1 must be at least 0"),
+        (["--prompt", "1", "--out-seq-length", "0"], "--out-seq-length 0 must be at least 1"),
+        (["--prompt", "1", "--logprobs"], "--logprobs needs a file of JSON objects"),
+        (["--sample-output-file", "f"], "--sample-output-file is for --prompt and"),
+        (["--prompt", "1", "--beam-width", "0"], "--beam-width 0 must be at least 1"),
+        (["--prompt", "1", "--beam-width", "2", "--greedy"], "does not go with --greedy"),
+        (["--prompt", "1", "--length-penalty", "2"], "--length-penalty is for --beam-width"),
+        (["--prompt", "1", "--greedy", "--top_k", "2"], "--greedy takes the likeliest token"),
+        (["--prompt", "1", "--fp16", "--inference-dtype", "fp16"], "fp16 needs a GPU"),
+        (["--prompt", "1", "--model-parallel-size", "2"], "are 2 processes, and 1 were started"),
+        (["--prompt", "1 " * 20], "a prompt has 20 tokens"),
+    ],
+)
+def test_a_contradiction_is_told(generate, flags, told):
+    with pytest.raises(ConfigError, match=told):
+        generate(*flags)
+
+
+def test_what_cannot_be_read_is_told(generate, tool, tmp_path):
+    for content, told in ((b"", "is empty"), (b"\xff", "can't decode byte")):
+        (tmp_path / "prompts").write_bytes(content)
+        with pytest.raises(DataError, match=told):
+            generate("--sample-input-file", str(tmp_path / "prompts"))
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        tool(["--load", str(tmp_path), "--prompt", "1"])
+    with pytest.raises(ConfigError, match="--load is missing"):
+        tool(["--prompt", "1"])
+    with pytest.raises(CheckpointError, match=r"--hidden-size +8 +16"):
+        generate("--prompt", "1", "--hidden-size", "16")
+
+
+def test_the_benchmark_compares_the_same_text(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    benchmark = module_of(FILE.parent / "benchmark" / "generate.py")
+    theirs = benchmark.hugging_face(layers=1, hidden=16, heads=2, vocab=32, length=12)
+    ours = benchmark.engine(theirs, torch.float32, rows=2)
+    prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert benchmark.continue_here(ours, prompts, 9) == benchmark.continue_there(theirs, prompts, 9)
+    sizes = ["--layers", "1", "--hidden", "16", "--heads", "2", "--vocab", "32"]
+    benchmark.main([*sizes, "--prompt", "2", "--new", "2", "--rounds", "1", "--batches", "1", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in lines] == [
+        [dtype, f"sequences at once: {batch}"] for dtype in ("fp32", "bf16") for batch in (1, 2)
+    ]
