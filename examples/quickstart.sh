@@ -98,6 +98,17 @@ run python tools/generate_samples_gpt.py --load "$out/checkpoints" \
     --prompt "def hello_world():" --out-seq-length 128 --temperature 0.8 --top_p 0.9 --seed 1 \
     --sample-output-file "$out/sample.txt"
 
+step "The same model for transformers, and the same words from it"
+if [[ ! -d $out/hugging_face ]]; then
+    run python tools/convert_checkpoint/to_hf.py --load "$out/checkpoints" \
+        --save "$out/hugging_face"
+fi
+run python tools/generate_samples_gpt.py --load "$out/checkpoints" --device cpu \
+    --prompt "def hello_world():" --out-seq-length 32 --greedy \
+    --sample-output-file "$out/greedy.txt"
+run python examples/quickstart/same_words.py --model "$out/hugging_face" \
+    --prompt "def hello_world():" --tokens 32 --expected "$out/greedy.txt"
+
 step "Summary (the whole took $((SECONDS / 60)) min $((SECONDS % 60)) s)"
 run python examples/quickstart/summary.py --checkpoints "$out/checkpoints" \
     --tensorboard "$out/tensorboard" --sample "$out/sample.txt" --plot "$out/loss.png"

@@ -34,6 +34,8 @@ def test_it_trains_resumes_and_generates_and_then_uses_what_is_there(tmp_path: P
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert list((out / "tensorboard").glob("events.*"))
     assert "def hello_world():" in (out / "sample.txt").read_text()
+    assert "holds" in first and "as GPT2LMHeadModel in fp32" in first
+    assert "the same as those of the trained network" in first
 
     steps = journal(out / "checkpoints", "train")
     assert [step["iteration"] for step in steps] == [10, 20]
