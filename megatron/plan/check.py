@@ -108,7 +108,7 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
     yield from data_problems(config.data)
     yield from evaluation_problems(config, zero_stage=plan_division(config, user).asked_stage)
     yield from checkpoint_problems(
-        config.checkpoint, zero_stage=plan_division(config, user).asked_stage
+        config.checkpoint, user, zero_stage=plan_division(config, user).asked_stage
     )
     yield from logging_problems(config, world_size=world_size, device=device)
     yield from watch_problems(config)

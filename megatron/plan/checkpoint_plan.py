@@ -1,7 +1,8 @@
 """What is saved and loaded, decided."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from megatron.config.checkpoint import CheckpointConfig
 
@@ -51,8 +52,23 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
     )
 
 
-def checkpoint_problems(checkpoint: CheckpointConfig, *, zero_stage: int) -> Iterator[str]:
-    """Yield every reason why nothing can be saved or loaded as asked."""
+def checkpoint_problems(
+    checkpoint: CheckpointConfig, user: Mapping[str, Any], *, zero_stage: int
+) -> Iterator[str]:
+    """Yield every reason why nothing can be saved or loaded as asked.
+
+    Args:
+        user: DeepSpeed's JSON.
+    """
+    settings = user.get("checkpoint")
+    for key in ("writer", "checkpoint_serialization"):
+        if isinstance(settings, Mapping) and key in settings:
+            yield (
+                f"checkpoint.{key} in DeepSpeed's JSON: the files of a checkpoint are not written by "
+                "DeepSpeed; take it out, and write --async-save to go on training meanwhile"
+            )
+    if "datastates_ckpt" in user:
+        yield "datastates_ckpt in DeepSpeed's JSON: take it out, and write --async-save"
     if checkpoint.save_interval is not None and checkpoint.save_interval < 1:
         yield f"--save-interval {checkpoint.save_interval} must be at least 1"
     for flag, number in (

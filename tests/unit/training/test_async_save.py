@@ -171,6 +171,15 @@ def test_a_wish_to_keep_holds_for_the_iteration_that_is_saved_again(start, tmp_p
     assert published_tags(tmp_path / "async") == ["global_step10", "global_step5"]
 
 
+@pytest.mark.parametrize(
+    "settings", ['"writer": {"type": "fast"}', '"checkpoint_serialization": false']
+)
+def test_other_writers_are_refused(tmp_path, settings):
+    (tmp_path / "ds.json").write_text(f'{{"checkpoint": {{{settings}}}}}')
+    with pytest.raises(ConfigError, match=r"^checkpoint\.\w+ in DeepSpeed's JSON: .* --async-save"):
+        tiny_plan("--deepspeed_config", str(tmp_path / "ds.json"))
+
+
 def test_saving_in_the_background_needs_a_directory():
     with pytest.raises(ConfigError, match="--async-save needs --save"):
         tiny_plan("--async-save")
