@@ -111,9 +111,12 @@ class ConversionConfig:
     save_dir: str
     """Directory to write."""
 
-    loader: Literal["own", "megatron", "bigscience", "llama_meta"] | None = None
+    loader: (
+        Literal["own", "megatron", "bigscience", "llama_meta", "hugging_face", "llama2_hf"] | None
+    ) = None
     """Whose files they are: this program's (own), Megatron-LM's (megatron), those of DeepSpeed's
-    forks of it (bigscience), or Meta's of Llama (llama_meta). The files say it when this does not."""
+    forks of it (bigscience), Meta's of Llama (llama_meta), or those of transformers (hugging_face,
+    llama2_hf). The files say it when this does not."""
 
     saver: Literal["own", "megatron"] | None = None
     """Whose files to write. When not said, Megatron-LM's where its files are read, else our own."""

@@ -9,6 +9,7 @@ from megatron.checkpoint.foreign import bigscience, llama_meta, megatron
 from megatron.checkpoint.foreign.detect import SYSTEMS, system_of
 from megatron.checkpoint.foreign.found import Found
 from megatron.checkpoint.foreign.own import checked, manifest_of
+from megatron.checkpoint.hugging_face.imports import Wishes, import_model
 from megatron.checkpoint.manifest import Manifest, read_manifest
 from megatron.checkpoint.megatron_files import write_megatron
 from megatron.checkpoint.names import checkpoint_of
@@ -58,10 +59,6 @@ def find(source: Path, loader: str | None, *, heads: int | None = None) -> Found
             return bigscience.find(source)
         case "llama_meta":
             return llama_meta.find(source)
-        case "hugging_face":
-            raise CheckpointError(
-                f"{source} is {SYSTEMS['hugging_face']}: tools/convert_checkpoint/from_hf.py reads it"
-            )
         case None:
             raise CheckpointError(f"{source} holds no checkpoint of a system that is known")
         case system:
@@ -81,7 +78,11 @@ def convert(wish: Conversion, parse: Callable[[Sequence[str]], Config]) -> Itera
         CheckpointError: a file is missing, damaged, or of another kind.
     """
     loader = wish.loader or system_of(wish.source)
+    loader = "hugging_face" if loader == "llama2_hf" else loader
     saver = wish.saver or ("megatron" if loader == "megatron" else "own")
+    if loader == "hugging_face":
+        yield from _from_transformers(wish, parse(()), saver)
+        return
     if loader == "own":
         folder = checkpoint_of(wish.source)
         manifest = read_manifest(folder)
@@ -104,10 +105,30 @@ def convert(wish: Conversion, parse: Callable[[Sequence[str]], Config]) -> Itera
         return
     if (wish.tensor, wish.pipeline) != (1, 1):
         yield f"{' and '.join(wish.flags)} say nothing of our own files: any layout opens them"
-    written = publish_whole(wish.output, manifest, whole)
+    yield from _told(publish_whole(wish.output, manifest, whole), wish)
+
+
+def _told(written: Path, wish: Conversion) -> Iterator[str]:
+    """Yield what a user should know of a checkpoint of ours that was written."""
     yield f"{written} holds {wish.source}"
     yield f"train on with: pretrain_gpt.py --use-checkpoint-args --load {wish.output} --finetune ..."
     yield f"write with: tools/generate_samples_gpt.py --load {wish.output} --prompt TEXT"
+
+
+def _from_transformers(wish: Conversion, config: Config, saver: str) -> Iterator[str]:
+    """Write a model of transformers' as our own; see import_model."""
+    if saver != "own":
+        raise ConfigError("--loader hugging_face goes with --saver own; convert its result again")
+    said = import_model(
+        wish.source,
+        wish.output,
+        Wishes(
+            tokenizer=config.tokenizer.tokenizer_name_or_path,
+            seq_length=config.model.seq_length or None,
+        ),
+    )
+    yield from map(str, said.measured)
+    yield from _told(said.folder, wish)
 
 
 def _own(

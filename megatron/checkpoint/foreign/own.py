@@ -1,7 +1,7 @@
 """From what another program left to a checkpoint of ours: the wishes, the plan, the manifest."""
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -9,19 +9,15 @@ from typing import Any
 import torch
 
 from megatron.checkpoint.foreign.found import Found, require_names
+from megatron.checkpoint.hugging_face.network import parameters_of, saved_spec
 from megatron.checkpoint.manifest import Manifest
 from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.config import Config
 from megatron.config.deepspeed import DeepSpeedConfig
 from megatron.config.parallel import ParallelConfig
 from megatron.errors import CheckpointError
-from megatron.model.gpt import gpt_layers
-from megatron.model.layers import SequentialModel
-from megatron.parallel.groups import lone_group
-from megatron.parallel.random import OrdinaryStream
 from megatron.parallel.sharding import shard_of
 from megatron.parallel.whole import Made, WholeCheckpoint, WholeParameter
-from megatron.plan.model_spec import ModelSpec
 from megatron.plan.plan import plan
 from megatron.version import VERSION
 
@@ -53,8 +49,8 @@ def manifest_of(found: Found, config: Config, *, vocab_size: int) -> Manifest:
     decided = plan(wishes, world_size=1, vocab_size=vocab_size, device="cuda")
     held = replace(decided.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
     decided = replace(decided, checkpoint=held)
-    shapes = dict(_parameters(decided.model))
-    require_names(set(found.whole.parameters), set(shapes), found.folder)
+    parameters = parameters_of(decided.model)
+    require_names(set(found.whole.parameters), set(parameters), found.folder)
     begun = {"iteration": 0, "samples": 0, "tokens": 0, "valid_samples": 0, "skipped": 0}
     return Manifest(
         state={**begun, **found.state},
@@ -65,7 +61,9 @@ def manifest_of(found: Found, config: Config, *, vocab_size: int) -> Manifest:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
-        partition_dims={name: dim for name, (_, dim) in shapes.items() if dim is not None},
+        partition_dims={
+            name: shard.dim for name, p in parameters.items() if (shard := shard_of(p))
+        },
         files=(),
     )
 
@@ -76,10 +74,10 @@ def checked(found: Found, spec: Mapping[str, Any]) -> WholeCheckpoint:
     Args:
         spec: the network, as in a manifest's plan.
     """
-    shapes = dict(_parameters(ModelSpec(**spec)))
+    shapes = {name: tuple(p.shape) for name, p in parameters_of(saved_spec(spec)).items()}
 
     def read(name: str) -> WholeParameter:
-        parameter, (wanted, _) = found.whole.parameters[name], shapes[name]
+        parameter, wanted = found.whole.parameters[name], shapes[name]
         if parameter.weight.shape != wanted:
             raise CheckpointError(
                 f"{found.folder}: {name} is {list(parameter.weight.shape)}, and the network of its "
@@ -88,14 +86,3 @@ def checked(found: Found, spec: Mapping[str, Any]) -> WholeCheckpoint:
         return parameter
 
     return replace(found.whole, parameters=Made({name: partial(read, name) for name in shapes}))
-
-
-def _parameters(spec: ModelSpec) -> Iterator[tuple[str, tuple[tuple[int, ...], int | None]]]:
-    """Yield the shape of every parameter, and the dimension that it is divided along."""
-    with torch.device("meta"):
-        model = SequentialModel(
-            gpt_layers(spec, group=lone_group(), rng=OrdinaryStream(), mixed=False)
-        )
-    for name, parameter in model.named_parameters():
-        shard = shard_of(parameter)
-        yield name, (tuple(parameter.shape), shard.dim if shard else None)

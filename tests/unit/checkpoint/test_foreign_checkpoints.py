@@ -26,14 +26,11 @@ from transformers import (
 
 from megatron.checkpoint.digest import digest_of, digests, read_any
 from megatron.checkpoint.foreign.convert import find
+from megatron.checkpoint.hugging_face.network import filled_model, saved_spec
 from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.unpickle import read_foreign
-from megatron.checkpoint.weights import read_whole_weights
+from megatron.checkpoint.weights import read_weights
 from megatron.errors import CheckpointError, ConfigError
-from megatron.model.gpt import gpt_layers
-from megatron.model.layers import SequentialModel
-from megatron.parallel.random import OrdinaryStream
-from megatron.plan.model_spec import ModelSpec
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 VOCAB, ROWS = 50, 56
@@ -93,20 +90,18 @@ def convert(source, target, *words):
     return next(target.glob("global_step*"))
 
 
-def logits(folder, group):
+def logits(folder):
     manifest = read_manifest(folder)
-    spec = ModelSpec(**manifest.plan["model"])
-    steps = gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False)
-    network = SequentialModel(steps).eval()
-    network.load_state_dict(read_whole_weights(folder, manifest))
+    spec = saved_spec(manifest.plan["model"])
+    network = filled_model(spec, read_weights(folder, manifest))
     tokens_bs = torch.randint(0, VOCAB, (2, 16), generator=torch.Generator().manual_seed(1))
     positions_bs = torch.arange(16).expand(2, -1)
     with torch.no_grad():
         return tokens_bs, network((tokens_bs, positions_bs))[..., :VOCAB]
 
 
-def require_same_logits(folder, model, group):
-    tokens_bs, found = logits(folder, group)
+def require_same_logits(folder, model):
+    tokens_bs, found = logits(folder)
     with torch.no_grad():
         expected = model(tokens_bs).logits
     assert expected.std() > 0.1
@@ -131,7 +126,7 @@ def test_every_version_of_megatron_lm_opens(gpt2, group, tmp_path, version, tens
             convert(tmp_path / "theirs", tmp_path / "ours", *words)
         words += ["--num-attention-heads", 4]
     folder = convert(tmp_path / "theirs", tmp_path / "ours", *words)
-    require_same_logits(folder, gpt2, group)
+    require_same_logits(folder, gpt2)
     manifest = read_manifest(folder)
     assert manifest.state["iteration"] == (7 if version else 0)
     assert manifest.state["samples"] == (70 if version else 0)
@@ -172,7 +167,7 @@ def test_a_state_in_fp16_is_laid_out_without_a_gpu(bloom, tmp_path):
 def test_bigscience_opens_with_its_optimizer(bloom, group, tmp_path):
     write_bloom(bloom, tmp_path / "theirs")
     folder = convert(tmp_path / "theirs", tmp_path / "ours")
-    require_same_logits(folder, bloom, group)
+    require_same_logits(folder, bloom)
     manifest = read_manifest(folder)
     assert manifest.plan["checkpoint"]["saves_optimizer"]
     counted = {"iteration": 9, "samples": 90, "tokens": 1440, "valid_samples": 0, "skipped": 1}
@@ -213,7 +208,7 @@ def test_bigscience_without_the_states_and_microsofts_numbers_open(bloom, group,
     )
     main = {"args": args, "iteration": 2, "checkpoint_info": {"original_vocab_size": VOCAB}}
     torch.save(main, folder / "mp_rank_00_model_states.pt")
-    require_same_logits(convert(folder, tmp_path / "ours"), bloom, group)
+    require_same_logits(convert(folder, tmp_path / "ours"), bloom)
     args.num_key_value_heads = 2
     torch.save(main, folder / "mp_rank_00_model_states.pt")
     with pytest.raises(CheckpointError, match="order rows of queries, keys and values in two ways"):
@@ -224,8 +219,17 @@ def test_bigscience_without_the_states_and_microsofts_numbers_open(bloom, group,
 def test_metas_files_of_llama_open(llama, group, tmp_path, ranks):
     write_llama_as_meta(llama, tmp_path / "theirs", ranks=ranks)
     folder = convert(tmp_path / "theirs", tmp_path / "ours", "--seq-length", 16)
-    require_same_logits(folder, llama, group)
+    require_same_logits(folder, llama)
     assert read_manifest(folder).plan["model"]["num_query_groups"] == 2
+
+
+def test_models_of_transformers_come_in_by_the_same_door(gpt2, group, tmp_path):
+    gpt2.save_pretrained(tmp_path / "theirs")
+    folder = convert(tmp_path / "theirs", tmp_path / "ours", "--loader", "hugging_face")
+    require_same_logits(folder, gpt2)
+    places = ["--load-dir", tmp_path / "theirs", "--save-dir", tmp_path / "other"]
+    with pytest.raises(ConfigError, match="goes with --saver own"):
+        tool("checkpoint/util.py", *GPT, "--saver", "megatron", *places)
 
 
 def test_what_is_written_for_megatron_lm_is_read_again(llama, tmp_path, capsys):
