@@ -133,6 +133,10 @@ RUN_LEGACY = (
         takes=1,
         refused=True,
     ),
+    Legacy(
+        "--ds-inference",
+        "generation keeps keys and values and reorders weights by itself, without kernels of DeepSpeed",
+    ),
     Legacy("--transformer-impl", _OURS, takes=1),
     Legacy("--use-mcore-models", _OURS),
 )

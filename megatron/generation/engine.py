@@ -302,7 +302,10 @@ class Engine:
     ) -> list[Choice]:
         logits = self.stage.logits(features)
         tokens = choose_tokens(
-            logits, [s.request.sampling for s in sequences], draws, [s.num_new for s in sequences]
+            _without_barred(logits, sequences),
+            [s.request.sampling for s in sequences],
+            draws,
+            [s.num_new for s in sequences],
         )
         told = [i for i, s in enumerate(sequences) if s.request.logprobs or s.request.top_logprobs]
         choices = [Choice(token=token) for token in tokens]
@@ -344,3 +347,19 @@ class Engine:
             self._running[row] = last
             if self.stage.cache:
                 self.stage.cache.copy(len(self._running), row, len(last.tokens))
+
+
+def _without_barred(logits_bv: Tensor, sequences: Sequence[_Sequence]) -> Tensor:
+    """Return the logits with what may not come next at -inf."""
+    places = [
+        (row, second)
+        for row, sequence in enumerate(sequences)
+        for first, second in sequence.request.barred
+        if sequence.tokens[-1] == first
+    ]
+    if not places:
+        return logits_bv
+    rows, tokens = zip(*places, strict=True)
+    allowed = logits_bv.clone()
+    allowed[list(rows), list(tokens)] = -torch.inf
+    return allowed

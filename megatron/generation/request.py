@@ -19,6 +19,7 @@ class Request:
         seed: what the draws of this sequence follow from, whatever else is generated beside it.
         stop_tokens: the text ends with one of these.
         stop_strings: the text ends where its own tokens spell one of these.
+        barred: pairs of tokens of which the second is never chosen right after the first.
         logprobs: whether probabilities of tokens are told.
         prompt_logprobs: whether those of the prompt are told too.
         top_logprobs: of how many likeliest tokens at each place.
@@ -30,6 +31,7 @@ class Request:
     seed: int | str = 0
     stop_tokens: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
+    barred: frozenset[tuple[int, int]] = frozenset()
     logprobs: bool = False
     prompt_logprobs: bool = False
     top_logprobs: int = 0

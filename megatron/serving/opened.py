@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from megatron.checkpoint.compare import require_same_model
-from megatron.checkpoint.weights import read_weights
 from megatron.config.generation import GenerationConfig
 from megatron.errors import raise_if_any
 from megatron.generation.engine import Engine
@@ -78,16 +77,17 @@ def open_model(source: Source, wishes: GenerationConfig, *, rows: int) -> Opened
         backend=config.parallel.distributed_backend or default,
         device=device,
     )
-    stage = Stage(
-        # The table's rows are divided evenly; what is added stands for no token.
-        replace(trained, padded_vocab_size=-(-trained.padded_vocab_size // tensor) * tensor),
-        read_weights(source.folder, manifest).parameters,
-        groups=groups,
-        dtype=_DTYPES[dtype],
-        device=device,
-        rows=0 if wishes.recompute else rows,
-        sees_prefix=manifest.plan.get("objective", {}).get("sees_prefix", False),
-    )
+    with source.weights() as whole:
+        stage = Stage(
+            # The table's rows are divided evenly; what is added stands for no token.
+            replace(trained, padded_vocab_size=-(-trained.padded_vocab_size // tensor) * tensor),
+            whole.parameters,
+            groups=groups,
+            dtype=_DTYPES[dtype],
+            device=device,
+            rows=0 if wishes.recompute else rows,
+            sees_prefix=manifest.plan.get("objective", {}).get("sees_prefix", False),
+        )
     return Opened(
         engine=Engine(stage, rows=rows, decode=tokenizer.decode, recompute=wishes.recompute),
         tokenizer=tokenizer,

@@ -1,10 +1,14 @@
-"""Which checkpoint a tool opens, and what its command line asks of it. Needs no torch."""
+"""Which model a tool opens, and what its command line asks of it.
 
-from collections.abc import Mapping, Sequence
+For a checkpoint it needs no torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron.checkpoint.manifest import Manifest, read_manifest
 from megatron.checkpoint.names import published_tags
@@ -13,25 +17,35 @@ from megatron.config.flags import value_in
 from megatron.errors import CheckpointError, ConfigError
 from megatron.plan.generation_plan import LAYOUT
 
+if TYPE_CHECKING:
+    from megatron.parallel.whole import WholeCheckpoint
+
+
+Weights = Callable[[], AbstractContextManager["WholeCheckpoint"]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A checkpoint and what is asked of it.
+    """A model and what is asked of it.
 
     Args:
+        folder: a checkpoint, or a model in transformers' format.
+        manifest: of the checkpoint; for a model of transformers' that of its import.
         own: the tool's own sections, by name.
+        weights: opens the weights.
     """
 
     folder: Path
     manifest: Manifest
     config: Config
     own: Mapping[str, Any]
+    weights: Weights
 
 
 def read_wishes(
     argv: Sequence[str], sections: Mapping[str, type], *, description: str | None
 ) -> Source:
-    """Return the newest checkpoint of --load and what `argv` asks of it.
+    """Return the model in --load, of a checkpoint the newest, and what `argv` asks of it.
 
     Flags that are left out are those of the training run, but for the layout.
 
@@ -40,7 +54,7 @@ def read_wishes(
 
     Raises:
         ConfigError: a flag is unknown, refused or malformed, or --load is missing.
-        CheckpointError: there is no checkpoint.
+        CheckpointError: there is no model.
     """
     parse = partial(parse_config_for_checkpoint, extra=sections, description=description or "")
     load = value_in(argv, "--load")
@@ -48,14 +62,32 @@ def read_wishes(
         if {"-h", "--help"} & set(argv):
             parse(argv, {})  # prints the help and leaves
         raise ConfigError("--load is missing: the directory that a run saved to with --save")
-    tags = published_tags(Path(load))
-    if not tags:
-        raise CheckpointError(f"--load {load} holds no complete checkpoint")
-    folder = Path(load) / tags[0]
-    manifest = read_manifest(folder)
+    folder, manifest, weights = _model_in(Path(load))
     trained = {
         section: {name: value for name, value in fields.items() if name not in LAYOUT}
         for section, fields in manifest.config.items()
     }
     config, own = parse(argv, trained)
-    return Source(folder=folder, manifest=manifest, config=config, own=own)
+    return Source(folder=folder, manifest=manifest, config=config, own=own, weights=weights)
+
+
+def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
+    # What reads weights is imported when it is known that there are some: torch takes seconds.
+    if tags := published_tags(directory):
+        folder = directory / tags[0]
+        manifest = read_manifest(folder)
+
+        def read() -> "AbstractContextManager[WholeCheckpoint]":
+            from megatron.checkpoint.weights import read_weights
+
+            return nullcontext(read_weights(folder, manifest))
+
+        return folder, manifest, read
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(
+            f"--load {directory} holds no complete checkpoint, and no model of transformers'"
+        )
+    from megatron.checkpoint.hugging_face.imports import Wishes, describe_model, opened_weights
+
+    described = describe_model(directory, Wishes(), save=directory)
+    return directory, described.manifest, partial(opened_weights, directory, described)

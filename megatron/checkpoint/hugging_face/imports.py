@@ -2,6 +2,7 @@
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from megatron.plan.model_spec import ModelSpec
 from megatron.plan.plan import Plan, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.version import VERSION
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
@@ -84,29 +86,76 @@ def import_model(source: Path, directory: Path, wishes: Wishes) -> Imported:
     """
     if published_tags(directory):
         raise CheckpointError(f"--save {directory} holds checkpoints already: give another")
-    config = _read_config(source)
-    family = family_of_config(config)
-    with Reader(source) as reader:
-        rows = int(config["vocab_size"])
-        flags = [*family.flags(config), *_shared_flags(source, config, rows, wishes)]
-        wished, _ = parse_config([*flags, *_NO_TRAINING, "--save", str(directory)])
-        tokenizer = build_tokenizer(**gpt_tokenizer_arguments(wished.tokenizer))
-        if tokenizer.vocab_size > rows:
-            raise DataError(
-                f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids and the model rows "
-                f"for {rows}: give --tokenizer-name-or-path the one that it was trained with"
-            )
-        decided = _decide(wished, tokenizer.vocab_size)
-        require_same_network(family, config, decided.model)
-        whole = _read_weights(reader, family, decided.model)
+    described = describe_model(source, wishes, save=directory)
+    spec = described.plan.model
+    with opened_weights(source, described) as whole:
         measured = []
         if wishes.verifies:
-            tokens_bs = sample_tokens(decided.model, tokenizer)
+            tokens_bs = sample_tokens(spec, described.tokenizer)
             # In 32 bits both have the weights as they are, whatever the number format of the files.
-            measured = compare(decided.model, whole, source, tokens_bs, "fp32")
+            measured = compare(spec, whole, source, tokens_bs, "fp32")
             require_equal(measured)
-        folder = publish_whole(directory, _manifest(wished, decided), whole)
-    return Imported(folder, flags, measured)
+        folder = publish_whole(directory, described.manifest, whole)
+    return Imported(folder, described.flags, measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """What the model in a folder of transformers' is here, its weights left out.
+
+    Args:
+        flags: the words of pretrain_gpt.py that say it.
+        manifest: that of a checkpoint of it, without files.
+    """
+
+    family: Family
+    flags: Sequence[str]
+    plan: Plan
+    tokenizer: Tokenizer
+    manifest: Manifest
+
+
+def describe_model(source: Path, wishes: Wishes, *, save: Path) -> Described:
+    """Return what the model in `source` is here.
+
+    Args:
+        save: where the run to come saves.
+
+    Raises:
+        CheckpointError: `source` is no model of a known architecture, or no flags say its network.
+        DataError: the tokenizer is missing, or has ids without a row.
+    """
+    config = _read_config(source)
+    family = family_of_config(config)
+    rows = int(config["vocab_size"])
+    flags = [*family.flags(config), *_shared_flags(source, config, rows, wishes)]
+    wished, _ = parse_config([*flags, *_NO_TRAINING, "--save", str(save)])
+    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(wished.tokenizer))
+    if tokenizer.vocab_size > rows:
+        raise DataError(
+            f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids and the model rows "
+            f"for {rows}: give --tokenizer-name-or-path the one that it was trained with"
+        )
+    decided = _decide(wished, tokenizer.vocab_size)
+    require_same_network(family, config, decided.model)
+    return Described(
+        family=family,
+        flags=flags,
+        plan=decided,
+        tokenizer=tokenizer,
+        manifest=_manifest(wished, decided),
+    )
+
+
+@contextmanager
+def opened_weights(source: Path, described: Described) -> Iterator[WholeCheckpoint]:
+    """Give the weights in `source`, each of which is read when it is looked at.
+
+    Raises:
+        CheckpointError: tensors are missing, superfluous or of another shape.
+    """
+    with Reader(source) as reader:
+        yield _read_weights(reader, described.family, described.plan.model)
 
 
 def _read_config(source: Path) -> dict[str, Any]:

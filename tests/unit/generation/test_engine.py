@@ -173,6 +173,24 @@ def test_a_text_ends_at_a_token_a_string_or_where_positions_do(network):
     assert (list(by_string.tokens), by_string.reason) == (free[:3], "stop")
 
 
+def test_a_barred_token_does_not_come_after_its_forerunner(network):
+    model, spec = network
+    for prompt in prompts():
+        first, second, third = plainly_continued(model, spec, prompt, 3)
+        barred = frozenset({(first, second), (29, third)})
+        free, held = completed(
+            engine_of(model, spec), asked(prompt, 3), asked(prompt, 3, barred=barred, logprobs=True)
+        )
+        assert free.tokens == (first, second, third)
+        table = plain_logits(model, spec, [*prompt, first])[-1]
+        probability = table.log_softmax(-1)
+        table[second] = -torch.inf
+        assert held.tokens[:2] == (first, int(table.argmax()))
+        assert held.choices[1].logprob == pytest.approx(
+            float(probability[held.tokens[1]]), abs=1e-4
+        )
+
+
 def test_sequences_join_and_leave_between_steps(network):
     model, spec = network
     engine = engine_of(model, spec, rows=2)

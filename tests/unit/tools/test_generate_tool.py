@@ -11,6 +11,7 @@ import torch
 from checkpoints import spread_network, write_checkpoint
 from stages import plainly_continued
 from tiny import tiny_plan
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from megatron.errors import CheckpointError, ConfigError, DataError
 
@@ -151,6 +152,35 @@ def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, monkey
 def test_a_contradiction_is_told(generate, flags, told):
     with pytest.raises(ConfigError, match=told):
         generate(*flags)
+
+
+def test_a_folder_of_transformers_is_continued_as_by_transformers(tool, tmp_path, capsys):
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=EOD + 1,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        initializer_range=0.5,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    found = model.generate(
+        torch.tensor([[1, 2]]), max_new_tokens=NEW, do_sample=False, pad_token_id=0
+    )
+    expected = found[0, 2:].tolist()
+    if EOD in expected:
+        expected = expected[: expected.index(EOD)]
+    words = ["--prompt", "1 2", "--greedy", "--out-seq-length", str(NEW)]
+    tool(["--load", str(tmp_path), *words])
+    text = " ".join(map(str, expected))
+    assert capsys.readouterr().out == f"Context:\n1 2\n\nMegatron-LM:\n{text}\n\n"
+    assert len({*expected}) > 1
 
 
 def test_what_cannot_be_read_is_told(generate, tool, tmp_path):
