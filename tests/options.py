@@ -433,7 +433,7 @@ CHECKPOINT = {
 
 GUARDS = {
     "spike_policy": Turned("--spike-policy window=9", "error", says="--spike-policy needs --save"),
-    "replay_step": Turned("--replay-step 2", "log", on="--load {files}/checkpoint"),
+    "replay_step": Turned("--replay-step 2", "log", on=_RESUME),
 }
 
 RECOMPUTE = {
