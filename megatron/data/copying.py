@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from megatron.data.partitions import run_in_processes
 from megatron.data.publish import write_errors_name
 from megatron.errors import DataError
 
@@ -75,6 +74,9 @@ def copy_extents(extents: Sequence[Extent], target: Path, *, workers: int = 1) -
         finally:
             os.close(descriptor)
     if workers > 1:
+        # Imported here: it takes as long as copying 100 MB, and one process does without.
+        from megatron.data.partitions import run_in_processes
+
         parts = [part_of(extents, part, workers) for part in range(workers)]
         run_in_processes([partial(_copy_part, part, target) for part in parts], _nothing_to_report)
 

@@ -36,8 +36,7 @@ def publish_pair(bin_temporary: Path, idx_temporary: Path, prefix: str) -> None:
         if bin_temporary.exists():
             flush(bin_temporary)
             idx_path.unlink(missing_ok=True)
-            if _staged_record(prefix).exists():
-                os.replace(_staged_record(prefix), prefix + RECORD)
+            _publish_record(prefix)
             os.replace(bin_temporary, bin_path)
     with write_errors_name(idx_path):
         if idx_temporary.exists():
@@ -58,18 +57,16 @@ def staged_record(
 ) -> Iterator[None]:
     """Have pairs that are published in here get `record` as PREFIX.tokenizer.json.
 
-    Without one, that of an older pair goes. On failure nothing is left, unless `is_kept()`: then
-    a later `publish_pair` finds it.
+    Without one, that of an older pair goes with that pair. On failure nothing is left or removed,
+    unless `is_kept()`: then a later `publish_pair` finds it.
     """
     prefixes = list(prefixes)
     try:
         for prefix in prefixes:
             with write_errors_name(Path(prefix + RECORD)):
-                if record:
+                if record or Path(prefix + RECORD).exists():
                     _staged_record(prefix).write_text(record, encoding="utf-8")
                     flush(_staged_record(prefix))
-                else:
-                    Path(prefix + RECORD).unlink(missing_ok=True)
         yield
     except BaseException:
         if not is_kept():
@@ -77,6 +74,16 @@ def staged_record(
                 with suppress(OSError):
                     _staged_record(prefix).unlink()
         raise
+
+
+def _publish_record(prefix: str) -> None:
+    """Give the staged record its name; an empty one says that there is to be none."""
+    staged = _staged_record(prefix)
+    if staged.exists() and staged.stat().st_size:
+        os.replace(staged, prefix + RECORD)
+    elif staged.exists():
+        Path(prefix + RECORD).unlink(missing_ok=True)
+        staged.unlink()
 
 
 def _staged_record(prefix: str) -> Path:

@@ -12,7 +12,7 @@ from megatron.data.quality import SAMPLE_ONE_IN, Tally, hash_documents
 from megatron.errors import DataError
 
 FIRST = 100  # documents that are all decoded again; of those behind, one in SAMPLE_ONE_IN
-MOST_CHARS = 2_000_000  # of the first ones, so that long ones take seconds at most
+MOST_CHARS = 300_000  # of the first ones, so that slow tokenizers take a second at most
 
 
 def try_first_documents(

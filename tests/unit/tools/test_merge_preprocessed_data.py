@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.data.merge import merge
+from megatron.data.publish import staged_record
+from megatron.errors import DataError
 from megatron.tokenizer.fingerprint import describe, read_record, record_path, write_record
 from megatron.tokenizer.null import NullTokenizer
 
@@ -60,6 +63,27 @@ def test_an_older_pair_is_replaced_not_in_silence_and_without_its_record(directo
     assert "replaces all.bin and all.idx when the new files are complete\n" in done.stdout
     assert len(IndexedDataset(directory / "all")) == 6
     assert not record_path(directory / "all").exists()
+
+
+@pytest.mark.parametrize("index", [b"x", None])
+def test_a_failed_merge_leaves_an_older_pair_with_its_record(directory, index, monkeypatch):
+    """It fails on what it reads, or when it is about to give the new files their names."""
+    with IndexedDatasetWriter(directory / "all", "u2") as writer:
+        writer.append([7])
+    write_record(directory / "all", describe(NullTokenizer(10)))
+    before = {path.name: path.read_bytes() for path in directory.glob("all*")}
+    if index:
+        (directory / "p1_text_document.idx").write_bytes(index)
+    else:
+        monkeypatch.setattr("megatron.data.merge.publish_pair", full_disk)
+    inputs = [str(directory / f"p{i}_text_document") for i in range(3)]
+    with pytest.raises(DataError), staged_record([str(directory / "all")], ""):
+        merge(inputs, str(directory / "all"))
+    assert {path.name: path.read_bytes() for path in directory.glob("all*")} == before
+
+
+def full_disk(*arguments):
+    raise DataError("cannot write all.bin: No space left on device")
 
 
 def test_the_record_of_the_tokenizer_is_carried_on(directory):
