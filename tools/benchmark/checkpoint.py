@@ -1,0 +1,266 @@
+"""Saving, loading and reshaping of a checkpoint, beside what plain PyTorch takes for its bytes.
+
+All sides take turns in one process, so that whatever else the machine does falls on all of them.
+Compare the ratios.
+"""
+
+import ctypes
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+import torch
+
+from megatron import log
+from megatron.checkpoint.layouts import read_whole
+from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpoint.names import tag_of
+from megatron.config.config import Config, parse_config
+from megatron.engine import distributed
+from megatron.engine.engine import Engine, MicroBatch
+from megatron.plan.plan import Plan, plan
+from megatron.tool import run_tool
+from megatron.training import setup
+from megatron.training.batch import gpt_micro_batch
+from megatron.training.choose import choose
+from megatron.training.device import prepare_process
+from megatron.training.loop import StepResult
+from megatron.training.objective import GPT
+from megatron.training.resume import resume
+from megatron.training.save import Checkpoints
+from megatron.training.state import TrainState
+
+LAYERS, VOCAB_SIZE, SEQ_LENGTH = 4, 1024, 16
+BYTES_PER_WEIGHT = 3 * 4  # a weight and Adam's two moments, in 32 bits
+NO_STEP = StepResult(
+    loss=0.0,
+    lr=0.0,
+    batch_size=1,
+    seq_length=SEQ_LENGTH,
+    seconds=0.0,
+    grad_norm=None,
+    loss_scale=1.0,
+    skipped=False,
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure and print a line for each comparison."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=500, help="about the state's size")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
+    parser.add_argument("--directory", help="where checkpoints go; a temporary one if not said")
+    said = parser.parse_args(argv)
+    log.configure(rank=1)  # the log of a run would stand between the figures
+    with tempfile.TemporaryDirectory(dir=said.directory) as folder:
+        measure(Path(folder), said.megabytes, said.rounds)
+
+
+def measure(folder: Path, megabytes: int, rounds: int) -> None:
+    """Print what saving, loading and reshaping take."""
+    engine, decided, config = build(folder, megabytes)
+    batches = random_batches(decided)
+    engine.train_batch(batches)
+    sides = Sides(engine, decided, config, folder, batches)
+    seconds: dict[str, list[float]] = {}
+    for turn in range(rounds + 1):
+        for name, side in sides.all().items():
+            taken = side(turn + 1)
+            if turn:  # the first turn warms up
+                seconds.setdefault(name, []).append(taken)
+    manifest = read_manifest(folder / "save" / tag_of(rounds + 1))
+    size = sum(record.size for record in manifest.files)
+    print(f"{size / 1e6:.0f} MB in {len(manifest.files)} files, medians of {rounds} turns")
+    for name, taken in seconds.items():
+        print(f"{name}: {statistics.median(taken):.3f} s ({min(taken):.3f} to {max(taken):.3f})")
+    for what, first, second in (
+        ("torch.save and fsync / save", "torch.save and fsync", "save"),
+        ("torch.load / verify and load", "torch.load", "verify and load"),
+        ("standstill of a save in the background / save", "standstill in the background", "save"),
+    ):
+        pairs = zip(seconds[first], seconds[second], strict=True)
+        print(f"{what}: {statistics.median(one / other for one, other in pairs):.2f}")
+    print(f"reshape: {reshape_peak(folder, megabytes) / 1e6:.0f} MB at most beside the state")
+
+
+class Sides:
+    """What is compared; each takes the number of its turn and returns the seconds it took."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        decided: Plan,
+        config: Config,
+        folder: Path,
+        batches: Iterator[MicroBatch],
+    ):
+        self.engine, self.decided, self.folder, self.batches = engine, decided, folder, batches
+        background = replace(decided.checkpoint, in_background=True, save=str(folder / "async"))
+        self.saves = Checkpoints(engine, decided, config)
+        self.saves_behind = Checkpoints(engine, replace(decided, checkpoint=background), config)
+
+    def all(self) -> dict[str, Callable[[int], float]]:
+        """Return them by name."""
+        return {
+            "torch.save and fsync": self.plain_save,
+            "save": self.save,
+            "standstill in the background": self.save_behind,
+            "torch.load": self.plain_load,
+            "verify and load": self.load,
+        }
+
+    def plain_save(self, turn: int) -> float:
+        """Save the same state with torch alone."""
+        file, engine = self.folder / f"plain{turn}.pt", self.engine._engine
+        with timed() as taken, file.open("wb") as stream:
+            state = {
+                "module": engine.module.state_dict(),
+                "optimizer": engine.optimizer.state_dict(),
+            }
+            torch.save(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        file.unlink()
+        return taken[0]
+
+    def save(self, turn: int) -> float:
+        """Save as a run does: written, hashed, flushed, published."""
+        empty(self.folder / "save")
+        with timed() as taken:
+            self.saves.save(TrainState(iteration=turn))
+        return taken[0]
+
+    def save_behind(self, turn: int) -> float:
+        """Save in the background; the time for which steps stand still, until all is done."""
+        empty(self.folder / "async")
+        iteration, total = 10 * turn, 0.0
+        with timed() as taken:
+            self.saves_behind.save(TrainState(iteration=iteration))
+        total += taken[0]
+        while self.saves_behind.is_under_way:
+            self.engine.train_batch(self.batches)
+            iteration += 1
+            with timed() as taken:
+                self.saves_behind.after_step(TrainState(iteration=iteration), NO_STEP)
+            total += taken[0]
+        return total
+
+    def plain_load(self, turn: int) -> float:
+        """Load the files of our checkpoint with torch alone."""
+        files = sorted((self.folder / "save" / tag_of(turn)).glob("*.pt"))
+        return_free_memory()
+        with timed() as taken:
+            for file in files:
+                torch.load(file, map_location="cpu", weights_only=False)
+        return taken[0]
+
+    def load(self, turn: int) -> float:
+        """Compare the files with their hashes and fill the engine, as a run does."""
+        return_free_memory()
+        with timed() as taken:
+            chosen = choose(self.decided)
+            assert chosen
+            resume(self.engine, self.decided, TrainState(), chosen)
+        return taken[0]
+
+
+def build(folder: Path, megabytes: int, *flags: str) -> tuple[Engine, Plan, Config]:
+    """Return an engine whose state has about so many megabytes."""
+    width = (megabytes * 1e6 / BYTES_PER_WEIGHT / 12 / LAYERS) ** 0.5
+    words = (
+        f"--num-layers {LAYERS} --hidden-size {max(1, round(width / 16)) * 16} "
+        f"--num-attention-heads 4 --seq-length {SEQ_LENGTH} --micro-batch-size 1 --lr 1e-4 "
+        f"--train-iters 1000000 --device cpu --data-path none --save {folder / 'save'} "
+        f"--load {folder / 'save'} --save-interval 1000000"
+    ).split()
+    config, _ = parse_config([*words, *flags])
+    launch, device = prepare_process(config.parallel)
+    decided = plan(config, world_size=launch.world_size, vocab_size=VOCAB_SIZE, device="cpu")
+    if not torch.distributed.is_initialized():
+        distributed.start("gloo")
+    kernels, _ = setup.choose(decided, device)
+    engine = setup.build_gpt_engine(decided, setup.build_process_groups(decided), GPT, kernels)
+    return engine, decided, config
+
+
+def random_batches(decided: Plan) -> Iterator[MicroBatch]:
+    """Yield micro-batches of random tokens without end."""
+    generator = torch.Generator().manual_seed(1)
+    while True:
+        rows = torch.randint(VOCAB_SIZE, (1, decided.model.seq_length + 1), generator=generator)
+        yield gpt_micro_batch(rows)
+
+
+def empty(folder: Path) -> None:
+    """Remove what was saved before, so that each turn finds the same disk."""
+    for checkpoint in folder.glob("global_step*"):
+        shutil.rmtree(checkpoint)
+
+
+def return_free_memory() -> None:
+    """Give memory back to the system: a run that loads has just started."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def reshape_peak(folder: Path, megabytes: int) -> int:
+    """Return the bytes that loading into another layout needs at most beside what it fills."""
+    engine, decided, _ = build(folder, megabytes, "--zero-stage", "2")
+    # The optimizer's state is made by its first step.
+    engine.train_batch(random_batches(decided))
+    (newest,) = (folder / "save").glob("global_step*")
+    manifest = read_manifest(newest)
+    with peak_memory() as peak:
+        engine.load_whole(read_whole(newest, manifest))
+    return peak[0]
+
+
+@contextmanager
+def timed() -> Iterator[list[float]]:
+    """Give a list in which the seconds of the block stand behind it."""
+    taken: list[float] = []
+    started_at = time.perf_counter()
+    yield taken
+    taken.append(time.perf_counter() - started_at)
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """Give a list in which the growth of this process's own memory stands, in bytes.
+
+    Pages of mapped files do not count: the kernel takes them back when memory runs short.
+    """
+    ended, found, peak = threading.Event(), [own_memory()], list[int]()
+
+    def watch() -> None:
+        while not ended.wait(0.001):
+            found.append(own_memory())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield peak
+    ended.set()
+    watcher.join()
+    peak.append(max(found) - found[0])
+
+
+def own_memory() -> int:
+    """Return the bytes of this process that no file stands behind."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no RssAnon: this measures on Linux")
+
+
+if __name__ == "__main__":
+    run_tool(main)
