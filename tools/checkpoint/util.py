@@ -9,8 +9,8 @@ import os.path
 import sys
 
 # This folder last: its inspect.py is not the inspect of the standard library.
-sys.path.sort(key=os.path.dirname(os.path.abspath(__file__)).__eq__)
-sys.path.insert(0, os.path.abspath(os.path.join(__file__, "../../..")))  # runs from anywhere
+sys.path.sort(key=lambda p: os.path.realpath(p) == os.path.dirname(os.path.realpath(__file__)))
+sys.path.insert(0, os.path.realpath(__file__).rsplit("/", 3)[0])  # so that it runs from anywhere
 
 from collections.abc import Sequence
 from pathlib import Path
