@@ -29,7 +29,7 @@ def follow(
     taken = _follow_exactly(shares, taken, firsts, sources[:step], samples[:step])
     if len(shares) <= _MOST_SETS:
         race = _Race(shares, taken, firsts, num_steps)
-        while step < num_steps and race.is_worth_it:
+        while step < num_steps:
             to = slice(step, min(step + _BLOCK, num_steps))
             if not race.run(step, sources[to], samples[to]):
                 break
@@ -74,7 +74,6 @@ class _Race:
     """
 
     def __init__(self, shares: NDArray, taken: NDArray, firsts: NDArray, num_steps: int):
-        self.is_worth_it = True  # False: most is decided by exact numbers after all
         self._shares = shares
         self._firsts = firsts
         self._taken = np.ascontiguousarray(taken.T)
@@ -137,6 +136,8 @@ class _Race:
             doubtful = np.flatnonzero(second >= best)
             if doubtful.size:
                 doubts += doubtful.size
+                if doubts * 20 > sources.size:  # equal weights, most often
+                    return False
                 exact = self._shares[:, None] * (position[doubtful] + step) - taken[:, doubtful]
                 chosen = exact.argmax(axis=0)
                 flat[place[doubtful]] += _ONE
@@ -148,5 +149,4 @@ class _Race:
             before += 1
             flat_taken[place] = before
             numbers += self._rise
-        self.is_worth_it = doubts * 20 < sources.size
         return int(all_best.max()) < _TOP
