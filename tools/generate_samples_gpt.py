@@ -40,10 +40,10 @@ def main(argv: Sequence[str]) -> None:
     from megatron.serving.writer import Writer
 
     opened = open_model(source, wishes, rows=rows)
+    writer = Writer(opened, wishes, seed=source.config.training.seed)
     if not opened.is_first:
         opened.engine.follow()
         return
-    writer = Writer(opened, wishes, seed=source.config.training.seed)
     if wishes.num_samples:
         write_samples(wishes, writer)
     elif prompts:
@@ -88,8 +88,9 @@ def write_continuations(wishes: GenerationConfig, prompts: Sequence[str], writer
     file = wishes.sample_output_file
     if wishes.sample_input_file is not None:
         file = file or wishes.sample_input_file + ".out"
+    continued = writer.continued(prompts)
     with open(file, "w", encoding="utf-8") if file else nullcontext(sys.stdout) as out:
-        for prompt, done in zip(prompts, writer.continued(prompts), strict=True):
+        for prompt, done in zip(prompts, continued, strict=True):
             if file and file.endswith(".jsonl"):
                 out.write(json.dumps({"context": prompt, **writer.sample(done)}) + "\n")
             else:

@@ -65,6 +65,10 @@ class GenerationConfig:
     recompute: bool = False
     """Read the whole text again for each token, instead of keeping keys and values of attention."""
 
+    inference_max_seq_length: int | None = None
+    """Most tokens of a prompt and its continuation, for which there is memory from the beginning;
+    --max-position-embeddings when not said."""
+
     inference_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Number format of weights and activations; auto: that of training, or what --bf16 and --fp16
     say, and fp32 instead of fp16 on CPUs."""

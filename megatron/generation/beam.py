@@ -47,7 +47,7 @@ def beam_search(stage: Stage, search: Search) -> list[Beam]:
     """
     assert stage.cache, "beams need rows in a cache"
     read = len(search.prompt)
-    limit = min(search.max_new_tokens, stage.spec.max_position_embeddings - read)
+    limit = min(search.max_new_tokens, stage.max_length - read)
     features = stage.read([search.prompt], [read])[:, -1]
     kept = [Beam(tokens=(), score=0.0)]
     ended: list[Beam] = []

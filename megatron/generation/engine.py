@@ -58,7 +58,7 @@ class Engine:
     ):
         self.stage, self.rows, self.decode = stage, rows, decode
         self.recompute, self.prompt_tokens = recompute, prompt_tokens
-        self.max_length = stage.spec.max_position_embeddings
+        self.max_length = stage.max_length
         world = stage.groups.topology
         self._is_shared = world.tensor * world.pipeline > 1
         self._next_number = 0
@@ -79,8 +79,8 @@ class Engine:
         room = self.max_length - (1 if request.max_new_tokens else 0)
         if not 0 < length <= room:
             yield (
-                f"a prompt has {length} tokens; it needs at least 1 and at most {room}: the model "
-                f"has {self.max_length} positions (--max-position-embeddings)"
+                f"a prompt has {length} tokens; it needs at least 1 and at most {room}: there is room "
+                f"for {self.max_length} (--inference-max-seq-length, --max-position-embeddings)"
             )
         if not all(0 <= token < self.stage.spec.vocab_size for token in request.prompt):
             yield f"a prompt has a token outside the vocabulary of {self.stage.spec.vocab_size}"

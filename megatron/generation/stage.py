@@ -37,6 +37,7 @@ class Stage:
         groups: this rank's place; there is one replica.
         dtype: of weights and activations.
         rows: most sequences at once; 0 for none that are kept.
+        max_length: most tokens of a sequence; None for as many as there are positions.
         sees_prefix: whether the tokens of a prompt see each other, as in a prefix language model.
 
     Raises:
@@ -53,10 +54,12 @@ class Stage:
         dtype: torch.dtype,
         device: torch.device,
         rows: int,
+        max_length: int | None = None,
         sees_prefix: bool = False,
     ):
         self.spec, self.groups, self.dtype, self.device = spec, groups, dtype, device
         self.rows, self.sees_prefix = rows, sees_prefix
+        self.max_length = max_length or spec.max_position_embeddings
         steps = gpt_layers(
             spec, group=groups.tensor, rng=OrdinaryStream(), mixed=dtype != torch.float32
         )
@@ -73,7 +76,7 @@ class Stage:
             Cache(
                 model,
                 rows=rows,
-                max_length=spec.max_position_embeddings,
+                max_length=self.max_length,
                 dtype=dtype,
                 device=device,
             )
@@ -126,7 +129,7 @@ class Stage:
         assert self.cache, "a stage without rows goes on with nothing"
         self.cache.turn = turn = NextTokens(
             places,
-            max_length=self.spec.max_position_embeddings,
+            max_length=self.max_length,
             window=self.spec.window,
             device=self.device,
         )

@@ -97,6 +97,16 @@ def layout_problems(config: Config, spec: ModelSpec, *, world_size: int) -> Iter
         )
 
 
+def length_problems(wishes: GenerationConfig, spec: ModelSpec) -> Iterator[str]:
+    """Yield why sequences cannot be so long."""
+    said = wishes.inference_max_seq_length
+    if said is not None and not 2 <= said <= spec.max_position_embeddings:
+        yield (
+            f"--inference-max-seq-length {said} must be between 2 and --max-position-embeddings "
+            f"{spec.max_position_embeddings}"
+        )
+
+
 def dtype_problems(dtype: Dtype, *, device: str) -> Iterator[str]:
     """Yield why `device` does not compute in this number format."""
     if dtype == "fp16" and device == "cpu":

@@ -14,6 +14,7 @@ from megatron.plan.generation_plan import (
     dtype_problems,
     inference_dtype,
     layout_problems,
+    length_problems,
 )
 from megatron.plan.model_spec import ModelSpec, plan_model
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
@@ -65,6 +66,7 @@ def open_model(source: Source, wishes: GenerationConfig, *, rows: int) -> Opened
     raise_if_any(
         [
             *layout_problems(config, trained, world_size=launch.world_size),
+            *length_problems(wishes, trained),
             *dtype_problems(dtype, device=device.type),
         ]
     )
@@ -86,6 +88,7 @@ def open_model(source: Source, wishes: GenerationConfig, *, rows: int) -> Opened
             dtype=_DTYPES[dtype],
             device=device,
             rows=0 if wishes.recompute else rows,
+            max_length=wishes.inference_max_seq_length,
             sees_prefix=manifest.plan.get("objective", {}).get("sees_prefix", False),
         )
     return Opened(

@@ -49,12 +49,21 @@ class Writer:
         )
 
     def continued(self, texts: Iterable[str]) -> Iterator[Completion]:
-        """Yield what follows each text, in their order."""
-        if self.wishes.beam_width is None:
-            yield from self.engine.complete(map(self.request, texts))
-            return
-        for text in texts:
-            yield self._likeliest(self.request(text), self.wishes.beam_width)
+        """Return what follows each text, in their order, as it is found.
+
+        Raises:
+            ConfigError: lists every text that is too long; nothing has been done then.
+        """
+        requests = [self.request(text) for text in texts]
+        raise_if_any(
+            f"prompt {number}: {problem}"
+            for number, request in enumerate(requests, start=1)
+            for problem in self.engine.problems(request)
+        )
+        width = self.wishes.beam_width
+        if width is None:
+            return self.engine.complete(requests)
+        return (self._likeliest(request, width) for request in requests)
 
     def parts(self, text: str) -> Iterator[str]:
         """Yield what follows `text`, in parts as soon as they are certain.

@@ -95,6 +95,8 @@ def test_a_prompt_goes_to_the_terminal(generate, trained, capsys):
     assert capsys.readouterr().out.endswith("Megatron-LM:\n\n\n")
     generate("--prompt", prompt, "--greedy", "--stop-strings", "x", text[2:5])
     assert capsys.readouterr().out.endswith(f"Megatron-LM:\n{text[: text.index(text[2:5])]}\n\n")
+    generate("--prompt", prompt, "--greedy", "--inference-max-seq-length", "3")
+    assert capsys.readouterr().out.endswith(f"Megatron-LM:\n{' '.join(text.split()[:2])}\n\n")
     generate("--prompt", prompt, "--beam-width", "1")
     assert capsys.readouterr().out.endswith(f"Megatron-LM:\n{text}\n\n")
     generate("--prompt", prompt, "--beam-width", "4", "--length-penalty", "0.5", "--bf16")
@@ -146,7 +148,9 @@ def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, monkey
         (["--prompt", "1", "--greedy", "--top_k", "2"], "--greedy takes the likeliest token"),
         (["--prompt", "1", "--fp16", "--inference-dtype", "fp16"], "fp16 needs a GPU"),
         (["--prompt", "1", "--model-parallel-size", "2"], "are 2 processes, and 1 were started"),
-        (["--prompt", "1 " * 20], "a prompt has 20 tokens"),
+        (["--prompt", "1 " * 20], "prompt 1: a prompt has 20 tokens"),
+        (["--prompt", "1 2 3 4", "--inference-max-seq-length", "4"], "room for 4"),
+        (["--prompt", "1", "--inference-max-seq-length", "17"], "between 2 and --max-position"),
     ],
 )
 def test_a_contradiction_is_told(generate, flags, told):
