@@ -275,6 +275,7 @@ TRAINING = {
     "exit_duration_in_mins": Turned("--exit-duration-in-mins 1", "sizes"),
     "exit_signal_handler": Turned("--exit-signal-handler", "sizes"),
     "hang_timeout": Turned("--hang-timeout 100", "log", on=_SAVE),
+    "chaos": Turned("--chaos seed=1,stall=1,stall_s=0", "log", on=f"{_SAVE} --load {{run}}/save"),
     "max_restarts": Turned("--max-restarts 2", "error", says="--max-restarts needs --save"),
     "distributed_timeout_minutes": Turned("--distributed-timeout-minutes 7", "process"),
     "kill_switch_path": Turned("--kill-switch-path {files}/kill", "sizes"),

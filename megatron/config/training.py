@@ -59,6 +59,12 @@ class TrainingConfig:
     when it fails; each time it goes on from --load. Under that launcher already, give its own
     option of this name instead."""
 
+    chaos: str | None = None
+    """Faults that the run injects into itself, to prove that it and its cluster survive them: words
+    KEY=NUMBER with commas between. seed; chances for each step and rank: kill, stall (for stall_s
+    seconds, 60); for each save and rank: kill_save, slow_disk (slow_disk_s seconds a file, 1),
+    full_disk; for each checkpoint: flip a bit, truncate a file. Never for a run to be kept."""
+
     skip_train_iteration_range: list[str] | None = None
     """Iterations to leave out, as A-B with both ends: their samples are passed over, and neither
     weights nor optimizer change."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from megatron.config.config import Config
 from megatron.errors import ConfigError, raise_if_any
+from megatron.plan.chaos_plan import chaos_problems
 from megatron.plan.checkpoint_plan import checkpoint_problems
 from megatron.plan.curriculum_plan import (
     curriculum_is_asked,
@@ -15,9 +16,7 @@ from megatron.plan.ds_config import (
     ds_config_problems,
     read_ds_config,
 )
-from megatron.plan.evaluation_plan import (
-    evaluation_problems,
-)
+from megatron.plan.evaluation_plan import evaluation_problems, plan_evaluation
 from megatron.plan.expert_plan import expert_problems
 from megatron.plan.guards_plan import guards_problems
 from megatron.plan.joint_plan import (
@@ -112,6 +111,8 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
     )
     yield from logging_problems(config, world_size=world_size, device=device)
     yield from watch_problems(config)
+    trains = not plan_evaluation(config.evaluation).only
+    yield from chaos_problems(config.training, config.checkpoint, trains=trains)
     yield from guards_problems(config.guards, config.checkpoint)
     if parallel.distributed_backend == "nccl" and device == "cpu":
         yield (

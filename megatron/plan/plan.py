@@ -8,6 +8,7 @@ from typing import Any
 from megatron.config.config import Config
 from megatron.errors import raise_if_any
 from megatron.plan.batch_plan import BatchPlan
+from megatron.plan.chaos_plan import ChaosPlan, plan_chaos
 from megatron.plan.check import check
 from megatron.plan.checkpoint_plan import CheckpointPlan, plan_checkpoint
 from megatron.plan.curriculum_plan import (
@@ -86,6 +87,7 @@ class Plan:
     checkpoint: CheckpointPlan
     logging: LoggingPlan
     watch: WatchPlan
+    chaos: ChaosPlan
     guards: GuardsPlan
     recompute: RecomputePlan
     kernels: KernelsPlan
@@ -156,6 +158,7 @@ def plan(
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
         watch=plan_watch(config),
+        chaos=plan_chaos(config.training),
         guards=plan_guards(config.guards),
         recompute=plan_recompute(
             config.recompute, num_layers=config.model.num_layers, pipeline=parallel.pipeline

@@ -13,6 +13,7 @@ from megatron.errors import ExitCode
 from megatron.optim.schedule import learning_rate, weight_decay
 from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan
+from megatron.training.chaos import build_chaos
 from megatron.training.energy import Energy
 from megatron.training.environment import Launch
 from megatron.training.evaluate import Evaluation
@@ -66,6 +67,7 @@ class Run:
         speaks = groups.rank == 0
         saves = plan.checkpoint.save
         self.journal = Journal(Path(saves)) if speaks and saves else None
+        self.chaos = build_chaos(plan, self.journal, state) if plan.chaos.is_on else None
         writer = build_writer(plan.logging) if speaks else None
         self.tensorboard = TensorBoard(writer, plan, asdict(config), state) if writer else None
         self.evaluation = Evaluation(
@@ -95,8 +97,9 @@ class Run:
         plan, state = self.plan, self.state
         started_from = state.iteration
         saved = started_from if plan.checkpoint.load == plan.checkpoint.save else -1
+        saving = self.chaos.on_faulty_disk(self.engine) if self.chaos else self.engine
         checkpoints = (
-            Checkpoints(self.engine, plan, self.config, saved=saved or -1)
+            Checkpoints(saving, plan, self.config, saved=saved or -1)
             if plan.checkpoint.save
             else None
         )
@@ -178,6 +181,7 @@ class Run:
             *self._guards(),
             Named(self.evaluation, watchdog, "evaluation") if self.valid else None,
             Named(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
+            self.chaos,
         ]
         return [hook for hook in hooks if hook]
 

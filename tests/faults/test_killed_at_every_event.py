@@ -6,12 +6,11 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from forked import FLUSH, Killed, steps, without_numbers
+from forked import FLUSH, Killed, steps, without_head_start, without_numbers
 from small_job import LAST, Job, is_same
 
 from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import LATEST, STAGING, iteration_of, published_tags
-from megatron.training import launch
 
 SIGKILL = -9
 LASTING = re.compile(rf"global_step\d+|journal\.jsonl|{LATEST}|failure.*\.json|zero_to_\w+\.py")
@@ -108,11 +107,6 @@ def test_a_run_killed_while_it_loads_reshapes_or_replaces_loses_nothing(
         name = f"{events[death.event]} {death}"
         problems[name] = wrong_after(keeping_job, calm, save, death, *reshaped)
     require_none(problems)
-
-
-def without_head_start(rank: int) -> None:
-    """Do not wait for a launcher, which there is none of, to end what another rank has left."""
-    launch._HEAD_START_S = 0.1
 
 
 def test_a_job_of_two_ranks_loses_nothing_when_either_is_killed(

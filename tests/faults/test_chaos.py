@@ -1,0 +1,122 @@
+"""A run that injects faults into itself ends at the same bits as the calm one."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from forked import without_head_start
+from small_job import LAST, Job, is_same
+from tiny import tiny_config, tiny_plan
+
+from megatron.errors import ConfigError
+from megatron.plan.chaos_plan import FAULTS, ChaosPlan
+from megatron.training.chaos import strikes
+
+MOST_STARTS = 30
+CHAOS = "seed=190,kill=0.2,kill_save=0.15,full_disk=0.2,flip=0.6,truncate=0.3,slow_disk=0.2,slow_disk_s=0.1"
+
+
+def faults(save: Path) -> list[dict]:
+    records = map(json.loads, (save / "journal.jsonl").read_text().splitlines())
+    return [record for record in records if record["event"] == "chaos"]
+
+
+def survive(job: Job, save: Path, *more: str) -> list[str]:
+    """Start `job` again and again until it is done; return what rank 0 said each time."""
+    said = []
+    for _ in range(MOST_STARTS):
+        ended = job.run(save, "--chaos", CHAOS, *more, setup=without_head_start)
+        said.append(ended.outputs[0])
+        if set(ended.codes) == {0}:
+            return said
+    raise AssertionError(f"not done after {MOST_STARTS} starts:\n{said[-1]}")
+
+
+@pytest.mark.parametrize("more", [[], ["--async-save"]], ids=["at once", "in the background"])
+def test_a_run_under_chaos_comes_to_the_same_bits(
+    keeping_job: Job, tmp_path: Path, more: list[str]
+) -> None:
+    save = tmp_path / "chaos"
+    said = survive(keeping_job, save, *more)
+    struck = [record["fault"] for record in faults(save)]
+    assert {"kill", "kill_save", "full_disk", "flip"} <= set(struck), struck
+    assert len(said) == 4
+    assert "THIS RUN KILLS, STALLS AND DAMAGES ITSELF" in said[0]
+    assert any("No space left on device (--chaos)" in text for text in said)
+    assert any("is passed over: " in text for text in said)
+    assert is_same(save, keeping_job.save)
+    assert digest(save) == digest(keeping_job.save)
+
+
+def test_two_ranks_under_chaos_come_to_the_same_bits(job_of_two: Job, tmp_path: Path) -> None:
+    save = tmp_path / "chaos"
+    survive(job_of_two, save, "--keep-last", "3")
+    ranks = {record["where"] for record in faults(save) if record["fault"] == "kill"}
+    assert ranks, faults(save)
+    assert is_same(save, job_of_two.save)
+
+
+def digest(save: Path) -> str:
+    tool = str(Path(__file__).parents[2] / "tools/checkpoint/digest.py")
+    told = subprocess.run(
+        [sys.executable, tool, str(save)], capture_output=True, text=True, check=True
+    )
+    assert f"at iteration {LAST}" in told.stdout
+    return told.stdout.split()[0]
+
+
+def test_what_strikes_is_decided_by_its_words_alone() -> None:
+    plan = ChaosPlan(seed=7, kill=0.1, stall=0.1)
+
+    def struck(plan: ChaosPlan, fault: str, attempt: int, rank: int) -> list[int]:
+        words = {"attempt": attempt, "rank": rank}
+        return [i for i in range(1000) if strikes(plan, fault, iteration=i, **words)]
+
+    kills = struck(plan, "kill", 1, 0)
+    assert 60 < len(kills) < 140
+    assert kills == struck(plan, "kill", 1, 0)
+    others = [
+        struck(plan, "stall", 1, 0),
+        struck(plan, "kill", 2, 0),
+        struck(plan, "kill", 1, 1),
+        struck(ChaosPlan(seed=8, kill=0.1), "kill", 1, 0),
+    ]
+    assert all(kills != other for other in others)
+    assert struck(ChaosPlan(seed=7, kill=1.0), "kill", 1, 0) == list(range(1000))
+    assert struck(ChaosPlan(seed=7), "kill", 1, 0) == []
+
+
+SAVING = ["--save", "runs", "--load", "runs", "--save-interval", "2"]
+
+
+def test_wishes_for_faults_become_chances() -> None:
+    plan = tiny_plan(*SAVING, "--chaos", "seed=7,kill=0.5,stall_s=3").chaos
+    assert plan == ChaosPlan(seed=7, kill=0.5, stall_s=3)
+    assert plan.is_on
+    assert not tiny_plan().chaos.is_on
+    assert all(ChaosPlan(**{fault: 0.1}).is_on for fault in FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ([*SAVING, "--chaos", "seed=1,kil=0.5"], "kil is none of seed, kill, "),
+        ([*SAVING, "--chaos", "seed=1,kill=2"], "kill is a chance, from 0 to 1, not 2"),
+        ([*SAVING, "--chaos", "seed=1,kill=-1"], "kill is a number from 0 on, not '-1'"),
+        ([*SAVING, "--chaos", "seed=1,kill"], "kill is a number from 0 on, not ''"),
+        ([*SAVING, "--chaos", "kill=0.5"], "say seed=NUMBER"),
+        ([*SAVING, "--chaos", "seed=1.5,kill=0.5"], "seed is a whole number, not 1.5"),
+        ([*SAVING, "--chaos", "seed=1"], "says no fault"),
+        (["--chaos", "seed=1,kill=0.5"], "--chaos needs --save and the same directory as --load"),
+        ([*SAVING, "--chaos", "seed=1,flip=0.5", "--keep-last", "1"], "write --keep-last 2 or"),
+        ([*SAVING, "--chaos", "seed=1,truncate=0.5", "--keep-every", "4"], "--keep-last 2 or more"),
+        ([*SAVING, "--chaos", "seed=1,kill=0.5", "--eval-only"], "--chaos is for training"),
+    ],
+)
+def test_faults_that_cannot_be_injected_are_refused(flags: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        tiny_plan(*flags)
+    assert tiny_config().training.chaos is None
