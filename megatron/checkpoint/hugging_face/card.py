@@ -75,9 +75,12 @@ def _network(spec: ModelSpec, family: Family, dtype: str) -> list[str]:
 
 def _training(manifest: Manifest) -> list[str]:
     state, plan = manifest.state, manifest.plan
+    objective = plan["objective"]["name"]
+    if objective == "prefix-lm":
+        objective += ": tokens of a prefix saw each other in training; here attention is causal"
     rows = {
         "trained with": f"Megatron-DeepSpeed {manifest.versions.get('megatron', '')}".strip(),
-        "objective": plan["objective"]["name"],
+        "objective": objective,
         "number format of the training": plan["precision"]["dtype"],
         "optimizer steps": f"{state['iteration']:,}",
         "samples": f"{state['samples']:,}",

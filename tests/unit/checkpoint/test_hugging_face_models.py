@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from megatron.checkpoint.hugging_face.card import model_card
 from megatron.checkpoint.hugging_face.cuts import GateUp, QueriesKeysValues
 from megatron.checkpoint.hugging_face.families import family_of
 from megatron.checkpoint.hugging_face.network import filled_model, saved_spec
@@ -128,7 +129,8 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
     torch.testing.assert_close(
         their_logits(tmp_path / "hf", tokens()), expected, atol=1e-5, rtol=1e-5
     )
-    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back")
+    # Every weight is compared here, so that the tools need not run the models again.
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back", "--no-verify")
     back = tmp_path / "back" / "global_step0"
     manifest = read_manifest(back)
     found = read_whole_weights(back, manifest)
@@ -138,7 +140,7 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
     for name in ("activation", "window", "rotary_dim", "rope_scaling", "num_query_groups"):
         assert again[name] == getattr(spec, name), name
 
-    tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice")
+    tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice", "--no-verify")
     for file in ("model.safetensors", "config.json"):
         assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes()
 
@@ -203,7 +205,7 @@ def test_a_model_of_transformers_is_the_same_here_and_back(group, case, tmp_path
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
     own = ["--model-type", "mistral"] if "mistral" in case else []
-    tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back", *own)
+    tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back", "--no-verify", *own)
     tied = model.config.tie_word_embeddings
     weights = model.state_dict()
     heads = {"lm_head.weight", "embed_out.weight"}
@@ -303,6 +305,15 @@ def test_sixteen_bits_in_files_of_bounded_size(exported, tmp_path, dtype):
     assert f"transformers in fp32, ours in fp32 with weights in {dtype}: logits differ by" in card
     assert f"transformers in {dtype}, ours in fp32 with weights in fp32: logits differ" in card
     assert "| optimizer steps | 3 |" in card
+
+
+def test_the_card_says_what_a_prefix_was(exported, tmp_path):
+    spec, _, saved = exported("")
+    manifest = read_manifest(saved)
+    manifest.plan["objective"]["name"] = "prefix-lm"
+    parts = {"dtype": "fp32", "measured": [], "tokenizer": "", "for_release": False}
+    assert "here attention is causal |" in model_card(manifest, spec, family_of(spec), **parts)
+    assert "attention is causal" not in (tmp_path / "hf/README.md").read_text()
 
 
 def test_norms_around_one_become_ordinary_ones(exported, tmp_path):
