@@ -1,4 +1,4 @@
 """The version of this package and of what it writes to disk."""
 
 VERSION = "0.1.0"
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megatron.checkpoint.hashes import algorithm_of, hash_of
 from megatron.checkpoint.names import MANIFEST
 from megatron.errors import CheckpointError, NewerCheckpointError
 from megatron.version import CHECKPOINT_FORMAT
@@ -21,16 +22,23 @@ _SEAL = "sha256"
 _SEALED_SINCE = 2
 """The entry with the manifest's own hash, and the first format that has it."""
 
+_ALWAYS_SHA256_UNTIL = 2  # the last format whose records do not say what made their hash
+
 _THREADS = 4  # that hash files of one checkpoint at the same time
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One file of a checkpoint."""
+    """One file of a checkpoint.
+
+    Args:
+        size: in bytes.
+        hash: what made it, a colon, and its digits; see checkpoint/hashes.py.
+    """
 
     name: str
-    size: int  # bytes
-    sha256: str
+    size: int
+    hash: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +65,10 @@ class Manifest:
 
 def record_file(file: Path) -> FileRecord:
     """Return name, size and hash of `file`, after making sure that it is on disk."""
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
+    with file.open("rb", buffering=0) as stream:
         os.fsync(stream.fileno())
-        while chunk := stream.read(1 << 22):
-            digest.update(chunk)
-        size = stream.tell()
-    return FileRecord(file.name, size, digest.hexdigest())
+        found = hash_of(stream)
+        return FileRecord(file.name, stream.tell(), found)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -95,8 +100,8 @@ def read_manifest(folder: Path) -> Manifest:
         # Before the format is looked at: a damaged number must not pass for a newer one.
         _require_sealed(text, content)
         # Then: what else a newer format holds is not known here.
-        _require_known(int(content["format"]), file)
-        files = tuple(FileRecord(**record) for record in content.pop("files"))
+        _require_known(written := int(content["format"]), file)
+        files = tuple(_record(written, **record) for record in content.pop("files"))
         return Manifest(files=files, **content)
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror}; {folder} is no checkpoint") from error
@@ -120,6 +125,15 @@ def _require_known(written: int, file: Path) -> None:
         )
 
 
+def _record(written: int, **entries: Any) -> FileRecord:
+    """Return the record of one file that a manifest of the format `written` holds."""
+    if written <= _ALWAYS_SHA256_UNTIL:
+        entries["hash"] = f"sha256:{entries.pop('sha256')}"
+    record = FileRecord(**entries)
+    algorithm_of(record.hash)
+    return record
+
+
 def damage(folder: Path, records: Iterable[FileRecord]) -> list[str]:
     """Return what is wrong with the files on disk: missing, of another size, or other bytes."""
     # Hashing is done outside Python's lock.
@@ -133,7 +147,9 @@ def _damage(folder: Path, record: FileRecord) -> str | None:
         return f"{file} is missing"
     if file.stat().st_size != record.size:
         return f"{file} has {file.stat().st_size} bytes instead of {record.size}"
-    if record_file(file).sha256 != record.sha256:
+    with file.open("rb", buffering=0) as stream:
+        found = hash_of(stream, algorithm_of(record.hash))
+    if found != record.hash:
         return f"{file} is damaged: its hash is not that of the manifest"
     return None
 

@@ -1,22 +1,20 @@
 """The files of a checkpoint on their way to disk: hashed while they are written, then flushed."""
 
-import hashlib
 import io
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 import torch
 
+from megatron.checkpoint.hashes import FileHash, blocks
 from megatron.checkpoint.manifest import FileRecord
 from megatron.errors import CheckpointError
 from megatron.parallel.host_copy import HostCopies
 
 T = TypeVar("T")
-
-_WORTH_A_THREAD = 1 << 16  # bytes from which on hashing beside writing saves time
 
 
 class AtOnce(Executor):
@@ -64,27 +62,27 @@ def write_state(state: Any, file: Path) -> FileRecord:
         CheckpointError: the disk does not take it.
     """
     try:
-        with file.open("wb", buffering=0) as stream, ThreadPoolExecutor(1) as hasher:
-            hashed = _Hashed(stream, hasher)
+        with file.open("wb", buffering=0) as stream:
+            hashed = _Hashed(stream)
             torch.save(state, cast(IO[bytes], hashed))
             if hashed.error:
                 raise hashed.error
             os.fsync(stream.fileno())
     except OSError as error:
         raise CheckpointError(f"{file.name}: {error.strerror or error}") from error
-    return FileRecord(file.name, hashed.size, hashed.digest.hexdigest())
+    return FileRecord(file.name, hashed.size, str(hashed.hash))
 
 
 class _Hashed(io.RawIOBase):
-    """Hashes what is written to `stream`, each block beside its way to the kernel.
+    """Hashes what is written to `stream`, block by block on its way to the kernel.
 
     A failed write is kept in `error`, and what follows is dropped: an exception would pass through
     torch's archive, which then tells of its own trouble.
     """
 
-    def __init__(self, stream: io.FileIO, hasher: Executor):
-        self._stream, self._hasher = stream, hasher
-        self.digest = hashlib.sha256()
+    def __init__(self, stream: io.FileIO):
+        self._stream = stream
+        self.hash = FileHash()
         self.size = 0
         self.error: OSError | None = None
 
@@ -93,21 +91,20 @@ class _Hashed(io.RawIOBase):
         return True
 
     def write(self, block: Any) -> int:
-        """Write and hash `block`; return its size in bytes."""
+        """Hash and write `block`; return its size in bytes."""
         view = memoryview(block).cast("B")
         if self.error is None:
-            big = len(view) >= _WORTH_A_THREAD
-            hashed = (self._hasher if big else AtOnce()).submit(self.digest.update, view)
             try:
-                _write_all(self._stream, view)
+                for part in blocks(view):
+                    self.hash.update(part)
+                    _write_all(self._stream, part)
             except OSError as error:
                 self.error = error
-            hashed.result()
             self.size += len(view)
         return len(view)
 
 
 def _write_all(stream: io.FileIO, view: memoryview) -> None:
-    """Write everything: the kernel takes at most 2 GB in one go."""
+    """Write everything: the kernel may take less in one go."""
     while len(view):
         view = view[stream.write(view) :]

@@ -111,7 +111,7 @@ def steps(save: Path) -> list[dict[str, Any]]:
 def hashes(save: Path, iteration: int) -> dict[str, str]:
     """Return the hash of each file of a checkpoint, by name, as its manifest tells it."""
     content = json.loads((save / f"global_step{iteration}" / "manifest.json").read_text())
-    return {record["name"]: record["sha256"] for record in content["files"]}
+    return {record["name"]: record["hash"] for record in content["files"]}
 
 
 def without_head_start(rank: int) -> None:

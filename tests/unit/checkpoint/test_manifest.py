@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+import xxhash
 
 from megatron.checkpoint.manifest import (
     FileRecord,
@@ -41,8 +42,8 @@ def test_what_is_written_is_read(tmp_path, manifest):
 
 
 def test_a_file_is_recorded_by_name_size_and_hash(tmp_path, manifest):
-    expected = hashlib.sha256(bytes(5_000_000)).hexdigest()
-    assert manifest.files[1] == FileRecord("b.pt", 5_000_000, expected)
+    expected = xxhash.xxh3_128_hexdigest(bytes(5_000_000))
+    assert manifest.files[1] == FileRecord("b.pt", 5_000_000, f"xxh3_128:{expected}")
 
 
 def test_whole_files_are_not_damaged(tmp_path, manifest):
@@ -99,7 +100,7 @@ def test_a_truncated_manifest_is_damaged(tmp_path, manifest):
 
 def test_a_newer_format_is_refused(tmp_path, manifest):
     write_manifest(tmp_path, replace(manifest, format=CHECKPOINT_FORMAT + 1))
-    with pytest.raises(CheckpointError, match=r"has format 3 and this version reads up to 2"):
+    with pytest.raises(CheckpointError, match=r"has format 4 and this version reads up to 3"):
         read_manifest(tmp_path)
 
 
@@ -109,7 +110,7 @@ def test_a_newer_format_is_refused_as_such_when_it_has_other_fields(tmp_path, ma
     content["experts"] = content.pop("partition_dims")
     del content["sha256"]
     (tmp_path / MANIFEST).write_text(sealed(content))
-    with pytest.raises(CheckpointError, match=r"has format 3 .*: update it"):
+    with pytest.raises(CheckpointError, match=r"has format 4 .*: update it"):
         read_manifest(tmp_path)
 
 
@@ -124,10 +125,41 @@ def test_no_byte_of_a_manifest_changes_unnoticed(tmp_path, manifest):
             read_manifest(tmp_path)
 
 
+def of_format(number, manifest, tmp_path):
+    """Return the manifest's entries in an older format, whose files had SHA-256."""
+    entries = asdict(replace(manifest, format=number))
+    for record in entries["files"]:
+        del record["hash"]
+        content = (tmp_path / record["name"]).read_bytes()
+        record["sha256"] = hashlib.sha256(content).hexdigest()
+    return entries
+
+
 def test_a_manifest_of_the_format_without_a_hash_of_its_own_is_read(tmp_path, manifest):
-    older = asdict(replace(manifest, format=1))
+    older = of_format(1, manifest, tmp_path)
     (tmp_path / MANIFEST).write_text(json.dumps(older, indent=1))
-    assert read_manifest(tmp_path) == replace(manifest, format=1)
+    read = read_manifest(tmp_path)
+    assert replace(read, files=()) == replace(manifest, format=1, files=())
     (tmp_path / MANIFEST).write_text(json.dumps(older | {"format": 2}, indent=1))
     with pytest.raises(CheckpointError, match="manifest.json is damaged: its hash"):
+        read_manifest(tmp_path)
+
+
+def test_files_of_the_formats_with_sha256_are_compared_with_it(tmp_path, manifest):
+    (tmp_path / MANIFEST).write_text(sealed(of_format(2, manifest, tmp_path)))
+    files = read_manifest(tmp_path).files
+    assert files[0].hash == "sha256:" + hashlib.sha256(b"weights").hexdigest()
+    assert damage(tmp_path, files) == []
+    (tmp_path / "a.pt").write_bytes(b"weighty")
+    assert damage(tmp_path, files) == [
+        f"{tmp_path}/a.pt is damaged: its hash is not that of the manifest"
+    ]
+
+
+def test_a_hash_of_another_kind_is_refused(tmp_path, manifest):
+    other = FileRecord("a.pt", 7, "crc32:1234abcd")
+    write_manifest(tmp_path, replace(manifest, files=(other,)))
+    with pytest.raises(
+        CheckpointError, match=r"damaged: a hash of 'crc32', and known are xxh3_128"
+    ):
         read_manifest(tmp_path)
