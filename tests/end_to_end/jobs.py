@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -58,9 +59,7 @@ def start_ranks(
     Args:
         folders: each rank's working directory; this process's when not said.
     """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     processes = [
         subprocess.Popen(
             [sys.executable, script, *flags],
@@ -111,8 +110,16 @@ def start(*words: str, cwd: Path | None = None, **environment: str) -> Finished:
 def launched(ranks: int, *flags: str) -> Finished:
     """Run pretrain_gpt.py under the deepspeed launcher."""
     launcher = str(Path(sys.executable).with_name("deepspeed"))
-    port = str(29500 + os.getpid() % 10000)
+    port = str(free_port())
     return start(launcher, "--num_gpus", str(ranks), "--master_port", port, PRETRAIN, *flags)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, below those that systems give to connections."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def clean_environment() -> dict[str, str]:

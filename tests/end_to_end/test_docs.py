@@ -3,14 +3,13 @@
 import re
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, start
+from jobs import REPOSITORY, free_port, start
 
 from megatron.config.config import parse_config
 
@@ -28,7 +27,7 @@ DATA_FILES = (
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
-_PATH = re.compile(r"`((?:megatron|tools|examples|docs|tests)/[\w./-]*)`")
+_PATH = re.compile(r"`((?:megatron|tasks|tools|examples|docs|tests)/[\w./-]*)`")
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def blocks_of(page: Path) -> list[Block]:
 def checkout(folder: Path) -> Path:
     """Make `folder` look like the repository's, so that pages run there and leave files there."""
     folder.mkdir(exist_ok=True)
-    for name in (*SCRIPTS, "megatron", "tools", "examples"):
+    for name in (*SCRIPTS, "megatron", "tasks", "tools", "examples"):
         (folder / name).symlink_to(REPOSITORY / name)
     return folder
 
@@ -70,11 +69,6 @@ def execute(block: Block, folder: Path) -> None:
     done = start("bash", "-c", script, cwd=folder, PET_MASTER_PORT=port)
     where = f"{block.page.relative_to(REPOSITORY)}, line {block.line}"
     assert done.codes == [0], f"{where}:\n{block.text}\n{done.outputs[0]}"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jobs import PRETRAIN, REPOSITORY, TIMEOUT_S, Corpus, clean_environment, journal, start_ranks
+from jobs import (
+    PRETRAIN,
+    REPOSITORY,
+    TIMEOUT_S,
+    Corpus,
+    clean_environment,
+    free_port,
+    journal,
+    start_ranks,
+)
 
 from megatron.checkpoint.names import published_tags
 from megatron.errors import ExitCode
@@ -64,7 +73,7 @@ def wait_until(happens: Callable[[], object], log: Path) -> None:
 def test_a_signal_to_one_rank_saves_and_ends_all_with_the_code_of_going_on(
     endless: list[str], tmp_path: Path
 ) -> None:
-    log, port = tmp_path / "log", str(20000 + os.getpid() % 9000)
+    log, port = tmp_path / "log", str(free_port())
     launcher = Path(sys.executable).with_name("deepspeed")
     command = [str(launcher), "--num_gpus", "2", "--master_port", port, PRETRAIN, *endless]
     with log.open("wb") as stream:
