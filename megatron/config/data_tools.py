@@ -12,9 +12,10 @@ class WorldConfig:
     """Processes of the run; one replica of the model when not said. Without --global-batch-size it
     decides how many samples the run takes."""
 
-    objective: Literal["gpt", "prefix-lm", "multitask"] | None = None
-    """What the run trains: gpt is pretrain_gpt.py, prefix-lm pretrain_prefix_lm.py, and multitask
-    finetune_t0_non_causal_decoder.py. Without it that of the checkpoint in --load, or gpt."""
+    objective: Literal["gpt", "prefix-lm", "multitask", "sft"] | None = None
+    """What the run trains: gpt is pretrain_gpt.py, prefix-lm pretrain_prefix_lm.py, multitask
+    finetune_t0_non_causal_decoder.py, and sft finetune_sft.py. Without it that of the checkpoint in
+    --load, or gpt."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ class ObjectiveConfig:
     position i of s by 2 (s - i) / (s + 1) (pretrain_prefix_lm.py)."""
 
     norm_target_loss: bool = False
-    """Let all targets count the same, however long they are (finetune_t0_non_causal_decoder.py)."""
+    """Let all targets count the same, however long they are (finetune_t0_non_causal_decoder.py), or
+    all conversations (finetune_sft.py)."""
 
     prefixlm: bool = False
     """Let the tokens of an input see each other, rather than only those before them

@@ -22,6 +22,15 @@ class PreprocessConfig:
     )
     """Keys, or columns, whose text to convert; each becomes token files of its own."""
 
+    conversations: bool = False
+    """Lines are conversations, {"messages": [{"role": ..., "content": ...}]}, or pairs, {"prompt":
+    ..., "completion": ...}: write their tokens, and beside them which are answers, for
+    finetune_sft.py."""
+
+    chat_template: str | None = None
+    """File with the Jinja template that writes the messages of --conversations; the tokenizer's
+    own when not said."""
+
     append_eod: bool = False
     """End every document with the tokenizer's end-of-document token."""
 

@@ -50,6 +50,7 @@ class EncodingRules:
         keep_empty: a document without tokens under some key stays, under all keys; otherwise it
             goes, under all keys.
         odd_ids: ids whose share of the tokens is reported.
+        chats: lines are conversations; see chat_encoder.py.
         max_line_bytes: a longer line was not read.
     """
 
@@ -60,6 +61,7 @@ class EncodingRules:
     prepend_space: bool = False
     splitter: SentenceSplitter | None = None
     odd_ids: tuple[int, ...] = ()
+    chats: bool = False
     max_line_bytes: int = 1 << 26
 
     @property
@@ -115,8 +117,7 @@ class BlockEncoder:
 
     def __call__(self, block: Block) -> Encoded:
         """Return the tokens of `block`."""
-        documents = read_documents(block, self._rules.keys, self._rules.max_line_bytes)
-        columns = self._encode_all(documents)
+        documents, columns = self._read(block)
         totals = [np.add.reduceat(sizes, starts) for _, sizes, starts in columns if len(starts)]
         keep = np.ones(len(documents.lines), np.bool_)
         if not self._rules.keep_empty:
@@ -139,6 +140,11 @@ class BlockEncoder:
             keys=keys,
             bad=documents.bad,
         )
+
+    def _read(self, block: Block) -> tuple[Documents, list[tuple[NDArray, NDArray, NDArray]]]:
+        """Return the documents of `block` and what `_encode_all` makes of them."""
+        documents = read_documents(block, self._rules.keys, self._rules.max_line_bytes)
+        return documents, self._encode_all(documents)
 
     def _encode_all(self, documents: Documents) -> list[tuple[NDArray, NDArray, NDArray]]:
         """Return for each key (tokens, sizes of sequences, first sequence of each document)."""

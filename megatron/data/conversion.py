@@ -31,6 +31,8 @@ class Conversion:
         tokenizer: what the tokenizer is, in words or numbers, to know it again on resuming.
         record: what {output_prefix}_{key}_document.tokenizer.json says of it; none if empty.
         keep_empty: a document without tokens stays, for all keys; otherwise it goes for all.
+        chats: lines are conversations, and `make_encoder` a tokenizer of these; the keys are those
+            of chat_encoder.py.
         split_sentences: make each sentence a sequence of its own.
         workers: processes that tokenize; with 1, this process does.
         partitions: parts of the input that are converted side by side and joined at the end.
@@ -53,6 +55,7 @@ class Conversion:
     append_bos: bool = False
     prepend_space: bool = False
     keep_empty: bool = False
+    chats: bool = False
     split_sentences: bool = False
     lang: str = "english"
     keep_newlines: bool = False
@@ -125,7 +128,8 @@ def build_rules(conversion: Conversion, encoder: Encoder) -> EncodingRules:
         keep_empty=conversion.keep_empty,
         prepend_space=conversion.prepend_space,
         splitter=splitter,
-        odd_ids=odd_ids(encoder),
+        odd_ids=() if conversion.chats else odd_ids(encoder),
+        chats=conversion.chats,
         max_line_bytes=conversion.max_text_bytes,
     )
 
@@ -155,6 +159,7 @@ def fingerprint(
         "the type of a token": rules.dtype.name,
         "the end of a document": rules.suffix,
         "--empty-documents keep": rules.keep_empty,
+        "--conversations": rules.chats,
         "--prepend-space": rules.prepend_space,
         "--split-sentences": conversion.split_sentences,
         "--lang": conversion.lang,

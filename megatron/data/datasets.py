@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from megatron.data.blend import BlendedDataset, samples_wanted, shares_of
+from megatron.data.chat_dataset import ChatDataset
 from megatron.data.cyclic import CyclicDataset
 from megatron.data.gpt_dataset import GPTDataset
 from megatron.data.index_cache import cached_sizes
@@ -12,6 +13,7 @@ from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.legacy_indexed_dataset import open_token_files
 from megatron.data.mtf_dataset import MTFDataset
 from megatron.data.origin import TracedSource
+from megatron.data.packed_dataset import PackedDataset
 from megatron.data.splits import document_range, split_ranges
 from megatron.errors import DataError
 from megatron.plan.data_plan import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
@@ -20,9 +22,10 @@ log = logging.getLogger(__name__)
 
 _ROLES = ("train", "valid", "test")
 
-KINDS: Mapping[str, Callable[..., GPTDataset | MTFDataset]] = {
+KINDS: Mapping[str, Callable[..., GPTDataset | PackedDataset]] = {
     "documents": GPTDataset,
     "pairs": MTFDataset,
+    "conversations": ChatDataset,
 }
 """What samples are cut from, and what cuts them: called with the token files of a prefix."""
 

@@ -31,7 +31,7 @@ def pack(lengths: NDArray, pairs: range, *, num_rows: int, row_length: int, seed
     """
     fitting = np.flatnonzero((lengths > 0) & (lengths <= row_length))
     if not len(fitting):
-        raise ValueError(f"none of the pairs fits into {row_length} tokens")
+        raise ValueError(f"none of them fits into {row_length} tokens")
     fits = np.zeros(len(pairs), bool)
     fits[fitting] = True
     rng = np.random.RandomState(seed % 2**32)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megatron.data.assemble import Written, assemble, publish_staged, was_assembled
-from megatron.data.block_encoder import BlockEncoder, Encoded, EncodingRules
+from megatron.data.block_encoder import Encoded, EncodingRules
+from megatron.data.chat_encoder import block_encoder
 from megatron.data.conversion import Conversion, build_rules, fingerprint
 from megatron.data.documents import BadLine, read_documents
 from megatron.data.inputs import (
@@ -117,7 +118,7 @@ def stage_part(
         report(position.documents, position.tokens, position.file_bytes, True)
         if not position.is_done:
             _fill(stage, conversion, rules, sources, report)
-            if part == 0:
+            if part == 0 and not rules.chats:
                 try_first_documents(conversion, rules, position.tallies)
             stage.commit(is_done=True)
     except BaseException:
@@ -164,7 +165,7 @@ def _fill(
     )
     if conversion.workers == 1:
         encoded_blocks: Iterator[Encoded] = map(
-            BlockEncoder(conversion.make_encoder(), rules), blocks
+            block_encoder(conversion.make_encoder(), rules), blocks
         )
     else:
         encoded_blocks = encoded_by_workers(

@@ -10,7 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from typing import ClassVar
 
-from megatron.data.block_encoder import BlockEncoder, Encoded, Encoder, EncodingRules
+from megatron.data.block_encoder import Encoded, Encoder, EncodingRules
+from megatron.data.chat_encoder import block_encoder
 from megatron.data.inputs import Block
 from megatron.errors import MegatronError
 
@@ -102,7 +103,7 @@ def _start_worker(
 ) -> None:
     end_with_parent()
     share_cores(num_workers)
-    _Worker.encode = BlockEncoder(make_encoder(), rules)
+    _Worker.encode = block_encoder(make_encoder(), rules)
 
 
 def _encode_in_worker(block: Block) -> Encoded:

@@ -23,10 +23,15 @@ KIND_OF: dict[ObjectiveName, str] = {
     "gpt": "documents",
     "prefix-lm": "documents",
     "multitask": "pairs",
+    "sft": "conversations",
 }
 """What each objective cuts its samples from."""
 
-SUFFIXES = {"documents": ("",), "pairs": ("_inputs_document", "_targets_document")}
+SUFFIXES = {
+    "documents": ("",),
+    "pairs": ("_inputs_document", "_targets_document"),
+    "conversations": ("_tokens_document", "_loss_mask_document"),
+}
 """What follows the prefix in the names of the token files that hold each kind."""
 
 

@@ -7,12 +7,13 @@ from typing import Literal
 from megatron.config.config import Config
 from megatron.config.fim import FimConfig
 
-ObjectiveName = Literal["gpt", "prefix-lm", "multitask"]
+ObjectiveName = Literal["gpt", "prefix-lm", "multitask", "sft"]
 
 SCRIPTS: dict[ObjectiveName, str] = {
     "gpt": "pretrain_gpt.py",
     "prefix-lm": "pretrain_prefix_lm.py",
     "multitask": "finetune_t0_non_causal_decoder.py",
+    "sft": "finetune_sft.py",
 }
 """The entry script of each objective."""
 
@@ -48,7 +49,7 @@ def plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
     return ObjectivePlan(
         name=name,
         sees_prefix=name == "prefix-lm" or said.prefixlm,
-        targets_only=name == "multitask" or said.loss_on_targets_only,
+        targets_only=name in ("multitask", "sft") or said.loss_on_targets_only,
         reweights=said.reweight_loss_based_on_position_frequency,
         equal_targets=said.norm_target_loss,
         fim=_plan_fim(config.fim),
@@ -58,20 +59,20 @@ def plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
 def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
     """Yield every flag of another objective, and every rate that is none."""
     said = config.objective
-    flags: tuple[tuple[str, bool, ObjectiveName], ...] = (
-        ("--loss-on-targets-only", said.loss_on_targets_only, "prefix-lm"),
+    flags: tuple[tuple[str, bool, tuple[ObjectiveName, ...]], ...] = (
+        ("--loss-on-targets-only", said.loss_on_targets_only, ("prefix-lm",)),
         (
             "--reweight-loss-based-on-position-frequency",
             said.reweight_loss_based_on_position_frequency,
-            "prefix-lm",
+            ("prefix-lm",),
         ),
-        ("--norm-target-loss", said.norm_target_loss, "multitask"),
-        ("--prefixlm", said.prefixlm, "multitask"),
-        ("--fim-rate", config.fim.fim_rate > 0, "gpt"),
+        ("--norm-target-loss", said.norm_target_loss, ("multitask", "sft")),
+        ("--prefixlm", said.prefixlm, ("multitask",)),
+        ("--fim-rate", config.fim.fim_rate > 0, ("gpt",)),
     )
-    for flag, given, owner in flags:
-        if given and owner != name:
-            yield f"{flag} is for {SCRIPTS[owner]}; {SCRIPTS[name]} has no use for it"
+    for flag, given, owners in flags:
+        if given and name not in owners:
+            yield f"{flag} is for {' and '.join(SCRIPTS[one] for one in owners)}; {SCRIPTS[name]} has no use for it"
     for flag, rate in (
         ("--fim-rate", config.fim.fim_rate),
         ("--fim-spm-rate", config.fim.fim_spm_rate),

@@ -1,9 +1,10 @@
 """From the flags of the preprocessing tools to a conversion, and its result in words."""
 
 import glob
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -12,6 +13,7 @@ from megatron.config.flags import Legacy, parse_sections
 from megatron.config.preprocess import PreprocessConfig
 from megatron.config.tokenizer import TokenizerConfig
 from megatron.data.assemble import Written
+from megatron.data.chat_encoder import KEYS
 from megatron.data.conversion import Conversion
 from megatron.data.inputs import STDIN
 from megatron.data.preprocess import input_problems
@@ -19,6 +21,7 @@ from megatron.data.publish import replacement_notices
 from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
+from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, to_text
 from megatron.tokenizer.tokenizer import Tokenizer
 
@@ -68,20 +71,28 @@ def read_flags(
     partitions = config.partitions or _partitions(config, workers_per_partition)
     problems = [*tokenizer_problems(**wishes), *_problems(config, partitions)]
     if problems:
-        raise ConfigError(*problems, *input_problems(config.input, config.json_keys))
-    make_encoder = partial(_built, json.dumps(wishes))
+        texts = [] if config.conversations else config.input
+        raise ConfigError(*problems, *input_problems(texts, config.json_keys))
+    make_encoder: Callable[[], Tokenizer] = partial(_built, json.dumps(wishes))
     record = describe(make_encoder(), wishes)
+    template = _template(config, wishes)
+    known_by = {"name": record.name, "fingerprint": record.fingerprint}
+    if template:
+        make_encoder = partial(_built_for_chats, json.dumps(wishes), template)
+        make_encoder()  # refuses a tokenizer that cannot do it
+        known_by["chat template"] = hashlib.sha256(repr(template).encode()).hexdigest()
     conversion = Conversion(
         inputs=tuple(config.input),
         output_prefix=config.output_prefix,
-        json_keys=tuple(config.json_keys),
+        json_keys=KEYS if template else tuple(config.json_keys),
         make_encoder=make_encoder,
-        tokenizer={"name": record.name, "fingerprint": record.fingerprint},
+        tokenizer=known_by,
         record=to_text(record),
         append_eod=config.append_eod,
         append_bos=config.append_bos,
         prepend_space=config.prepend_space,
         keep_empty=config.empty_documents == "keep",
+        chats=config.conversations,
         split_sentences=config.split_sentences,
         lang=config.lang,
         keep_newlines=config.keep_newlines,
@@ -114,6 +125,11 @@ def summary(written: Written) -> str:
         f"{written.prefix}.bin, .idx: documents: {written.documents} | tokens: {written.tokens} | "
         f"bytes of both files: {written.bytes} | documents without a token, left out: {written.dropped}{bad}"
     )
+
+
+@cache
+def _built_for_chats(wishes: str, template: ChatTemplate) -> ChatTokenizer:
+    return ChatTokenizer(_built(wishes), template)
 
 
 @cache
@@ -154,8 +170,32 @@ def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
         yield from _collection_problems(config.on_error[1], config.input)
     if not config.split_sentences and config.keep_newlines:
         yield "--keep-newlines: only sentences of --split-sentences lose white space; leave it out"
+    yield from _conversation_problems(config)
     if config.input.count(STDIN) > 1:
         yield "--input - -: standard input can be read only once"
+
+
+def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:
+    if not config.conversations:
+        if config.chat_template:
+            yield "--chat-template writes messages: add --conversations"
+        return
+    of_texts = {
+        "--json-keys": config.json_keys != ["text"],
+        "--append-bos": config.append_bos,
+        "--prepend-space": config.prepend_space,
+        "--split-sentences": config.split_sentences,
+        "--empty-documents keep": config.empty_documents == "keep",
+    }
+    for flag, given in of_texts.items():
+        if given:
+            yield f"{flag} is for texts; --conversations has no use for it"
+
+
+def _template(config: PreprocessConfig, wishes: Mapping[str, Any]) -> ChatTemplate | None:
+    if not config.conversations:
+        return None
+    return read_chat_template(config.chat_template, wishes["tokenizer_name_or_path"])
 
 
 def _collection_problems(path: str, inputs: Sequence[str]) -> Iterator[str]:

@@ -51,6 +51,7 @@ _VIEWS: Mapping[ObjectiveName, Callable[..., View | None]] = {
     "gpt": _fim,
     "prefix-lm": _prefixes,
     "multitask": _none,
+    "sft": _none,
 }
 
 

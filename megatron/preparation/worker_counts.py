@@ -28,6 +28,8 @@ def try_worker_counts(
     """
     if min(*counts, max_documents) < 1:
         raise ConfigError("--workers-to-check and --max-documents: give 1 or more")
+    if conversion.chats:
+        raise ConfigError("--find-optimal-num-workers tries texts, not --conversations")
     beside = Path(conversion.output_prefix).absolute().parent
     with write_errors_name(beside), TemporaryDirectory(dir=beside, prefix="workers-") as folder:
         sample = Path(folder, "sample.jsonl")

@@ -149,21 +149,68 @@ def pair_micro_batch(
         weights_bs)).
     """
     tokens, pairs, targets_start = rows_b3s.unbind(1)
+    places = torch.arange(1, tokens.size(1), device=tokens.device)
+    return _packed_micro_batch(
+        tokens,
+        pairs,
+        (pairs[:, 1:] > 0) & (places >= targets_start[:, 1:]),
+        masks,
+        eod,
+        objective,
+        # An input without a target may end with the row, which is one token longer.
+        seen=targets_start[:, :-1].clamp(max=len(places)) if objective.sees_prefix else None,
+    )
+
+
+def chat_micro_batch(
+    rows_b3s: torch.Tensor,
+    masks: MaskPlan = PACKED,
+    eod: int | None = None,
+    *,
+    objective: ObjectivePlan,
+) -> MicroBatch:
+    """Return what the engine takes of samples of a ChatDataset.
+
+    No token sees another conversation; a token counts when it is of an answer.
+
+    Shapes: rows_b3s [b, 3, s + 1] -> ((tokens_bs, positions_bs, spans_bs2), (labels_bs,
+        weights_bs)).
+    """
+    tokens, chats, counts = rows_b3s.unbind(1)
+    return _packed_micro_batch(tokens, chats, counts[:, 1:] > 0, masks, eod, objective)
+
+
+def _packed_micro_batch(
+    tokens: torch.Tensor,
+    texts: torch.Tensor,
+    is_target: torch.Tensor,
+    masks: MaskPlan,
+    eod: int | None,
+    objective: ObjectivePlan,
+    seen: torch.Tensor | None = None,
+) -> MicroBatch:
+    """Return what the engine takes of texts that do not see each other.
+
+    Args:
+        texts: number of each token's text, 0 for padding.
+        is_target: whether each label counts, if it is predicted within its text.
+        seen: up to where each token sees at least; only what is before it if None.
+
+    Shapes: tokens, texts [b, s + 1]; is_target, seen [b, s].
+    """
     (inputs, places, *_), (labels, weights) = gpt_micro_batch(
         tokens, replace(masks, reset_positions=False, isolate_documents=False), eod
     )
-    begins = pairs[:, :-1].diff(dim=1, prepend=pairs[:, :1]) != 0
+    begins = texts[:, :-1].diff(dim=1, prepend=texts[:, :1]) != 0
     starts = torch.where(begins, places, 0).cummax(1).values
     stops = places + 1
-    if objective.sees_prefix:
-        # An input without a target may end with the row, which is one token longer.
-        stops = torch.maximum(stops, targets_start[:, :-1].clamp(max=inputs.size(1)))
-    is_target = (pairs[:, 1:] > 0) & (places + 1 >= targets_start[:, 1:])
-    weights = weights * (is_target & (pairs[:, 1:] == pairs[:, :-1]))
+    if seen is not None:
+        stops = torch.maximum(stops, seen)
+    weights = weights * (is_target & (texts[:, 1:] == texts[:, :-1]))
     if objective.equal_targets:
         counts = torch.zeros(weights.size(0), tokens.size(1) + 1, device=tokens.device)
-        counts.scatter_add_(1, pairs[:, 1:], weights)
-        weights = weights / counts.gather(1, pairs[:, 1:]).clamp(min=1)
+        counts.scatter_add_(1, texts[:, 1:], weights)
+        weights = weights / counts.gather(1, texts[:, 1:]).clamp(min=1)
     positions = places - starts if masks.reset_positions else places
     return (inputs, positions, torch.stack([starts, stops], -1)), (labels, weights)
 

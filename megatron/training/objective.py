@@ -10,7 +10,12 @@ from megatron.engine.engine import MicroBatch
 from megatron.model.loss import Loss, next_token_loss, num_expected_targets
 from megatron.plan.mask_plan import MaskPlan
 from megatron.plan.objective_plan import ObjectiveName, ObjectivePlan
-from megatron.training.batch import gpt_micro_batch, pair_micro_batch, prefix_micro_batch
+from megatron.training.batch import (
+    chat_micro_batch,
+    gpt_micro_batch,
+    pair_micro_batch,
+    prefix_micro_batch,
+)
 
 AsMicroBatch = Callable[[Tensor], MicroBatch]
 
@@ -67,4 +72,14 @@ MULTITASK = Objective(
 )
 """Targets from their inputs, as T0 was finetuned (arXiv:2110.08207)."""
 
-OBJECTIVES: dict[ObjectiveName, Objective] = {o.name: o for o in (GPT, PREFIX_LM, MULTITASK)}
+SFT = Objective(
+    "sft",
+    channels=(3,),
+    as_micro_batch=lambda plan, masks, eod: partial(
+        chat_micro_batch, masks=masks, eod=eod, objective=plan
+    ),
+    loss=lambda plan: next_token_loss,
+)
+"""The answers of conversations, from what is before each."""
+
+OBJECTIVES: dict[ObjectiveName, Objective] = {o.name: o for o in (GPT, PREFIX_LM, MULTITASK, SFT)}

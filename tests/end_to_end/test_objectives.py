@@ -69,6 +69,8 @@ def test_prefix_language_modelling_in_two_stages(corpus: Corpus, tmp_path: Path)
 def test_multitask_finetuning(corpus: Corpus, tasks: str, tmp_path: Path) -> None:
     flags = [*RUN, *MULTITASK, "--data-path", tasks, *corpus.flags[2:]]
     save = trained_and_resumed("finetune_t0_non_causal_decoder.py", 1, flags, tmp_path)
+    held_out = [record["lm_loss"] for record in journal(save, "evaluation")]
+    assert held_out[-1] < held_out[0]
     samples = start(
         *(sys.executable, str(REPOSITORY / "tools/samples_of_step.py")),
         *("--load", str(save), "--steps", "1"),

@@ -84,7 +84,7 @@ def test_pairs_that_are_too_long_are_left_out_and_told(tmp_path, caplog):
     dataset = MTFDataset(*opened(tmp_path / "long"), range(2), **wishes)
     assert {piece.document for i in range(2) for piece in dataset.origin(i).pieces} == {1}
     assert "1 of 2 pairs are left out: they are longer than a sample of 5 tokens" in caplog.text
-    with pytest.raises(DataError, match="pairs 0 to 1: none of the pairs fits into 5 tokens"):
+    with pytest.raises(DataError, match="pairs 0 to 1: none of them fits into 5 tokens"):
         MTFDataset(*opened(tmp_path / "long"), range(1), **wishes)
 
 

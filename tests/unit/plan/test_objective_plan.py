@@ -54,3 +54,4 @@ def test_every_objective_reads_its_kind_of_token_files():
     }
     assert decided["gpt"] == decided["prefix-lm"] == ["corpus"]
     assert decided["multitask"] == ["corpus_inputs_document", "corpus_targets_document"]
+    assert decided["sft"] == ["corpus_tokens_document", "corpus_loss_mask_document"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_config, tiny_spec
 
@@ -18,7 +18,7 @@ from megatron.model.loss import num_expected_targets, position_weights
 from megatron.parallel.random import OrdinaryStream
 from megatron.plan.mask_plan import MaskPlan
 from megatron.plan.objective_plan import plan_objective
-from megatron.training.batch import pair_micro_batch, prefix_micro_batch
+from megatron.training.batch import chat_micro_batch, pair_micro_batch, prefix_micro_batch
 from megatron.training.objective import OBJECTIVES, PREFIX_LM
 
 EOD = 0
@@ -132,6 +132,28 @@ def test_pairs_do_not_see_each_other_and_targets_count(pairs, padding, sees, equ
         in_target = sum(counts[k] for k in same) if equal else 1
         assert weights[0, q].item() == pytest.approx(counts[q] / max(1, in_target))
         assert positions[0, q] == (q - same[0] if reset else q)
+
+
+CHATS = st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+@settings(max_examples=30)
+@given(CHATS, st.integers(1, 4), st.booleans())
+def test_conversations_do_not_see_each_other_and_answers_count(chats, padding, equal):
+    number = [i for i, chat in enumerate(chats, start=1) for _ in chat] + [0] * padding
+    answers = [counts for chat in chats for counts in chat] + [False] * padding
+    row = torch.tensor([[range(1, len(number) + 1), number, answers]], dtype=torch.int64)
+    flags = ["--norm-target-loss"] * equal
+    (_, positions, spans), (_, weights) = chat_micro_batch(
+        row, PACKED, None, objective=objective("sft", *flags)
+    )
+    s = len(number) - 1
+    counted = [q for q in range(s) if answers[q + 1] and number[q + 1] == number[q]]
+    for q in range(s):
+        assert seen(spans[0], s)[q] == {k for k in range(q + 1) if number[k] == number[q]}
+        same = sum(number[k] == number[q] for k in counted) if equal else 1
+        assert weights[0, q].item() == pytest.approx((q in counted) / max(1, same))
+    assert positions[0].tolist() == [*range(s)]
 
 
 @pytest.mark.parametrize("targets_only", [False, True])

@@ -1,0 +1,20 @@
+"""Finetune a GPT on the answers of conversations; flags are those of pretrain_gpt.py.
+
+--data-path PREFIX stands for what tools/preprocess_data.py --conversations makes: the token files
+PREFIX_tokens_document and PREFIX_loss_mask_document.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from megatron.training.entry import train_from
+from megatron.training.launch import run_rank
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what the command line `argv` asks for; return the exit code."""
+    return train_from(argv, "sft", description=__doc__)
+
+
+if __name__ == "__main__":
+    run_rank(main, sys.argv[1:])

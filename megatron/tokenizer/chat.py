@@ -1,0 +1,239 @@
+"""Conversations as tokens, and which of these tokens are answers to learn."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+
+from megatron.errors import DataError
+from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary, no_tokens
+
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_NO_CHAT = (
+    'give {"messages": [{"role": ..., "content": ...}]} or {"prompt": ..., "completion": ...}'
+)
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A Jinja template of transformers', and the texts that it knows by name.
+
+    Args:
+        source: the template; "" if there is none, for prompts and completions alone.
+        names: special tokens, such as eos_token.
+    """
+
+    source: str = ""
+    names: tuple[tuple[str, str], ...] = ()
+
+    def render(self, messages: Sequence[Any], **wishes: Any) -> tuple[str, list[Span]]:
+        """Return the text of `messages`, and where in it the marked answers are.
+
+        Raises:
+            DataError: the template does not take these messages.
+        """
+        # Imported here: it takes seconds, and texts without messages do not need it.
+        from transformers.utils import chat_template_utils
+
+        render: Any = chat_template_utils.render_jinja_template  # its hints are not what it does
+        try:
+            (text,), spans = render(
+                [list(messages)],
+                chat_template=self.source,
+                return_assistant_tokens_mask=self.is_marked,
+                **dict(self.names),
+                **wishes,
+            )
+        except Exception as error:  # a template raises what it likes
+            raise DataError(f"the chat template refuses these messages: {error}") from error
+        return text, list(spans[0]) if spans else []
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the template says itself what is an answer."""
+        return bool(_MARKED.search(self.source))
+
+
+def read_chat_template(file: str | None, tokenizer: str | None) -> ChatTemplate:
+    """Return the template in `file`, or else that of a tokenizer.
+
+    Args:
+        tokenizer: a directory of Hugging Face's tokenizer, or its name on the hub.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    source, names = _template_of(tokenizer) if tokenizer else ("", {})
+    if file:
+        try:
+            source = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"cannot read --chat-template {file}: {error}") from error
+    return ChatTemplate(source, tuple(sorted(names.items())))
+
+
+def _template_of(tokenizer: str) -> tuple[str, dict[str, str]]:
+    folder = Path(tokenizer)
+    if not (folder / "tokenizer_config.json").is_file():
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        return _default(loaded.chat_template), dict(loaded.special_tokens_map)
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    names = {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in config.items()
+        if name.endswith("_token") and isinstance(token, dict | str)
+    }
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8"), names
+    return _default(config.get("chat_template")), names
+
+
+def _default(said: Any) -> str:
+    """Return the template of a tokenizer that may have several, each with a name."""
+    if isinstance(said, list):
+        said = {each["name"]: each["template"] for each in said}
+    return (said.get("default", "") if isinstance(said, dict) else said) or ""
+
+
+class ChatTokenizer(Tokenizer):
+    """A tokenizer with a template of conversations.
+
+    Args:
+        tokenizer: one of the `tokenizers` library, which says where in a text each token stands.
+
+    Raises:
+        DataError: the tokenizer is of another library.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
+        tokenizer = getattr(tokenizer, "reference", tokenizer)  # which knows more than a fast one
+        backend = getattr(tokenizer, "backend", None)
+        if backend is None:
+            raise DataError(
+                f"--conversations: the tokenizer {tokenizer.name} does not say where in a text its "
+                "tokens stand; use PretrainedFromHF with a tokenizer.json, or GPT2BPETokenizer"
+            )
+        self.name, self.hint = tokenizer.name, tokenizer.hint
+        self.vocab_size, self.special_ids = tokenizer.vocab_size, tokenizer.special_ids
+        self._tokenizer, self._template = tokenizer, template
+        self._backend = Backend.from_str(backend.to_str())
+        # It would add tokens that the template has, and leave white space out of places.
+        self._backend.post_processor = None
+        self._backend.no_truncation()
+        self._backend.no_padding()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        return self._tokenizer.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`."""
+        return self._tokenizer.decode(ids)
+
+    def vocabulary(self) -> Vocabulary:
+        """Return what the tokenizer is compared by."""
+        return self._tokenizer.vocabulary()
+
+    def encode_conversation(self, line: Any) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Return the tokens of a conversation, and which of them count: those of answers.
+
+        Args:
+            line: an object with `messages`, and `tools` if there are any; or with `prompt` and
+                `completion`, two texts that follow each other as they are.
+
+        Raises:
+            DataError: it is neither, or it cannot be told where an answer begins and ends.
+        """
+        text, answers = self._text_of(line)
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        except Exception as error:  # the library has no exception of its own
+            raise no_tokens(self.name, text, error) from error
+        places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        counts = np.zeros(len(places), np.bool_)
+        for start, stop in answers:
+            for edge in (start, stop):
+                across = (places[:, 0] < edge) & (edge < places[:, 1])
+                if across.any():
+                    first, last = places[across][0]
+                    raise DataError(
+                        f"the token {text[first:last]!r} is partly of an answer and partly not; "
+                        "move the white space between them to the other side, or mark the answer "
+                        "otherwise"
+                    )
+            inside = (places[:, 0] >= start) & (places[:, 1] <= stop) & (places[:, 0] < stop)
+            if not inside.any():
+                raise DataError(f"the answer {text[start:stop]!r} has no token of its own")
+            counts |= inside
+        return np.array(encoding.ids, np.int32), counts
+
+    def _text_of(self, line: Any) -> tuple[str, list[Span]]:
+        if not isinstance(line, dict):
+            raise DataError(f"not a JSON object; {_NO_CHAT}")
+        if "messages" in line:
+            return self._rendered(line["messages"], line.get("tools") or None)
+        texts = [line.get("prompt"), line.get("completion")]
+        if not all(isinstance(text, str) for text in texts):
+            present = ", ".join(map(repr, line)) or "nothing"
+            raise DataError(f"neither messages nor two texts; it has {present}; {_NO_CHAT}")
+        prompt, completion = map(str, texts)
+        if not completion:
+            raise DataError("the completion is empty: there is nothing to learn")
+        return prompt + completion, [(len(prompt), len(prompt + completion))]
+
+    def _rendered(self, messages: Any, tools: Any) -> tuple[str, list[Span]]:
+        if not self._template.source:
+            raise DataError(
+                f"the tokenizer {self.name} has no chat template; name a file of Jinja with "
+                "--chat-template"
+            )
+        require_messages(messages)
+        answers = [i for i, each in enumerate(messages) if each["role"] == "assistant"]
+        if not answers:
+            raise DataError("no message has the role assistant: there is nothing to learn")
+        text, spans = self._template.render(messages, tools=tools)
+        if not self._template.is_marked:
+            return text, [*self._found(messages, answers, text, tools)]
+        if len(spans) != len(answers) or any(start >= stop for start, stop in spans):
+            raise DataError(
+                f"the chat template marks {len(spans)} answers as {{% generation %}}, some maybe "
+                f"empty, and there are {len(answers)} messages of the role assistant"
+            )
+        return text, spans
+
+    def _found(
+        self, messages: Sequence[Any], answers: Sequence[int], text: str, tools: Any
+    ) -> Iterator[Span]:
+        """Yield what each answer adds to the text of the messages before it."""
+        for i in answers:
+            before, _ = self._template.render(messages[:i], tools=tools, add_generation_prompt=True)
+            after, _ = self._template.render(messages[: i + 1], tools=tools)
+            if not (text.startswith(after) and after.startswith(before) and before != after):
+                raise DataError(
+                    f"message {i + 1}: the chat template writes what is before this answer "
+                    "differently once it is there, so it cannot be told where it begins and ends; "
+                    "put {% generation %} and {% endgeneration %} around answers in a template of "
+                    "your own, --chat-template"
+                )
+            yield len(before), len(after)
+
+
+def require_messages(messages: Any) -> None:
+    """Raise DataError unless `messages` is a list of objects with a role and content."""
+    if not isinstance(messages, list) or not messages:
+        raise DataError(f"messages is {messages!r:.80}, not a list of at least one; {_NO_CHAT}")
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise DataError(f"message {number} is no object with a role: {message!r:.80}")
+        if not isinstance(message.get("content"), str) and not message.get("tool_calls"):
+            raise DataError(f"message {number} has no text as content: {message!r:.80}")

@@ -1,0 +1,180 @@
+"""Conversations as tokens: which of them are answers, as transformers tells, or not at all."""
+
+import json
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from megatron.data.chat_dataset import ChatDataset
+from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.data.preprocess import preprocess
+from megatron.errors import ConfigError, DataError
+from megatron.preparation.conversion import read_flags
+from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
+from megatron.tokenizer.hugging_face import PretrainedFromHF
+
+SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>"]
+BEGIN = "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>"
+END = (
+    "{% else %}<|user|>{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MARKED = BEGIN + "{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}" + END
+UNMARKED = BEGIN + "{{ m.content }}{{ eos_token }}" + END
+FORGETFUL = BEGIN + "{% if loop.last %}{{ m.content }}{% endif %}{{ eos_token }}" + END
+CHAT = [
+    {"role": "user", "content": "ab é"},
+    {"role": "assistant", "content": "你 ab"},
+    {"role": "user", "content": "b"},
+    {"role": "assistant", "content": "a"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tokenizer with a template, as transformers saves it."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *letters, "ab", "Ġab"])}
+    backend = Tokenizer(models.BPE(vocab, [("a", "b"), ("Ġ", "ab")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": "<s>",
+                "eos_token": {"content": "</s>"},
+                "chat_template": [{"name": "default", "template": MARKED}],
+            }
+        )
+    )
+    return folder
+
+
+def chats(folder, source=None):
+    template = read_chat_template(None, str(folder))
+    if source is not None:
+        template = ChatTemplate(source, template.names)
+    return ChatTokenizer(PretrainedFromHF(folder), template)
+
+
+def test_tokens_and_answers_are_those_of_transformers(folder):
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
+    ).apply_chat_template(
+        CHAT, chat_template=MARKED, return_dict=True, return_assistant_tokens_mask=True
+    )
+    tokens, counts = chats(folder).encode_conversation({"messages": CHAT})
+    assert tokens.tolist() == theirs["input_ids"]
+    assert counts.tolist() == [bool(one) for one in theirs["assistant_masks"]]
+    assert 0 < counts.sum() < len(counts)
+
+
+def test_a_template_without_marks_is_compared_with_itself(folder):
+    marked, found = (
+        chats(folder, source).encode_conversation({"messages": CHAT})
+        for source in (MARKED, UNMARKED)
+    )
+    assert marked[0].tolist() == found[0].tolist()
+    assert marked[1].tolist() == found[1].tolist()
+
+
+def test_a_completion_follows_its_prompt(folder):
+    tokens, counts = chats(folder).encode_conversation({"prompt": "ab", "completion": " ab a"})
+    tokenizer = PretrainedFromHF(folder)
+    assert [tokenizer.decode([i]) for i in tokens] == ["ab", " ab", " ", "a"]
+    assert counts.tolist() == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "message"),
+    [
+        (MARKED, {"prompt": "ab ", "completion": "ab"}, "token ' ab' is partly of an answer"),
+        (MARKED, {"prompt": "ab", "completion": ""}, "the completion is empty"),
+        (MARKED, {"text": "ab"}, "neither messages nor two texts; it has 'text'"),
+        (MARKED, [1], "not a JSON object"),
+        (MARKED, {"messages": []}, "not a list of at least one"),
+        (MARKED, {"messages": [{"content": "a"}]}, "message 1 is no object with a role"),
+        (MARKED, {"messages": [{"role": "user"}]}, "message 1 has no text as content"),
+        (MARKED, {"messages": CHAT[:1]}, "no message has the role assistant"),
+        (FORGETFUL, {"messages": CHAT}, "message 2: the chat template writes what is before"),
+        (
+            MARKED.replace("{{ m.content }}{{ eos_token }}", ""),
+            {"messages": CHAT},
+            "some maybe empty",
+        ),
+        ("{{ raise_exception('odd roles') }}", {"messages": CHAT}, "refuses these .*odd roles"),
+        ("", {"messages": CHAT}, "has no chat template; name a file"),
+    ],
+)
+def test_an_answer_that_cannot_be_located_is_refused(folder, source, line, message):
+    with pytest.raises(DataError, match=message):
+        chats(folder, source).encode_conversation(line)
+
+
+def flags_of(folder, tmp_path, *more):
+    return [
+        *("--input", str(tmp_path / "chats.jsonl"), "--output-prefix", str(tmp_path / "chats")),
+        *("--tokenizer-type", "PretrainedFromHF", "--tokenizer-name-or-path", str(folder)),
+        *more,
+    ]
+
+
+def converted(folder, tmp_path, lines, *more):
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    flags = flags_of(folder, tmp_path, "--conversations", *more)
+    return preprocess(read_flags(flags, description="").conversion)
+
+
+def test_files_hold_the_conversations_and_samples_whole_ones(folder, tmp_path):
+    lines = [{"messages": CHAT}, {"prompt": "a", "completion": " b"}] * 3
+    converted(folder, tmp_path, lines, "--append-eod")
+    parts = [
+        IndexedDataset(str(tmp_path / f"chats_{key}_document")) for key in ("tokens", "loss_mask")
+    ]
+    for i, line in enumerate(lines):
+        tokens, counts = chats(folder).encode_conversation(line)
+        assert parts[0][i].tolist() == [*tokens, 1]
+        assert parts[1][i].tolist() == [*counts, 1]
+    dataset = ChatDataset(*parts, range(6), num_samples=4, seq_length=29, seed=1)
+    for i in range(4):
+        row, place = dataset[i], 0
+        for number, piece in enumerate(dataset.origin(i).pieces, start=1):
+            here = slice(place, place := place + piece.stop)
+            assert row[0, here].tolist() == parts[0][piece.document].tolist()
+            assert row[2, here].tolist() == parts[1][piece.document].tolist()
+            assert set(row[1, here]) == {number}
+        assert not row[:, place:].any()
+    assert dataset.num_tokens == sum(parts[0].sizes)
+    with IndexedDatasetWriter(tmp_path / "short", "u2") as writer:
+        writer.append([1])
+    short = IndexedDataset(str(tmp_path / "short"))
+    with pytest.raises(DataError, match="do not have as many tokens for each"):
+        ChatDataset(parts[0], short, range(1), num_samples=1, seq_length=29, seed=1)
+
+
+def test_a_bad_conversation_names_its_file_and_line(folder, tmp_path):
+    good = {"messages": CHAT}
+    with pytest.raises(DataError, match=r"chats\.jsonl, line 2: no message has the role assistant"):
+        converted(folder, tmp_path, [good, {"messages": CHAT[:1]}, good])
+    written = converted(folder, tmp_path, [good, {"messages": CHAT[:1]}, 5], "--on-error", "skip")
+    assert [(each.documents, each.bad) for each in written] == [(1, 2), (1, 2)]
+
+
+def test_flags_of_texts_are_refused(folder, tmp_path):
+    (tmp_path / "chats.jsonl").touch()
+    flags = flags_of(folder, tmp_path, "--json-keys", "messages", "--split-sentences")
+    with pytest.raises(ConfigError) as error:
+        read_flags([*flags, "--conversations"], description="")
+    assert [text.split()[0] for text in error.value.problems] == [
+        "--json-keys",
+        "--split-sentences",
+    ]
+    with pytest.raises(ConfigError, match="--chat-template writes messages: add --conversations"):
+        read_flags(flags_of(folder, tmp_path, "--chat-template", "x"), description="")
