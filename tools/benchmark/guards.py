@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from train_cpu import VOCAB_SIZE, random_batches, timed
+from timed_steps import random_batches, timed
 
 from megatron import log
 from megatron.config.config import parse_config
@@ -29,6 +29,8 @@ from megatron.training.setup import build_gpt_engine, build_process_groups, choo
 from megatron.training.spikes import SpikeGuard, Watched
 from megatron.training.state import TrainState
 from megatron.training.step_records import StepRecords
+
+VOCAB_SIZE = 8192
 
 FLAGS = [
     "--num-layers",

@@ -6,23 +6,21 @@ ratios by CPU time: wall time depends on the neighbours.
 
 import statistics
 import sys
-import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import torch
 from plain_gpt import PlainLoop
+from timed_steps import random_batches, timed
 
 from megatron import log
 from megatron.config.config import parse_config
 from megatron.engine import distributed
-from megatron.engine.engine import MicroBatch
-from megatron.plan.plan import Plan, plan
+from megatron.plan.plan import plan
 from megatron.tool import run_tool
-from megatron.training.batch import gpt_micro_batch
 from megatron.training.device import prepare_process
 from megatron.training.objective import GPT
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
@@ -84,22 +82,6 @@ def build_sides(dtype: str, batch: int, attention: str) -> dict[str, Callable[[]
         return loop.step(tokens, labels)
 
     return {"megatron": lambda: float(engine.train_batch(batches)), "plain": plain_step}
-
-
-def random_batches(decided: Plan, batch: int) -> Iterator[MicroBatch]:
-    """Yield micro-batches of random tokens without end."""
-    generator = torch.Generator().manual_seed(1)
-    shape = (batch, decided.model.seq_length + 1)
-    while True:
-        yield gpt_micro_batch(torch.randint(VOCAB_SIZE, shape, generator=generator))
-
-
-def timed(step: Callable[[], object], times: int) -> tuple[float, float]:
-    """Return the CPU and wall seconds of so many steps."""
-    cpu_at, wall_at = time.process_time(), time.perf_counter()
-    for _ in range(times):
-        step()
-    return time.process_time() - cpu_at, time.perf_counter() - wall_at
 
 
 def line(dtype: str, clock: str, tokens_per_s: dict[str, list[float]]) -> str:

@@ -1,0 +1,26 @@
+"""What benchmarks of single steps share: batches without data, and two clocks."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from megatron.engine.engine import MicroBatch
+from megatron.plan.plan import Plan
+from megatron.training.batch import gpt_micro_batch
+
+
+def random_batches(decided: Plan, batch: int) -> Iterator[MicroBatch]:
+    """Yield micro-batches of random tokens without end."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (batch, decided.model.seq_length + 1)
+    while True:
+        yield gpt_micro_batch(torch.randint(decided.model.vocab_size, shape, generator=generator))
+
+
+def timed(step: Callable[[], object], times: int) -> tuple[float, float]:
+    """Return the CPU and wall seconds of so many steps."""
+    cpu_at, wall_at = time.process_time(), time.perf_counter()
+    for _ in range(times):
+        step()
+    return time.process_time() - cpu_at, time.perf_counter() - wall_at
