@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from megatron.checkpoint.layouts import read_whole
-from megatron.checkpoint.manifest import Manifest
+from megatron.checkpoint.manifest import Manifest, damage
 from megatron.checkpoint.universal import is_universal, read_universal
+from megatron.errors import CheckpointError
 from megatron.parallel.whole import Whole, WholeCheckpoint
 
 _ROWS = 4096  # read in one go
@@ -19,12 +20,15 @@ def read_any(
 
     Args:
         optimizer: whether its states are wanted, where they were saved; see read_whole.
-        verify: whether to compare files with a layout with the manifest; see read_whole.
+        verify: whether to compare files with the manifest: those with a layout when they are read,
+            all others at once.
 
     Raises:
         CheckpointError: files are missing or damaged.
     """
     if is_universal(manifest):
+        if verify and (problems := damage(folder, manifest.files)):
+            raise CheckpointError("; ".join(problems))
         return read_universal(folder, manifest)
     saved = manifest.plan["checkpoint"]["saves_optimizer"]
     return read_whole(folder, manifest, optimizer=optimizer and saved, verify=verify)

@@ -1,7 +1,10 @@
 """Checkpoints in Megatron-LM's own files: weights alone, divided for its ranks."""
 
+import os
+import shutil
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ import torch
 from torch import Tensor
 
 from megatron.checkpoint.manifest import Manifest
+from megatron.checkpoint.names import STAGING
+from megatron.checkpoint.writer import write_state
 from megatron.errors import CheckpointError, ConfigError, raise_if_any
 from megatron.parallel.whole import WholeCheckpoint, WholeParameter
 from megatron.plan.model_spec import padded_vocab_size
@@ -55,7 +60,7 @@ def write_megatron(
 
     Raises:
         ConfigError: the network cannot be divided so.
-        CheckpointError: `output` cannot be written to.
+        CheckpointError: `output` has a checkpoint of this iteration, or cannot be written to.
 
     Source: Megatron-LM's checkpoints of version 3.0.
     """
@@ -71,35 +76,61 @@ def write_megatron(
         raise ConfigError(f"{flags[0]} {tensor} does not divide the {rows} rows of the table")
     iteration = manifest.state["iteration"]
     folder = output / f"iter_{iteration:07d}"
-    args = _arguments(manifest, rows, tensor, pipeline, for_release=for_release)
-    for stage in range(pipeline):
-        for rank in range(tensor):
-            shards: dict[tuple[str, ...], Tensor] = {}
-            for name in whole.parameters:
-                # Looked at where it is needed: a parameter may be put together anew each time.
-                if places := list(_places(name, model, stage, pipeline)):
-                    shard = _shard(name, whole.parameters[name], manifest, rows, rank, tensor)
-                    shards |= dict.fromkeys(places, shard)
+    if folder.exists():
+        raise CheckpointError(f"{folder} exists: move it away, or write to another directory")
+    common = {
+        "args": _arguments(manifest, rows, tensor, pipeline, for_release=for_release),
+        "checkpoint_version": 3.0,
+        "checkpoint_info": {
+            "padded_vocab_size": rows,
+            "original_vocab_size": model["vocab_size"],
+        },
+        "iteration": iteration,
+    }
+    staging = output / f"{STAGING}{folder.name}"
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        for stage, rank in product(range(pipeline), range(tensor)):
             suffix = f"_{stage:03d}" if pipeline > 1 else ""
-            file = folder / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
-            content = {
-                "args": args,
-                "checkpoint_version": 3.0,
-                "checkpoint_info": {
-                    "padded_vocab_size": rows,
-                    "original_vocab_size": model["vocab_size"],
-                },
-                "iteration": iteration,
-                "model": _nested(shards),
-            }
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                torch.save(content, file)
-            except OSError as error:
-                raise CheckpointError(f"{file}: {error}") from error
-    # Last: it says that the files are whole.
-    (output / _TRACKER).write_text(str(iteration), encoding="utf-8")
+            file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
+            parts = _parts(manifest, whole, (stage, rank), (pipeline, tensor), rows)
+            _write({**common, "model": _nested(dict(parts))}, file)
+        os.rename(staging, folder)
+        # Last: it says that the files are whole.
+        (output / _TRACKER).write_text(str(iteration), encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
     return folder
+
+
+def _write(content: Mapping[str, Any], file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True)
+        write_state(content, file)
+    except (OSError, CheckpointError) as error:
+        raise CheckpointError(f"{file.parent}: {error}") from error
+
+
+def _parts(
+    manifest: Manifest,
+    whole: WholeCheckpoint,
+    place: tuple[int, int],
+    sizes: tuple[int, int],
+    rows: int,
+) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yield what lies where in the dictionaries of one rank.
+
+    Args:
+        place: its stage and its tensor-parallel rank.
+        sizes: how many of each there are.
+        rows: of the table of tokens.
+    """
+    (stage, rank), (pipeline, tensor) = place, sizes
+    for name in whole.parameters:
+        # Looked at where it is needed: a parameter may be put together anew each time.
+        if own := list(_places(name, manifest.plan["model"], stage, pipeline)):
+            shard = _shard(name, whole.parameters[name], manifest, rows, rank, tensor)
+            yield from dict.fromkeys(own, shard).items()
 
 
 def _problems(

@@ -5,7 +5,15 @@ import shutil
 from pathlib import Path
 
 from megatron.checkpoint.manifest import sync_folder
-from megatron.checkpoint.names import KEEP, LATEST, REPLACED, STAGING, staging_tag_of, tag_of
+from megatron.checkpoint.names import (
+    KEEP,
+    LATEST,
+    REPLACED,
+    STAGING,
+    iteration_of,
+    staging_tag_of,
+    tag_of,
+)
 from megatron.checkpoint.retention import clear_pruned
 from megatron.errors import CheckpointError
 
@@ -23,7 +31,9 @@ def clear_staging(directory: Path, iteration: int) -> Path:
         directory.mkdir(parents=True, exist_ok=True)
         restore_replaced(directory)
         for leftover in directory.glob(f"{STAGING}*"):
-            shutil.rmtree(leftover)
+            # Others are of a tool that may be at work.
+            if iteration_of(leftover.name.removeprefix(STAGING)) is not None:
+                shutil.rmtree(leftover)
         clear_pruned(directory)
         staging.mkdir()
     except OSError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from megatron.checkpoint.layouts import read_whole
+from megatron.checkpoint.lock import locked
 from megatron.checkpoint.manifest import (
     FileRecord,
     Manifest,
@@ -93,21 +94,23 @@ def publish_whole(directory: Path, manifest: Manifest, whole: WholeCheckpoint) -
         manifest: what it is; its files are those written here.
 
     Raises:
-        CheckpointError: `directory` holds a checkpoint of this iteration, or cannot be written to.
+        CheckpointError: `directory` holds a checkpoint of this iteration, cannot be written to, or
+            a run writes there.
     """
     iteration = manifest.state["iteration"]
     folder = directory / tag_of(iteration)
-    if folder.exists():
-        raise CheckpointError(f"{folder} exists: move it away, or write to another directory")
-    staging = clear_staging(directory, iteration)
-    try:
-        records = [_write_progress(staging, whole)]
-        for name, parameter in whole.parameters.items():
-            records += _write_parameter(staging, name, parameter)
-        write_manifest(staging, replace(manifest, files=tuple(records)))
-    except OSError as error:
-        raise CheckpointError(f"{staging}: {error}") from error
-    publish(directory, iteration)
+    with locked(directory):
+        if folder.exists():
+            raise CheckpointError(f"{folder} exists: move it away, or write to another directory")
+        staging = clear_staging(directory, iteration)
+        try:
+            records = [_write_progress(staging, whole)]
+            for name, parameter in whole.parameters.items():
+                records += _write_parameter(staging, name, parameter)
+            write_manifest(staging, replace(manifest, files=tuple(records)))
+        except OSError as error:
+            raise CheckpointError(f"{staging}: {error}") from error
+        publish(directory, iteration)
     return folder
 
 

@@ -5,9 +5,7 @@ from pathlib import Path
 from torch import Tensor
 
 from megatron.checkpoint.digest import read_any
-from megatron.checkpoint.manifest import Manifest, damage
-from megatron.checkpoint.universal import is_universal
-from megatron.errors import CheckpointError
+from megatron.checkpoint.manifest import Manifest
 from megatron.parallel.whole import WholeCheckpoint
 
 
@@ -21,9 +19,6 @@ def read_weights(folder: Path, manifest: Manifest) -> WholeCheckpoint:
     Raises:
         CheckpointError: files are missing, damaged, or are no DeepSpeed checkpoint.
     """
-    # Files with a layout are verified when they are read.
-    if is_universal(manifest) and (problems := damage(folder, manifest.files)):
-        raise CheckpointError("; ".join(problems))
     return read_any(folder, manifest, optimizer=False)
 
 

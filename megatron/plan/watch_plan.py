@@ -38,3 +38,5 @@ def watch_problems(config: Config) -> Iterator[str]:
         yield f"--max-restarts {restarts} must be at least 0"
     if restarts and (not trains or config.checkpoint.load != config.checkpoint.save):
         yield "--max-restarts needs --save and the same directory as --load, to go on from"
+    if restarts and config.checkpoint.ckpt_step is not None:
+        yield "--max-restarts goes on from the newest checkpoint: leave --ckpt-step out"

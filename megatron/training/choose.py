@@ -9,7 +9,7 @@ from typing import Any
 from megatron.checkpoint.compare import other_wishes, require_same
 from megatron.checkpoint.differences import table
 from megatron.checkpoint.manifest import Manifest, read_manifest
-from megatron.checkpoint.names import iteration_of, published_tags, tag_of
+from megatron.checkpoint.names import LOCK, iteration_of, published_tags, tag_of
 from megatron.checkpoint.publish import other_latest, restore_replaced
 from megatron.checkpoint.universal import with_universal
 from megatron.errors import CheckpointError, NewerCheckpointError
@@ -85,8 +85,12 @@ def as_json(tree: Any) -> Any:
     return [as_json(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
-    directory = Path(plan.checkpoint.load)
+def newest_readable(directory: Path, tags: Sequence[str]) -> Chosen | None:
+    """Return the first of `tags`, newest first, whose manifest is whole; the others are told.
+
+    Raises:
+        NewerCheckpointError: a newer version of this program wrote one.
+    """
     for place, tag in enumerate(tags):
         try:
             manifest = read_manifest(directory / tag)
@@ -96,7 +100,13 @@ def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
         except CheckpointError as error:
             log.warning("%s is passed over: %s", directory / tag, error)
             continue
-        chosen = Chosen(directory / tag, manifest, tuple(tags[place + 1 :]))
+        return Chosen(directory / tag, manifest, tuple(tags[place + 1 :]))
+    return None
+
+
+def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
+    directory = Path(plan.checkpoint.load)
+    if chosen := newest_readable(directory, tags):
         _require_fit(plan, chosen)
         return chosen
     if tags:
@@ -113,7 +123,8 @@ def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
 def _find(plan: Plan) -> list[str]:
     wished = plan.checkpoint
     directory = Path(wished.load)
-    if directory.is_dir():
+    # Where another run writes, it may be between the two renames.
+    if wished.load == wished.save or not (directory / LOCK).exists():
         restore_replaced(directory)
     tags = published_tags(directory)
     if wished.step:

@@ -121,6 +121,10 @@ class FailureFile:
                 made.unlink()
         return False
 
+    def is_written(self) -> bool:
+        """Whether a cause of this attempt is there."""
+        return self._identity() not in (None, self._stale)
+
     def _giving_way(self, failure: Failure) -> Identity | None:
         """Return which file gives way to `failure`, if one is there and does."""
         assert self._directory

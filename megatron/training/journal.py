@@ -44,15 +44,24 @@ class Journal:
         self.write(START, {**known, "with": dict(surroundings)})
 
     def write(self, event: str, record: dict[str, Any]) -> None:
-        """Append `record` under the name of what happened."""
+        """Append `record` under the name of what happened.
+
+        Raises:
+            CheckpointError: the disk does not take it.
+        """
         # JSON has no NaN; a loss that is none is null.
         finite = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in record.items()
         }
         line = json.dumps({"event": event, **finite}, allow_nan=False)
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(line + "\n")
+        try:
+            with self.file.open("a", encoding="utf-8") as stream:
+                stream.write(line + "\n")
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.file}: {error.strerror}; a run ends that cannot record its steps"
+            ) from error
 
 
 def read_journal(directory: Path) -> Iterator[dict[str, Any]]:

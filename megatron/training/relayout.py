@@ -8,7 +8,9 @@ import torch.distributed as dist
 
 from megatron.checkpoint.digest import read_any
 from megatron.checkpoint.manifest import Manifest
+from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.config import Config
+from megatron.config.guards import GuardsConfig
 from megatron.config.kernels import KernelsConfig
 from megatron.engine.build import any_format
 from megatron.parallel.random import renewed_seed
@@ -16,7 +18,7 @@ from megatron.plan.plan import plan
 from megatron.training import setup
 from megatron.training.environment import Launch
 from megatron.training.objective import OBJECTIVES
-from megatron.training.save import Checkpoints
+from megatron.training.save import Checkpoints, sole_writer
 from megatron.training.state import TrainState
 
 
@@ -25,6 +27,7 @@ def config_of_layout(
 ) -> Config:
     """Return the wishes of the run that saved a checkpoint, for another layout on CPUs."""
     size = manifest.plan["batch"]["global_batch_size"]
+    held = manifest.plan["checkpoint"]
     return replace(
         saved,
         parallel=replace(
@@ -34,21 +37,15 @@ def config_of_layout(
             device="cpu",
             distributed_backend="gloo",
         ),
-        training=replace(saved.training, global_batch_size=size),
+        # What is about going on has no place in a conversion.
+        training=replace(saved.training, global_batch_size=size, max_restarts=0, chaos=None),
+        guards=GuardsConfig(),
         kernels=KernelsConfig(),
-        checkpoint=replace(
-            saved.checkpoint,
+        checkpoint=CheckpointConfig(
             save=output,
             save_interval=saved.checkpoint.save_interval or 1,
-            async_save=False,
-            load=None,
-            keep_last=None,
-            keep_every=None,
-            finetune=False,
-            reset_progress=False,
-            exit_on_missing_checkpoint=False,
-            universal_checkpoint=False,
-            no_save_optim=not manifest.plan["checkpoint"]["saves_optimizer"],
+            no_save_optim=not held["saves_optimizer"],
+            no_save_rng=not held["saves_streams"],
         ),
     )
 
@@ -83,6 +80,7 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
         renewed_seed(decided.training.seed, state.iteration),
         sequence_parallel=decided.parallel.sequence_parallel,
     )
-    Checkpoints(engine, decided, config).save(state)
+    with sole_writer(decided):
+        Checkpoints(engine, decided, config).save(state)
     dist.barrier()
     dist.destroy_process_group()

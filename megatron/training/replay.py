@@ -48,11 +48,12 @@ def quiet(plan: Plan) -> Plan:
 class _Last(Hook):
     """Keeps what the last step did."""
 
+    iteration = 0
     step: StepResult | None = None
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Keep it."""
-        self.step = step
+        self.iteration, self.step = state.iteration, step
 
 
 def replay(
@@ -75,7 +76,8 @@ def replay(
     Communication: every rank must call this, in step.
     """
     number = plan.guards.replay_step
-    record, state.spikes = from_rank_0(lambda: _told(Path(plan.checkpoint.load), number))
+    record, spikes = from_rank_0(lambda: _told(Path(plan.checkpoint.load), number))
+    state.spikes = spikes or state.spikes
     log.info("taking iterations %d to %d again", state.iteration + 1, number)
     last = _Last()
     skip = Skip(
@@ -92,7 +94,11 @@ def replay(
         hooks=[skip, last],
         stop=lambda state: "replayed" if state.iteration >= number else None,
     )
-    assert last.step
+    if last.iteration != number or last.step is None:
+        raise TrainingError(
+            f"--replay-step {number}: the iterations up to {state.iteration} are passed over; write "
+            "the --skip-train-iteration-range of the run"
+        )
     lines = list(comparison(read_step(record).step, last.step))
     log.info("step %d of attempt %d, again:\n%s", number, record["attempt"], "\n".join(lines))
     if dist.get_rank() == 0:
@@ -132,7 +138,7 @@ def _samples(
 
 
 def _told(directory: Path, number: int) -> tuple[dict[str, Any], tuple[tuple[int, int], ...]]:
-    """Return the journal's record of a step, and what the run passed over before it."""
+    """Return the journal's record of a step, and the spikes of the attempt that took it."""
     records = list(read_journal(directory))
     steps: Sequence[dict[str, Any]] = [
         record for record in records if record["event"] == STEP and record["iteration"] == number
@@ -141,5 +147,6 @@ def _told(directory: Path, number: int) -> tuple[dict[str, Any], tuple[tuple[int
         raise TrainingError(
             f"--replay-step {number}: the journal in --load {directory} does not tell of that step"
         )
-    spikes = [r["passed_over"] for r in records if r["event"] == ROLLBACK]
+    rollbacks = [record for record in records if record["event"] == ROLLBACK]
+    spikes = rollbacks[-1]["all_passed_over"] if rollbacks else []
     return steps[-1], tuple((first, last) for first, last in spikes)

@@ -11,7 +11,6 @@ from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import damage
 from megatron.checkpoint.universal import is_universal, read_universal
 from megatron.engine.engine import Engine
-from megatron.errors import CheckpointError
 from megatron.parallel.random import renewed_seed
 from megatron.plan.plan import Plan
 from megatron.training.agree import from_rank_0, gathered, share_of
@@ -31,11 +30,11 @@ def resume(engine: Engine, plan: Plan, state: TrainState, chosen: Chosen) -> Pla
 
     Communication: every rank must call this, in step.
     """
-    while problems := _damage(chosen):
+    while problems := damage_of(chosen):
         log.warning("%s is passed over: %s", chosen.folder, "; ".join(problems))
         chosen = next_older(plan, chosen)
     plan = going_on(plan, chosen)
-    _load(engine, plan, chosen)
+    load(engine, plan, chosen)
     if plan.checkpoint.loads_progress:
         state.take(chosen.manifest.state)
     iteration = chosen.manifest.state["iteration"]
@@ -44,31 +43,28 @@ def resume(engine: Engine, plan: Plan, state: TrainState, chosen: Chosen) -> Pla
     )
     if not plan.checkpoint.loads_progress:
         log.info("training starts from iteration 0 with its weights")
-    if plan.checkpoint.step and plan.checkpoint.load == plan.checkpoint.save:
+    takes_again = plan.checkpoint.step and not plan.evaluation.only
+    if takes_again and plan.checkpoint.load == plan.checkpoint.save:
         from_rank_0(lambda: set_aside(Path(plan.checkpoint.save), iteration))
     return plan
 
 
-def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
-    """Fill `engine` from `chosen`, whatever the layout of the run that saved it.
-
-    Raises:
-        CheckpointError: it is damaged, or does not fit.
+def damage_of(chosen: Chosen) -> list[str]:
+    """Return what is wrong with the files; every rank reads its share.
 
     Communication: every rank must call this, in step.
     """
-    if problems := _damage(chosen):
-        raise CheckpointError("; ".join(problems))
-    _load(engine, plan, chosen)
-
-
-def _damage(chosen: Chosen) -> list[str]:
-    """Return what is wrong with the files; every rank reads its share."""
     return list(gathered(damage(chosen.folder, share_of([*chosen.manifest.files]))))
 
 
-def _load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
-    """Fill `engine` from files that are whole."""
+def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
+    """Fill `engine` from files that are whole, whatever the layout of the run that saved them.
+
+    Raises:
+        CheckpointError: they do not fit.
+
+    Communication: every rank must call this, in step.
+    """
     folder, manifest = chosen.folder, chosen.manifest
     wished, now = plan.checkpoint, as_json(asdict(plan))
     changes, universal = layout_changes(manifest.plan, now), is_universal(manifest)

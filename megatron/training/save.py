@@ -137,10 +137,7 @@ class Checkpoints(Hook):
         stage, self._stage = self._stage, None
         assert stage
         if problems := list(gathered(_errors(stage))):
-            raise CheckpointError(
-                f"--save {self._directory}: the checkpoint of iteration {self._saved} cannot be "
-                f"written ({'; '.join(problems)}); the older ones are as they were"
-            )
+            raise self._not_written(self._saved, "; ".join(problems))
         self._stage = stage.then()
 
     def _make_room(self, iteration: int) -> None:
@@ -161,10 +158,13 @@ class Checkpoints(Hook):
         except (OSError, RuntimeError) as error:
             if not is_full_disk(error):
                 raise
-            raise CheckpointError(
-                f"--save {self._directory}: the checkpoint of iteration {iteration} cannot be "
-                f"written ({error}); the older ones are as they were"
-            ) from error
+            raise self._not_written(iteration, error) from error
+
+    def _not_written(self, iteration: int, why: object) -> CheckpointError:
+        return CheckpointError(
+            f"--save {self._directory}: the checkpoint of iteration {iteration} cannot be written "
+            f"({why}); the older ones are as they were"
+        )
 
     def _publish(self, writer: StateWriter, manifest: Manifest) -> _Stage | None:
         """Make the files that all ranks have written count."""
@@ -173,7 +173,10 @@ class Checkpoints(Hook):
         files = self._all_files(folder, [file.result() for file in writer.files])
 
         def finish() -> None:
-            write_manifest(folder, replace(manifest, files=files))
+            try:
+                write_manifest(folder, replace(manifest, files=files))
+            except OSError as error:
+                raise self._not_written(iteration, error) from error
             publish(self._directory, iteration)
 
         from_rank_0(finish)
@@ -276,9 +279,19 @@ def sole_writer(plan: Plan) -> Iterator[None]:
 
 
 def warn_of_others(plan: Plan) -> None:
-    """Say when checkpoints of another run are about to be mixed with this one's."""
+    """Say when checkpoints of another run are about to be mixed with this one's.
+
+    Raises:
+        CheckpointError: this run could go back to one of those.
+    """
     tags = published_tags(Path(plan.checkpoint.save)) if plan.checkpoint.save else []
     if tags and plan.checkpoint.load != plan.checkpoint.save:
+        if plan.guards.spikes.is_on:
+            raise CheckpointError(
+                f"--save {plan.checkpoint.save} holds checkpoints of another run (the newest is "
+                f"{tags[0]}), and --spike-policy would go back to them: give another directory, or "
+                "the same one as --load"
+            )
         log.warning(
             "--save %s holds checkpoints already (the newest is %s) and this run does not go on "
             "from them; checkpoints of the same iteration will be replaced",

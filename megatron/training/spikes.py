@@ -5,21 +5,21 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from megatron.checkpoint.aside import set_aside
-from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.names import iteration_of, published_tags
 from megatron.engine.engine import Engine
 from megatron.errors import TrainingError
 from megatron.plan.guards_plan import SpikePlan
 from megatron.plan.plan import Plan
 from megatron.training.agree import agreed, from_rank_0
-from megatron.training.choose import Chosen
+from megatron.training.choose import Chosen, newest_readable
 from megatron.training.journal import ROLLBACK, Journal, read_journal
 from megatron.training.loop import Hook, StepResult
-from megatron.training.resume import load
+from megatron.training.resume import damage_of, load
 from megatron.training.state import TrainState
 from megatron.training.step_records import STEP
 
@@ -135,6 +135,9 @@ def go_back(
             "its checkpoints are as they were; lower --lr, or go on with a larger max"
         )
     chosen = from_rank_0(lambda: _before(save, spike.iteration, policy.rollback))
+    while chosen and (problems := damage_of(chosen)):
+        log.warning("%s is passed over: %s", chosen.folder, "; ".join(problems))
+        chosen = from_rank_0(partial(newest_readable, save, chosen.older))
     if chosen is None:
         raise TrainingError(
             f"{told}: --spike-policy finds no checkpoint to go back to in --save {save}: lower "
@@ -155,13 +158,14 @@ def go_back(
     from_rank_0(lambda: set_aside(save, iteration))
     if journal:
         record = {"iteration": iteration, "spike": spike.iteration, "why": str(spike)}
-        journal.write(ROLLBACK, {**record, "passed_over": passed, "number": len(spikes)})
+        # All of them: one that went further back leaves no trace of those before it.
+        journal.write(ROLLBACK, {**record, "passed_over": passed, "all_passed_over": spikes})
 
 
 def _before(save: Path, iteration: int, place: int) -> Chosen | None:
-    """Return the checkpoint that is number `place` before `iteration`, or the oldest."""
+    """Return the checkpoint that is number `place` before `iteration`, or the oldest.
+
+    One whose manifest is damaged is passed over for an older one.
+    """
     tags = [tag for tag in published_tags(save) if (iteration_of(tag) or 0) < iteration]
-    if not tags:
-        return None
-    folder = save / tags[min(place, len(tags)) - 1]
-    return Chosen(folder, read_manifest(folder), ())
+    return newest_readable(save, tags[min(place, len(tags)) - 1 :]) if tags else None

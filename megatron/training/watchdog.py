@@ -162,8 +162,9 @@ class Watchdog:
             groups=groups,
         )
         lines = [f"hang in {stage}: {message}", *groups, f"stacks of all threads: {hangs.folder}"]
-        # One rank speaks; the others leave a moment for that.
-        if self.failures.record(failure):
+        # One rank speaks; the others leave a moment for that. Where nothing can be written, none
+        # has been the first.
+        if self.failures.record(failure) or (self._rank == 0 and not self.failures.is_written()):
             self._leave("\n  ".join(lines))
         time.sleep(_LOOK_S)
         self._leave("")

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.flags import parse_sections
 from megatron.errors import CheckpointError, ConfigError
 from megatron.tool import run_tool
+
+_LOOK_S = 0.1
 
 
 def main(argv: Sequence[str]) -> None:
@@ -45,11 +48,13 @@ def main(argv: Sequence[str]) -> None:
         for rank in range(world)
     ]
     try:
-        failed = [code for code in [rank.wait() for rank in ranks] if code]
+        # One that has failed is not waited for by others that wait for it.
+        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+            time.sleep(_LOOK_S)
     finally:
         for rank in ranks:
             rank.kill()
-    if failed:
+    if any(codes):
         raise CheckpointError(f"{config.output_folder} is not written: see above")
 
 

@@ -1,13 +1,11 @@
 """From what another program left to a checkpoint of ours: the wishes, the plan, the manifest."""
 
-import platform
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
+from megatron.checkpoint.converted import manifest_of_converted
 from megatron.checkpoint.foreign.found import Found, require_names
 from megatron.checkpoint.hugging_face.network import parameters_of, saved_spec
 from megatron.checkpoint.manifest import Manifest
@@ -16,10 +14,8 @@ from megatron.config.config import Config
 from megatron.config.deepspeed import DeepSpeedConfig
 from megatron.config.parallel import ParallelConfig
 from megatron.errors import CheckpointError
-from megatron.parallel.sharding import shard_of
 from megatron.parallel.whole import Made, WholeCheckpoint, WholeParameter
 from megatron.plan.plan import plan
-from megatron.version import VERSION
 
 
 def manifest_of(found: Found, config: Config, *, vocab_size: int) -> Manifest:
@@ -49,23 +45,8 @@ def manifest_of(found: Found, config: Config, *, vocab_size: int) -> Manifest:
     decided = plan(wishes, world_size=1, vocab_size=vocab_size, device="cuda")
     held = replace(decided.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
     decided = replace(decided, checkpoint=held)
-    parameters = parameters_of(decided.model)
-    require_names(set(found.whole.parameters), set(parameters), found.folder)
-    begun = {"iteration": 0, "samples": 0, "tokens": 0, "valid_samples": 0, "skipped": 0}
-    return Manifest(
-        state={**begun, **found.state},
-        plan=asdict(decided),
-        config=asdict(wishes),
-        versions={
-            "megatron": VERSION,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
-        partition_dims={
-            name: shard.dim for name, p in parameters.items() if (shard := shard_of(p))
-        },
-        files=(),
-    )
+    require_names(set(found.whole.parameters), set(parameters_of(decided.model)), found.folder)
+    return manifest_of_converted(wishes, decided, found.state)
 
 
 def checked(found: Found, spec: Mapping[str, Any]) -> WholeCheckpoint:

@@ -1,15 +1,13 @@
 """A folder of transformers' as a checkpoint to begin a run from: compared, then streamed."""
 
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from megatron.checkpoint.converted import manifest_of_converted
 from megatron.checkpoint.hugging_face.equality import (
     Measured,
     compare,
@@ -25,14 +23,12 @@ from megatron.checkpoint.names import published_tags
 from megatron.checkpoint.universal import publish_whole
 from megatron.config.config import Config, parse_config
 from megatron.errors import CheckpointError, DataError
-from megatron.parallel.sharding import shard_of
 from megatron.parallel.whole import Made, WholeCheckpoint, WholeParameter, undivided
 from megatron.plan.model_spec import ModelSpec
 from megatron.plan.plan import Plan, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.tokenizer import Tokenizer
-from megatron.version import VERSION
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
@@ -143,7 +139,7 @@ def describe_model(source: Path, wishes: Wishes, *, save: Path) -> Described:
         flags=flags,
         plan=decided,
         tokenizer=tokenizer,
-        manifest=_manifest(wished, decided),
+        manifest=manifest_of_converted(wished, decided),
     )
 
 
@@ -246,20 +242,4 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> WholeCheck
     return WholeCheckpoint(
         parameters=Made({part.ours: partial(made, part) for part in parts}),
         counters=dict.fromkeys(_COUNTERS, 0),
-    )
-
-
-def _manifest(wished: Config, decided: Plan) -> Manifest:
-    shards = {name: shard_of(p) for name, p in parameters_of(decided.model).items()}
-    return Manifest(
-        state=dict.fromkeys(("iteration", "samples", "tokens", "valid_samples", "skipped"), 0),
-        plan=asdict(decided),
-        config=asdict(wished),
-        versions={
-            "megatron": VERSION,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
-        partition_dims={name: shard.dim for name, shard in shards.items() if shard},
-        files=(),
     )

@@ -27,6 +27,7 @@ from transformers import (
 from megatron.checkpoint.digest import digest_of, digests, read_any
 from megatron.checkpoint.foreign.convert import find
 from megatron.checkpoint.hugging_face.network import filled_model, saved_spec
+from megatron.checkpoint.lock import locked
 from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.unpickle import read_foreign
 from megatron.checkpoint.weights import read_weights
@@ -227,6 +228,14 @@ def test_models_of_transformers_come_in_by_the_same_door(gpt2, group, tmp_path):
     gpt2.save_pretrained(tmp_path / "theirs")
     folder = convert(tmp_path / "theirs", tmp_path / "ours", "--loader", "hugging_face")
     require_same_logits(folder, gpt2)
+    with locked(tmp_path / "busy"), pytest.raises(CheckpointError, match="another run writes"):
+        convert(tmp_path / "theirs", tmp_path / "busy", "--loader", "hugging_face")
+    weights = next(folder.glob("zero/*word_embeddings.weight/fp32.pt"))
+    flipped = bytearray(weights.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    weights.write_bytes(flipped)
+    with pytest.raises(CheckpointError, match="is damaged: its hash"):
+        state_digest(folder)
     places = ["--load-dir", tmp_path / "theirs", "--save-dir", tmp_path / "other"]
     with pytest.raises(ConfigError, match="goes with --saver own"):
         tool("checkpoint/util.py", *GPT, "--saver", "megatron", *places)
@@ -247,6 +256,10 @@ def test_what_is_written_for_megatron_lm_is_read_again(llama, tmp_path, capsys):
     assert [file.parent.name for file in (tmp_path / "merged").glob("*/*/*.pt")] == ["mp_rank_00"]
     again = convert(tmp_path / "merged", tmp_path / "again", "--saver", "own")
     assert state_digest(again) == state_digest(folder)
+    before = {file: file.read_bytes() for file in theirs.rglob("*.pt")}
+    with pytest.raises(CheckpointError, match="iter_0000000 exists: move it away"):
+        tool("merge_mp_partitions.py", *GPT, "--load", theirs, "--save", theirs)
+    assert before == {file: file.read_bytes() for file in theirs.rglob("*.pt")}
     assert "say nothing of our own files" not in capsys.readouterr().out
     convert(theirs, tmp_path / "third", "--saver", "own", *targets)
     assert "say nothing of our own files" in capsys.readouterr().out

@@ -26,6 +26,14 @@ def test_a_staged_checkpoint_does_not_count(tmp_path):
     assert not (tmp_path / "latest").exists()
 
 
+def test_what_a_killed_run_left_goes_and_what_tools_write_stays(tmp_path):
+    stage(tmp_path, 5, "a")
+    (tmp_path / "staging-for_transformers").mkdir()
+    clear_staging(tmp_path, 10)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["staging-for_transformers", "staging-global_step10"]
+
+
 def test_publishing_gives_the_staged_folder_its_name(tmp_path):
     folder = stage(tmp_path, 5, "a")
     publish(tmp_path, 5)

@@ -56,7 +56,7 @@ def test_the_next_checkpoint_is_as_large_as_the_last_of_its_kind(tmp_path):
     plan = tiny_plan(*SAVE)
     folder = tmp_path / "global_step5"
     folder.mkdir()
-    files = (FileRecord("a", 1000, ""), FileRecord("b", 500, ""))
+    files = (FileRecord("a", 1000, "sha256:0"), FileRecord("b", 500, "sha256:0"))
     write_manifest(
         folder,
         Manifest(

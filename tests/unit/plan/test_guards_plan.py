@@ -43,6 +43,10 @@ def test_a_policy_says_what_differs_from_the_usual_one():
         ([*LOAD, "--ckpt-step", "0"], "--ckpt-step 0 must be at least 1"),
         ([*LOAD, "--ckpt-step", "2", "--universal-checkpoint"], "latest_universal names"),
         (["--use-checkpoint-args"], "--use-checkpoint-args needs --load"),
+        (
+            [*SAVE, *LOAD, "--max-restarts", "2", "--ckpt-step", "2"],
+            "--max-restarts goes on from the newest checkpoint",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(flags, message):

@@ -1,5 +1,7 @@
 """The run's record."""
 
+from pathlib import Path
+
 import pytest
 
 from megatron.errors import CheckpointError
@@ -67,6 +69,13 @@ def test_half_a_line_of_a_killed_run_is_left_out(tmp_path):
         stream.write('{"event": "step", "iter')
     Journal(tmp_path).start(2, {})
     assert [record["attempt"] for record in read_journal(tmp_path)] == [1, 2]
+
+
+def test_a_disk_that_takes_no_record_is_told(tmp_path):
+    journal = Journal(tmp_path)
+    journal.file = Path("/dev/full")
+    with pytest.raises(CheckpointError, match="/dev/full: No space left on device"):
+        journal.write("step", {"iteration": 1})
 
 
 def test_a_directory_without_a_run_is_told(tmp_path):

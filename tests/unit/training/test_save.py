@@ -16,8 +16,10 @@ from megatron.errors import CheckpointError
 from megatron.parallel.sharding import sharded
 from megatron.training import save
 from megatron.training.choose import choose
+from megatron.training.journal import Journal, read_journal
 from megatron.training.resume import resume
 from megatron.training.save import Checkpoints, sole_writer, warn_of_others
+from megatron.training.spikes import Spike, go_back
 from megatron.training.state import TrainState
 
 
@@ -170,6 +172,10 @@ def test_checkpoints_of_another_run_are_pointed_out(job, told):
     warn_of_others(tiny_plan(*job.flags[:4]))
     (warning,) = told
     assert "holds checkpoints already (the newest is global_step5)" in warning
+    policy = ["--spike-policy", "zscore=6"]
+    with pytest.raises(CheckpointError, match="--spike-policy would go back to them"):
+        warn_of_others(tiny_plan(*job.flags[:4], *policy))
+    warn_of_others(tiny_plan(*job.flags, *policy))
 
 
 @pytest.mark.parametrize("flag", ["--no-save-optim", "--no-save-rng"])
@@ -284,6 +290,34 @@ def test_a_run_goes_on_from_the_step_asked_for_and_keeps_what_came_behind(job, t
         job.resume("--ckpt-step", "10")
 
 
+def test_nothing_is_set_aside_by_who_only_evaluates(job):
+    job.save(5)
+    job.save(10)
+    assert job.resume("--ckpt-step", "5", "--eval-only") == TrainState(iteration=5, samples=10)
+    assert published_tags(job.directory) == ["global_step10", "global_step5"]
+
+
+def test_what_another_run_is_about_to_replace_is_left_to_it(job, tmp_path):
+    job.save(5)
+    (job.directory / "global_step5").rename(job.directory / "replaced-global_step5")
+    reads = ["--save", str(tmp_path / "elsewhere")]
+    with sole_writer(job.plan), pytest.raises(CheckpointError, match="no complete checkpoint"):
+        job.resume(*reads)
+    assert job.resume(*reads).iteration == 5
+
+
+def test_a_manifest_that_cannot_be_written_ends_all_ranks_alike(job, monkeypatch):
+    job.save(5)
+
+    def fill(folder, manifest):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(save, "write_manifest", fill)
+    with pytest.raises(CheckpointError, match="of iteration 10 cannot be written .*No space left"):
+        job.save(10)
+    assert job.resume().iteration == 5
+
+
 def test_another_directory_keeps_its_newer_checkpoints(job, tmp_path):
     job.save(5)
     job.save(10)
@@ -297,6 +331,23 @@ def test_a_damaged_checkpoint_of_the_step_asked_for_has_no_stand_in(job):
     (job.directory / "global_step10" / "weights.pt").unlink()
     with pytest.raises(CheckpointError, match=r"is whole \(global_step10 is damaged\)"):
         job.resume("--ckpt-step", "10")
+
+
+def test_a_run_goes_back_behind_damaged_checkpoints(job, told):
+    for iteration in (5, 10, 15, 20):
+        job.save(iteration)
+    (job.directory / "global_step15" / "weights.pt").write_bytes(b"")
+    (job.directory / "global_step10" / MANIFEST).write_text("{")
+    state = TrainState(iteration=17, spikes=((2, 3),))
+    plan = tiny_plan(*job.flags, "--spike-policy", "rollback=1")
+    journal = Journal(job.directory)
+    go_back(job.engine, plan, state, Spike(17, "loss 9"), journal)
+    assert state == TrainState(iteration=5, samples=10, spikes=((2, 3), (17, 17)))
+    assert job.engine.loaded == [(job.directory, "global_step5")]
+    assert len([text for text in told if "passed over: " in text]) == 2
+    (record,) = read_journal(job.directory)
+    assert record["passed_over"] == [17, 17]
+    assert record["all_passed_over"] == [[2, 3], [17, 17]]
 
 
 def test_passed_over_spikes_are_part_of_the_state(job):

@@ -69,6 +69,20 @@ def test_a_hang_ends_all_ranks_and_says_who_was_where(tmp_path):
     assert "stuck_in_data" in str(stacks["threads"])
 
 
+def tells(rank, directory):
+    sys.stderr = (directory / f"said-{rank}").open("w")
+    # Nobody can write there: the link to the record fails.
+    os.link = lambda *words: (_ for _ in ()).throw(OSError("no links here"))
+    hangs(rank, directory, 2)
+
+
+def test_a_hang_is_told_where_it_cannot_be_written_down(tmp_path):
+    assert in_processes(2, tells, tmp_path) == [ExitCode.FAILED] * 2
+    assert not (tmp_path / FAILURE).exists()
+    assert "hang in step 2: no progress for 0.5 s" in (tmp_path / "said-0").read_text()
+    assert (tmp_path / "said-1").read_text() == ""
+
+
 def is_stopped(rank, directory):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)

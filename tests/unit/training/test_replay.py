@@ -1,0 +1,29 @@
+"""What a step that is taken again is compared with, and which samples it passes over."""
+
+import pytest
+
+from megatron.errors import TrainingError
+from megatron.training.journal import Journal
+from megatron.training.replay import _told
+
+
+def test_spikes_are_those_of_the_attempt_that_stands(tmp_path):
+    journal = Journal(tmp_path)
+    journal.start(0, {})
+    rollback = {"why": "loss 9", "passed_over": (8, 8)}
+    journal.write("rollback", {**rollback, "iteration": 6, "spike": 8, "all_passed_over": [(8, 8)]})
+    # Back to before the first one, which is passed over all the same.
+    journal.write(
+        "rollback", {**rollback, "iteration": 4, "spike": 9, "all_passed_over": [(8, 8), (9, 9)]}
+    )
+    for loss, iteration in enumerate((5, 10), 1):
+        journal.write("step", {"iteration": iteration, "lm_loss": loss})
+    record, spikes = _told(tmp_path, 10)
+    assert record["lm_loss"] == 2
+    assert spikes == ((8, 8), (9, 9))
+    with pytest.raises(TrainingError, match="--replay-step 9: .* does not tell of that step"):
+        _told(tmp_path, 9)
+    # Started once more from before all of that.
+    journal.start(2, {})
+    journal.write("step", {"iteration": 3, "lm_loss": 3})
+    assert _told(tmp_path, 3)[1] == ()
