@@ -93,7 +93,15 @@ CHECKPOINT_LEGACY = (
     ),
 )
 
+_NOTHING_TRAINED = "tasks/main.py evaluates a GPT as it is: nothing is trained for a task"
+
 RUN_LEGACY = (
+    Legacy("--train-data", _NOTHING_TRAINED, takes="*", refused=True),
+    Legacy("--epochs", _NOTHING_TRAINED, takes=1, refused=True),
+    Legacy(
+        "--adaptive_seq_len",
+        "evaluation reads texts beside each other that are about as long, and pads no further",
+    ),
     Legacy(
         "--iterations-to-skip",
         "write --skip-train-iteration-range FIRST-LAST instead",

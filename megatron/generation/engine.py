@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megatron.errors import ConfigError
@@ -36,8 +35,8 @@ class _Sequence:
 class Engine:
     """Continues many sequences at once; they join and leave between steps.
 
-    With several processes all of them have an engine. That of the first is given work, and closed
-    in the end; the others `follow()`.
+    With several processes all of them have an engine. That of the first of a replica is given work,
+    and closed in the end; the replica's others `follow()`.
 
     Args:
         stage: this rank's layers.
@@ -59,8 +58,6 @@ class Engine:
         self.stage, self.rows, self.decode = stage, rows, decode
         self.recompute, self.prompt_tokens = recompute, prompt_tokens
         self.max_length = stage.max_length
-        world = stage.groups.topology
-        self._is_shared = world.tensor * world.pipeline > 1
         self._next_number = 0
         self._changes: list[tuple[int, Request | Search | None]] = []
         self._waiting: deque[_Sequence] = deque()
@@ -207,10 +204,7 @@ class Engine:
         Communication: one broadcast when there are several ranks.
         """
         changes, self._changes = self._changes, []
-        if self._is_shared:
-            shared = [changes]
-            dist.broadcast_object_list(shared, src=0, device=self.stage.device)
-            (changes,) = shared
+        changes = self.stage.shared(changes, stage=0)
         events = []
         for number, asked in changes:
             if isinstance(asked, Search):

@@ -17,14 +17,16 @@ def lone_groups() -> Groups:
     return build_groups(Topology(pipeline=1, data=1, tensor=1))
 
 
-def join_processes(*, tensor: int, pipeline: int, backend: str, device: torch.device) -> Groups:
-    """Return the groups of this process among those that share the model.
+def join_processes(
+    *, tensor: int, pipeline: int, replicas: int, backend: str, device: torch.device
+) -> Groups:
+    """Return the groups of this process among those that share the model or have another.
 
     Communication: waits for every rank.
     """
-    if tensor * pipeline == 1:
+    if tensor * pipeline * replicas == 1:
         return lone_groups()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(backend, timeout=_PATIENCE)
-    return build_groups(Topology(pipeline=pipeline, data=1, tensor=tensor))
+    return build_groups(Topology(pipeline=pipeline, data=replicas, tensor=tensor))

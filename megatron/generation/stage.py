@@ -23,6 +23,7 @@ from megatron.parallel.whole import WholeParameter, fill_from
 from megatron.plan.model_spec import ModelSpec
 
 Decision = TypeVar("Decision")
+Value = TypeVar("Value")
 
 _HEAD_POSITIONS = 256
 """Positions whose logits are in memory at once when all of a prompt are looked at."""
@@ -34,7 +35,7 @@ class Stage:
     Args:
         spec: the network; its padded vocabulary is a multiple of the tensor-parallel ranks.
         weights: whole ones, by name.
-        groups: this rank's place; there is one replica.
+        groups: this rank's place; each replica works for itself.
         dtype: of weights and activations.
         rows: most sequences at once; 0 for none that are kept.
         max_length: most tokens of a sequence; None for as many as there are positions.
@@ -164,16 +165,23 @@ class Stage:
         return found
 
     def decided(self, decide: Callable[[], Decision]) -> Decision:
-        """Return on every rank what `decide` returns where the logits are.
+        """Return on every rank of the replica what `decide` returns where the logits are.
 
-        Communication: `decide` runs on all ranks of the last stage; one broadcast to all ranks.
+        Communication: `decide` runs on all ranks of the last stage; one broadcast to all stages.
         """
-        world = self.groups.topology
-        decision = [decide() if self.has_logits else None]
+        decision = decide() if self.has_logits else None
+        return self.shared(decision, stage=self.groups.topology.pipeline - 1)  # type: ignore[return-value]
+
+    def shared(self, value: Value, *, stage: int) -> Value:
+        """Return the `value` of the first rank of `stage` on every rank of the replica.
+
+        Communication: one broadcast when there are several ranks.
+        """
+        world, box = self.groups.topology, [value]
         if world.pipeline * world.tensor > 1:
-            last = world.rank(pipeline=world.pipeline - 1, data=0, tensor=0)
-            dist.broadcast_object_list(decision, src=last, device=self.device)
-        return decision[0]  # type: ignore[return-value]
+            source = world.rank(pipeline=stage, data=self.groups.data_rank, tensor=0)
+            dist.broadcast_object_list(box, src=source, group=self.groups.model, device=self.device)
+        return box[0]
 
     def _forward(self, tokens_bs: Tensor, positions_bs: Tensor, spans_bs2: Tensor | None) -> Tensor:
         spans = () if spans_bs2 is None else (spans_bs2,)
@@ -196,7 +204,9 @@ class Stage:
 
     def _neighbour(self, way: int) -> int:
         return self.groups.topology.rank(
-            pipeline=self.groups.stage + way, data=0, tensor=self.groups.tensor_rank
+            pipeline=self.groups.stage + way,
+            data=self.groups.data_rank,
+            tensor=self.groups.tensor_rank,
         )
 
 

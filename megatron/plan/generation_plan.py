@@ -72,11 +72,13 @@ def _has_objects(wishes: GenerationConfig) -> bool:
     return (wishes.sample_output_file or "").endswith(".jsonl")
 
 
-def layout_problems(config: Config, spec: ModelSpec, *, world_size: int) -> Iterator[str]:
-    """Yield every reason why so many processes cannot share the network."""
+def layout_problems(
+    config: Config, spec: ModelSpec, *, world_size: int, replicas: int = 1
+) -> Iterator[str]:
+    """Yield every reason why so many processes cannot share the network, or have some of it."""
     tensor = config.parallel.tensor_model_parallel_size
     pipeline = config.parallel.pipeline_model_parallel_size
-    if tensor < 1 or pipeline < 1 or tensor * pipeline != world_size:
+    if tensor < 1 or pipeline < 1 or tensor * pipeline * replicas != world_size:
         yield (
             f"--tensor-model-parallel-size {tensor} * --pipeline-model-parallel-size {pipeline} "
             f"are {tensor * pipeline} processes, and {world_size} were started; start as many, as "

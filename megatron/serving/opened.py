@@ -41,11 +41,14 @@ class Opened:
     is_first: bool
 
 
-def open_model(source: Source, wishes: GenerationConfig, *, rows: int) -> Opened:
+def open_model(
+    source: Source, wishes: GenerationConfig, *, rows: int, with_replicas: bool = False
+) -> Opened:
     """Return the model of a checkpoint, in the layout that is asked for.
 
     Args:
         rows: most sequences at once.
+        with_replicas: whether more processes than one model needs may have further ones.
 
     Raises:
         ConfigError: the wishes contradict each other or the machine.
@@ -63,9 +66,10 @@ def open_model(source: Source, wishes: GenerationConfig, *, rows: int) -> Opened
     tensor = config.parallel.tensor_model_parallel_size
     pipeline = config.parallel.pipeline_model_parallel_size
     dtype = inference_dtype(wishes, config.precision, device=device.type)
+    replicas = max(1, launch.world_size // max(1, tensor * pipeline)) if with_replicas else 1
     raise_if_any(
         [
-            *layout_problems(config, trained, world_size=launch.world_size),
+            *layout_problems(config, trained, world_size=launch.world_size, replicas=replicas),
             *length_problems(wishes, trained),
             *dtype_problems(dtype, device=device.type),
         ]
@@ -76,6 +80,7 @@ def open_model(source: Source, wishes: GenerationConfig, *, rows: int) -> Opened
     groups = join_processes(
         tensor=tensor,
         pipeline=pipeline,
+        replicas=replicas,
         backend=config.parallel.distributed_backend or default,
         device=device,
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megatron.checkpoint.manifest import Manifest, read_manifest
-from megatron.checkpoint.names import published_tags
+from megatron.checkpoint.names import MANIFEST, checkpoint_of
 from megatron.config.config import Config, parse_config_for_checkpoint
 from megatron.config.flags import value_in
 from megatron.errors import CheckpointError, ConfigError
@@ -45,7 +45,7 @@ class Source:
 def read_wishes(
     argv: Sequence[str], sections: Mapping[str, type], *, description: str | None
 ) -> Source:
-    """Return the model in --load, of a checkpoint the newest, and what `argv` asks of it.
+    """Return the model in --load, of several checkpoints the newest, and what `argv` asks of it.
 
     Flags that are left out are those of the training run, but for the layout.
 
@@ -73,8 +73,8 @@ def read_wishes(
 
 def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
     # What reads weights is imported when it is known that there are some: torch takes seconds.
-    if tags := published_tags(directory):
-        folder = directory / tags[0]
+    folder = checkpoint_of(directory)
+    if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
 
         def read() -> "AbstractContextManager[WholeCheckpoint]":

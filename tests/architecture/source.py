@@ -6,7 +6,14 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "megatron"
-SCRIPTS = [*sorted(REPOSITORY.glob("*.py")), *sorted((REPOSITORY / "tools").rglob("*.py"))]
+SCRIPTS = [
+    *sorted(REPOSITORY.glob("*.py")),
+    *(
+        file
+        for folder in ("tasks", "tools")
+        for file in sorted((REPOSITORY / folder).rglob("*.py"))
+    ),
+]
 
 
 def module_name(file: Path, package: Path = PACKAGE) -> str:

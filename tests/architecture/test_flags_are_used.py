@@ -32,6 +32,7 @@ from megatron.config.hugging_face import ExportConfig, ImportConfig, Transformer
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
 from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
+from megatron.config.tasks import HarnessConfig, TaskConfig
 from megatron.config.tokenizer import TokenizerConfig
 
 PROGRAMS = {
@@ -40,6 +41,8 @@ PROGRAMS = {
     "tools/preprocess_data_dist.py": [TokenizerConfig, PreprocessConfig, ShardConfig],
     "tools/merge_preprocessed_data.py": [MergeConfig],
     "tools/generate_samples_gpt.py": [*SECTIONS.values(), GenerationConfig],
+    "tasks/main.py": [*SECTIONS.values(), TaskConfig],
+    "tasks/eval_harness/evaluate.py": [*SECTIONS.values(), HarnessConfig],
     "tools/build_index.py": [*SECTIONS.values(), WorldConfig],
     "tools/sample_idxs_to_text.py": [*SECTIONS.values(), WorldConfig, SampleTextConfig],
     "tools/samples_of_step.py": [*SECTIONS.values(), WorldConfig, StepSamplesConfig],

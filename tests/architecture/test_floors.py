@@ -27,7 +27,7 @@ FLOORS = [
     {"model"},
     {"engine", "checkpoint", "generation", "preparation", "cleaning"},
     {"training"},
-    {"serving"},
+    {"serving", "evaluation"},
 ]
 GROUND = FLOORS[0] | FLOORS[1]
 FLOOR_OF = {part: height for height, floor in enumerate(FLOORS) for part in floor}
@@ -116,6 +116,7 @@ def test_every_folder_of_the_package_is_a_package():
         ("flash_attn", {"fused_kernels"}),
         ("apex", {"fused_kernels", "optim"}),
         ("bitsandbytes", {"optim"}),
+        ("lm_eval", {"evaluation"}),
     ],
 )
 def test_a_library_has_one_door(library, parts):

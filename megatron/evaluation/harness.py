@@ -1,0 +1,99 @@
+"""A model here as the language model that lm_eval's tasks ask. Needs lm_eval 0.4."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+
+from megatron.errors import DataError
+from megatron.evaluation.team import Team
+from megatron.evaluation.windows import full_windows, last_window
+from megatron.generation.request import Request, without_stop
+from megatron.generation.sampling import Sampling
+from megatron.tokenizer.tokenizer import Tokenizer
+
+_NEW_TOKENS = 256
+"""Most tokens of an answer where the task does not say."""
+_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""How tasks say it."""
+_SAMPLED = ("temperature", "top_k", "top_p")
+
+
+class HarnessModel(LM):
+    """Answers lm_eval with what the team finds.
+
+    Args:
+        length: most tokens that are read at once; of a longer context the beginning is left out.
+        seed: what the draws of tasks that sample follow from.
+    """
+
+    def __init__(self, team: Team, tokenizer: Tokenizer, *, length: int, seed: int):
+        super().__init__()
+        self.team, self.tokenizer, self.length, self.seed = team, tokenizer, length, seed
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation, and whether it is the likeliest."""
+        windows = []
+        for request in requests:
+            context, continuation = self._pair(*request.args)
+            if not 0 < len(continuation) <= self.length:
+                raise DataError(
+                    f"a task asks for the probability of {len(continuation)} tokens at once; it "
+                    f"must be between 1 and --seq-length {self.length}"
+                )
+            windows.append(last_window(context, continuation, length=self.length))
+        return [(score.log_probability, score.is_likeliest) for score in self.team.scores(windows)]
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        """Return the log-probability of each text, as the beginning of a document."""
+        texts = [self.tokenizer.encode(request.args[0]) for request in requests]
+        parts = [
+            [*full_windows([self.tokenizer.eod, *tokens], length=self.length)] for tokens in texts
+        ]
+        scores = self.team.scores(window for windows in parts for window in windows)
+        return [sum(next(scores).log_probability for _ in windows) for windows in parts]
+
+    def generate_until(self, requests: list[Instance]) -> list[str]:
+        """Return how each context goes on, up to what the task says ends an answer."""
+        asked = [self._request(number, *request.args) for number, request in enumerate(requests)]
+        return [
+            without_stop(self._text(done.tokens), request.stop_strings)
+            for request, done in zip(asked, self.team.completions(asked), strict=True)
+        ]
+
+    def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of both; a space between them belongs to the continuation."""
+        if not context:
+            return [self.tokenizer.eod], self.tokenizer.encode(continuation)
+        before = context.rstrip()
+        whole = self.tokenizer.encode(context + continuation)
+        tokens = self.tokenizer.encode(before)
+        return tokens or [self.tokenizer.eod], whole[len(tokens) :]
+
+    def _request(self, number: int, context: str, wishes: Mapping[str, Any]) -> Request:
+        until = wishes.get("until") or []
+        stops = [until] if isinstance(until, str) else [*until]
+        said = [wishes[name] for name in _LIMITS if wishes.get(name) is not None]
+        new = min(int(said[0]) if said else _NEW_TOKENS, self.length - 1)
+        prompt = self.tokenizer.encode(context) or [self.tokenizer.eod]
+        return Request(
+            prompt=tuple(prompt[-(self.length - new) :]),
+            max_new_tokens=new,
+            sampling=_sampling(wishes),
+            seed=f"{self.seed}:{number}",
+            stop_tokens=frozenset({self.tokenizer.eod}),
+            stop_strings=tuple(stop for stop in stops if stop),
+        )
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode([token for token in tokens if token != self.tokenizer.eod])
+
+
+def _sampling(wishes: Mapping[str, Any]) -> Sampling:
+    """Return how a task wants its tokens chosen: likeliest ones, unless it says otherwise."""
+    # Some say -1 for no limit.
+    said = {name: max(0, wishes[name]) for name in _SAMPLED if wishes.get(name) is not None}
+    if not wishes.get("do_sample", bool(said.get("temperature"))) or said.get("temperature") == 0:
+        return Sampling(greedy=True)
+    return Sampling(**said)

@@ -1,0 +1,163 @@
+"""Evaluate a trained GPT on tasks of EleutherAI's lm_eval, or on own ones in its format.
+
+The network's sizes and the tokenizer are those of the checkpoint; flags that repeat them must
+agree, and -1 in the place of a size stands for that of the checkpoint.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+from megatron import log
+from megatron.config.generation import GenerationConfig
+from megatron.config.tasks import HarnessConfig
+from megatron.errors import ConfigError, raise_if_any
+from megatron.plan.task_plan import harness_problems
+from megatron.serving.wishes import Source, read_wishes
+from megatron.tool import run_tool
+from megatron.training.environment import read_launch
+from megatron.training.launch import run_rank
+
+if TYPE_CHECKING:  # both take seconds to import, and wrong flags are told at once
+    from lm_eval.tasks import TaskManager
+
+    from megatron.evaluation.harness import HarnessModel
+
+_SIZES = (
+    *("--num-layers", "--hidden-size", "--num-attention-heads"),
+    *("--seq-length", "--max-position-embeddings"),
+)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Evaluate on what the command line `argv` asks for."""
+    log.configure(read_launch(None).rank)
+    source = read_wishes([*said(argv)], {"harness": HarnessConfig}, description=__doc__)
+    wishes: HarnessConfig = source.own["harness"]
+    raise_if_any(harness_problems(source.config, wishes))
+    if not find_spec("lm_eval"):
+        raise ConfigError(
+            "tasks/eval_harness/evaluate.py needs the package lm_eval, which is not installed: "
+            "python -m pip install -r requirements-eval.txt"
+        )
+    is_first = read_launch(None).rank == 0
+    tasks = known_tasks(wishes) if is_first else None
+
+    from megatron.evaluation.team import Team
+    from megatron.serving.opened import open_model
+
+    rows = source.config.training.micro_batch_size * wishes.micro_bs_multiplier
+    generation = GenerationConfig(
+        inference_dtype="fp32" if wishes.eval_fp32 else "auto",
+        inference_max_seq_length=source.config.model.seq_length,
+    )
+    opened = open_model(source, generation, rows=rows, with_replicas=True)
+    team = Team(opened.engine.stage, rows=rows, decode=opened.tokenizer.decode)
+    if tasks is None:
+        team.follow()
+        return
+
+    from megatron.evaluation.harness import HarnessModel
+
+    model = HarnessModel(
+        team,
+        opened.tokenizer,
+        length=source.config.model.seq_length,
+        seed=source.config.training.seed,
+    )
+    evaluate(source, wishes, model, tasks)
+    team.close()
+
+
+def said(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the words of `argv` without the sizes that are -1."""
+    words = iter(argv)
+    for word in words:
+        if word not in _SIZES:
+            yield word
+        elif (value := next(words, "")) != "-1":
+            yield from (word, value)
+
+
+def known_tasks(wishes: HarnessConfig) -> "TaskManager":
+    """Return lm_eval's tasks, and those of --include_path.
+
+    Raises:
+        ConfigError: a task that is asked for is none of them.
+    """
+    from lm_eval.tasks import TaskManager
+
+    folder = wishes.include_path
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"--include_path {folder} is no directory")
+    tasks = TaskManager(include_path=folder)
+    raise_if_any(
+        f"--task_list: there is no task, group or tag {name}; `lm_eval ls tasks` lists them, and "
+        "--include_path adds others"
+        for name in wishes.task_list.split(",")
+        if not tasks.match_tasks([name])
+    )
+    return tasks
+
+
+def evaluate(
+    source: Source, wishes: HarnessConfig, model: "HarnessModel", tasks: "TaskManager"
+) -> None:
+    """Evaluate on the tasks, print what was found, and write it to --results_path."""
+    from lm_eval.utils import make_table
+
+    file = Path(wishes.results_path or time.strftime("results-%Y-%m-%d-%H-%M-%S.json"))
+    names = wishes.task_list.split(",")
+    found: dict[str, Any] = {}
+    for part in [[name] for name in names] if wishes.intermed_results else [names]:
+        results = results_of(part, wishes, model, tasks)
+        print(make_table(results), flush=True)
+        for key, value in results.items():
+            found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
+        found["model"] = {
+            "folder": str(source.folder),
+            "iteration": source.manifest.state["iteration"],
+        }
+        write(found, file)
+    print(f"wrote the results to {file}")
+
+
+def results_of(
+    names: Sequence[str], wishes: HarnessConfig, model: "HarnessModel", tasks: "TaskManager"
+) -> dict[str, Any]:
+    """Return lm_eval's results of some tasks."""
+    from lm_eval import simple_evaluate
+
+    results = simple_evaluate(
+        model=model,
+        tasks=[*names],
+        num_fewshot=wishes.num_fewshot,
+        limit=wishes.limit,
+        bootstrap_iters=wishes.bootstrap_iters,
+        task_manager=tasks,
+        log_samples=False,
+    )
+    assert results is not None, "lm_eval returns results where the rank is 0"
+    return results
+
+
+def write(found: dict[str, Any], file: Path) -> None:
+    """Replace `file` by the results at once, so that it is never half written."""
+    from lm_eval.utils import handle_non_serializable
+
+    made = file.with_name(f"{file.name}.{os.getpid()}")
+    made.write_text(json.dumps(found, indent=2, default=handle_non_serializable), encoding="utf-8")
+    made.replace(file)
+
+
+if __name__ == "__main__":
+    if read_launch(None).world_size > 1:
+        run_rank(main, sys.argv[1:])
+    run_tool(main)

@@ -1,0 +1,101 @@
+"""Measure a trained GPT without training it further: WikiText's perplexity, LAMBADA's last words.
+
+The network's sizes and the tokenizer are those of the checkpoint; flags that repeat them must
+agree.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron import log
+from megatron.config.flags import value_in
+from megatron.config.generation import GenerationConfig
+from megatron.config.tasks import TaskConfig
+from megatron.errors import raise_if_any
+from megatron.plan.task_plan import name_problems, stride_of, task_problems
+from megatron.serving.wishes import Source, read_wishes
+from megatron.tool import run_tool
+from megatron.training.environment import read_launch
+from megatron.training.launch import run_rank
+
+if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at once
+    from megatron.evaluation.scores import Score
+    from megatron.evaluation.team import Team
+    from megatron.tokenizer.tokenizer import Tokenizer
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure what the command line `argv` asks for."""
+    log.configure(read_launch(None).rank)
+    raise_if_any(name_problems(value_in(argv, "--task")))
+    source = read_wishes(argv, {"task": TaskConfig}, description=__doc__)
+    wishes: TaskConfig = source.own["task"]
+    raise_if_any(task_problems(source.config, wishes))
+
+    from megatron.evaluation.team import Team
+    from megatron.serving.opened import open_model
+
+    rows = source.config.training.micro_batch_size
+    opened = open_model(source, GenerationConfig(recompute=True), rows=rows, with_replicas=True)
+    team = Team(opened.engine.stage, rows=rows)
+    if not opened.is_first:
+        team.follow()
+        return
+    measure = {"WIKITEXT103": measure_text, "LAMBADA": measure_passages}[wishes.task]
+    told = measure(source, wishes, opened.tokenizer, team)
+    team.close()
+    print(f"validation results on {wishes.task} | {told}")
+
+
+def measure_text(source: Source, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team") -> str:
+    """Return what to tell of a text's perplexity."""
+    from megatron.evaluation.perplexity import perplexity, read_text
+    from megatron.evaluation.windows import sliding_windows
+
+    text = read_text(Path(wishes.valid_data[0]), tokenizer)
+    windows = sliding_windows(
+        text.tokens,
+        length=source.config.model.seq_length,
+        stride=stride_of(source.config, wishes),
+    )
+    found = perplexity(text, reported(team.scores(windows), source, team))
+    return (
+        f"avg loss: {found.loss:.4E} | ppl: {found.by_token:.4E} | "
+        f"adjusted ppl: {found.by_word:.4E} | token ratio: {found.token_ratio} |"
+    )
+
+
+def measure_passages(
+    source: Source, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team"
+) -> str:
+    """Return what to tell of the last words that were foretold."""
+    from megatron.evaluation.cloze import passage_windows, read_passages
+
+    texts = read_passages(Path(wishes.valid_data[0]))
+    windows = passage_windows(
+        texts, tokenizer, length=source.config.model.seq_length, strict=wishes.strict_lambada
+    )
+    correct = sum(score.is_likeliest for score in reported(team.scores(windows), source, team))
+    return (
+        f"number correct: {correct:.4E} | total examples: {len(texts):.4E} | "
+        f"avg accuracy: {correct / len(texts):.4E}"
+    )
+
+
+def reported(scores: "Iterable[Score]", source: Source, team: "Team") -> "Iterator[Score]":
+    """Yield the scores, and tell every --log-interval batches how many there have been."""
+    interval = source.config.logging.log_interval * team.rows * team.replicas
+    for number, score in enumerate(scores, 1):
+        if number % interval == 0:
+            print(f"evaluated {number} windows", flush=True)
+        yield score
+
+
+if __name__ == "__main__":
+    if read_launch(None).world_size > 1:
+        run_rank(main, sys.argv[1:])
+    run_tool(main)
