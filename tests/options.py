@@ -421,6 +421,7 @@ CHECKPOINT = {
         on="--load {files}/universal --train-iters 4",
         on_says="holds no complete checkpoint",
     ),
+    "reshape_buffer_mb": Turned("--reshape-buffer-mb 1", "log", on=f"{_RESUME} --zero-stage 2"),
     "exit_on_missing_checkpoint": Turned(
         "--exit-on-missing-checkpoint", "error", on=f"{_SAVE} --load {{run}}/save", says="holds no"
     ),

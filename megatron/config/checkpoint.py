@@ -46,6 +46,10 @@ class CheckpointConfig:
     """Look in --load for what tools/convert_checkpoint/ds_to_universal.py wrote, too, and go on
     from the newest. A run in another layout than the saved one needs no such step."""
 
+    reshape_buffer_mb: int = 64
+    """Memory of each rank, in MB, for the rows that are under way while a checkpoint of another
+    layout is loaded, beside the state that they fill."""
+
     exit_on_missing_checkpoint: bool = False
     """Fail when --load holds no checkpoint, also when it is --save."""
 

@@ -28,7 +28,7 @@ from megatron.errors import CheckpointError
 from megatron.model.auxiliary_loss import AuxiliaryLoss
 from megatron.model.loss import Loss
 from megatron.parallel.groups import Groups
-from megatron.parallel.whole import OPTIMIZER_NAMES, WholeCheckpoint
+from megatron.parallel.whole import BUFFER_BYTES, OPTIMIZER_NAMES, WholeCheckpoint
 
 MicroBatch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 """((tokens_bs, positions_bs[, spans_bs2]), (labels_bs, loss_mask_bs))"""
@@ -213,9 +213,16 @@ class Engine(ABC):
         if streams:
             restore_streams(states)
 
-    def load_whole(self, checkpoint: WholeCheckpoint, *, optimizer: bool = True) -> None:
+    def load_whole(
+        self,
+        checkpoint: WholeCheckpoint,
+        *,
+        optimizer: bool = True,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
         """Restore what a run of another layout saved; see megatron.engine.universal.load_whole."""
-        load_whole(self._engine, checkpoint, optimizer=optimizer and bool(self._engine.optimizer))
+        optimizer = optimizer and bool(self._engine.optimizer)
+        load_whole(self._engine, checkpoint, optimizer=optimizer, buffer_bytes=buffer_bytes)
 
     def load_streams(self, folder: Path) -> None:
         """Put the random streams of this rank where `save` found them.

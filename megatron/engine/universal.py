@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from megatron.errors import CheckpointError
 from megatron.parallel.sharding import shard_of
 from megatron.parallel.whole import (
+    Whole,
     WholeCheckpoint,
     WholeParameter,
     fill_from,
@@ -54,11 +55,14 @@ def names_of_states(engine: Any) -> list[list[str]]:
 
 
 @torch.no_grad()
-def load_whole(engine: Any, checkpoint: WholeCheckpoint, *, optimizer: bool) -> None:
+def load_whole(
+    engine: Any, checkpoint: WholeCheckpoint, *, optimizer: bool, buffer_bytes: int
+) -> None:
     """Fill the weights of DeepSpeed's `engine`, and the states of its optimizer.
 
     Args:
         optimizer: whether to take its states and counters; otherwise it starts anew.
+        buffer_bytes: of memory beside what is filled.
 
     Raises:
         CheckpointError: the checkpoint has not the parameters of this network.
@@ -80,9 +84,9 @@ def load_whole(engine: Any, checkpoint: WholeCheckpoint, *, optimizer: bool) -> 
             # Padding depends on the number of ranks that divide the table.
             parameter = parameter.with_rows(whole_shape(fragment.shape, shard)[0])
         try:
-            fill_from(fragment.weight, parameter.weight, shard, fragment.shape, fragment.start)
+            _fill(fragment.weight, parameter.weight, fragment, buffer_bytes)
             if optimizer and fragment.owner is not None:
-                _fill_states(engine.basic_optimizer, fragment, parameter)
+                _fill_states(engine.basic_optimizer, fragment, parameter, buffer_bytes)
                 if parameter.steps is not None:
                     owners.setdefault(fragment.owner, []).append(parameter.steps)
         except ValueError as error:
@@ -164,13 +168,20 @@ def _of_stage_3(
             yield name, Fragment(parameter, shape, start, frozen, None, slice(0, size))
 
 
-def _fill_states(optimizer: Any, fragment: Fragment, stored: WholeParameter) -> None:
+def _fill(target: Tensor, whole: Whole, fragment: Fragment, buffer_bytes: int) -> None:
+    shard = shard_of(fragment.parameter)
+    fill_from(target, whole, shard, fragment.shape, fragment.start, buffer_bytes=buffer_bytes)
+
+
+def _fill_states(
+    optimizer: Any, fragment: Fragment, stored: WholeParameter, buffer_bytes: int
+) -> None:
     states = optimizer.state[fragment.owner]
     for name, whole in stored.states.items():
         if name not in states:
             states[name] = torch.zeros_like(fragment.owner)  # type: ignore[arg-type]
         target = states[name].view(-1)[fragment.place]
-        fill_from(target, whole, shard_of(fragment.parameter), fragment.shape, fragment.start)
+        _fill(target, whole, fragment, buffer_bytes)
 
 
 def _set_steps(optimizer: Any, counts: Mapping[Tensor, list[float]]) -> None:

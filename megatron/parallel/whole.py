@@ -13,7 +13,10 @@ from megatron.parallel.sharding import Shard
 OPTIMIZER_NAMES = "optimizer_names"
 """Where a saved state says which parameters the optimizer's numbered states are of."""
 
-_BLOCK = 1 << 24  # elements that are looked at in one go
+BUFFER_BYTES = 64 << 20
+"""The memory that is taken beside what is filled, where nobody says how much."""
+
+_COPIES = 2  # of a block, at once: shards put together from pieces, and rows from shards
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,11 @@ class Whole:
     def width(self) -> int:
         """Elements in a row."""
         return math.prod(self.shape[1:])
+
+    @property
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self.shards[0].tensors[0].element_size()
 
     @property
     def size(self) -> int:
@@ -181,11 +189,18 @@ class WholeCheckpoint:
 
 
 def fill_from(
-    target: Tensor, whole: Whole, shard: Shard | None, shape: Sequence[int], start: int = 0
+    target: Tensor,
+    whole: Whole,
+    shard: Shard | None,
+    shape: Sequence[int],
+    start: int = 0,
+    *,
+    buffer_bytes: int = BUFFER_BYTES,
 ) -> None:
     """Fill `target` with elements of one shard of `whole`.
 
-    Memory: a block of rows at a time, whatever the size of the whole.
+    Memory: a block of rows at a time, of `buffer_bytes` with all copies on its way, whatever the
+    size of the whole. One row is the least.
 
     Args:
         target: flat; its type may differ from the whole's.
@@ -202,15 +217,21 @@ def fill_from(
     width, stop = math.prod(shape[1:]), start + target.numel()
     columns = whole.shape[1] // count if dim == 1 else None
     above = index * shape[0] if dim == 0 else 0
-    height = max(1, _BLOCK // max(1, whole.width))
-    for row in range(start // width, -(-stop // width), height):
-        end = min(row + height, -(-stop // width))
+    height = max(1, buffer_bytes // max(1, _COPIES * whole.width * whole.element_size))
+
+    def cut(row: int, end: int) -> Tensor:
         block = whole.rows(above + row, above + end)
         if columns is not None:
             block = block[:, index * columns : (index + 1) * columns]
+        return block.reshape(-1)
+
+    for row in range(start // width, -(-stop // width), height):
+        end = min(row + height, -(-stop // width))
         low, high = max(start, row * width), min(stop, end * width)
-        cut = block.reshape(-1)[low - row * width : high - row * width]
-        target[low - start : high - start].copy_(cut)
+        # Without a name for it, a block is gone before the next is made.
+        target[low - start : high - start].copy_(
+            cut(row, end)[low - row * width : high - row * width]
+        )
 
 
 def whole_shape(shape: Sequence[int], shard: Shard | None) -> tuple[int, ...]:

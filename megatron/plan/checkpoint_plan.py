@@ -21,6 +21,7 @@ class CheckpointPlan:
     load: str
     step: int  # iteration whose checkpoint is loaded; 0: the newest
     universal: bool  # whether checkpoints without a layout count, too
+    reshape_buffer_bytes: int  # for what is on its way from another layout
     must_exist: bool  # whether --load has to hold a checkpoint
     loads_optimizer: bool
     loads_streams: bool
@@ -45,6 +46,7 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
         load=checkpoint.load or "",
         step=checkpoint.ckpt_step or 0,
         universal=checkpoint.universal_checkpoint,
+        reshape_buffer_bytes=checkpoint.reshape_buffer_mb << 20,
         must_exist=checkpoint.exit_on_missing_checkpoint or checkpoint.load != checkpoint.save,
         loads_optimizer=trains and not (finetune or checkpoint.no_load_optim),
         loads_streams=trains and not (finetune or checkpoint.no_load_rng),
@@ -71,6 +73,8 @@ def checkpoint_problems(
         yield "datastates_ckpt in DeepSpeed's JSON: take it out, and write --async-save"
     if checkpoint.save_interval is not None and checkpoint.save_interval < 1:
         yield f"--save-interval {checkpoint.save_interval} must be at least 1"
+    if checkpoint.reshape_buffer_mb < 1:
+        yield f"--reshape-buffer-mb {checkpoint.reshape_buffer_mb} must be at least 1"
     for flag, number in (
         ("--keep-last", checkpoint.keep_last),
         ("--keep-every", checkpoint.keep_every),

@@ -77,7 +77,8 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
             streams=wished.loads_streams,
         )
         return
-    log.info("reshaping %s to this layout:\n%s", folder, table(changes))
+    megabytes = wished.reshape_buffer_bytes >> 20
+    log.info("reshaping %s to this layout, %d MB at a time:\n%s", folder, megabytes, table(changes))
     if (rows := manifest.plan["model"]["padded_vocab_size"]) != plan.model.padded_vocab_size:
         log.warning(
             "the table of tokens gets other padding, which takes part in the softmax: the loss "
@@ -89,7 +90,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         whole = read_universal(folder, manifest)
     else:
         whole = read_whole(folder, manifest, optimizer=wished.loads_optimizer, verify=False)
-    engine.load_whole(whole, optimizer=wished.loads_optimizer)
+    engine.load_whole(
+        whole, optimizer=wished.loads_optimizer, buffer_bytes=wished.reshape_buffer_bytes
+    )
     if not wished.loads_streams:
         return
     if has_same_ranks(manifest.plan, now) and not universal:

@@ -1,7 +1,7 @@
 """Saving, loading and reshaping of a checkpoint, beside what plain PyTorch takes for its bytes.
 
 All sides take turns in one process, so that whatever else the machine does falls on all of them.
-Compare the ratios.
+Compare the ratios; where other programs have the cores, those of CPU seconds.
 """
 
 import ctypes
@@ -13,9 +13,9 @@ import tempfile
 import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
@@ -29,6 +29,8 @@ from megatron.checkpoint.names import tag_of
 from megatron.config.config import Config, parse_config
 from megatron.engine import distributed
 from megatron.engine.engine import Engine, MicroBatch
+from megatron.parallel.sharding import shard_of
+from megatron.parallel.whole import Pieces, Whole, WholeCheckpoint
 from megatron.plan.plan import Plan, plan
 from megatron.tool import run_tool
 from megatron.training import setup
@@ -42,6 +44,7 @@ from megatron.training.save import Checkpoints
 from megatron.training.state import TrainState
 
 LAYERS, VOCAB_SIZE, SEQ_LENGTH = 4, 1024, 16
+BUFFERS_MB = (64, 8, 1)
 BYTES_PER_WEIGHT = 3 * 4  # a weight and Adam's two moments, in 32 bits
 NO_STEP = StepResult(
     loss=0.0,
@@ -73,7 +76,7 @@ def measure(folder: Path, megabytes: int, rounds: int) -> None:
     batches = random_batches(decided)
     engine.train_batch(batches)
     sides = Sides(engine, decided, config, folder, batches)
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, list[Taken]] = {}
     for turn in range(rounds + 1):
         for name, side in sides.all().items():
             taken = side(turn + 1)
@@ -83,19 +86,38 @@ def measure(folder: Path, megabytes: int, rounds: int) -> None:
     size = sum(record.size for record in manifest.files)
     print(f"{size / 1e6:.0f} MB in {len(manifest.files)} files, medians of {rounds} turns")
     for name, taken in seconds.items():
-        print(f"{name}: {statistics.median(taken):.3f} s ({min(taken):.3f} to {max(taken):.3f})")
-    for what, first, second in (
-        ("torch.save and fsync / save", "torch.save and fsync", "save"),
-        ("torch.load / verify and load", "torch.load", "verify and load"),
-        ("standstill of a save in the background / save", "standstill in the background", "save"),
+        print(f"{name}: {told([t.wall for t in taken])}, CPU {told([t.cpu for t in taken])}")
+    for first, second in (
+        ("torch.save and fsync", "save"),
+        ("torch.load", "verify and load"),
+        ("standstill in the background", "save"),
     ):
-        pairs = zip(seconds[first], seconds[second], strict=True)
-        print(f"{what}: {statistics.median(one / other for one, other in pairs):.2f}")
-    print(f"reshape: {reshape_peak(folder, megabytes) / 1e6:.0f} MB at most beside the state")
+        pairs = list(zip(seconds[first], seconds[second], strict=True))
+        wall = statistics.median(one.wall / other.wall for one, other in pairs)
+        cpu = statistics.median(one.cpu / other.cpu for one, other in pairs)
+        print(f"{first} / {second}: {wall:.2f}, CPU {cpu:.2f}")
+    measure_reshaping(folder, megabytes)
+
+
+@dataclass
+class Taken:
+    """What a side took, in seconds.
+
+    Args:
+        cpu: of all threads of this process, the kernel's work for them included.
+    """
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+
+def told(seconds: Sequence[float]) -> str:
+    """Return the median, and the least and the most."""
+    return f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"
 
 
 class Sides:
-    """What is compared; each takes the number of its turn and returns the seconds it took."""
+    """What is compared; each takes the number of its turn and returns what it took."""
 
     def __init__(
         self,
@@ -110,7 +132,7 @@ class Sides:
         self.saves = Checkpoints(engine, decided, config)
         self.saves_behind = Checkpoints(engine, replace(decided, checkpoint=background), config)
 
-    def all(self) -> dict[str, Callable[[int], float]]:
+    def all(self) -> dict[str, Callable[[int], Taken]]:
         """Return them by name."""
         return {
             "torch.save and fsync": self.plain_save,
@@ -120,7 +142,7 @@ class Sides:
             "verify and load": self.load,
         }
 
-    def plain_save(self, turn: int) -> float:
+    def plain_save(self, turn: int) -> Taken:
         """Save the same state with torch alone."""
         file, engine = self.folder / f"plain{turn}.pt", self.engine._engine
         with timed() as taken, file.open("wb") as stream:
@@ -132,47 +154,45 @@ class Sides:
             stream.flush()
             os.fsync(stream.fileno())
         file.unlink()
-        return taken[0]
+        return taken
 
-    def save(self, turn: int) -> float:
+    def save(self, turn: int) -> Taken:
         """Save as a run does: written, hashed, flushed, published."""
         empty(self.folder / "save")
         with timed() as taken:
             self.saves.save(TrainState(iteration=turn))
-        return taken[0]
+        return taken
 
-    def save_behind(self, turn: int) -> float:
+    def save_behind(self, turn: int) -> Taken:
         """Save in the background; the time for which steps stand still, until all is done."""
         empty(self.folder / "async")
-        iteration, total = 10 * turn, 0.0
+        iteration = 10 * turn
         with timed() as taken:
             self.saves_behind.save(TrainState(iteration=iteration))
-        total += taken[0]
         while self.saves_behind.is_under_way:
             self.engine.train_batch(self.batches)
             iteration += 1
-            with timed() as taken:
+            with timed(taken):
                 self.saves_behind.after_step(TrainState(iteration=iteration), NO_STEP)
-            total += taken[0]
-        return total
+        return taken
 
-    def plain_load(self, turn: int) -> float:
+    def plain_load(self, turn: int) -> Taken:
         """Load the files of our checkpoint with torch alone."""
         files = sorted((self.folder / "save" / tag_of(turn)).glob("*.pt"))
         return_free_memory()
         with timed() as taken:
             for file in files:
                 torch.load(file, map_location="cpu", weights_only=False)
-        return taken[0]
+        return taken
 
-    def load(self, turn: int) -> float:
+    def load(self, turn: int) -> Taken:
         """Compare the files with their hashes and fill the engine, as a run does."""
         return_free_memory()
         with timed() as taken:
             chosen = choose(self.decided)
             assert chosen
             resume(self.engine, self.decided, TrainState(), chosen)
-        return taken[0]
+        return taken
 
 
 def build(folder: Path, megabytes: int, *flags: str) -> tuple[Engine, Plan, Config]:
@@ -213,25 +233,60 @@ def return_free_memory() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def reshape_peak(folder: Path, megabytes: int) -> int:
-    """Return the bytes that loading into another layout needs at most beside what it fills."""
+def measure_reshaping(folder: Path, megabytes: int) -> None:
+    """Print the memory that loading from another layout needs beside what it fills."""
     engine, decided, _ = build(folder, megabytes, "--zero-stage", "2")
     # The optimizer's state is made by its first step.
     engine.train_batch(random_batches(decided))
     (newest,) = (folder / "save").glob("global_step*")
-    manifest = read_manifest(newest)
-    with peak_memory() as peak:
-        engine.load_whole(read_whole(newest, manifest))
-    return peak[0]
+    dims = {name: s.dim for name, p in engine.module.named_parameters() if (s := shard_of(p))}
+    undivided = read_whole(newest, read_manifest(newest))
+    for layout, whole in (
+        ("one rank", undivided),
+        ("two tensor-parallel ranks", in_halves(undivided, dims)),
+    ):
+        for buffer_mb in BUFFERS_MB:
+            return_free_memory()
+            with peak_memory() as peak:
+                engine.load_whole(whole, buffer_bytes=buffer_mb << 20)
+            print(
+                f"reshape from {layout}, --reshape-buffer-mb {buffer_mb}: "
+                f"{peak[0] / 2**20:.1f} MB at most beside the state"
+            )
+
+
+def in_halves(whole: WholeCheckpoint, dims: Mapping[str, int]) -> WholeCheckpoint:
+    """Return `whole` as two tensor-parallel ranks hold it, in memory.
+
+    Args:
+        dims: of each parameter that ranks divide.
+    """
+
+    def halved(tensor: Whole, dim: int) -> Whole:
+        parts = tensor.all().chunk(2, dim)
+        return replace(tensor, dim=dim, shards=[Pieces([part.reshape(-1)]) for part in parts])
+
+    parameters = {
+        name: replace(
+            parameter,
+            weight=halved(parameter.weight, dims[name]),
+            states={key: halved(state, dims[name]) for key, state in parameter.states.items()},
+        )
+        if name in dims
+        else parameter
+        for name, parameter in whole.parameters.items()
+    }
+    return replace(whole, parameters=parameters)
 
 
 @contextmanager
-def timed() -> Iterator[list[float]]:
-    """Give a list in which the seconds of the block stand behind it."""
-    taken: list[float] = []
-    started_at = time.perf_counter()
+def timed(taken: Taken | None = None) -> Iterator[Taken]:
+    """Give what the block takes, or add it to `taken`; it is there behind the block."""
+    taken = taken or Taken()
+    wall, cpu = time.perf_counter(), time.process_time()
     yield taken
-    taken.append(time.perf_counter() - started_at)
+    taken.wall += time.perf_counter() - wall
+    taken.cpu += time.process_time() - cpu
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """Whole tensors in pieces: every shard of every other division is what torch would cut."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from megatron.parallel import whole as module
 from megatron.parallel.sharding import Shard
 from megatron.parallel.whole import Pieces, Whole, WholeParameter, fill_from
 
@@ -39,11 +42,42 @@ def test_any_part_of_any_shard_is_cut_from_any_division(was, becomes, cuts, star
     start %= expected.numel()
     stop = data.draw(st.integers(start + 1, expected.numel()))
     found = torch.zeros(stop - start, dtype=torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_BLOCK", data.draw(st.sampled_from([1, 16, 1000])))
-        shard = None if dim is None else Shard(dim, index, count)
-        fill_from(found, stored, shard, tuple(expected.shape), start)
+    shard = None if dim is None else Shard(dim, index, count)
+    size = data.draw(st.sampled_from([1, 128, 8000]))
+    fill_from(found, stored, shard, tuple(expected.shape), start, buffer_bytes=size)
     assert torch.equal(found.float(), expected.reshape(-1)[start:stop])
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of tensors that are made and alive, at most at once."""
+
+    def __init__(self, *known):
+        super().__init__()
+        self.known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.made, self.peak = [], 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        found = op(*args, **(kwargs or {}))
+        self.made += [weakref.ref(t) for t in tree_leaves(found) if torch.is_tensor(t)]
+        alive = [tensor for made in self.made if (tensor := made()) is not None]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in alive}
+        new = sum(size for place, size in storages.items() if place not in self.known)
+        self.peak = max(self.peak, new)
+        return found
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("buffer_bytes", [1 << 14, 1 << 17])
+def test_memory_on_the_way_is_what_was_given(dim, buffer_bytes):
+    tensor = torch.arange(512.0 * 256).view(512, 256)
+    # Two shards, each in pieces that end within rows: what ZeRO leaves of two tensor ranks.
+    stored = divided(tensor, dim, 2, [10_001, 30_011])
+    found = torch.zeros(tensor.numel() // 2)
+    known = [found, *(piece for shard in stored.shards for piece in shard.tensors)]
+    with PeakMemory(*known) as memory:
+        fill_from(found, stored, Shard(1, 1, 2), (512, 128), buffer_bytes=buffer_bytes)
+    assert torch.equal(found.view(512, 128), tensor[:, 128:])
+    assert buffer_bytes / 2 < memory.peak <= buffer_bytes
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -26,6 +26,7 @@ def problems(line, *, world_size=1, device="cpu"):
         ("--hidden-size -8", "--hidden-size -8 must be at least 1"),
         ("--num-attention-heads 0", "--num-attention-heads 0 must be at least 1"),
         ("--seq-length 0", "--seq-length 0 must be at least 1"),
+        ("--reshape-buffer-mb 0", "--reshape-buffer-mb 0 must be at least 1"),
         ("--ffn-hidden-size 0", "--ffn-hidden-size 0 must be at least 1"),
         ("--kv-channels 0", "--kv-channels 0 must be at least 1"),
         ("--kv-channels -1", "--kv-channels -1 must be at least 1"),
