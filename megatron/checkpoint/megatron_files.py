@@ -64,13 +64,13 @@ def write_megatron(
 
     Source: Megatron-LM's checkpoints of version 3.0.
     """
-    model, config = manifest.plan["model"], manifest.config
+    model, tokenizer = manifest.plan["model"], manifest.config["tokenizer"]
     raise_if_any(_problems(model, tensor, pipeline, flags))
     rows = padded_vocab_size(
         model["vocab_size"],
-        divisible_by=config["tokenizer"]["make_vocab_size_divisible_by"],
+        divisible_by=tokenizer["make_vocab_size_divisible_by"],
         tensor=tensor,
-        pad_to=config["tokenizer"]["pad_vocab_size_to"],
+        pad_to=tokenizer["pad_vocab_size_to"],
     )
     if rows % tensor:
         raise ConfigError(f"{flags[0]} {tensor} does not divide the {rows} rows of the table")
@@ -81,10 +81,7 @@ def write_megatron(
     common = {
         "args": _arguments(manifest, rows, tensor, pipeline, for_release=for_release),
         "checkpoint_version": 3.0,
-        "checkpoint_info": {
-            "padded_vocab_size": rows,
-            "original_vocab_size": model["vocab_size"],
-        },
+        "checkpoint_info": _rows_told(model, rows),
         "iteration": iteration,
     }
     staging = output / f"{STAGING}{folder.name}"
@@ -101,6 +98,10 @@ def write_megatron(
     except OSError as error:
         raise CheckpointError(f"{folder}: {error}") from error
     return folder
+
+
+def _rows_told(model: Mapping[str, Any], rows: int) -> dict[str, int]:
+    return {"padded_vocab_size": rows, "original_vocab_size": model["vocab_size"]}
 
 
 def _write(content: Mapping[str, Any], file: Path) -> None:

@@ -29,7 +29,8 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
         notices = (*notices, *saved.told(config))
     launcher = read_launcher()
     start_through_launcher(config.training, argv, launcher)
-    save = config.checkpoint.save or ""
+    # A step that is taken again leaves no trace in the run's directory.
+    save = "" if config.guards.replay_step else config.checkpoint.save or ""
     require_hope(save, launcher)
     watchdog = Watchdog(
         FailureFile(save),

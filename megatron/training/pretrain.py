@@ -2,18 +2,23 @@
 
 import logging
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from megatron.config.config import Config
+from megatron.data.datasets import Datasets
+from megatron.engine.engine import Engine
 from megatron.errors import ExitCode
 from megatron.fused_kernels.choose import Choice, package_problems
+from megatron.fused_kernels.dispatch import Kernels
+from megatron.parallel.groups import Groups
 from megatron.plan.check import check
 from megatron.plan.plan import Plan, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
@@ -33,7 +38,7 @@ from megatron.training.resume import resume
 from megatron.training.run import Run, say_when
 from megatron.training.save import sole_writer, warn_of_others
 from megatron.training.state import TrainState
-from megatron.training.stream import Stream, length_of_next_step
+from megatron.training.stream import Batches, Stream, length_of_next_step
 from megatron.training.watchdog import Watchdog
 from megatron.training.writers import writer_problems
 
@@ -59,7 +64,6 @@ def pretrain(
     started_at = time.perf_counter()
     tokenizer, decided = _decide(config, launch, device, objective)
     kernels, choices = setup.choose(decided, device)
-    view = view_of(decided.objective, decided.masks, tokenizer, decided.training.seed)
     watchdog = watchdog or Watchdog(FailureFile(decided.checkpoint.save), rank=launch.rank)
     setup.start_processes(
         config,
@@ -84,55 +88,93 @@ def pretrain(
     _tell(decided, notices, choices)
     if launch.rank == 0 and decided.logging.flags_directory:
         write_flags(decided.logging.flags_directory, asdict(config))
+    code = ExitCode.FINISHED
     with sole_writer(decided):
         watchdog.failures.own(tidies=launch.rank == 0)
         warn_of_others(decided)
-        # Before anything slow: a checkpoint of another run is told at once.
-        chosen = choose(decided) if decided.checkpoint.load else None
-        groups = setup.build_process_groups(decided)
-        sets = setup.read_datasets(decided, view)
-        say_when("after dataloaders are built")
-        engine = setup.build_gpt_engine(decided, groups, objective, kernels)
-        say_when("after model, optimizer, and learning rate scheduler are built")
-        setup.watch(watchdog, decided.watch, Path(decided.checkpoint.save))
-        state = TrainState()
-        if chosen:
-            with watchdog.during("loading", longer=True):
-                decided = resume(engine, decided, state, chosen)
-        batches = partial(
-            setup.batches_of,
-            plan=decided,
-            objective=objective,
-            eod=tokenizer.eod if decided.masks.needs_eod else None,
-            groups=groups,
-            device=device,
-        )
-        lengths = decided.curriculum
-        length = length_of_next_step(lengths.length_at, state) if lengths.schedule else None
-        train_batches = partial(batches, sets.train, length=length)
+        job = _build(decided, tokenizer, objective, kernels, device, watchdog)
         if decided.guards.replay_step:
-            stream = Stream(train_batches, state.samples)
-            replay(engine, decided, state, stream, samples=sets.train, tokenizer=tokenizer)
-            dist.barrier()
-            return ExitCode.FINISHED
-        run = Run(
-            engine,
-            decided,
-            config,
-            groups,
-            state,
-            valid={name: partial(batches, dataset) for name, dataset in sets.valid.items()},
-            test={name: partial(batches, dataset) for name, dataset in sets.test.items()},
-            watchdog=watchdog,
-        )
-        code = ExitCode.FINISHED
-        if decided.evaluation.only:
-            run.evaluate()
+            stream = Stream(job.train_batches(), job.state.samples)
+            samples = job.sets.train
+            replay(job.engine, job.plan, job.state, stream, samples=samples, tokenizer=tokenizer)
+        elif decided.evaluation.only:
+            job.run(config, watchdog).evaluate()
         else:
-            code = run.train(train_batches, launch, requests)
+            code = job.run(config, watchdog).train(job.train_batches(), launch, requests)
     dist.barrier()
     dist.destroy_process_group()
     return code
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What was built of a plan."""
+
+    plan: Plan
+    engine: Engine
+    groups: Groups
+    state: TrainState
+    sets: Datasets
+    batches: Callable[..., Iterator[Any]]  # of a set, from a sample on
+
+    def train_batches(self) -> Batches:
+        """Return the micro-batches of the training set, each as long as its step wants it."""
+        lengths = self.plan.curriculum
+        length = length_of_next_step(lengths.length_at, self.state) if lengths.schedule else None
+        return partial(self.batches, self.sets.train, length=length)
+
+    def run(self, config: Config, watchdog: Watchdog) -> Run:
+        """Return the run, and everybody who watches it."""
+        valid, test = (
+            {name: partial(self.batches, dataset) for name, dataset in sets.items()}
+            for sets in (self.sets.valid, self.sets.test)
+        )
+        return Run(
+            self.engine,
+            self.plan,
+            config,
+            self.groups,
+            self.state,
+            valid=valid,
+            test=test,
+            watchdog=watchdog,
+        )
+
+
+def _build(
+    plan: Plan,
+    tokenizer: Tokenizer,
+    objective: Objective,
+    kernels: Kernels,
+    device: torch.device,
+    watchdog: Watchdog,
+) -> _Job:
+    """Build what `plan` says, and go on from a checkpoint if there is one.
+
+    Communication: every rank must call this, in step.
+    """
+    # Before anything slow: a checkpoint of another run is told at once.
+    chosen = choose(plan) if plan.checkpoint.load else None
+    groups = setup.build_process_groups(plan)
+    view = view_of(plan.objective, plan.masks, tokenizer, plan.training.seed)
+    sets = setup.read_datasets(plan, view)
+    say_when("after dataloaders are built")
+    engine = setup.build_gpt_engine(plan, groups, objective, kernels)
+    say_when("after model, optimizer, and learning rate scheduler are built")
+    setup.watch(watchdog, plan.watch, Path(plan.checkpoint.save))
+    state = TrainState()
+    if chosen:
+        with watchdog.during("loading", longer=True):
+            plan = resume(engine, plan, state, chosen)
+    batches = partial(
+        setup.batches_of,
+        plan=plan,
+        objective=objective,
+        eod=tokenizer.eod if plan.masks.needs_eod else None,
+        groups=groups,
+        device=device,
+    )
+    return _Job(plan=plan, engine=engine, groups=groups, state=state, sets=sets, batches=batches)
 
 
 def _decide(

@@ -36,6 +36,8 @@ def quiet(plan: Plan) -> Plan:
     return replace(
         plan,
         checkpoint=replace(plan.checkpoint, save="", must_exist=False),
+        # Stacks of a hang lie in --save.
+        watch=replace(plan.watch, hang_timeout_s=0.0),
         logging=replace(
             plan.logging,
             flags_directory="",

@@ -1,7 +1,7 @@
 """A run: what happens around its steps, and what follows the last one."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
@@ -118,20 +118,7 @@ class Run:
             self.journal.start(started_from, checkpoints.surroundings if checkpoints else {})
         say_when("before the start of training step")
         meters: list[Meter] = [*build_meters(self.engine, plan), *([energy] if energy else [])]
-        while True:
-            try:
-                reason = train(
-                    self.engine,
-                    stream,
-                    schedule=schedule_of(plan),
-                    state=state,
-                    hooks=self._hooks(stream, profile, checkpoints),
-                    meters=meters,
-                    stop=stop,
-                )
-                break
-            except Spike as spike:
-                self._go_back(spike, stream, checkpoints)
+        reason = self._take_steps(stream, stop, meters, profile, checkpoints)
         say_when("after training is done")
         # A run that was done already is not evaluated once more on other samples.
         done_now = started_from < state.iteration and stop.is_done(state)
@@ -152,6 +139,29 @@ class Run:
             reason += ": it was before; more --train-iters or --train-samples let it go on"
         log.info(reason)
         return stop.exit_code
+
+    def _take_steps(
+        self,
+        stream: Stream,
+        stop: Stop,
+        meters: Sequence[Meter],
+        profile: Profile | None,
+        checkpoints: Checkpoints | None,
+    ) -> str:
+        """Take steps, those behind a spike once more, until `stop` gives a reason; return it."""
+        while True:
+            try:
+                return train(
+                    self.engine,
+                    stream,
+                    schedule=schedule_of(self.plan),
+                    state=self.state,
+                    hooks=self._hooks(stream, profile, checkpoints),
+                    meters=meters,
+                    stop=stop,
+                )
+            except Spike as spike:
+                self._go_back(spike, stream, checkpoints)
 
     def _go_back(self, spike: Spike, stream: Stream, checkpoints: Checkpoints | None) -> None:
         assert checkpoints  # a policy needs --save

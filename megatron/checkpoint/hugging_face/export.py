@@ -91,11 +91,7 @@ def export(
     spec = saved_spec(manifest.plan["model"])
     family = family_of(spec, wishes.model_type)
     dtype = wishes.dtype or manifest.plan["precision"]["dtype"]
-    if tokenizer.vocab_size != spec.vocab_size:
-        raise DataError(
-            f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the network was "
-            f"trained with {spec.vocab_size}: give that of the training"
-        )
+    _require_same_vocabulary(tokenizer, spec)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"--save {output} holds something already: give a new folder")
     whole = read_weights(source, manifest)
@@ -127,6 +123,14 @@ def export(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return Exported(family, dtype, no_tokenizer, measured)
+
+
+def _require_same_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> None:
+    if tokenizer.vocab_size != spec.vocab_size:
+        raise DataError(
+            f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the network was "
+            f"trained with {spec.vocab_size}: give that of the training"
+        )
 
 
 def write_model(
