@@ -1,14 +1,15 @@
 """Texts in, texts out: what is between a front end and the engine."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from megatron.config.generation import GenerationConfig
 from megatron.errors import raise_if_any
 from megatron.generation.beam import Search
-from megatron.generation.request import Completion, Request, without_stop
+from megatron.generation.request import Completion, Request
 from megatron.generation.sampling import Sampling, sampling_problems
 from megatron.serving.opened import Opened
+from megatron.serving.spelling import Parts, Spelling
 
 
 class Writer:
@@ -31,7 +32,11 @@ class Writer:
             top_p=wishes.top_p,
         )
         raise_if_any(sampling_problems(self.sampling, vocab_size=opened.spec.vocab_size))
-        self.stop_tokens = frozenset((opened.tokenizer.eod, *(wishes.stop_tokens or ())))
+        self.spelling = Spelling(
+            tokenizer=opened.tokenizer,
+            stop_tokens=frozenset((opened.tokenizer.eod, *(wishes.stop_tokens or ()))),
+            stop_strings=tuple(wishes.stop_strings or ()),
+        )
         self._asked = 0
 
     def request(self, text: str) -> Request:
@@ -42,8 +47,8 @@ class Writer:
             max_new_tokens=self.wishes.out_seq_length,
             sampling=self.sampling,
             seed=f"{self.seed}:{self._asked}",
-            stop_tokens=self.stop_tokens,
-            stop_strings=tuple(self.wishes.stop_strings or ()),
+            stop_tokens=self.spelling.stop_tokens,
+            stop_strings=self.spelling.stop_strings,
             logprobs=self.wishes.logprobs,
             prompt_logprobs=self.wishes.logprobs and not self.engine.stage.sees_prefix,
         )
@@ -76,23 +81,15 @@ class Writer:
             yield self.text(self._likeliest(request, self.wishes.beam_width))
             return
         self.engine.add(request)
-        tokens: list[int] = []
-        shown = ""
+        parts = Parts(self.spelling)
         while self.engine.is_busy:
             for event in self.engine.step():
-                if event.choice:
-                    tokens.append(event.choice.token)
-                whole = self._decoded(tokens)
-                # A character can take several tokens, and a stop string may be on its way.
-                held = max((len(stop) for stop in request.stop_strings), default=0)
-                certain = whole if event.reason else whole[: len(whole) - held].rstrip("\ufffd")
-                if certain.startswith(shown):
-                    yield certain[len(shown) :]
-                    shown = certain
+                token = event.choice.token if event.choice else None
+                yield parts.after(token, is_last=event.reason is not None)
 
     def text(self, done: Completion) -> str:
         """Return the text of a continuation, without what it stopped at."""
-        return self._decoded(done.tokens)
+        return self.spelling.text(done.tokens)
 
     def sample(self, done: Completion) -> dict[str, Any]:
         """Return a continuation as a JSON object."""
@@ -107,10 +104,6 @@ class Writer:
             record["tokens"] = list(done.tokens)
             record["logprobs"] = [choice.logprob for choice in done.choices]
         return record
-
-    def _decoded(self, tokens: Sequence[int]) -> str:
-        shown = [token for token in tokens if token not in self.stop_tokens]
-        return without_stop(self.tokenizer.decode(shown), self.wishes.stop_strings or ())
 
     def _likeliest(self, request: Request, width: int) -> Completion:
         best, *_ = self.engine.search(

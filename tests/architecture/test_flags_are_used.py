@@ -31,7 +31,9 @@ from megatron.config.generation import GenerationConfig
 from megatron.config.hugging_face import ExportConfig, ImportConfig, TransformersConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
+from megatron.config.planning import PlanningConfig
 from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
+from megatron.config.serving import ServingConfig
 from megatron.config.tasks import HarnessConfig, TaskConfig
 from megatron.config.tokenizer import TokenizerConfig
 
@@ -43,6 +45,11 @@ PROGRAMS = {
     "tools/generate_samples_gpt.py": [*SECTIONS.values(), GenerationConfig],
     "tasks/main.py": [*SECTIONS.values(), TaskConfig],
     "tasks/eval_harness/evaluate.py": [*SECTIONS.values(), HarnessConfig],
+    "tools/run_text_generation_server.py": [
+        *SECTIONS.values(),
+        GenerationConfig,
+        ServingConfig,
+    ],
     "tools/build_index.py": [*SECTIONS.values(), WorldConfig],
     "tools/sample_idxs_to_text.py": [*SECTIONS.values(), WorldConfig, SampleTextConfig],
     "tools/samples_of_step.py": [*SECTIONS.values(), WorldConfig, StepSamplesConfig],
@@ -58,6 +65,7 @@ PROGRAMS = {
     "tools/checkpoint/digest.py": [LookConfig],
     "tools/checkpoint/inspect.py": [LookConfig],
     "tools/checkpoint/util.py": [*SECTIONS.values(), ConversionConfig],
+    "tools/plan.py": [*SECTIONS.values(), PlanningConfig],
     "tools/merge_mp_partitions.py": [*SECTIONS.values(), PartitionsConfig],
 }
 ALL_SECTIONS = sorted(

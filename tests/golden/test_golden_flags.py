@@ -30,6 +30,7 @@ from megatron.config.hugging_face import ExportConfig, ImportConfig, Transformer
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
 from megatron.config.preprocess import PreprocessConfig, ShardConfig
+from megatron.config.serving import ServingConfig
 from megatron.config.tasks import HarnessConfig, TaskConfig
 
 DATA_TOOLS = [WorldConfig, SampleTextConfig, StepSamplesConfig, InspectConfig]
@@ -59,6 +60,7 @@ def test_flags():
         ShardConfig,
         MergeConfig,
         GenerationConfig,
+        ServingConfig,
         TaskConfig,
         HarnessConfig,
         *DATA_TOOLS,

@@ -1,0 +1,131 @@
+"""The server's paths, and what every mistake is answered with."""
+
+import time
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from megatron.errors import MegatronError
+from megatron.serving import megatron_api, openai_api
+from megatron.serving.asked import Asked
+from megatron.serving.engine_loop import Unavailable
+from megatron.serving.fields import CompletionBody, MegatronBody, printable, reasons
+from megatron.serving.front import ClientGone, Front, while_connected
+from megatron.serving.gate import Gate, refused
+from megatron.serving.metrics import Metrics
+
+_PAGE = Path(__file__).with_name("page.html")
+_PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
+        "style-src 'unsafe-inline'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class _Stream(StreamingResponse):
+    """An answer in parts; what is left of it is cancelled when the client leaves."""
+
+    def __init__(self, asked: Asked, completing: openai_api.Completing):
+        super().__init__(completing.stream(asked), media_type="text/event-stream")
+        self._asked = asked
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._asked:
+            await super().__call__(scope, receive, send)
+
+
+def build_app(front: Front, *, api_key: str | None) -> ASGIApp:
+    """Return the ASGI application.
+
+    Args:
+        api_key: what requests must bear; None for nothing.
+    """
+    app = FastAPI(title="Megatron-DeepSpeed", docs_url=None, redoc_url=None)
+    metrics = Metrics(front.engine_loop)
+    _add_interfaces(app, front)
+    _add_views(app, front, metrics)
+    _add_errors(app)
+    return Gate(
+        app,
+        api_key=api_key,
+        body_bytes=front.limits.body_bytes,
+        metrics=metrics,
+        paths=frozenset(getattr(route, "path", "") for route in app.routes),
+    )
+
+
+def _add_interfaces(app: FastAPI, front: Front) -> None:
+    started_at = time.time()
+
+    @app.put("/api")
+    async def api(body: MegatronBody, http: Request) -> JSONResponse:
+        http.state.no_log = body.no_log
+        return JSONResponse(await while_connected(http, lambda: megatron_api.answer(front, body)))
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionBody, http: Request) -> Response:
+        completing = openai_api.Completing(front, body)
+        if body.stream:
+            asked = Asked(front.engine_loop, completing.requests)
+            return _Stream(asked, completing)
+        return JSONResponse(await while_connected(http, completing.answer))
+
+    @app.get("/v1/models")
+    async def models() -> JSONResponse:
+        return JSONResponse(openai_api.models(front, started_at=started_at))
+
+
+def _add_views(app: FastAPI, front: Front, metrics: Metrics) -> None:
+    page = _PAGE.read_text(encoding="utf-8")
+    engine_loop = front.engine_loop
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> HTMLResponse:
+        return HTMLResponse(page, headers=_PAGE_HEADERS)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        state = "failed" if engine_loop.failure else "ok" if engine_loop.is_open else "closing"
+        return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
+
+    @app.get("/metrics")
+    async def tell_metrics() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def misspelt(http: Request, error: RequestValidationError) -> JSONResponse:
+        return refused(http.url.path, 400, reasons(error.errors()))
+
+    @app.exception_handler(MegatronError)
+    async def impossible(http: Request, error: MegatronError) -> JSONResponse:
+        return refused(http.url.path, 400, printable("; ".join(str(error).splitlines())))
+
+    @app.exception_handler(openai_api.UnknownModel)
+    async def unknown(http: Request, error: openai_api.UnknownModel) -> JSONResponse:
+        return refused(http.url.path, 404, printable(str(error)))
+
+    @app.exception_handler(Unavailable)
+    async def unavailable(http: Request, error: Unavailable) -> JSONResponse:
+        return refused(http.url.path, 503, str(error))
+
+    @app.exception_handler(ClientGone)
+    async def gone(http: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @app.exception_handler(HTTPException)
+    async def other(http: Request, error: HTTPException) -> JSONResponse:
+        refusal = refused(http.url.path, error.status_code, str(error.detail))
+        refusal.headers.update(error.headers or {})
+        return refusal
+
+    @app.exception_handler(Exception)
+    async def unexpected(http: Request, error: Exception) -> JSONResponse:
+        return refused(http.url.path, 500, "an error of the server, whose log says more")

@@ -1,0 +1,144 @@
+"""PUT /api: the interface of Megatron-LM's text generation server."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from megatron.errors import raise_if_any
+from megatron.generation.beam import Search
+from megatron.generation.request import Completion, Request
+from megatron.generation.sampling import Sampling
+from megatron.serving.asked import Asked
+from megatron.serving.fields import MegatronBody
+from megatron.serving.front import Front, without_noise
+
+Record = dict[str, Any]
+
+_USUAL_NEW_TOKENS = 64
+
+
+async def answer(front: Front, body: MegatronBody) -> Record:
+    """Return the object that answers `body`.
+
+    Raises:
+        ConfigError, DataError: it asks for what cannot be done.
+        Unavailable: nothing more can be taken on now.
+    """
+    raise_if_any(_problems(front, body))
+    prompts = [_tokens(front, body, text) for text in body.prompts]
+    new_tokens = front.new_tokens(prompts, body.tokens_to_generate, _USUAL_NEW_TOKENS)
+    front.require_room(prompts, new_tokens, body.beam_width or 1)
+    if body.beam_width is not None:
+        search = _search(front, body, prompts[0], body.beam_width, new_tokens)
+        return await _likeliest(front, search)
+    requests = _requests(front, body, prompts, new_tokens)
+    front.require_possible(requests)
+    with Asked(front.engine_loop, requests) as asked:
+        return _written(front, body, await asked.completions())
+
+
+def _problems(front: Front, body: MegatronBody) -> Iterator[str]:
+    if body.tokens_to_generate == 0 and not body.logprobs:
+        yield "tokens_to_generate: 0 needs logprobs: there is nothing else to tell"
+    if body.top_k and body.top_p:
+        yield "top_k and top_p exclude each other: give one of them"
+    if (body.top_k or 0) > front.vocab_size:
+        yield f"top_k: {body.top_k} is more than the vocabulary's {front.vocab_size} tokens"
+    if (body.top_p_decay or body.top_p_bound) and not body.top_p:
+        yield "top_p_decay and top_p_bound need a top_p to begin with"
+    elif body.top_p_bound > (body.top_p or 0):
+        yield f"top_p_bound: {body.top_p_bound} is more than top_p {body.top_p}"
+    if not body.add_BOS and "" in body.prompts:
+        yield "prompts: an empty text needs add_BOS"
+    if body.beam_width is None:
+        return
+    if len(body.prompts) != 1:
+        yield f"beam_width: a search needs exactly 1 prompt, and there are {len(body.prompts)}"
+    if body.tokens_to_generate == 0:
+        yield "beam_width: a search needs tokens_to_generate of at least 1"
+    if (body.stop_token or 0) >= front.vocab_size:
+        yield f"stop_token: {body.stop_token} is not in the vocabulary of {front.vocab_size}"
+
+
+def _tokens(front: Front, body: MegatronBody, text: str) -> list[int]:
+    tokens = front.tokenizer.encode(text)
+    if not body.add_BOS:
+        return tokens
+    ids = front.tokenizer.special_ids
+    return [ids["bos"] if "bos" in ids else front.tokenizer.eod, *tokens]  # noqa: SIM401 (no eod is an error)
+
+
+def _sampling(front: Front, body: MegatronBody) -> Sampling:
+    temperature = front.sampling.temperature if body.temperature is None else body.temperature
+    if body.top_k is None and body.top_p is None:
+        top_k, top_p = front.sampling.top_k, front.sampling.top_p
+    else:
+        top_k, top_p = body.top_k or 0, body.top_p or 0.0
+    return without_noise(
+        Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            top_p_decay=body.top_p_decay,
+            top_p_bound=body.top_p_bound,
+        )
+    )
+
+
+def _requests(
+    front: Front, body: MegatronBody, prompts: Sequence[Sequence[int]], new_tokens: int
+) -> list[Request]:
+    tokenizer = front.tokenizer
+    ends = {"\n": body.stop_on_eol, "\n\n": body.stop_on_double_eol}
+    barred = []
+    if body.prevent_newline_after_colon:
+        barred.append((tokenizer.encode(":")[-1], tokenizer.encode("\n")[-1]))
+    asked = Request(
+        prompt=(),
+        max_new_tokens=new_tokens,
+        sampling=_sampling(front, body),
+        stop_tokens=frozenset({tokenizer.eod}),
+        stop_strings=tuple(text for text, is_one in ends.items() if is_one),
+        barred=frozenset(barred),
+        logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs,
+    )
+    seeds = front.seeds(body.random_seed, len(prompts))
+    return [
+        replace(asked, prompt=tuple(prompt), seed=seed)
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
+
+
+def _search(
+    front: Front, body: MegatronBody, prompt: Sequence[int], width: int, new_tokens: int
+) -> Search:
+    stop = front.tokenizer.eod if body.stop_token is None else body.stop_token
+    return Search(
+        prompt=tuple(prompt),
+        width=width,
+        max_new_tokens=new_tokens,
+        stop_tokens=frozenset({stop}),
+        length_penalty=body.length_penalty,
+    )
+
+
+async def _likeliest(front: Front, search: Search) -> Record:
+    with Asked(front.engine_loop, [search]) as asked:
+        beams = await asked.beams()
+    whole = [[*search.prompt, *beam.tokens] for beam in beams]
+    return {**_texts(front, whole), "scores": [beam.score for beam in beams]}
+
+
+def _written(front: Front, body: MegatronBody, done: Sequence[Completion]) -> Record:
+    logprobs = [[*one.prompt_logprobs, *(choice.logprob for choice in one.choices)] for one in done]
+    texts = _texts(front, [[*one.prompt, *one.tokens] for one in done])
+    return {**texts, "logprobs": logprobs if body.logprobs else None}
+
+
+def _texts(front: Front, sequences: Sequence[Sequence[int]]) -> Record:
+    decode = front.tokenizer.decode
+    return {
+        "text": [decode(tokens) for tokens in sequences],
+        "segments": [[decode([token]) for token in tokens] for tokens in sequences],
+    }

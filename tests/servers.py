@@ -1,0 +1,139 @@
+"""A text generation server in this process, of a network that nobody trained."""
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stages import engine_of, random_model
+from tiny import tiny_spec
+
+from megatron.generation.sampling import Sampling
+from megatron.plan.serving_plan import Limits
+from megatron.serving.app import build_app
+from megatron.serving.engine_loop import EngineLoop
+from megatron.serving.front import Front
+from megatron.serving.server import Server
+from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary
+
+EOD = 256
+SPEC = tiny_spec(
+    hidden_size=16,
+    ffn_hidden_size=32,
+    num_attention_heads=4,
+    head_dim=4,
+    seq_length=64,
+    max_position_embeddings=64,
+    vocab_size=EOD + 1,
+    padded_vocab_size=260,
+)
+LIMITS = Limits(
+    new_tokens=48, prompts=8, request_tokens=400, body_bytes=20_000, queue=1000, grace_s=20.0
+)
+
+
+class Bytes(Tokenizer):
+    """A token for each byte, and one for the end of a document."""
+
+    name = "bytes"
+    vocab_size = EOD + 1
+    special_ids = {"eod": EOD}
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        raw = (b"<eod>" if i == EOD else bytes([i]) for i in ids)
+        return b"".join(raw).decode("utf-8", "replace")
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary((), "bytes")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a server answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """What the server sent bit by bit, without the last word."""
+        lines = self.body.decode().split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers at `port`."""
+
+    front: Front
+    server: Server
+    port: int
+
+    def connection(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+        """Return the reply to `body`: bytes as they are, anything else as JSON."""
+        connection = self.connection()
+        try:
+            return asked_on(connection, method, path, body, **headers)
+        finally:
+            connection.close()
+
+    def put(self, **body: Any) -> Reply:
+        return self.ask("PUT", "/api", body)
+
+    def complete(self, **body: Any) -> Reply:
+        return self.ask("POST", "/v1/completions", {"model": "tiny", **body})
+
+
+def asked_on(
+    connection: http.client.HTTPConnection, method: str, path: str, body: Any, **headers: str
+) -> Reply:
+    """Return the reply on a connection that stays open."""
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    connection.request(method, path, data, {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+
+
+@contextmanager
+def serving(
+    group: object, *, rows: int = 8, api_key: str | None = None, **limits: float
+) -> Iterator[Running]:
+    """Serve until the context is left."""
+    engine = engine_of(random_model(group, SPEC), SPEC, rows=rows, decode=Bytes().decode)
+    decided = replace(LIMITS, **limits)
+    engine_loop = EngineLoop(engine, queue=decided.queue)
+    front = Front(
+        engine_loop=engine_loop,
+        tokenizer=Bytes(),
+        vocab_size=SPEC.vocab_size,
+        limits=decided,
+        name="tiny",
+        sampling=Sampling(),
+        seed=1234,
+    )
+    app = build_app(front, api_key=api_key)
+    server = Server(app, engine_loop, host="127.0.0.1", port=0, grace_s=decided.grace_s)
+    engine_loop.start()
+    thread = threading.Thread(target=lambda: server.run(sockets=[server.listener]))
+    thread.start()
+    try:
+        yield Running(front, server, server.listener.getsockname()[1])
+    finally:
+        server.stop()
+        thread.join()
+        engine_loop.close()

@@ -1,0 +1,210 @@
+"""Whatever a client writes, it is answered, or told what is wrong."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from servers import asked_on, serving
+
+OPENAI = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def running(group):
+    with serving(group) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def connection(running):
+    opened = running.connection()
+    yield opened
+    opened.close()
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=()), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+FRACTION = st.floats(0, 1) | st.sampled_from([0, 1, 1.5, -1])
+SMALL = st.integers(-1, 12)
+TEXT = st.text(st.characters(exclude_categories=()), max_size=20) | st.sampled_from(
+    ["", "\n", "a:", "\ud800", "a\udfff", "\0", "<eod>"]
+)
+MEGATRON = {
+    "prompts": st.lists(TEXT, max_size=3),
+    "tokens_to_generate": SMALL,
+    "logprobs": st.booleans(),
+    "temperature": st.floats(0, 101),
+    "top_k": st.integers(-1, 300),
+    "top_p": FRACTION,
+    "top_p_decay": FRACTION,
+    "top_p_bound": FRACTION,
+    "add_BOS": st.booleans(),
+    "stop_on_double_eol": st.booleans(),
+    "stop_on_eol": st.booleans(),
+    "prevent_newline_after_colon": st.booleans(),
+    "random_seed": st.integers(-1, 2**70),
+    "no_log": st.booleans(),
+    "beam_width": st.integers(0, 10),
+    "stop_token": st.integers(-1, 300),
+    "length_penalty": st.floats(-12, 12),
+    "max_len": SMALL,
+}
+COMPLETION = {
+    "model": st.just("tiny"),
+    "prompt": TEXT | st.lists(TEXT, max_size=3) | st.lists(st.integers(-1, 258), max_size=5),
+    "max_tokens": SMALL,
+    "temperature": st.floats(0, 101),
+    "top_p": FRACTION,
+    "n": st.integers(0, 3),
+    "stop": TEXT | st.lists(TEXT, max_size=4),
+    "logprobs": st.integers(-1, 6),
+    "echo": st.booleans(),
+    "seed": st.integers(-1, 2**70),
+    "stream": st.booleans(),
+    "user": TEXT,
+    "best_of": st.integers(0, 2),
+    "presence_penalty": FRACTION,
+    "logit_bias": st.dictionaries(st.text(max_size=3), st.floats(), max_size=1),
+}
+
+
+def bodies(fields, *always):
+    """Bodies that say some fields as they should be, and at times one that is not."""
+    some = {name: of for name, of in fields.items() if name not in always}
+    right = st.fixed_dictionaries({name: fields[name] for name in always}, optional=some)
+    wrong = st.dictionaries(st.sampled_from(sorted(fields)) | TEXT, JUNK, max_size=1)
+    few = st.sampled_from([0, 0, 0, 1])
+    return st.builds(lambda a, b, wins: a | b if wins else a, right, wrong, few)
+
+
+def require_answer_or_reason(reply, body):
+    assert reply.status in (200, 400, 404), (reply, body)
+    if reply.status == 200:
+        return
+    told = reply.json["error"]
+    told = told["message"] if isinstance(told, dict) else told
+    assert told.strip() and (reply.status == 400 or "model" in told), (reply, body)
+
+
+FUZZ = settings(max_examples=120, suppress_health_check=[*HealthCheck])
+
+
+@FUZZ
+@given(body=bodies(MEGATRON, "prompts") | JUNK)
+def test_any_wishes_of_megatron_are_answered_or_refused(connection, body):
+    require_answer_or_reason(asked_on(connection, "PUT", "/api", body), body)
+
+
+@FUZZ
+@given(body=bodies(COMPLETION, "model", "prompt") | JUNK)
+def test_any_wishes_of_openai_are_answered_or_refused(connection, body):
+    require_answer_or_reason(asked_on(connection, "POST", OPENAI, body), body)
+
+
+@settings(max_examples=60, suppress_health_check=[*HealthCheck])
+@given(raw=st.binary(max_size=40), path=st.sampled_from(["/api", OPENAI]))
+def test_any_bytes_are_refused(connection, raw, path):
+    method = "PUT" if path == "/api" else "POST"
+    reply = asked_on(connection, method, path, raw)
+    require_answer_or_reason(reply, raw)
+    assert reply.status == 400
+
+
+REFUSED = [
+    ({}, "prompts: is missing"),
+    ({"prompts": "a"}, "prompts: Input should be a valid list (found 'a')"),
+    ({"prompts": []}, "prompts: List should have at least 1 item"),
+    ({"prompts": ["a"] * 9}, "9 prompts are more than 8"),
+    ({"prompts": [1]}, "prompts.0: Input should be a valid string"),
+    ({"prompts": ["\ud800"]}, "prompts.0: Value error, half of a surrogate pair"),
+    ({"prompts": [""]}, "an empty text needs add_BOS"),
+    ({"prompts": ["a"], "max_len": 3}, "max_len is no longer used: write tokens_to_generate"),
+    ({"prompts": ["a"], "sentences": ["a"]}, "sentences is no longer used: write prompts"),
+    ({"prompts": ["a"], "topk": 3}, "topk: there is no such field"),
+    ({"prompts": ["a"], "tokens_to_generate": True}, "tokens_to_generate: Input should be a valid"),
+    ({"prompts": ["a"], "tokens_to_generate": -1}, "greater than or equal to 0 (found -1)"),
+    ({"prompts": ["a"], "tokens_to_generate": 0}, "0 needs logprobs"),
+    ({"prompts": ["a"], "tokens_to_generate": 49}, "49 new tokens are more than 48"),
+    ({"prompts": ["a" * 30], "tokens_to_generate": 40}, "more than the 64 that the model"),
+    ({"prompts": ["a"] * 8, "tokens_to_generate": 48, "logprobs": False}, None),
+    ({"prompts": ["aaa"] * 8, "tokens_to_generate": 48}, "408 tokens of all prompts"),
+    ({"prompts": ["a"], "temperature": 0}, "temperature: Input should be greater than 0"),
+    ({"prompts": ["a"], "temperature": 101}, "temperature: Input should be less than"),
+    ({"prompts": ["a"], "temperature": 1}, None),
+    ({"prompts": ["a"], "top_p": 1}, None),
+    ({"prompts": ["a"], "top_k": 1001}, "top_k: Input should be less than or equal to 1000"),
+    ({"prompts": ["a"], "top_k": 258}, "top_k: 258 is more than the vocabulary's 257"),
+    ({"prompts": ["a"], "top_k": 2, "top_p": 0.5}, "top_k and top_p exclude each other"),
+    ({"prompts": ["a"], "top_p_decay": 0.5}, "top_p_decay and top_p_bound need a top_p"),
+    ({"prompts": ["a"], "top_p": 0.5, "top_p_bound": 0.6}, "top_p_bound: 0.6 is more than"),
+    ({"prompts": ["a"], "random_seed": -1}, "random_seed: Input should be greater than"),
+    ({"prompts": ["a"], "logprobs": 1}, "logprobs: Input should be a valid boolean"),
+    ({"prompts": ["a", "b"], "beam_width": 2}, "exactly 1 prompt, and there are 2"),
+    ({"prompts": ["a"], "beam_width": 2, "stop_token": 257}, "stop_token: 257 is not in"),
+]
+
+
+@pytest.mark.parametrize(("body", "told"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_wrong_is_told(running, body, told):
+    reply = running.ask("PUT", "/api", {"tokens_to_generate": 2} | body)
+    assert reply.status == (400 if told else 200)
+    assert (told or "") in (reply.json["error"] if told else "")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"prompt": 3}, "prompt: Value error, give a text, a list of texts"),
+        ({"prompt": []}, "prompt: Value error, give a text"),
+        ({"prompt": [[]]}, "a prompt has 0 tokens"),
+        ({"prompt": [257]}, "a token is not in the vocabulary of 257"),
+        ({"prompt": "a", "n": 0}, "n: Input should be greater than or equal to 1"),
+        ({"prompt": "a", "n": 99}, "tokens of all prompts"),
+        ({"prompt": "a", "stop": ""}, "stop: Value error, give at most 16 texts"),
+        ({"prompt": "a", "stop": ["\ud800"]}, "Value error, half of a surrogate pair"),
+        ({"prompt": "a", "logprobs": 6}, "logprobs: Input should be less than or equal to 5"),
+        ({"prompt": "a", "presence_penalty": 1.0}, "presence_penalty: Input should be less"),
+        ({"prompt": "a", "messages": []}, "messages: there is no such field"),
+    ],
+)
+def test_what_is_wrong_is_told_in_the_shape_of_openai(running, body, told):
+    reply = running.complete(**body)
+    assert reply.status == 400
+    assert told in reply.json["error"]["message"]
+    assert reply.json["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_that_is_no_json_object_is_refused(running):
+    deep = b"[" * 15_000
+    many_digits = b'{"prompts": ["a"], "tokens_to_generate": ' + b"9" * 9000 + b"}"
+    for raw in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompts": NaN}', deep, many_digits):
+        reply = running.ask("PUT", "/api", raw)
+        assert reply.status == 400 and reply.json["error"], raw[:20]
+    reply = running.ask("PUT", "/api", {"prompts": ["a"]}, **{"Content-Type": "text/plain"})
+    assert reply.status == 400 and "Content-Type: application/json" in reply.json["error"]
+
+
+def test_a_body_that_is_too_large_is_not_read(running):
+    large = json.dumps({"prompts": ["a" * 30_000]}).encode()
+    told = running.ask("PUT", "/api", large)
+    assert told.status == 413 and told.json["error"] == "the body is larger than 20000 bytes"
+    connection = running.connection()
+    pieces = (large[start : start + 1000] for start in range(0, len(large), 1000))
+    head = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+    connection.request("PUT", "/api", pieces, head, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_other_paths_and_methods_are_refused_with_a_reason(running):
+    for method, path, status in (("GET", "/api", 405), ("POST", "/api", 405), ("GET", "/x", 404)):
+        reply = running.ask(method, path)
+        assert reply.status == status and reply.json["error"]

@@ -1,0 +1,88 @@
+"""The tools of the server: what they refuse, and a prompt loop against a real one."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from servers import serving
+from test_generate_tool import module_of
+
+from megatron.config.generation import GenerationConfig
+from megatron.config.serving import ServingConfig
+from megatron.errors import ConfigError, DataError, MegatronError
+from megatron.plan.serving_plan import serving_problems
+
+TOOLS = Path(__file__).resolve().parents[3] / "tools"
+
+
+@pytest.fixture(scope="module")
+def server_tool():
+    return module_of(TOOLS / "run_text_generation_server.py")
+
+
+@pytest.fixture(scope="module")
+def client_tool():
+    return module_of(TOOLS / "text_generation_cli.py")
+
+
+def test_every_mistake_is_told_at_once():
+    wishes = ServingConfig(
+        port=70000, api_key="", api_key_file="key", max_prompts=0, shutdown_grace=-1
+    )
+    generation = GenerationConfig(prompt="a", beam_width=2, out_seq_length=0)
+    found = "\n".join(serving_problems(wishes, generation))
+    for told in (
+        "--port 70000 must be between",
+        "--api-key or --api-key-file, not both",
+        "--api-key is empty",
+        "--max-prompts 0 must be at least 1",
+        "--out-seq-length 0 must be at least 1",
+        "--shutdown-grace -1 must be at least 0",
+        "each request says this for itself, so leave it out: --prompt, --beam-width",
+    ):
+        assert told in found
+    assert [*serving_problems(ServingConfig(), GenerationConfig())] == []
+
+
+def test_missing_packages_are_told(server_tool, tmp_path, monkeypatch):
+    source = type(
+        "Source", (), {"own": {"generation": GenerationConfig(), "serving": ServingConfig()}}
+    )
+    monkeypatch.setattr(server_tool, "read_wishes", lambda *args, **kwargs: source)
+    monkeypatch.setattr(server_tool, "find_spec", lambda name: name == "uvicorn" or None)
+    with pytest.raises(ConfigError, match="fastapi, prometheus_client, which are not installed"):
+        server_tool.main([])
+
+
+def test_the_key_is_read_from_its_file(server_tool, tmp_path):
+    file = tmp_path / "key"
+    wishes = ServingConfig(api_key_file=str(file))
+    with pytest.raises(DataError, match="--api-key-file .*No such file"):
+        server_tool.read_api_key(wishes)
+    file.write_text("\n")
+    with pytest.raises(DataError, match="is empty"):
+        server_tool.read_api_key(wishes)
+    file.write_text("sesame\n")
+    assert server_tool.read_api_key(wishes) == "sesame"
+    assert server_tool.read_api_key(ServingConfig(api_key="x")) == "x"
+
+
+def test_what_is_typed_is_continued(group, client_tool, tmp_path, monkeypatch, capsys):
+    key = tmp_path / "key"
+    key.write_text("sesame\n")
+    with serving(group, api_key="sesame") as running:
+        address = f"127.0.0.1:{running.port}"
+        typed = "The cat\n5\n\n1\nThe\nmany\nThe\n999\n"
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        client_tool.main([address, "--api-key-file", str(key)])
+        told = capsys.readouterr().out
+        assert "Megatron Response:\nThe cat" in told and "Megatron Response:\n<eod>" in told
+        assert "'many' is no number of tokens" in told
+        assert "Error 400: 999 new tokens are more than 48" in told
+        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
+        client_tool.main([address])
+        assert "Error 401: this server asks for" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
+    with pytest.raises(MegatronError, match="no answer from http"):
+        client_tool.main([address])

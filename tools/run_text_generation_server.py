@@ -1,0 +1,98 @@
+"""Serve text of a trained GPT over HTTP: PUT /api, POST /v1/completions, and a page to try it.
+
+The model is found as by tools/generate_samples_gpt.py. --temperature, --top_k and --top_p hold for
+requests of PUT /api that do not say; --out-seq-length is the most that any may ask for.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron import log
+from megatron.config.generation import GenerationConfig
+from megatron.config.serving import ServingConfig
+from megatron.errors import ConfigError, DataError, raise_if_any
+from megatron.plan.serving_plan import plan_limits, serving_problems
+from megatron.serving.wishes import read_wishes
+from megatron.tool import run_tool
+from megatron.training.environment import read_launch
+from megatron.training.launch import run_rank
+
+_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Serve what the command line `argv` says until a signal comes."""
+    log.configure(read_launch(None).rank)
+    sections = {"generation": GenerationConfig, "serving": ServingConfig}
+    source = read_wishes(argv, sections, description=__doc__)
+    generation: GenerationConfig = source.own["generation"]
+    wishes: ServingConfig = source.own["serving"]
+    raise_if_any(serving_problems(wishes, generation))
+    if missing := [name for name in _PACKAGES if not find_spec(name)]:
+        raise ConfigError(
+            f"the server needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
+            "not installed: python -m pip install --requirement requirements-server.txt"
+        )
+    api_key = read_api_key(wishes)
+
+    from megatron.generation.sampling import Sampling, sampling_problems
+    from megatron.serving.app import build_app
+    from megatron.serving.engine_loop import EngineLoop
+    from megatron.serving.front import Front
+    from megatron.serving.opened import open_model
+    from megatron.serving.server import Server
+
+    rows = source.config.training.micro_batch_size
+    opened = open_model(source, generation, rows=rows)
+    if not opened.is_first:
+        # A launcher tells all ranks; the first one says when there is nothing more to do.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        opened.engine.follow()
+        return
+    sampling = Sampling(
+        temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
+    )
+    raise_if_any(sampling_problems(sampling, vocab_size=opened.spec.vocab_size))
+    limits = plan_limits(wishes, generation)
+    engine_loop = EngineLoop(opened.engine, queue=limits.queue)
+    front = Front(
+        engine_loop=engine_loop,
+        tokenizer=opened.tokenizer,
+        vocab_size=opened.spec.vocab_size,
+        limits=limits,
+        name=wishes.served_model_name or Path(str(source.config.checkpoint.load)).resolve().name,
+        sampling=sampling,
+        seed=source.config.training.seed,
+    )
+    app = build_app(front, api_key=api_key)
+    server = Server(app, engine_loop, host=wishes.host, port=wishes.port, grace_s=limits.grace_s)
+    server.serve_until_stopped()
+
+
+def read_api_key(wishes: ServingConfig) -> str | None:
+    """Return what requests must bear.
+
+    Raises:
+        DataError: the file cannot be read or is empty.
+    """
+    if wishes.api_key_file is None:
+        return wishes.api_key
+    try:
+        text = Path(wishes.api_key_file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--api-key-file {wishes.api_key_file}: {error}") from error
+    if not text:
+        raise DataError(f"--api-key-file {wishes.api_key_file} is empty")
+    return text
+
+
+if __name__ == "__main__":
+    if read_launch(None).world_size > 1:
+        run_rank(main, sys.argv[1:])
+    run_tool(main)
