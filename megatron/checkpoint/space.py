@@ -8,11 +8,8 @@ from typing import Any
 from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.names import published_tags
 from megatron.errors import CheckpointError
+from megatron.plan.estimate.checkpoint import checkpoint_bytes
 from megatron.plan.plan import Plan
-
-_MOMENTS = {"adam": 2 * 4, "adam8bit": 2, "lion": 4, "muon": 4, "sgd": 0}
-"""Bytes of the state of a number by optimizer, at least: muon has two moments for some, sgd one
-with a momentum."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +33,10 @@ def expected_size(directory: Path, plan: Plan) -> Size:
             break
         if _kind(manifest.plan) == _kind(asdict(plan)):
             return Size(sum(file.size for file in manifest.files), len(manifest.files) + 2)
-    weight = 2 if plan.precision.is_mixed else 4
-    state = 0
-    if plan.checkpoint.saves_optimizer:
-        has_masters = plan.precision.is_mixed or plan.parallel.zero_stage > 0
-        state = _MOMENTS[plan.optimizer.name] + 4 * has_masters
     ranks = plan.parallel.world_size
     # A file of random streams for each rank; one of weights for each part of a replica.
     files = ranks * plan.checkpoint.saves_streams + ranks // plan.parallel.data
-    return Size(plan.model.num_parameters * (weight + state), files + 2)
+    return Size(checkpoint_bytes(plan), files + 2)
 
 
 def require_space(directory: Path, size: Size) -> None:

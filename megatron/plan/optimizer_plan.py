@@ -52,6 +52,16 @@ class OptimizerPlan:
     momentum: float
     muon: MuonPlan
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that its state takes per number: moments in 32 bits, or in 8.
+
+        Muon's is that of its matrices, which have one moment; Adam's numbers beside them two.
+        """
+        if self.name == "sgd":
+            return 4 if self.momentum else 0
+        return {"adam": 8, "adam8bit": 2, "lion": 4, "muon": 4}[self.name]
+
 
 def plan_optimizer(optimizer: OptimizerConfig, *, on_cpu: bool) -> OptimizerPlan:
     """Return the decided optimizer.

@@ -32,6 +32,7 @@ from megatron.config.hugging_face import ExportConfig, ImportConfig, Transformer
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
 from megatron.config.planning import PlanningConfig
+from megatron.config.planning import PlanningConfig
 from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
 from megatron.config.serving import ServingConfig
 from megatron.config.tasks import HarnessConfig, TaskConfig
@@ -65,6 +66,7 @@ PROGRAMS = {
     "tools/checkpoint/digest.py": [LookConfig],
     "tools/checkpoint/inspect.py": [LookConfig],
     "tools/checkpoint/util.py": [*SECTIONS.values(), ConversionConfig],
+    "tools/plan.py": [*SECTIONS.values(), PlanningConfig],
     "tools/plan.py": [*SECTIONS.values(), PlanningConfig],
     "tools/merge_mp_partitions.py": [*SECTIONS.values(), PartitionsConfig],
 }

@@ -29,6 +29,7 @@ from megatron.config.generation import GenerationConfig
 from megatron.config.hugging_face import ExportConfig, ImportConfig, TransformersConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
+from megatron.config.planning import PlanningConfig
 from megatron.config.preprocess import PreprocessConfig, ShardConfig
 from megatron.config.serving import ServingConfig
 from megatron.config.tasks import HarnessConfig, TaskConfig
@@ -75,6 +76,7 @@ def test_flags():
         ExportConfig,
         ImportConfig,
         TransformersConfig,
+        PlanningConfig,
     ]:
         lines += [f"[{section.__name__}]", *flag_lines(section), ""]
     lines.append("[legacy]")

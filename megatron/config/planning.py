@@ -1,0 +1,36 @@
+"""What can be asked of the planner, besides the flags of training."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from megatron.config.flags import Spelling
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningConfig:
+    """The machines that the run is planned for."""
+
+    num_gpus: Annotated[int | None, Spelling("--num-gpus", ("--world-size",))] = None
+    """GPUs of the run; one replica of the model when not said."""
+
+    search: int | None = None
+    """Instead of the layout of the command line, look at all layouts of so many GPUs."""
+
+    show: int = 10
+    """Layouts that --search shows."""
+
+    gpus_per_node: int = 8
+    """GPUs of a machine, between which tensor parallelism stays."""
+
+    gpu: str | None = None
+    """Kind of GPU, such as h100-80gb, for memory, time and cost; a100-80gb in --search when not
+    said. An unknown one lists all."""
+
+    mfu: float | None = None
+    """Model FLOPs utilisation to reckon with, between 0 and 1; estimated when not said."""
+
+    price_per_gpu_hour: float | None = None
+    """What an hour of one GPU costs, in whatever currency the total is wanted."""
+
+    vocabulary: int = 50257
+    """Tokens that the tokenizer knows; its files are not read."""

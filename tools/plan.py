@@ -1,0 +1,115 @@
+"""Tell what a run will need before it is started: memory, time, traffic, disk, money.
+
+Takes the flags of pretrain_gpt.py, needs neither GPU nor data, and refuses what training refuses.
+With --search it looks for the fastest layouts instead.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron.config.config import Config, parse_config_for_checkpoint
+from megatron.config.planning import PlanningConfig
+from megatron.errors import ConfigError, raise_if_any
+from megatron.plan.estimate.devices import device_of
+from megatron.plan.estimate.search import search
+from megatron.plan.estimate.speed import speed_of
+from megatron.plan.estimate.summary import (
+    device_lines,
+    memory_lines,
+    run_lines,
+    search_lines,
+    work_lines,
+)
+from megatron.plan.parallel_plan import replica_size
+from megatron.plan.plan import plan
+from megatron.tool import run_tool
+
+NOT_NEEDED = {
+    "schedule": {"lr": 1e-4},
+    "training": {"micro_batch_size": 1},
+    "data": {"data_path": ["none"]},
+}
+"""Values for required flags of training that hardly matter to a plan."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the plan of the run that `argv` asks for.
+
+    Raises:
+        ConfigError: lists all that cannot be done as asked.
+    """
+    config, own = parse_config_for_checkpoint(
+        argv, NOT_NEEDED, {"planning": PlanningConfig}, description=__doc__ or ""
+    )
+    planning: PlanningConfig = own["planning"]
+    raise_if_any(_problems(planning))
+    if planning.search is None:
+        _tell_plan(config, planning)
+    else:
+        _tell_search(config, planning, planning.search)
+
+
+def _problems(planning: PlanningConfig) -> list[str]:
+    problems = [
+        f"{flag} {number} must be at least 1"
+        for flag, number in (
+            ("--num-gpus", planning.num_gpus),
+            ("--search", planning.search),
+            ("--show", planning.show),
+            ("--gpus-per-node", planning.gpus_per_node),
+            ("--vocabulary", planning.vocabulary),
+        )
+        if number is not None and number < 1
+    ]
+    if planning.mfu is not None and not 0 < planning.mfu <= 1:
+        problems.append(f"--mfu {planning.mfu:g} must be more than 0 and at most 1")
+    if planning.gpu is None and (planning.mfu or planning.price_per_gpu_hour):
+        problems.append("--mfu and --price-per-gpu-hour need the kind of GPU: give --gpu too")
+    if planning.search is not None and (planning.mfu or planning.num_gpus):
+        problems.append(
+            "--search takes neither --mfu, which differs between layouts, nor --num-gpus"
+        )
+    return problems
+
+
+def _tell_plan(config: Config, planning: PlanningConfig) -> None:
+    device = device_of(planning.gpu) if planning.gpu else None
+    kind = "cpu" if config.parallel.device == "cpu" else "cuda"
+    decided = plan(
+        config,
+        world_size=planning.num_gpus or replica_size(config.parallel),
+        vocab_size=planning.vocabulary,
+        device=kind,
+    )
+    for notice in decided.notices:
+        print(notice)
+    for lines in (run_lines(decided), memory_lines(decided, device=kind), work_lines(decided)):
+        print(*lines, sep="\n")
+    if device:
+        speed = speed_of(decided, device, gpus_per_node=planning.gpus_per_node, mfu=planning.mfu)
+        price = planning.price_per_gpu_hour
+        print(*device_lines(decided, device, speed, price_per_gpu_hour=price), sep="\n")
+
+
+def _tell_search(config: Config, planning: PlanningConfig, num_gpus: int) -> None:
+    if config.deepspeed.deepspeed_config:
+        raise ConfigError(
+            "--search decides what a DeepSpeed JSON says as well: leave --deepspeed_config out"
+        )
+    if config.training.global_batch_size is None:
+        raise ConfigError("--search compares layouts on equal batches: give --global-batch-size")
+    found = search(
+        config,
+        num_gpus=num_gpus,
+        vocab_size=planning.vocabulary,
+        device=device_of(planning.gpu or "a100-80gb"),
+        gpus_per_node=planning.gpus_per_node,
+    )
+    print(*search_lines(found, most=planning.show), sep="\n")
+
+
+if __name__ == "__main__":
+    run_tool(main)
