@@ -7,7 +7,8 @@ from itertools import count
 from pathlib import Path
 
 from megatron.checkpoint.manifest import sync_folder
-from megatron.checkpoint.names import ASIDE, LATEST, iteration_of, published_tags, tag_of
+from megatron.checkpoint.names import ASIDE, iteration_of, published_tags, tag_of
+from megatron.checkpoint.publish import point_latest
 from megatron.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -29,9 +30,7 @@ def set_aside(directory: Path, iteration: int) -> list[str]:
             names.append(next(name for name in _names(tag) if not (directory / name).exists()))
             os.rename(directory / tag, directory / names[-1])
         if newer:
-            hint = directory / f"{LATEST}.staging"
-            hint.write_text(tag_of(iteration), encoding="utf-8")
-            os.replace(hint, directory / LATEST)
+            point_latest(directory, tag_of(iteration))
             sync_folder(directory)
     except OSError as error:
         raise CheckpointError(f"--save {directory}: {error}") from error

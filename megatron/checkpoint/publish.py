@@ -29,12 +29,7 @@ def clear_staging(directory: Path, iteration: int) -> Path:
     staging = directory / staging_tag_of(iteration)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        restore_replaced(directory)
-        for leftover in directory.glob(f"{STAGING}*"):
-            # Others are of a tool that may be at work.
-            if iteration_of(leftover.name.removeprefix(STAGING)) is not None:
-                shutil.rmtree(leftover)
-        clear_pruned(directory)
+        clear_leftovers(directory)
         staging.mkdir()
     except OSError as error:
         raise CheckpointError(f"--save {directory}: {error}") from error
@@ -61,11 +56,43 @@ def publish(directory: Path, iteration: int) -> None:
         sync_folder(directory)
         if replaced.exists():
             shutil.rmtree(replaced)
-        hint = directory / f"{LATEST}.staging"
-        hint.write_text(target.name, encoding="utf-8")
-        os.replace(hint, directory / LATEST)
+        point_latest(directory, target.name)
     except OSError as error:
         raise CheckpointError(f"--save {directory}: {error}") from error
+
+
+def point_latest(directory: Path, name: str) -> None:
+    """Have `latest` of `directory` say `name`, at every moment the older or the newer whole."""
+    hint = directory / f"{LATEST}.staging"
+    hint.write_text(name, encoding="utf-8")
+    os.replace(hint, directory / LATEST)
+
+
+def tidy(directory: Path, iteration: int) -> None:
+    """Put in order what a killed run left of its last steps, before one that goes on there.
+
+    Args:
+        iteration: which the run goes on from; `latest` says so afterwards.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
+    """
+    try:
+        clear_leftovers(directory)
+        if other_latest(directory, tag_of(iteration)):
+            point_latest(directory, tag_of(iteration))
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {error}") from error
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Remove what a killed run was writing or removing, after what counted is back in place."""
+    restore_replaced(directory)
+    for leftover in directory.glob(f"{STAGING}*"):
+        # Others are of a tool that may be at work.
+        if iteration_of(leftover.name.removeprefix(STAGING)) is not None:
+            shutil.rmtree(leftover)
+    clear_pruned(directory)
 
 
 def other_latest(directory: Path, newest: str) -> str | None:

@@ -1,9 +1,11 @@
 """Reading what torch saved without running anything that a file asks for."""
 
+import re
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from pickle import UnpicklingError
+from pkgutil import resolve_name
 from typing import Any
 from zipfile import is_zipfile
 
@@ -57,6 +59,8 @@ class Opaque:
             vars(self).update(state)
 
 
+_ASKED_FOR = re.compile(r"GLOBAL (\S+)")
+
 Allowed = list[Callable[..., Any] | tuple[Callable[..., Any], str]]
 
 _STAND_INS: Allowed = [
@@ -66,7 +70,6 @@ _STAND_INS: Allowed = [
     (DynamicLossScaler, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
 ]
 """The only classes beside torch's own that are read, and the names that files know them by."""
-
 
 _OF_OTHERS = ("apex", "argparse", "codecarbon", "deepspeed", "fp16", "megatron", "numpy", "pathlib")
 """Packages whose objects lie beside the tensors in checkpoints of other programs."""
@@ -91,7 +94,20 @@ def read_tensors(file: Path) -> Any:
     Raises:
         CheckpointError: it is missing, damaged, or holds objects of other classes.
     """
-    return _read(file, _STAND_INS)
+    return _read_mapped(file, _STAND_INS)
+
+
+def read_state(file: Path, device: Any = None) -> Any:
+    """Return what `file` holds as DeepSpeed wants it: in memory, with objects of its own classes.
+
+    Args:
+        device: where tensors go, as torch.load takes it.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or holds objects of other classes.
+    """
+    known: Allowed = [resolve_name(name) for _, name in _STAND_INS]  # type: ignore[misc]
+    return _read(file, known, map_location=device)
 
 
 def read_foreign(file: Path) -> Any:
@@ -111,14 +127,28 @@ def read_foreign(file: Path) -> Any:
     others: Allowed = [
         (Opaque, name) for name in names if name.split(".")[0] in _OF_OTHERS and name not in known
     ]
-    return _read(file, [*_STAND_INS, *others])
+    return _read_mapped(file, [*_STAND_INS, *others])
 
 
-def _read(file: Path, allowed: Allowed) -> Any:
+def _read_mapped(file: Path, allowed: Allowed) -> Any:
+    # Files of torch before 1.6 cannot be mapped.
+    mapped = not file.exists() or is_zipfile(file)
+    return _read(file, allowed, map_location="cpu", mmap=mapped)
+
+
+def _read(file: Path, allowed: Allowed, **how: Any) -> Any:
     try:
         with safe_globals(allowed):
-            # Files of torch before 1.6 cannot be mapped.
-            mapped = not file.exists() or is_zipfile(file)
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-    except (OSError, EOFError, RuntimeError, UnpicklingError) as error:
+            return torch.load(file, weights_only=True, **how)
+    except UnpicklingError as error:
+        raise CheckpointError(f"{file} cannot be read: {_refusal(error)}") from error
+    except (OSError, EOFError, RuntimeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
+
+
+def _refusal(error: UnpicklingError) -> str:
+    """Return what was refused; torch's own words also tell how to read it all the same."""
+    asked = _ASKED_FOR.search(str(error))
+    if not asked:
+        return str(error)
+    return f"it asks for {asked.group(1)}, which no checkpoint needs; nothing of it was run"

@@ -21,7 +21,13 @@ from megatron.engine.recompute import (
     seed_streams,
     stream_states,
 )
-from megatron.engine.state_files import StateFiles, Write, save_plainly, without_disk_errors
+from megatron.engine.state_files import (
+    Read,
+    StateFiles,
+    Write,
+    save_plainly,
+    without_disk_errors,
+)
 from megatron.engine.timers import Timers
 from megatron.engine.universal import load_whole, names_of_states
 from megatron.errors import CheckpointError
@@ -172,11 +178,18 @@ class Engine(ABC):
             write(stream_states(), self._streams_file(directory / tag))
 
     def load(
-        self, directory: Path, tag: str, *, optimizer: bool = True, streams: bool = True
+        self,
+        directory: Path,
+        tag: str,
+        *,
+        read: Read,
+        optimizer: bool = True,
+        streams: bool = True,
     ) -> None:
         """Restore what `save` wrote.
 
         Args:
+            read: returns what a file holds.
             optimizer: whether to take its state; otherwise it starts anew.
             streams: whether to take the random streams; otherwise they stay as they are.
 
@@ -188,6 +201,7 @@ class Engine(ABC):
         with_state = optimizer or self._engine.zero_optimization_partition_weights()
         constants = self._constants()
         states: dict[str, Any] = {}
+        self._files.read = read
         try:
             found, _ = self._engine.load_checkpoint(
                 str(directory), tag=tag, load_module_only=not with_state

@@ -20,13 +20,19 @@ def save_plainly(state: Any, file: Path) -> None:
     torch.save(state, file)
 
 
+Read = Callable[[Path, Any], Any]
+"""Returns what a file holds, its tensors where torch.load's `map_location` says; runs nothing that
+the file asks for. See checkpoint/unpickle.py."""
+
+
 class StateFiles(CheckpointEngine):
-    """Writes with what `write` is at the moment."""
+    """Writes with what `write` is at the moment, and reads with what `read` is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.name = "StateFiles"
         self.write: Write = save_plainly
+        self.read: Read | None = None
 
     def create(self, info: CheckpointCommitInfo) -> None:
         """Do nothing: the folder is there."""
@@ -37,7 +43,8 @@ class StateFiles(CheckpointEngine):
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Return what a file holds."""
-        return torch.load(path, map_location=map_location, weights_only=False)
+        assert self.read
+        return self.read(Path(path), map_location)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
         """Do nothing: a checkpoint counts when it is published."""

@@ -30,21 +30,29 @@ class HostCopies:
     def of(self, state: Any) -> Any:
         """Return a copy of nested containers, tensors and small objects.
 
-        Tensors that share memory share it in the copy too; they lie on the CPU.
+        Tensors that share memory share it in the copy too; they lie on the CPU. An object that
+        stands in several places does so in the copy: its file has the same bytes.
         """
-        return self._copied(state, {})
+        return self._copied(state, {}, {})
 
-    def _copied(self, value: Any, made: dict[_Place, UntypedStorage]) -> Any:
+    def _copied(
+        self, value: Any, made: dict[_Place, UntypedStorage], copies: dict[int, Any]
+    ) -> Any:
+        if id(value) not in copies:
+            copies[id(value)] = self._copy(value, made, copies)
+        return copies[id(value)]
+
+    def _copy(self, value: Any, made: dict[_Place, UntypedStorage], copies: dict[int, Any]) -> Any:
         if isinstance(value, Tensor):
             return self._tensor(value.detach(), made).requires_grad_(value.requires_grad)
         if isinstance(value, dict):
             # A subclass keeps its attributes, such as the versions in a module's state.
             copied = copy.copy(value)
             for key, item in value.items():
-                copied[key] = self._copied(item, made)
+                copied[key] = self._copied(item, made, copies)
             return copied
         if type(value) in (list, tuple):
-            return type(value)(self._copied(item, made) for item in value)
+            return type(value)(self._copied(item, made, copies) for item in value)
         return copy.deepcopy(value)
 
     def _tensor(self, tensor: Tensor, made: dict[_Place, UntypedStorage]) -> Tensor:

@@ -16,6 +16,14 @@ from megatron.training.tensorboard import TensorBoard
 log = logging.getLogger(__name__)
 
 
+class _Left(Exception):
+    """An evaluation that the run does not wait for."""
+
+
+def _never() -> bool:
+    return False
+
+
 class Evaluation(Hook):
     """Evaluates on each validation set every --eval-interval iterations. For all ranks.
 
@@ -41,37 +49,63 @@ class Evaluation(Hook):
         self._plan = plan
         self._journal = journal
         self._tensorboard = tensorboard
-        self._after_batch = after_batch
+        self._after_batch, self._ends = after_batch, _never
+
+    def heed(self, ends: Callable[[], bool]) -> None:
+        """Wait for no further batch of an evaluation between steps when the run is to end.
+
+        Args:
+            ends: whether it is; asked on all ranks in step.
+        """
+        self._ends = ends
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Evaluate when it is due."""
-        if self._plan.evaluation.is_due(state.iteration):
-            self.validate(state, f"iteration {state.iteration}")
+        """Evaluate when it is due; leave that when the run is to end."""
+        if not self._plan.evaluation.is_due(state.iteration):
+            return
+        try:
+            self.validate(state, f"iteration {state.iteration}", ends=self._ends)
+        except _Left:
+            log.warning(
+                "the evaluation at iteration %d is left: the run is to end", state.iteration
+            )
 
-    def validate(self, state: TrainState, when: str) -> dict[str, float]:
+    def validate(
+        self, state: TrainState, when: str, *, ends: Callable[[], bool] = _never
+    ) -> dict[str, float]:
         """Return the loss on the next samples of each validation set, after telling it."""
-        losses = {
-            name: self._run(name, batches(state.valid_samples), state, when)
+        first = state.valid_samples
+        # Counted once: all sets are read in step, from the same position. Counted also when it is
+        # left, so that the next evaluation reads what it would have read.
+        state.valid_samples += self._plan.evaluation.iters * self._plan.batch.global_batch_size
+        return {
+            name: self._run(name, batches(first), state, when, ends)
             for name, batches in self._valid.items()
         }
-        # Counted once: all sets are read in step, from the same position.
-        state.valid_samples += self._plan.evaluation.iters * self._plan.batch.global_batch_size
-        return losses
 
     def test(self, sets: Mapping[str, Batches], state: TrainState) -> dict[str, float]:
         """Return the loss on the first samples of each test set, after telling it."""
         return {
-            name: self._run(name, batches(0), state, "the end of training for test data")
+            name: self._run(name, batches(0), state, "the end of training for test data", _never)
             for name, batches in sets.items()
         }
 
-    def _run(self, name: str, batches: Iterator[Any], state: TrainState, when: str) -> float:
+    def _run(
+        self,
+        name: str,
+        batches: Iterator[Any],
+        state: TrainState,
+        when: str,
+        ends: Callable[[], bool],
+    ) -> float:
         batch = self._plan.batch
         micro_batches = batch.num_micro_batches(batch.global_batch_size)
         # Whole samples, however short those of training are.
         self._engine.set_seq_length(self._plan.model.seq_length)
         losses = []
         for _ in range(self._plan.evaluation.iters):
+            if ends():
+                raise _Left
             losses.append(float(self._engine.evaluate(batches, micro_batches)))
             self._after_batch()
         loss = sum(losses) / len(losses)

@@ -10,7 +10,9 @@ from megatron.checkpoint.differences import table
 from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import damage
 from megatron.checkpoint.universal import is_universal, read_universal
+from megatron.checkpoint.unpickle import read_state
 from megatron.engine.engine import Engine
+from megatron.errors import CheckpointError
 from megatron.parallel.random import renewed_seed
 from megatron.plan.plan import Plan
 from megatron.training.agree import from_rank_0, gathered, share_of
@@ -70,9 +72,11 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     changes, universal = layout_changes(manifest.plan, now), is_universal(manifest)
     require_reshapable(manifest.plan, changes, str(folder), with_optimizer=wished.loads_optimizer)
     if not changes and not universal:
+        from_rank_0(lambda: _require_no_strangers(chosen))
         engine.load(
             folder.parent,
             folder.name,
+            read=read_state,
             optimizer=wished.loads_optimizer,
             streams=wished.loads_streams,
         )
@@ -104,3 +108,14 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         "random streams belong to ranks, and these are others: they begin anew from --seed and "
         "the iteration; what is dropped differs from what the former layout would have dropped"
     )
+
+
+def _require_no_strangers(chosen: Chosen) -> None:
+    """Refuse files of states that the run did not write: DeepSpeed takes what it finds by names."""
+    known = {record.name for record in chosen.manifest.files}
+    names = sorted(file.name for file in chosen.folder.glob("*.pt") if file.name not in known)
+    if names:
+        raise CheckpointError(
+            f"{chosen.folder} holds {', '.join(names)}, which its manifest does not name: move "
+            "what is not of this checkpoint elsewhere"
+        )

@@ -7,12 +7,14 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from megatron.checkpoint.publish import tidy
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
 from megatron.errors import ExitCode
 from megatron.optim.schedule import learning_rate, weight_decay
 from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan
+from megatron.training.agree import from_rank_0
 from megatron.training.chaos import build_chaos
 from megatron.training.energy import Energy
 from megatron.training.environment import Launch
@@ -97,6 +99,8 @@ class Run:
         plan, state = self.plan, self.state
         started_from = state.iteration
         saved = started_from if plan.checkpoint.load == plan.checkpoint.save else -1
+        if saved > 0:
+            from_rank_0(lambda: tidy(Path(plan.checkpoint.save), saved))
         saving = self.chaos.on_faulty_disk(self.engine) if self.chaos else self.engine
         checkpoints = (
             Checkpoints(saving, plan, self.config, saved=saved or -1)
@@ -107,13 +111,16 @@ class Run:
         energy = _build_energy(plan, self.groups.rank, launch)
         profile = _build_profile(plan, self.groups.rank)
 
-        def save(state: TrainState) -> None:
+        def save(state: TrainState, *, leaves: bool = False) -> None:
             if checkpoints and state.iteration:
                 with self.watchdog.during("save", longer=True):
                     checkpoints.save(state)
                     checkpoints.finish()
+                    if leaves:
+                        checkpoints.verify()
 
         stop = Stop(plan.training, started_from=started_from, requests=requests, save=save)
+        self.evaluation.heed(lambda: requests.agree()[0] is not None)
         if self.journal:
             self.journal.start(started_from, checkpoints.surroundings if checkpoints else {})
         say_when("before the start of training step")
@@ -125,7 +132,7 @@ class Run:
         if done_now and self.valid:
             with self.watchdog.during("evaluation"):
                 self.evaluation.validate(state, "the end of training for val data")
-        save(state)
+        save(state, leaves=True)
         if done_now:
             with self.watchdog.during("evaluation"):
                 self.evaluation.test(self.test, state)

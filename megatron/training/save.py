@@ -73,6 +73,7 @@ class Checkpoints(Hook):
         self._executor: Executor = ThreadPoolExecutor(1) if in_background else AtOnce()
         self._copies = HostCopies() if in_background else None
         self._stage: _Stage | None = None
+        self._unread: tuple[FileRecord, ...] = ()
 
     @property
     def is_under_way(self) -> bool:
@@ -127,6 +128,22 @@ class Checkpoints(Hook):
         while self._stage:
             wait(self._stage.work)
             self._go_on()
+
+    def verify(self) -> None:
+        """Read again what was written last, unless that is done, for a run that ends here.
+
+        Raises:
+            CheckpointError: the disk does not hold what was written.
+
+        Communication: every rank must call this, in step.
+        """
+        newest = self._directory / tag_of(self._saved)
+        if problems := list(gathered(damage(newest, share_of([*self._unread])))):
+            raise CheckpointError(
+                f"--save {self._directory}: what was written is not what the disk holds, and the "
+                f"next start goes on from an older checkpoint: {'; '.join(problems)}"
+            )
+        self._unread = ()
 
     def _go_on(self) -> None:
         """Do what follows on this stage, whose work is done or has failed on some rank.
@@ -183,6 +200,7 @@ class Checkpoints(Hook):
         log.info(
             "  successfully saved checkpoint at iteration %7d to %s", iteration, self._directory
         )
+        self._unread = files
         return self._verification(iteration, files)
 
     def _all_files(self, folder: Path, own: list[FileRecord]) -> tuple[FileRecord, ...]:
@@ -217,6 +235,7 @@ class Checkpoints(Hook):
                 f"--save {self._directory}: what was written is not what the disk holds, so no "
                 f"older checkpoint is removed: {'; '.join(problems)}"
             )
+        self._unread = ()
         removes = dist.get_rank() == 0
         work = [self._executor.submit(prune, self._directory, names)] if removes else []
         return _Stage(work, lambda: None)

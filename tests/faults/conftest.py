@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from small_job import Job, calm_job
 
+EVALUATES = ["--eval-interval", "3", "--eval-iters", "3", "--split", "80,20,0"]
+
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
@@ -21,10 +23,9 @@ def keeping_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.fixture(scope="session")
 def job_of_two(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """Two replicas that divide the optimizer."""
-    return calm_job(
-        tmp_path_factory.mktemp("two"), "--keep-last", "1", "--zero-stage", "1", ranks=2
-    )
+    """Two replicas that divide the optimizer, and evaluate."""
+    flags = ["--keep-last", "1", "--zero-stage", "1", *EVALUATES]
+    return calm_job(tmp_path_factory.mktemp("two"), *flags, ranks=2)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 _PRELOADED = ["megatron.training.pretrain", "torch._dynamo", "torch.utils.tensorboard", "forked"]
 _WATCHED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 _ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
@@ -35,11 +35,13 @@ class Killed:
     Args:
         event: its number, counted from 0; the rank is killed before it takes place.
         torn: whether only half of the file had been written, where the event is to flush one.
+        only: count none but the events of these words, where threads change the order.
     """
 
     event: int
     rank: int = 0
     torn: bool = False
+    only: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,12 +179,13 @@ class _Events:
 
     def happen(self, event: str, torn_path: str = "") -> None:
         """Count an event, or die before it takes place."""
-        if self._killed and self._killed.event == self._count:
-            if self._killed.torn:
-                self._killed = None
-                os.truncate(torn_path, os.path.getsize(torn_path) // 2)
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._count += 1
+        if self._killed and self._killed.only in ("", event):
+            if self._killed.event == self._count:
+                if self._killed.torn:
+                    self._killed = None
+                    os.truncate(torn_path, os.path.getsize(torn_path) // 2)
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._count += 1
         os.write(self._record, f"{event}\n".encode())
 
 

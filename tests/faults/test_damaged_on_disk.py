@@ -13,6 +13,7 @@ from small_job import LAST, Job, is_same
 from megatron.checkpoint.lock import locked
 
 NEWEST = f"global_step{LAST}"
+MAIN = "mp_rank_00_model_states.pt"
 
 
 def flip(file: Path) -> None:
@@ -48,6 +49,39 @@ def test_a_file_too_many_does_no_harm(keeping_job: Job, save: Path) -> None:
     ended = keeping_job.run(save).succeeded()
     assert "at iteration 4\n" in ended.outputs[0]
     assert is_same(save, keeping_job.save)
+
+
+def test_a_file_of_states_too_many_is_named(keeping_job: Job, save: Path) -> None:
+    shutil.copy(save / NEWEST / MAIN, save / NEWEST / "mp_rank_01_model_states.pt")
+    refused = keeping_job.run(save)
+    assert refused.codes == [1]
+    assert (
+        f"{NEWEST} holds mp_rank_01_model_states.pt, which its manifest does" in refused.outputs[0]
+    )
+    # Who reads by the manifest's names does not see it.
+    keeping_job.run(save, "--zero-stage", "1").succeeded()
+    assert is_same(save, keeping_job.save)
+
+
+@pytest.mark.parametrize("told", [None, b"\xff\x00", b"global_step999"])
+def test_latest_is_put_right(keeping_job: Job, save: Path, told: bytes | None) -> None:
+    shutil.rmtree(save / NEWEST)
+    latest = save / "latest"
+    latest.unlink() if told is None else latest.write_bytes(told)
+    (save / "pruned-global_step2").mkdir()
+    ended = keeping_job.run(save, "--exit-interval", "1")
+    assert ended.codes == [0]
+    assert "the folders count, and the newest is global_step4" in ended.outputs[0]
+    assert latest.read_text() == "global_step5"
+    keeping_job.run(save).succeeded()
+    assert is_same(save, keeping_job.save)
+    assert latest.read_text() == NEWEST
+    # A run that has nothing left to do puts it in order too.
+    latest.unlink() if told is None else latest.write_bytes(told)
+    (save / "pruned-global_step2").mkdir()
+    keeping_job.run(save).succeeded()
+    assert latest.read_text() == NEWEST
+    assert not [*save.glob("pruned-*")]
 
 
 def test_two_runs_never_write_to_one_directory(keeping_job: Job, tmp_path: Path) -> None:

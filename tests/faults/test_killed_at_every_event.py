@@ -4,6 +4,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from forked import FLUSH, Killed, steps, without_head_start, without_numbers
@@ -49,9 +50,6 @@ def wrong_after(job: Job, calm: Path, save: Path, killed: Killed, *more: str) ->
         return f"did not go on from iteration {stood_at}:\n{ended.outputs[0]}"
     if not is_same(save, calm):
         return f"took other steps: {steps(save)}"
-    if stood_at == LAST:
-        # There was nothing left to do, and so nothing to put in order.
-        return ""
     if left := {path.name for path in save.iterdir() if not LASTING.fullmatch(path.name)}:
         return f"leaves {left}"
     return "" if (save / LATEST).read_text() == f"global_step{LAST}" else "latest is another"
@@ -77,6 +75,27 @@ def test_a_run_killed_at_any_event_of_its_files_loses_nothing(job: Job, tmp_path
             for number, death in enumerate(deadly)
         }
     )
+
+
+def test_a_run_killed_while_it_saves_in_the_background_loses_nothing(
+    job: Job, tmp_path: Path
+) -> None:
+    behind = ["--async-save"]
+    calm = tmp_path / "calm"
+    (events,) = job.run(calm, *behind).succeeded().events
+    assert is_same(calm, job.save)
+    first = next(i for i, event in enumerate(events) if STAGING in event)
+    draw = random.Random(7)
+    deadly = [death for death in deaths(events, draw) if death.event >= first]
+    torn = [death for death in deadly if death.torn]
+    deadly = [*draw.sample(torn, 2), *draw.sample([d for d in deadly if not d.torn], 8)]
+    problems = {}
+    for number, death in enumerate(deadly):
+        event = events[death.event]
+        same_before = events[: death.event].count(event)
+        death = replace(death, only=event, event=same_before)
+        problems[str(death)] = wrong_after(job, calm, tmp_path / str(number), death, *behind)
+    require_none(problems)
 
 
 def test_a_run_killed_while_it_loads_reshapes_or_replaces_loses_nothing(
@@ -115,10 +134,10 @@ def test_a_job_of_two_ranks_loses_nothing_when_either_is_killed(
     draw = random.Random(7)
     problems = {}
     for rank, events in enumerate(job_of_two.events):
-        # Before the first step there is nothing to lose.
-        first = 1 + max(i for i, event in enumerate(events) if event.startswith("os.mkdir st"))
-        late = [death for death in deaths(events, draw, rank=rank) if death.event > first // 2]
-        for death in draw.sample(late, 4):
+        # Before the first save there is nothing to lose.
+        first = next(i for i, event in enumerate(events) if STAGING in event)
+        dangerous = [d for d in deaths(events, draw, rank=rank) if d.event >= first]
+        for death in draw.sample(dangerous, 4):
             name = f"{events[death.event]} {death}"
             save = tmp_path / f"{rank}-{death.event}-{death.torn}"
             problems[name] = wrong_after(job_of_two, job_of_two.save, save, death)

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from engines import batches_of, engine_of
 from ranks import run_on_ranks
 
+from megatron.checkpoint.unpickle import read_state
+
 LAYOUTS = {
     "plain": "",
     "bf16": "--bf16",
@@ -46,7 +48,7 @@ def goes_on_alike(flags, folder):
     expected = steps_of(engine, last)
     beyond = steps_of(engine, lost)
     assert beyond[0] != expected[0]
-    engine.load(folder, "global_step2")
+    engine.load(folder, "global_step2", read=read_state)
     found = steps_of(engine, last)
     assert found[0] == expected[0]
     assert all(torch.equal(found[1][name], weight) for name, weight in expected[1].items())

@@ -9,7 +9,7 @@ from megatron.checkpoint.names import (
     staging_tag_of,
     tag_of,
 )
-from megatron.checkpoint.publish import clear_staging, publish, restore_replaced
+from megatron.checkpoint.publish import clear_staging, publish, restore_replaced, tidy
 from megatron.errors import CheckpointError
 
 
@@ -71,6 +71,19 @@ def test_what_was_moved_aside_goes_when_its_successor_stands(tmp_path):
     (tmp_path / "replaced-global_step5").mkdir()
     restore_replaced(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step5", "latest"]
+
+
+def test_what_a_killed_run_left_is_put_in_order(tmp_path):
+    for iteration in (5, 10):
+        stage(tmp_path, iteration, "a")
+        publish(tmp_path, iteration)
+    stage(tmp_path, 15, "half")
+    (tmp_path / "pruned-global_step1").mkdir()
+    (tmp_path / "latest").write_text("global_step5")
+    tidy(tmp_path, 10)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["global_step10", "global_step5", "latest"]
+    assert (tmp_path / "latest").read_text() == "global_step10"
 
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path):

@@ -52,6 +52,14 @@ def test_a_copy_makes_the_same_file_and_does_not_follow_the_state(tmp_path):
     assert file.result() == expected == record_file(tmp_path / "state.pt")
 
 
+def test_a_copy_has_the_bytes_of_the_state_in_its_file(tmp_path):
+    betas, weight = (0.5, 0.25), torch.arange(6.0)
+    groups = [{"betas": betas, "params": [1, 2]}, {"betas": betas, "params": [3]}]
+    state = {"groups": groups, "again": groups[0], "weight": weight, "first": weight[:2]}
+    records = [write_state(each, tmp_path / "file.pt") for each in (state, HostCopies().of(state))]
+    assert records[0] == records[1]
+
+
 def test_memory_of_copies_is_used_again(tmp_path):
     copies = HostCopies()
     first = copies.of(torch.arange(1000.0))

@@ -10,6 +10,7 @@ from deepspeed.accelerator import get_accelerator
 
 from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import Manifest, record_file
+from megatron.checkpoint.unpickle import read_state
 from megatron.errors import TrainingError
 
 # Not adam: it would blow up the rounding errors of key biases, whose gradient is zero.
@@ -56,6 +57,19 @@ def test_a_step_is_that_of_32_bits_but_for_rounding(build, build_fp16, micro_bat
         assert engine.grad_norm == pytest.approx(exact.grad_norm, rel=2e-2)
     assert engine.skipped_steps == 0
     assert engine.loss_scale == 2.0**8
+
+
+@pytest.mark.parametrize("stage", ["0", "2", "3"])
+def test_a_loaded_engine_goes_on_with_the_scale(build_fp16, micro_batch, tmp_path, stage):
+    engine = build_fp16(30, "--zero-stage", stage)
+    for number in range(3):
+        engine.train_batch(iter([micro_batch(number)]))
+    engine.save(tmp_path, "tag", {})
+    again = build_fp16(8, "--zero-stage", stage)
+    again.load(tmp_path, "tag", read=read_state)
+    for each in (engine, again):
+        each.train_batch(iter([micro_batch(3)]))
+        assert (each.loss_scale, each.skipped_steps) == (2.0**26, 4)
 
 
 def test_another_layout_goes_on_with_the_scale_and_the_counters(build_fp16, micro_batch, tmp_path):

@@ -6,6 +6,8 @@ import pytest
 import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
+from megatron.checkpoint.unpickle import read_state
+
 LAYOUTS = {
     "fp32": [],
     "zero1": ["--zero-stage", "1"],
@@ -40,7 +42,7 @@ def test_weights_are_loaded_and_the_optimizer_begins_anew(build, micro_batch, tm
     second = build(*flags)
     torch.manual_seed(99)
     stream = torch.get_rng_state()
-    second.load(tmp_path, "tag", optimizer=False, streams=False)
+    second.load(tmp_path, "tag", read=read_state, optimizer=False, streams=False)
 
     assert torch.equal(torch.get_rng_state(), stream)
     expected = weights(first)
@@ -71,8 +73,8 @@ def test_a_checkpoint_without_an_optimizer_is_smaller_and_holds_the_weights(
     # The engine still has its optimizer.
     trained(first, micro_batch, steps=1)
     again = build(*flags)
-    again.load(tmp_path, "less", optimizer=False, streams=False)
-    first.load(tmp_path, "all")
+    again.load(tmp_path, "less", read=read_state, optimizer=False, streams=False)
+    first.load(tmp_path, "all", read=read_state)
     expected = weights(first)
     assert all(torch.equal(weight, expected[name]) for name, weight in weights(again).items())
 
@@ -84,7 +86,7 @@ def test_an_engine_without_an_optimizer_evaluates_what_one_with_it_trained(
     first = trained(build(*flags), micro_batch)
     first.save(tmp_path, "tag", {})
     bare = build(*flags, optimizer=False)
-    bare.load(tmp_path, "tag", optimizer=False, streams=False)
+    bare.load(tmp_path, "tag", read=read_state, optimizer=False, streams=False)
     batches = [micro_batch(7), micro_batch(8)]
     loss = bare.evaluate(iter(batches), 2)
     assert torch.equal(loss, first.evaluate(iter(batches), 2))

@@ -7,6 +7,7 @@ import torch
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch.testing import assert_close
 
+from megatron.checkpoint.unpickle import read_state
 from megatron.errors import CheckpointError, ConfigError
 from megatron.model.loss import next_token_loss
 
@@ -193,7 +194,7 @@ def test_a_saved_engine_goes_on_bit_for_bit(build, micro_batch, tmp_path, flags)
     expected = [engine.train_batch(iter([micro_batch(n)])) for n in (2, 3)]
 
     resumed = build(*flags)
-    resumed.load(tmp_path, "here")
+    resumed.load(tmp_path, "here", read=read_state)
     assert [resumed.train_batch(iter([micro_batch(n)])) for n in (2, 3)] == expected
     own, theirs = weights(engine.module), weights(resumed.module)
     assert all(torch.equal(own[name], theirs[name]) for name in own)
@@ -201,7 +202,7 @@ def test_a_saved_engine_goes_on_bit_for_bit(build, micro_batch, tmp_path, flags)
 
 def test_what_is_not_there_is_told(build, tmp_path):
     with pytest.raises(CheckpointError, match="nowhere"):
-        build().load(tmp_path, "nowhere")
+        build().load(tmp_path, "nowhere", read=read_state)
 
 
 @pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "rng_rank_00000.pt"])
@@ -213,4 +214,4 @@ def test_a_damaged_file_is_told(build, tmp_path, name, content):
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(CheckpointError, match="here"):
-        build().load(tmp_path, "here")
+        build().load(tmp_path, "here", read=read_state)

@@ -57,6 +57,21 @@ def test_the_loss_is_the_mean_over_global_batches():
     assert made._engine.micro_batches == [4, 4]
 
 
+def test_a_run_that_is_to_end_waits_for_no_further_batch(told):
+    made, starts = evaluation(losses=(2.0, 4.0, 6.0, 8.0))
+    asked = iter([False, True, False, False])
+    made.heed(lambda: next(asked))
+    state = TrainState(iteration=5)
+    made.after_step(state, step=None)
+    assert made._engine.micro_batches == [4]
+    assert told == ["the evaluation at iteration 5 is left: the run is to end"]
+    # Its samples count as seen: the next evaluation is that of a run that was not asked.
+    assert state.valid_samples == 16
+    state.iteration = 10
+    made.after_step(state, step=None)
+    assert (starts, len(made._engine.micro_batches)) == ([0, 16], 3)
+
+
 def test_evaluation_is_due_at_multiples_of_the_interval():
     made, starts = evaluation()
     state = TrainState()

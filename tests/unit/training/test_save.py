@@ -37,7 +37,7 @@ class FakeEngine:
         write(self.module.state_dict(), directory / tag / "weights.pt")
         (directory / tag / "more.txt").write_text(str(client_state))
 
-    def load(self, directory, tag, *, optimizer, streams):
+    def load(self, directory, tag, *, read, optimizer, streams):
         self.loaded.append((directory, tag))
         self.parts = {"optimizer": optimizer, "streams": streams}
 
@@ -81,6 +81,19 @@ def test_a_checkpoint_lists_all_its_files_and_who_wrote_it(job):
     assert manifest.config == json.loads(json.dumps(asdict(job.config)))
     assert manifest.partition_dims == {"weight": 1}
     assert manifest.versions["torch"] == torch.__version__
+
+
+def test_what_was_written_last_is_read_again_before_the_run_leaves(job):
+    job.save(5)
+    file = job.directory / "global_step5" / "weights.pt"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match="not what the disk holds.*weights.pt"):
+        job.checkpoints.verify()
+    job.save(10)
+    job.checkpoints.verify()
+    # Once is enough.
+    (job.directory / "global_step10" / "weights.pt").write_bytes(b"")
+    job.checkpoints.verify()
 
 
 def test_saving_is_due_at_multiples_of_the_interval(job):
