@@ -7,6 +7,7 @@ from typing import Any
 
 from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.training import TrainingConfig
+from megatron.plan.checkpoint_plan import goes_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ def chaos_problems(
         yield f"--chaos {text}: says no fault: give a chance to any of {', '.join(FAULTS)}"
     if not trains:
         yield "--chaos is for training: leave it out with --eval-only"
-    if not checkpoint.save or checkpoint.load != checkpoint.save:
+    if not goes_on(checkpoint):
         yield "--chaos needs --save and the same directory as --load, to go on from"
     keeps_one = checkpoint.keep_last == 1 or (checkpoint.keep_every and not checkpoint.keep_last)
     if keeps_one and {"flip", "truncate"} & set(said):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from megatron.config.checkpoint import CheckpointConfig
@@ -36,22 +37,33 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
     """
     finetune = checkpoint.finetune
     return CheckpointPlan(
-        save=checkpoint.save or "",
+        save=_directory(checkpoint.save),
         interval=checkpoint.save_interval or 0,
         in_background=checkpoint.async_save,
         saves_optimizer=not checkpoint.no_save_optim,
         saves_streams=not checkpoint.no_save_rng,
         keep_last=checkpoint.keep_last or int(checkpoint.keep_every is not None),
         keep_every=checkpoint.keep_every or 0,
-        load=checkpoint.load or "",
+        load=_directory(checkpoint.load),
         step=checkpoint.ckpt_step or 0,
         universal=checkpoint.universal_checkpoint,
         reshape_buffer_bytes=checkpoint.reshape_buffer_mb << 20,
-        must_exist=checkpoint.exit_on_missing_checkpoint or checkpoint.load != checkpoint.save,
+        must_exist=checkpoint.exit_on_missing_checkpoint or not goes_on(checkpoint),
         loads_optimizer=trains and not (finetune or checkpoint.no_load_optim),
         loads_streams=trains and not (finetune or checkpoint.no_load_rng),
         loads_progress=not (finetune or checkpoint.reset_progress),
     )
+
+
+def goes_on(checkpoint: CheckpointConfig) -> bool:
+    """Return whether --load is the directory of --save, however the two are written."""
+    save = _directory(checkpoint.save)
+    return save != "" and save == _directory(checkpoint.load)
+
+
+def _directory(path: str | None) -> str:
+    """Return `path` in one spelling, so that the same directory is the same text."""
+    return str(Path(path)) if path else ""
 
 
 def checkpoint_problems(
@@ -88,6 +100,21 @@ def checkpoint_problems(
         yield "--save needs --save-interval: how many iterations apart"
     if checkpoint.save_interval and not checkpoint.save:
         yield "--save-interval needs --save: the directory"
+    yield from _missing_directories(checkpoint)
+    if checkpoint.no_save_optim and zero_stage == 3:
+        yield (
+            "--no-save-optim: at ZeRO stage 3 the weights are in the optimizer's files; leave the "
+            "flag out, or use a lower stage"
+        )
+    if (checkpoint.finetune or checkpoint.reset_progress) and goes_on(checkpoint):
+        flag = "--finetune" if checkpoint.finetune else "--reset-progress"
+        yield (
+            f"{flag} with --load and --save on one directory: the next start would begin at "
+            "iteration 0 once more; save to another one"
+        )
+
+
+def _missing_directories(checkpoint: CheckpointConfig) -> Iterator[str]:
     for flag, asked, needed, value in (
         ("--finetune", checkpoint.finetune, "--load", checkpoint.load),
         (
@@ -110,18 +137,6 @@ def checkpoint_problems(
     ):
         if asked and not value:
             yield f"{flag} needs {needed}"
-    if checkpoint.no_save_optim and zero_stage == 3:
-        yield (
-            "--no-save-optim: at ZeRO stage 3 the weights are in the optimizer's files; leave the "
-            "flag out, or use a lower stage"
-        )
-    again = checkpoint.finetune or checkpoint.reset_progress
-    if again and checkpoint.save and checkpoint.save == checkpoint.load:
-        flag = "--finetune" if checkpoint.finetune else "--reset-progress"
-        yield (
-            f"{flag} with --load and --save on one directory: the next start would begin at "
-            "iteration 0 once more; save to another one"
-        )
 
 
 def _step_problems(checkpoint: CheckpointConfig) -> Iterator[str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron.config.config import Config
+from megatron.plan.checkpoint_plan import goes_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ def watch_problems(config: Config) -> Iterator[str]:
         yield f"--distributed-timeout-minutes {minutes} must be at least 1"
     if restarts < 0:
         yield f"--max-restarts {restarts} must be at least 0"
-    if restarts and (not trains or config.checkpoint.load != config.checkpoint.save):
+    if restarts and not goes_on(config.checkpoint):
         yield "--max-restarts needs --save and the same directory as --load, to go on from"
     if restarts and config.checkpoint.ckpt_step is not None:
         yield "--max-restarts goes on from the newest checkpoint: leave --ckpt-step out"

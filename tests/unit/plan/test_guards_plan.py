@@ -52,3 +52,14 @@ def test_a_policy_says_what_differs_from_the_usual_one():
 def test_what_makes_no_sense_is_refused(flags, message):
     with pytest.raises(ConfigError, match=message):
         tiny_plan(*flags)
+
+
+@pytest.mark.parametrize("load", ["s/", "./s", "s//", "s"])
+def test_a_directory_is_the_same_however_it_is_written(load):
+    checkpoint = tiny_plan(*SAVE, "--load", load, "--max-restarts", "1").checkpoint
+    assert checkpoint.load == checkpoint.save
+    # The first job of a chain has nothing to load yet.
+    assert not checkpoint.must_exist
+    with pytest.raises(ConfigError, match="--finetune with --load and --save on one directory"):
+        tiny_plan(*SAVE, "--load", load, "--finetune")
+    assert tiny_plan(*SAVE, "--load", "s2").checkpoint.must_exist
