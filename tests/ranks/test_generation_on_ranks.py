@@ -2,19 +2,21 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from ranks import run_on_ranks
+from ranks import TIMEOUT_S, run_on_ranks
 from stages import completed, engine_of, random_model
 from tiny import tiny_spec
 
 from megatron.generation.beam import Beam, Search
 from megatron.generation.engine import Engine
-from megatron.generation.request import Completion, Request
+from megatron.generation.request import Completion, Event, Request
 from megatron.generation.sampling import Sampling
 from megatron.parallel.groups import build_groups, lone_group
 from megatron.parallel.topology import Topology
+from megatron.serving.engine_loop import EngineLoop
 
 SPECS = {
     "bloom": tiny_spec(
@@ -57,6 +59,35 @@ def written(engine: Engine) -> tuple[list[Completion], list[Beam]]:
     return completed(engine, *REQUESTS), engine.search(SEARCH)
 
 
+def served(engine: Engine) -> tuple[list[Completion], list[Beam]]:
+    """Return what `written` does, by way of a thread that gives the engine work."""
+    loop = EngineLoop(engine, queue=99)
+    told: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    events: list[list[Event]] = [[] for _ in REQUESTS]
+    loop.start()
+    loop.submit([*REQUESTS, SEARCH], lambda place, event: told.put((place, event)))
+    beams: list[Beam] = []
+    while not beams or not all(row and row[-1].reason for row in events):
+        place, event = told.get(timeout=TIMEOUT_S)
+        if place == len(REQUESTS):
+            beams = event
+        else:
+            events[place].append(event)
+    loop.close()
+    return [completion(r, row) for r, row in zip(REQUESTS, events, strict=True)], beams
+
+
+def completion(request: Request, events: list[Event]) -> Completion:
+    choices = tuple(event.choice for event in events if event.choice)
+    return Completion(
+        prompt=request.prompt,
+        tokens=tuple(choice.token for choice in choices),
+        reason=events[-1].reason or "cancelled",
+        choices=choices,
+        prompt_logprobs=events[0].prompt_logprobs,
+    )
+
+
 def write_together(rank: int, expected: dict[str, Any]) -> None:
     group = lone_group()
     for name, spec in SPECS.items():
@@ -82,8 +113,8 @@ def write_together(rank: int, expected: dict[str, Any]) -> None:
                     (done,) = completed(engine, REQUESTS[0])
                     assert len(done.tokens) == REQUESTS[0].max_new_tokens
                 else:
-                    texts, beams = written(engine)
-                    require_equal(texts, beams, *expected[name])
+                    require_equal(*written(engine), *expected[name])
+                    require_equal(*served(engine), *expected[name])
                 engine.close()
 
 

@@ -1,0 +1,159 @@
+"""Throughput of the text generation server: clients that ask at once, beside one alone.
+
+Random weights in this process, real HTTP on the loopback; each client asks one prompt after the
+other. All numbers of clients take turns, so that whatever else the machine does falls on all.
+"""
+
+import http.client
+import json
+import statistics
+import sys
+import threading
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
+
+import torch
+
+from megatron.config.config import parse_config
+from megatron.generation.engine import Engine
+from megatron.generation.processes import lone_groups
+from megatron.generation.sampling import Sampling
+from megatron.generation.stage import Stage
+from megatron.model.gpt import gpt_layers
+from megatron.model.init import initialise
+from megatron.model.layers import SequentialModel
+from megatron.parallel.groups import lone_group
+from megatron.parallel.random import OrdinaryStream
+from megatron.parallel.whole import WholeParameter, undivided
+from megatron.plan.model_spec import plan_model
+from megatron.plan.serving_plan import Limits
+from megatron.serving.app import build_app
+from megatron.serving.engine_loop import EngineLoop
+from megatron.serving.front import Front
+from megatron.serving.server import Server
+from megatron.tokenizer.null import NullTokenizer
+from megatron.tool import run_tool
+
+
+def main(argv: Sequence[str]) -> None:
+    """Measure every number of clients, and print one line each."""
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each number")
+    parser.add_argument("--requests", type=int, default=2, help="of each client in a turn")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=32, help="tokens added to each")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--vocab", type=int, default=50303)
+    parser.add_argument("--threads", type=int, default=1, help="threads of the engine")
+    said = parser.parse_args(argv)
+    torch.set_num_threads(said.threads)
+    wall: dict[int, list[float]] = {number: [] for number in said.clients}
+    cpu: dict[int, list[float]] = {number: [] for number in said.clients}
+    with serving(said, rows=max(said.clients)) as port:
+        for turn in range(said.rounds + 1):
+            for number in said.clients:
+                at, cpu_at = time.perf_counter(), time.process_time()
+                ask_all(said, port, number)
+                tokens = number * said.requests * said.new
+                if turn:  # the first turn warms up
+                    wall[number].append(tokens / (time.perf_counter() - at))
+                    cpu[number].append(tokens / (time.process_time() - cpu_at))
+    first = said.clients[0]
+    for number in said.clients:
+        speed, of_cpu = statistics.median(wall[number]), statistics.median(cpu[number])
+        print(
+            f"clients: {number} | tokens/s: {speed:.1f} | per CPU second: {of_cpu:.1f} | times "
+            f"that of {first}: {speed / statistics.median(wall[first]):.2f} | of CPU: "
+            f"{of_cpu / statistics.median(cpu[first]):.2f}",
+            flush=True,
+        )
+
+
+@contextmanager
+def serving(said: Namespace, *, rows: int) -> Iterator[int]:
+    """Serve a network of random weights; the port is yielded."""
+    engine_loop = EngineLoop(engine(said, rows=rows), queue=1000)
+    limits = Limits(
+        new_tokens=said.new,
+        prompts=1,
+        request_tokens=10**6,
+        body_bytes=1 << 20,
+        queue=1000,
+        grace_s=0.0,
+    )
+    front = Front(
+        engine_loop=engine_loop,
+        tokenizer=NullTokenizer(said.vocab),
+        vocab_size=said.vocab + 1,
+        limits=limits,
+        name="random",
+        sampling=Sampling(),
+        seed=1,
+    )
+    server = Server(
+        build_app(front, api_key=None), engine_loop, host="127.0.0.1", port=0, grace_s=0.0
+    )
+    engine_loop.start()
+    thread = threading.Thread(target=lambda: server.run(sockets=[server.listener]))
+    thread.start()
+    try:
+        yield server.listener.getsockname()[1]
+    finally:
+        server.stop()
+        thread.join()
+        engine_loop.close()
+
+
+def engine(said: Namespace, *, rows: int) -> Engine:
+    """Return the engine of a network of random weights."""
+    length = said.prompt + said.new
+    flags = (
+        f"--num-layers {said.layers} --hidden-size {said.hidden} --lr 0 --num-attention-heads "
+        f"{said.heads} --seq-length {length} --max-position-embeddings {length} "
+        "--micro-batch-size 1 --make-vocab-size-divisible-by 16"
+    )
+    asked, _ = parse_config(flags.split())
+    spec = plan_model(asked, vocab_size=said.vocab + 1, tensor=1)
+    model = SequentialModel(gpt_layers(spec, group=lone_group(), rng=OrdinaryStream(), mixed=False))
+    initialise(model, seed=1, std=0.02, num_layers=spec.num_layers)
+    weights = {
+        name: WholeParameter(weight=undivided(tensor))
+        for name, tensor in model.state_dict().items()
+    }
+    cpu = torch.device("cpu")
+    stage = Stage(spec, weights, groups=lone_groups(), dtype=torch.float32, device=cpu, rows=rows)
+    return Engine(stage, rows=rows)
+
+
+def ask_all(said: Namespace, port: int, clients: int) -> None:
+    """Let so many clients ask at once, each one prompt after the other."""
+
+    def ask(client: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        for number in range(said.requests):
+            words = (str((7 * client + 3 * number + i) % said.vocab) for i in range(said.prompt))
+            # A seed and a temperature: what is drawn is hardly ever the end of a document.
+            body = {"prompts": [" ".join(words)], "tokens_to_generate": said.new, "no_log": True}
+            headers = {"Content-Type": "application/json"}
+            connection.request("PUT", "/api", json.dumps(body).encode(), headers)
+            response = connection.getresponse()
+            told = response.read()
+            assert response.status == 200, told
+        connection.close()
+
+    with ThreadPoolExecutor(clients) as pool:
+        for _ in pool.map(ask, range(clients)):
+            pass
+
+
+if __name__ == "__main__":
+    run_tool(main)
