@@ -37,7 +37,10 @@ class MadeTensors(TorchDispatchMode):
         given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         made = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(made):
-            if isinstance(leaf, Tensor) and (ref := _storage(leaf)) not in given:
+            # On the device meta a tensor has a size and no memory.
+            if not isinstance(leaf, Tensor) or leaf.is_meta:
+                continue
+            if (ref := _storage(leaf)) not in given:
                 self._sizes[ref] = leaf.untyped_storage().nbytes()
         if self._follows_peak:
             self.peak_bytes = max(self.peak_bytes, self.alive_bytes())

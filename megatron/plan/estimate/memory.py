@@ -29,7 +29,7 @@ class Memory:
     optimizer: int  # 32-bit weights and moments
     buffers: int  # what ZeRO collects gradients in
     activations: int  # of all micro-batches under way
-    logits: int  # in 32 bits, of one micro-batch
+    logits: int  # in 32 bits, and what the last stage of a pipeline holds beside them
     transient: int  # what a moment of the backward pass takes on top of that
     host: int  # offloaded
 
@@ -77,8 +77,8 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
         optimizer=0 if sizes.optimizer_on_host else sizes.of_optimizer(held),
         buffers=sizes.buckets(),
         activations=under_way * _activations(plan, stage, activations) + (inputs if stays else 0),
-        logits=logits,
-        transient=max([*again, loss]) + gathered + sizes.passing_gradients(held),
+        logits=logits + _left_over(plan, stage, activations, logits * sizes.weight // 4),
+        transient=max([*again, loss]) + gathered,
         host=sizes.on_host(held) + (0 if stays else inputs),
     )
 
@@ -121,6 +121,19 @@ def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
         kept += activations.final_norm()
     # The pipeline holds what it has sent until it is needed no more.
     return kept + (0 if stage.has_head else activations.stream)
+
+
+def _left_over(plan: Plan, stage: Stage, activations: Activations, cast: int) -> int:
+    """Return what DeepSpeed's pipeline holds of micro-batches that the last stage is done with.
+
+    Both of its buffers keep inputs and outputs until others take their place.
+
+    Args:
+        cast: bytes of the logits before they are cast to 32 bits.
+    """
+    if plan.parallel.pipeline == 1 or not stage.has_head:
+        return 0
+    return 2 * activations.logits() + cast + 2 * activations.stream
 
 
 def _group_inputs(plan: Plan, stage: Stage, activations: Activations) -> int:
@@ -185,9 +198,12 @@ class _Sizes:
     def of_gradients(self, held: Weights) -> int:
         if not self.plan.evaluation.optimizer:
             return 0
-        if self.is_bf16_optimizer or self.stage < 2:
-            return 0 if self.optimizer_on_host else held.total * self.gradient
-        return 0 if self.optimizer_on_host else self._divided(held, self.gradient)
+        if self.optimizer_on_host:
+            return 0
+        if self.is_bf16_optimizer:
+            # The sum, and the 16-bit gradients of the last micro-batch, which it zeroes in place.
+            return held.total * (self.gradient + self.weight)
+        return held.total * self.gradient if self.stage < 2 else self._divided(held, self.gradient)
 
     def of_optimizer(self, held: Weights) -> int:
         if not self.plan.evaluation.optimizer:
@@ -205,10 +221,6 @@ class _Sizes:
         overlaps = value_at(self.zero, "overlap_comm", False) and self.stage < 3
         size = int(value_at(self.zero, "reduce_bucket_size", _BUCKET))
         return size * self.weight * (2 if overlaps else 1)
-
-    def passing_gradients(self, held: Weights) -> int:
-        """Return the gradients of one micro-batch before they join the sum in 32 bits."""
-        return held.total * self.weight if self.is_bf16_optimizer else 0
 
     def on_host(self, held: Weights) -> int:
         """Return what is offloaded."""

@@ -113,8 +113,10 @@ def test_blooms_stages_and_micro_batches_are_those_of_one_forward_one_backward()
     memories = memory_of_stages(decided)
     assert memories[0].activations > memories[1].activations > memories[10].activations
     assert [stage.logits for stage in memories[:-1]] == [0] * 11
-    # Four bytes for each token of a micro-batch and each quarter of the vocabulary.
-    assert memories[-1].logits == 4 * 2 * 2048 * 250880 // 4
+    # Three times four bytes for each token of a micro-batch and each quarter of the vocabulary,
+    # two bytes before the cast, and two inputs of the stage.
+    tokens = 2 * 2048
+    assert memories[-1].logits == tokens * ((3 * 4 + 2) * 250880 // 4 + 2 * 2 * 14336)
 
 
 @given(
@@ -159,7 +161,7 @@ def test_zero_divides_more_with_every_stage():
         return memory.weights + memory.gradients + memory.optimizer
 
     weights = tiny_plan().model.num_parameters
-    assert kept(1) == weights * (2 + 4 + 12 // 4)
+    assert kept(1) == weights * (2 + 2 + 4 + 12 // 4)
     assert kept(2) == weights * (2 + (4 + 12) // 4)
     # Offloaded, the optimizer and the sums of gradients are on the host.
     (memory,) = memory_of_stages(tiny_plan("--bf16", "--cpu-optimizer", "--cpu_torch_adam"))

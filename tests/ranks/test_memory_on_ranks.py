@@ -1,0 +1,128 @@
+"""What the planner expects in memory, against the tensors that a step has, layout by layout."""
+
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+from engines import batches_of
+from ranks import outcomes_on_ranks, require_passed
+from tiny import tiny_plan
+
+from megatron.engine import distributed
+from megatron.model.kept import MadeTensors
+from megatron.plan.estimate.memory import memory_of_stages
+from megatron.training.objective import GPT
+from megatron.training.setup import build_gpt_engine, build_process_groups, choose
+
+SIZES = [
+    *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4"),
+    *("--seq-length", "64", "--make-vocab-size-divisible-by", "256"),
+    *("--attention-dropout", "0", "--hidden-dropout", "0", "--zero-reduce-bucket-size", "1000"),
+]
+FULL = ("--recompute-granularity", "full", "--recompute-method")
+BOTH = ("--hidden-dropout", "0.1", "--attention-dropout", "0.1")
+
+
+def agrees(*flags: str) -> None:
+    """Compare at the end of the last forward pass of the second step."""
+    distributed.start("gloo")
+    ranks = dist.get_world_size()
+    plan = tiny_plan(*SIZES, "--global-batch-size", str(4 * ranks), *flags, world_size=ranks)
+    groups = build_process_groups(plan)
+    kernels, _ = choose(plan, torch.device("cpu"))
+    fullest = 0
+    with MadeTensors() as made:
+        engine = build_gpt_engine(plan, groups, GPT, kernels)
+        batches = batches_of(plan, groups)
+        engine.train_batch(batches)
+        gc.collect()
+
+        def look(*_: object) -> None:
+            nonlocal fullest
+            fullest = max(fullest, made.alive_bytes())
+
+        engine.module.register_forward_hook(look)
+        engine.train_batch(batches)
+    expected = memory_of_stages(plan, device="cpu")[groups.stage]
+    assert expected.kept == pytest.approx(fullest, rel=0.05), expected
+
+
+def replicas(rank: int) -> None:
+    agrees("--zero-stage", "0")
+
+
+def selective(rank: int) -> None:
+    agrees("--recompute-activations", *BOTH)
+
+
+def uniform(rank: int) -> None:
+    agrees(*FULL, "uniform", "--recompute-num-layers", "2", "--zero-stage", "1")
+
+
+def block(rank: int) -> None:
+    agrees(*FULL, "block", "--recompute-num-layers", "3", "--zero-stage", "2")
+
+
+def bf16_at_stage_1(rank: int) -> None:
+    agrees("--bf16", "--zero-stage", "1", "--position-embedding-type", "alibi")
+
+
+def bf16_at_stage_2(rank: int) -> None:
+    agrees("--bf16", "--zero-stage", "2", "--attention-impl", "fused-softmax")
+
+
+def bf16_at_stage_3(rank: int) -> None:
+    agrees("--bf16", "--zero-stage", "3", "--embed-layernorm")
+
+
+def tensor_parallel(rank: int) -> None:
+    agrees("--tensor-model-parallel-size", "2", "--swiglu", "--qk-layernorm")
+
+
+def divided_sequence(rank: int) -> None:
+    flags = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16")
+    flags += ("--group-query-attention", "--num-query-groups", "2")
+    agrees(*flags, "--untie-embeddings-and-output-weights")
+
+
+def ulysses(rank: int) -> None:
+    agrees("--ds-sequence-parallel-size", "2", "--normalization", "RMSNorm")
+
+
+def pipeline(rank: int) -> None:
+    agrees("--pipeline-model-parallel-size", "2", *BOTH)
+
+
+def pipeline_in_bf16(rank: int) -> None:
+    agrees("--pipeline-model-parallel-size", "2", "--bf16", "--checkpoint-activations")
+
+
+CHECKS = [
+    replicas,
+    selective,
+    uniform,
+    block,
+    bf16_at_stage_1,
+    bf16_at_stage_2,
+    bf16_at_stage_3,
+    tensor_parallel,
+    divided_sequence,
+    ulysses,
+    pipeline,
+    pipeline_in_bf16,
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    return outcomes_on_ranks(2, CHECKS, tmp_path_factory.mktemp("memory"))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_planner_expects_what_is_there(check, outcomes):
+    require_passed(check, outcomes)
