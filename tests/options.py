@@ -67,6 +67,7 @@ _TIKTOKEN += " <fim_prefix> <fim_middle> <fim_suffix> <pad>"
 _HF = "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path {files}/hf"
 _HF += " --data-path {files}/corpus"
 _ROTARY = "--position-embedding-type rotary"
+_LORA = "--lora-rank 2 --lr 0.1"
 _MIXTURE = "--num-experts 2 --expert-interval 1"
 _FP16 = "--fp16 --initial-loss-scale 256"
 _OVERFLOWS = "--fp16 --initial-loss-scale 1099511627776"
@@ -169,6 +170,13 @@ EXPERTS = {
         on="--num-experts 4 --expert-interval 1 --topk 2",
     ),
     "noisy_gate_policy": Turned("--noisy-gate-policy RSample", "losses", on=_MIXTURE),
+}
+
+LORA = {
+    "lora_rank": Turned("--lora-rank 2", "shapes"),
+    "lora_alpha": Turned("--lora-alpha 64", "losses", on=_LORA),
+    "lora_dropout": Turned("--lora-dropout 0.5", "losses", on=_LORA),
+    "lora_target_modules": Turned("--lora-target-modules all-linear", "shapes", on=_LORA),
 }
 
 PARALLEL = {
@@ -548,6 +556,7 @@ DEEPSPEED = {
 OPTIONS: Mapping[str, Turned | Unseen] = {
     **MODEL,
     **EXPERTS,
+    **LORA,
     **PARALLEL,
     **PRECISION,
     **OPTIMIZER,

@@ -15,11 +15,15 @@ _NOT_IN_WEIGHTS = (
     "seq_length",
     "fp32_residual",
     "query_key_layer_scaling",
+    "lora_dropout",
 )
 """Parts of the network that no weight depends on."""
 
 _OF_LAYOUT = ("padded_vocab_size",)
 """Parts of the network that follow from how it is divided."""
+
+_ADAPTERS = ("lora_rank", "lora_alpha", "lora_target_modules")
+"""What weights beside those of the network there are."""
 
 _GRID = ("tensor", "pipeline", "sequence", "data")
 
@@ -58,8 +62,9 @@ def require_same(
         CheckpointError: lists every difference.
     """
     same_optimizer = ("name", "biases_only")
+    adapters = _ADAPTERS if adds_adapters(then, now) and not with_optimizer else ()
     found = [
-        *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT)),
+        *_differences(then, now, "model", skip=(*_not_in_weights(now), *_OF_LAYOUT, *adapters)),
         # Weights alone are cast.
         *(_differences(then, now, "precision", only=("dtype",)) if with_optimizer else ()),
         *(_differences(then, now, "optimizer", only=same_optimizer) if with_optimizer else ()),
@@ -108,6 +113,11 @@ def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diff
         *_differences(then, now, "parallel", skip=skip),
         *_differences(then, now, "precision", only=("dtype", "fp32_gradients")),
     ]
+
+
+def adds_adapters(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether this run puts adapters beside the weights of one that had none."""
+    return bool(now["model"]["lora_rank"]) and not then["model"].get("lora_rank")
 
 
 def has_same_ranks(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -169,7 +179,8 @@ def _differences(
     names = only or sorted({*then[section], *now[section]} - set(skip))
     for name in names:
         saved, asked = (_as_json(plan[section].get(name)) for plan in (then, now))
-        if saved != asked:
+        # What the saving program did not know of was off.
+        if saved != asked and (asked or name in then[section]):
             (flag, saved), (_, asked) = (told(f"{section}.{name}", v) for v in (saved, asked))
             yield Difference(flag, saved, asked)
 

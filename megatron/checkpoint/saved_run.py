@@ -14,7 +14,7 @@ from megatron.config.flags import options_of, value_in
 from megatron.errors import CheckpointError, ConfigError
 from megatron.plan.objective_plan import ObjectiveName
 
-_OF_NETWORK = ("model", "experts", "tokenizer")
+_OF_NETWORK = ("model", "experts", "lora", "tokenizer")
 _USES = {"--use-checkpoint-args", "--use-checkpoint-config"}
 
 

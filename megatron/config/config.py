@@ -16,6 +16,7 @@ from megatron.config.guards import GuardsConfig
 from megatron.config.kernels import KernelsConfig
 from megatron.config.legacy import LEGACY
 from megatron.config.logging import LoggingConfig
+from megatron.config.lora import LoraConfig
 from megatron.config.masks import MaskConfig
 from megatron.config.model import ModelConfig
 from megatron.config.objective import ObjectiveConfig
@@ -35,6 +36,7 @@ class Config:
 
     model: ModelConfig
     experts: ExpertConfig
+    lora: LoraConfig
     parallel: ParallelConfig
     precision: PrecisionConfig
     optimizer: OptimizerConfig

@@ -36,6 +36,26 @@ class ExportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Adapters to be written for PEFT."""
+
+    load: str
+    """Directory that a run with --lora-rank saved to, of which the newest checkpoint is taken, or
+    the folder of one checkpoint."""
+
+    save: str
+    """Folder to write; it must be new or empty."""
+
+    base_model: str = ""
+    """Folder, or name on the hub, of the model without adapters, by which PEFT finds it."""
+
+    model_type: (
+        Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"] | None
+    ) = None
+    """Architecture of transformers'; the first that expresses the network when not said."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImportConfig:
     """A folder of transformers' to begin a run from."""
 

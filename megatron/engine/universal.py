@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.errors import CheckpointError
+from megatron.parallel.adapters import is_adapter
 from megatron.parallel.sharding import shard_of
 from megatron.parallel.whole import (
     Whole,
@@ -70,6 +71,9 @@ def load_whole(
     Communication: every rank must call this, in step.
     """
     names = dict(engine.module.named_parameters())
+    if not any(map(is_adapter, checkpoint.parameters)):
+        # Of a network without adapters, which go on as they are.
+        names = {name: p for name, p in names.items() if not is_adapter(name)}
     _require_same_names(set(names), set(checkpoint.parameters))
     zero = engine.optimizer
     divides_weights = engine.zero_optimization_partition_weights()

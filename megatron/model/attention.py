@@ -6,10 +6,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
+from megatron.model.adapters import adapter_of
 from megatron.model.norms import norm_layer
 from megatron.model.positions import alibi_slopes, rotary_tables
 from megatron.model.scores import Mask, attention_of
-from megatron.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from megatron.parallel.adapters import column_parallel, row_parallel
 from megatron.parallel.random import RngTracker
 from megatron.parallel.sharding import exact_quotient
 from megatron.plan.model_spec import ModelSpec
@@ -53,14 +54,19 @@ class ParallelAttention(nn.Module):
         self.queries_per_group = exact_quotient(heads, groups, "num_attention_heads")
         self.layer_scaling = float(number) if spec.query_key_layer_scaling else 1.0
         self.attend = attention_of(kernels)
-        self.query_key_value = ColumnParallelLinear(
+        self.query_key_value = column_parallel(
             spec.hidden_size,
             (heads + 2 * groups) * head_dim,
             group=group,
             has_bias=spec.qkv_bias,
+            adapter=adapter_of(spec, "query_key_value", rng),
         )
-        self.dense = RowParallelLinear(
-            heads * head_dim, spec.hidden_size, group=group, has_bias=spec.linear_bias
+        self.dense = row_parallel(
+            heads * head_dim,
+            spec.hidden_size,
+            group=group,
+            has_bias=spec.linear_bias,
+            adapter=adapter_of(spec, "dense", rng),
         )
         if spec.qk_layernorm:
             # Every rank norms heads of its own with the same weight.

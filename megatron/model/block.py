@@ -50,7 +50,12 @@ class ParallelTransformerLayerPipe(nn.Module):
         )
         self.post_attention_layernorm = norm.build()
         self.mlp = build_mlp(
-            spec, number=number, group=group, kernels=kernels, build_mixture=build_mixture
+            spec,
+            number=number,
+            group=group,
+            rng=rng,
+            kernels=kernels,
+            build_mixture=build_mixture,
         )
 
     def forward(self, inputs: Carried) -> Carried:

@@ -1,5 +1,6 @@
 """Tokens to features at the front, features to logits at the back, usually over one table."""
 
+import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -52,6 +53,9 @@ class EmbeddingPipe(nn.Module):
         x_bsh = F.dropout(x_bsh, self.spec.hidden_dropout, self.training)
         if self.spec.fp32_residual:
             x_bsh = x_bsh.float()
+        if torch.is_grad_enabled() and not x_bsh.requires_grad:
+            # Of a frozen table. Layers that are recomputed get gradients only if their input does.
+            x_bsh.requires_grad_()
         is_rotary = self.spec.position_embedding == "rotary"
         return pack(x_bsh, positions_bs if is_rotary else None, *spans_bs2)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from megatron.parallel.adapters import DOWN, UP
 from megatron.parallel.experts import whole_name
 from megatron.parallel.sharding import Shard, shard_of
 
@@ -19,7 +20,8 @@ def initialise(
 ) -> None:
     """Draw every matrix of `model` from a normal distribution; biases and norms are left alone.
 
-    Matrices in front of the residual stream get std / sqrt(2 * num_layers). The numbers depend on
+    The first matrix of an adapter is drawn evenly from +-1 / sqrt(columns), as PEFT does, and the
+    second stays 0. Matrices in front of the residual stream get std / sqrt(2 * num_layers). The numbers depend on
     the seed, the parameter's name and the row, so every shard, every stage and every holder of
     experts gets its part of the same whole.
 
@@ -35,7 +37,11 @@ def initialise(
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             key = f"{seed}:{whole_name(name, parameter)}"
-            if xavier:
+            if name.endswith(UP):
+                continue
+            if name.endswith(DOWN):
+                _fill(parameter, key, _whole_shape(parameter)[1] ** -0.5, _evenly)
+            elif xavier:
                 _fill(parameter, key, math.sqrt(6 / sum(_whole_shape(parameter))), _evenly)
             else:
                 _fill(parameter, key, residual_std if name.endswith(_RESIDUAL) else std, _normal)

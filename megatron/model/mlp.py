@@ -8,8 +8,12 @@ from torch import Tensor, nn
 from megatron.errors import ConfigError
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.activations import activation_of
-from megatron.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from megatron.model.adapters import adapter_of
+from megatron.parallel.adapters import column_parallel, row_parallel
+from megatron.parallel.random import OrdinaryStream, RngTracker
 from megatron.plan.model_spec import ModelSpec
+
+_ALONE = OrdinaryStream()
 
 
 class ParallelMLP(nn.Module):
@@ -21,25 +25,38 @@ class ParallelMLP(nn.Module):
     Args:
         spec: the network; its inner width is a multiple of the group's size.
         group: the tensor-parallel ranks.
+        rng: the stream that differs between them, for adapters.
         kernels: what computes the activation.
 
     Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], bias [h] or None).
     Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
     """
 
-    def __init__(self, spec: ModelSpec, *, group: dist.ProcessGroup, kernels: Kernels = REFERENCE):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        group: dist.ProcessGroup,
+        rng: RngTracker = _ALONE,
+        kernels: Kernels = REFERENCE,
+    ):
         super().__init__()
         inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
         self.activate = activation_of(spec.activation, kernels)
-        self.dense_h_to_4h = ColumnParallelLinear(
+        self.dense_h_to_4h = column_parallel(
             spec.hidden_size,
             inner,
             group=group,
             has_bias=spec.linear_bias,
             adds_bias=not kernels.activation_adds_bias,
+            adapter=adapter_of(spec, "dense_h_to_4h", rng),
         )
-        self.dense_4h_to_h = RowParallelLinear(
-            spec.ffn_hidden_size, spec.hidden_size, group=group, has_bias=spec.linear_bias
+        self.dense_4h_to_h = row_parallel(
+            spec.ffn_hidden_size,
+            spec.hidden_size,
+            group=group,
+            has_bias=spec.linear_bias,
+            adapter=adapter_of(spec, "dense_4h_to_h", rng),
         )
 
     def forward(self, x_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -65,6 +82,7 @@ def build_mlp(
     *,
     number: int,
     group: dist.ProcessGroup,
+    rng: RngTracker,
     kernels: Kernels,
     build_mixture: MixtureBuilder | None,
 ) -> nn.Module:
@@ -74,7 +92,7 @@ def build_mlp(
         ConfigError: it has experts, and nobody builds any.
     """
     if spec.experts_of(number) == 1:
-        return ParallelMLP(spec, group=group, kernels=kernels)
+        return ParallelMLP(spec, group=group, rng=rng, kernels=kernels)
     if build_mixture is None:
         raise ConfigError(
             "a network with experts runs in DeepSpeed's engine alone: train or evaluate it with "

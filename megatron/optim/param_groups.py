@@ -1,6 +1,6 @@
 """Which parameters are trained, which of them decay, and which are Muon's."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -9,9 +9,14 @@ from megatron.plan.optimizer_plan import OptimizerPlan
 
 
 def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
-    """Freeze what the plan does not train; return the rest in groups."""
+    """Freeze what the plan does not train; return the rest in groups.
+
+    A network with adapters trains these alone.
+    """
     if plan.biases_only:
-        freeze_all_but_biases(model)
+        freeze_all_but(model, lambda name: name.endswith("bias"))
+    elif any("lora_" in name for name, _ in model.named_parameters()):
+        freeze_all_but(model, lambda name: "lora_" in name)
     return param_groups(model, plan.weight_decay, muon=plan.name == "muon")
 
 
@@ -48,13 +53,13 @@ def param_groups(
     return [part for group in groups for part in _experts_apart(group)]
 
 
-def freeze_all_but_biases(model: nn.Module) -> None:
-    """Train the biases alone.
+def freeze_all_but(model: nn.Module, trains: Callable[[str], bool]) -> None:
+    """Train the parameters alone whose name `trains` takes.
 
-    Source: BitFit, arXiv:2106.10199.
+    Source: BitFit, arXiv:2106.10199, for biases; LoRA, arXiv:2106.09685, for adapters.
     """
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.endswith("bias"))
+        parameter.requires_grad_(trains(name))
 
 
 def _experts_apart(group: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -29,6 +29,7 @@ from megatron.plan.joint_plan import (
 )
 from megatron.plan.kernels_plan import kernels_problems
 from megatron.plan.logging_plan import logging_problems
+from megatron.plan.lora_plan import lora_problems
 from megatron.plan.model_problems import model_problems
 from megatron.plan.model_spec import num_query_groups_of
 from megatron.plan.objective_plan import (
@@ -89,6 +90,7 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
     parallel = config.parallel
     tensor = max(1, parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
+    yield from lora_problems(config)
     yield from parallel_problems(
         parallel,
         world_size=world_size,

@@ -7,6 +7,7 @@ from typing import Literal
 from megatron.config.config import Config
 from megatron.config.model import ModelConfig
 from megatron.plan.expert_layers import experts_of_layers
+from megatron.plan.lora_plan import lora_targets
 from megatron.plan.recompute_plan import RecomputePlan
 
 Position = Literal["learned", "rotary", "alibi", "none"]
@@ -55,6 +56,10 @@ class ModelSpec:
     num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP; (): all are
     experts_per_token: int = 1
     residual_experts: bool = False  # beside the experts there is an MLP for every token
+    lora_rank: int = 0  # of the adapters; 0: there are none
+    lora_alpha: float = 0.0
+    lora_dropout: float = 0.0
+    lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
     mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
 
@@ -64,8 +69,13 @@ class ModelSpec:
         return self.activation.endswith("glu")
 
     @property
+    def lora_scale(self) -> float:
+        """What the product of an adapter's matrices is multiplied by."""
+        return self.lora_alpha / self.lora_rank
+
+    @property
     def num_parameters(self) -> int:
-        """Weights of the whole network; a tied embedding is counted once."""
+        """Weights of the whole network without adapters; a tied embedding is counted once."""
         tables = 1 if self.tied_embeddings else 2
         positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
         embedding_norm = self._norm_parameters(self.hidden_size) if self.embed_layernorm else 0
@@ -173,6 +183,7 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
     position = position_of(model)
     is_rotary = position == "rotary"
     num_experts = experts_of_layers(experts, model.num_layers)
+    lora = config.lora
     return ModelSpec(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -214,6 +225,10 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         num_experts=num_experts,
         experts_per_token=experts.topk if num_experts else 1,
         residual_experts=bool(num_experts) and experts.mlp_type == "residual",
+        lora_rank=lora.lora_rank,
+        lora_alpha=float((lora.lora_alpha or lora.lora_rank) if lora.lora_rank else 0),
+        lora_dropout=lora.lora_dropout,
+        lora_target_modules=lora_targets(lora.lora_target_modules) if lora.lora_rank else (),
     )
 
 

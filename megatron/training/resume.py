@@ -5,7 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megatron.checkpoint.aside import set_aside
-from megatron.checkpoint.compare import has_same_ranks, layout_changes, require_reshapable
+from megatron.checkpoint.compare import (
+    adds_adapters,
+    has_same_ranks,
+    layout_changes,
+    require_reshapable,
+)
 from megatron.checkpoint.differences import table
 from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import damage
@@ -71,7 +76,8 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     wished, now = plan.checkpoint, as_json(asdict(plan))
     changes, universal = layout_changes(manifest.plan, now), is_universal(manifest)
     require_reshapable(manifest.plan, changes, str(folder), with_optimizer=wished.loads_optimizer)
-    if not changes and not universal:
+    adds = adds_adapters(manifest.plan, now)
+    if not changes and not universal and not adds:
         from_rank_0(lambda: _require_no_strangers(chosen))
         engine.load(
             folder.parent,
@@ -81,8 +87,11 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
             streams=wished.loads_streams,
         )
         return
-    megabytes = wished.reshape_buffer_bytes >> 20
-    log.info("reshaping %s to this layout, %d MB at a time:\n%s", folder, megabytes, table(changes))
+    if changes or universal:
+        told = (folder, wished.reshape_buffer_bytes >> 20, table(changes))
+        log.info("reshaping %s to this layout, %d MB at a time:\n%s", *told)
+    if adds:
+        log.info("%s has no adapters: they begin as nothing beside its weights", folder)
     if (rows := manifest.plan["model"]["padded_vocab_size"]) != plan.model.padded_vocab_size:
         log.warning(
             "the table of tokens gets other padding, which takes part in the softmax: the loss "

@@ -28,10 +28,14 @@ from megatron.config.data_tools import (
 )
 from megatron.config.flags import argparse_form, field_docstrings, get_type_hints
 from megatron.config.generation import GenerationConfig
-from megatron.config.hugging_face import ExportConfig, ImportConfig, TransformersConfig
+from megatron.config.hugging_face import (
+    AdapterConfig,
+    ExportConfig,
+    ImportConfig,
+    TransformersConfig,
+)
 from megatron.config.legacy import LEGACY
 from megatron.config.merge import MergeConfig
-from megatron.config.planning import PlanningConfig
 from megatron.config.planning import PlanningConfig
 from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
 from megatron.config.serving import ServingConfig
@@ -61,13 +65,14 @@ PROGRAMS = {
     "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": [FilesConfig],
     "tools/convert_checkpoint/deepspeed_to_deepspeed.py": [LayoutConfig],
     "tools/convert_checkpoint/to_hf.py": [TokenizerConfig, ExportConfig],
+    "tools/convert_checkpoint/lora_to_peft.py": [AdapterConfig],
     "tools/convert_checkpoint/from_hf.py": [ImportConfig],
     "tools/convert_checkpoint/deepspeed_to_transformers.py": [TransformersConfig],
     "tools/checkpoint/digest.py": [LookConfig],
     "tools/checkpoint/inspect.py": [LookConfig],
     "tools/checkpoint/util.py": [*SECTIONS.values(), ConversionConfig],
     "tools/plan.py": [*SECTIONS.values(), PlanningConfig],
-    "tools/plan.py": [*SECTIONS.values(), PlanningConfig],
+    "tools/make_ds_config.py": [*SECTIONS.values(), WorldConfig],
     "tools/merge_mp_partitions.py": [*SECTIONS.values(), PartitionsConfig],
 }
 ALL_SECTIONS = sorted(

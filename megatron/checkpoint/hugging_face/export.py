@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from megatron.checkpoint.adapters import merged, without_adapters
 from megatron.checkpoint.hugging_face.card import model_card
 from megatron.checkpoint.hugging_face.cuts import Same
 from megatron.checkpoint.hugging_face.equality import (
@@ -76,7 +77,7 @@ def export(
 ) -> Exported:
     """Write the model of the checkpoint in `source` to `output`, which must be new or empty.
 
-    It is written beside `output` and renamed when both models have been found to compute the same.
+    Adapters are put into the weights. It is written beside `output` and renamed when both models have been found to compute the same.
 
     Memory: while writing, a parameter and its copy; while comparing, one model in 32 bits.
 
@@ -88,13 +89,14 @@ def export(
             cannot be written to, or the models differ; nothing is left of what was written.
         DataError: the tokenizer has another vocabulary.
     """
-    spec = saved_spec(manifest.plan["model"])
+    saved = saved_spec(manifest.plan["model"])
+    spec = without_adapters(saved)
     family = family_of(spec, wishes.model_type)
     dtype = wishes.dtype or manifest.plan["precision"]["dtype"]
     _require_same_vocabulary(tokenizer, spec)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"--save {output} holds something already: give a new folder")
-    whole = read_weights(source, manifest)
+    whole = merged(saved, read_weights(source, manifest))
     staging = output.with_name(f"{STAGING}{output.name}")
     try:
         shutil.rmtree(staging, ignore_errors=True)

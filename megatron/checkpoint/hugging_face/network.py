@@ -14,6 +14,8 @@ from megatron.parallel.random import OrdinaryStream
 from megatron.parallel.whole import WholeCheckpoint
 from megatron.plan.model_spec import ModelSpec
 
+_TUPLES = ("num_experts", "lora_target_modules")  # lists in JSON
+
 
 def saved_spec(model: Mapping[str, Any]) -> ModelSpec:
     """Return the network of a manifest's plan.
@@ -22,7 +24,8 @@ def saved_spec(model: Mapping[str, Any]) -> ModelSpec:
         CheckpointError: another version wrote it, whose networks have other fields.
     """
     try:
-        return ModelSpec(**{**model, "num_experts": tuple(model.get("num_experts", ()))})
+        lists = {name: tuple(model.get(name, ())) for name in _TUPLES}
+        return ModelSpec(**{**model, **lists})
     except TypeError as error:
         raise CheckpointError(f"the checkpoint's network is not understood: {error}") from error
 
