@@ -34,6 +34,9 @@ _TOLD = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "seco
 
 def main(argv: Sequence[str]) -> None:
     """Print what the step that `argv` names saw and did."""
+    if "-h" in argv or "--help" in argv:
+        print(__doc__)
+        return
     load = value_in(argv, "--load")
     if not load or not argv[0].isdigit():
         raise ConfigError("write: why_step.py STEP --load DIR, where the run saved")

@@ -36,6 +36,8 @@ def main(argv: Sequence[str]) -> None:
     path = Path(config.path)
     system = system_of(path)
     if system is None:
+        if not path.exists():
+            raise CheckpointError(f"{path}: there is no such file or directory")
         raise CheckpointError(f"{path} holds no checkpoint of a system that is known")
     print(f"checkpoint: {SYSTEMS[system]}")
     if system == "own":

@@ -60,6 +60,8 @@ def find(source: Path, loader: str | None, *, heads: int | None = None) -> Found
         case "llama_meta":
             return llama_meta.find(source)
         case None:
+            if not source.exists():
+                raise CheckpointError(f"{source}: there is no such file or directory")
             raise CheckpointError(f"{source} holds no checkpoint of a system that is known")
         case system:
             raise CheckpointError(f"{source} is {SYSTEMS[str(system)]}: it is not read")
