@@ -1,0 +1,62 @@
+"""Every JSON of ds_configs/ beside the flags that its table gives, and the tool that prints one."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tiny import tiny_argv, tiny_plan
+
+from megatron.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+FOLDER = REPOSITORY / "ds_configs"
+ROWS = dict(
+    re.findall(r"^\| `(\w+\.json)` \|.*\| `([^`]*)` \|$", (FOLDER / "README.md").read_text(), re.M)
+)
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location(
+        "make_ds_config", REPOSITORY / "tools" / "make_ds_config.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_has_every_file():
+    assert set(ROWS) == {file.name for file in FOLDER.glob("*.json")}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_file_goes_with_the_flags_of_its_row(name):
+    user = json.loads((FOLDER / name).read_text())
+    decided = tiny_plan(
+        *("--deepspeed_config", str(FOLDER / name), *ROWS[name].split()),
+        world_size=2,
+        device="cuda",
+    )
+    zero = decided.deepspeed["zero_optimization"]
+    assert user.get("zero_optimization", {}).items() <= zero.items()
+    assert decided.deepspeed["train_micro_batch_size_per_gpu"] == 2
+    for key in ("flops_profiler", "aio"):
+        assert decided.deepspeed.get(key) == user.get(key)
+    assert bool(decided.curriculum.schedule) == ("curriculum_learning" in user)
+
+
+def test_flags_that_contradict_a_file_are_refused():
+    with pytest.raises(ConfigError, match="zero_optimization.stage is 1"):
+        file = str(FOLDER / "zero1_bf16.json")
+        tiny_plan("--bf16", "--zero-stage", "2", "--deepspeed_config", file, device="cuda")
+
+
+def test_the_tool_prints_what_deepspeed_is_told(tool, capsys):
+    flags = ("--bf16", "--global-batch-size", "16", "--clip-grad", "0.5", "--zero-stage", "1")
+    tool.main([*tiny_argv(*flags, without=("--lr", "--data-path")), "--world-size", "4"])
+    told = json.loads(capsys.readouterr().out)
+    assert told == tiny_plan(*flags, world_size=4, device="cuda").deepspeed
+    assert (told["train_batch_size"], told["gradient_accumulation_steps"]) == (16, 2)
+    assert told["gradient_clipping"] == 0.5

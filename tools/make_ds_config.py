@@ -1,0 +1,49 @@
+"""Print the JSON that DeepSpeed is given for the flags of pretrain_gpt.py.
+
+A file in --deepspeed_config is merged as in training: what contradicts the flags is refused.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron.config.config import parse_config_for_checkpoint
+from megatron.config.data_tools import WorldConfig
+from megatron.plan.parallel_plan import replica_size
+from megatron.plan.plan import plan
+from megatron.tool import run_tool
+
+NOT_NEEDED = {"schedule": {"lr": 1e-4}, "data": {"data_path": ["none"]}}
+"""Values for flags of training that the JSON does not depend on."""
+
+VOCABULARY = 50257
+"""Tokens that the tokenizer knows: the JSON does not depend on it either."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the JSON; notices go to stderr.
+
+    Raises:
+        ConfigError: lists all that cannot be done as asked.
+    """
+    config, own = parse_config_for_checkpoint(
+        argv, NOT_NEEDED, {"world": WorldConfig}, description=__doc__ or ""
+    )
+    world: WorldConfig = own["world"]
+    decided = plan(
+        config,
+        world_size=world.world_size or replica_size(config.parallel),
+        vocab_size=VOCABULARY,
+        device="cpu" if config.parallel.device == "cpu" else "cuda",
+        objective=world.objective or "gpt",
+    )
+    for notice in decided.notices:
+        print(notice, file=sys.stderr)
+    print(json.dumps(decided.deepspeed, indent=2))
+
+
+if __name__ == "__main__":
+    run_tool(main)
