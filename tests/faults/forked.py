@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 600
-_PRELOADED = ["megatron.training.pretrain", "torch._dynamo", "torch.utils.tensorboard", "forked"]
+_PRELOADED = [
+    "megatron.training.pretrain",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",  # ZeRO imports it
+    "torch.utils.tensorboard",
+    "forked",
+]
 _WATCHED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
 _ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
