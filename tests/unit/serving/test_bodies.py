@@ -94,7 +94,7 @@ def require_answer_or_reason(reply, body):
     assert told.strip() and (reply.status == 400 or "model" in told), (reply, body)
 
 
-FUZZ = settings(max_examples=120, suppress_health_check=[*HealthCheck])
+FUZZ = settings(max_examples=300, suppress_health_check=[*HealthCheck])
 
 
 @FUZZ

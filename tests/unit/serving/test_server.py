@@ -1,6 +1,7 @@
 """A server on a port, asked by many at once: nothing is lost, crossed, or left behind."""
 
 import json
+import logging
 import math
 import random
 import socket
@@ -309,6 +310,29 @@ def test_counts_are_told(running):
     assert more('megatron_requests_total{path="other",status="404"}') == 1
     assert more('megatron_request_seconds_count{path="/api"}') == 3
     assert all(math.isfinite(value) for value in after.values())
+
+
+def test_a_line_is_logged_unless_it_is_not_wanted(running):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("megatron.serving.gate")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        running.put(prompts=["abc"], tokens_to_generate=1)
+        running.put(prompts=["abc"], tokens_to_generate=1, no_log=True)
+        running.put(prompts=[])
+        running.ask("GET", "/nowhere")
+        until(lambda: len(lines) > 1)
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    assert [line.partition(" | time")[0] for line in lines] == [
+        "PUT /api | status: 200",
+        "PUT /api | status: 400",
+    ]
 
 
 def test_a_port_that_is_taken_is_told(running):

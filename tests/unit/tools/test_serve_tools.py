@@ -21,6 +21,14 @@ def server_tool():
     return module_of(TOOLS / "run_text_generation_server.py")
 
 
+def test_the_benchmark_tells_a_line_of_each_number_of_clients(group, capsys):
+    tool = module_of(TOOLS / "benchmark" / "serve.py")
+    sizes = "--layers 1 --hidden 8 --heads 2 --vocab 99 --prompt 3 --new 2 --requests 1"
+    tool.main([*sizes.split(), "--clients", "1", "3", "--rounds", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" | ")[0] for line in lines] == ["clients: 1", "clients: 3"]
+
+
 @pytest.fixture(scope="module")
 def client_tool():
     return module_of(TOOLS / "text_generation_cli.py")
