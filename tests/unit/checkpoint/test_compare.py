@@ -7,6 +7,7 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.checkpoint.compare import (
+    adds_adapters,
     has_same_ranks,
     layout_changes,
     other_wishes,
@@ -183,3 +184,20 @@ def test_a_table_has_columns():
 def test_network_and_learning_rate_are_told_together():
     with pytest.raises(CheckpointError, match="--num-layers(.|\n)*--lr +0.1"):
         require_same(saved(), saved("--num-layers", "3", "--lr", "0.2"), "f", with_schedule=True)
+
+
+def test_adapters_are_put_beside_the_weights_of_a_base_and_kept():
+    lora = ["--lora-rank", "2", "--lora-target-modules", "all-linear"]
+    base, own = saved(), saved(*lora)
+    now = saved(*lora, "--lora-dropout", "0.5")
+    older = {**base, "model": {k: v for k, v in base["model"].items() if "lora" not in k}}
+    require_same(own, now, "folder")
+    for then in (base, older):
+        require_same(then, now, "folder", with_optimizer=False)
+        require_same(then, base, "folder")
+        assert adds_adapters(then, now)
+        with pytest.raises(CheckpointError, match="--lora-rank"):
+            require_same(then, now, "folder")
+    with pytest.raises(CheckpointError, match="--lora-rank"):
+        require_same(own, base, "folder", with_optimizer=False)
+    assert not adds_adapters(own, now)
