@@ -145,10 +145,13 @@ def _damage(folder: Path, record: FileRecord) -> str | None:
     file = folder / record.name
     if not file.is_file():
         return f"{file} is missing"
-    if file.stat().st_size != record.size:
-        return f"{file} has {file.stat().st_size} bytes instead of {record.size}"
-    with file.open("rb", buffering=0) as stream:
-        found = hash_of(stream, algorithm_of(record.hash))
+    try:
+        if (size := file.stat().st_size) != record.size:
+            return f"{file} has {size} bytes instead of {record.size}"
+        with file.open("rb", buffering=0) as stream:
+            found = hash_of(stream, algorithm_of(record.hash))
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}"
     if found != record.hash:
         return f"{file} is damaged: its hash is not that of the manifest"
     return None

@@ -1,7 +1,9 @@
 """What makes a checkpoint count."""
 
+import errno
 import hashlib
 import json
+import os
 from dataclasses import asdict, replace
 
 import pytest
@@ -163,3 +165,14 @@ def test_a_hash_of_another_kind_is_refused(tmp_path, manifest):
         CheckpointError, match=r"damaged: a hash of 'crc32', and known are xxh3_128"
     ):
         read_manifest(tmp_path)
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_damaged(tmp_path, manifest, monkeypatch):
+    def lost(*words):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("megatron.checkpoint.manifest.hash_of", lost)
+    told = damage(tmp_path, manifest.files)
+    assert told == [
+        f"{tmp_path / name} cannot be read: Input/output error" for name in ("a.pt", "b.pt")
+    ]
