@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from megatron.plan.plan import Plan
+from megatron.training.forecast import forecast_line
 from megatron.training.journal import Journal
 from megatron.training.loop import Hook, StepResult
 from megatron.training.meters import (
@@ -129,6 +130,7 @@ class Report(Hook):
         if not self._told_memory:
             self._told_memory = True
             log.info(memory_line(state.iteration))
+            log.info(forecast_line(self._plan, interval.samples_per_second))
 
     def _interval(self, state: TrainState) -> Interval:
         plan, steps = self._plan, self._steps

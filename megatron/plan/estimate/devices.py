@@ -112,3 +112,9 @@ def device_of(name: str) -> Device:
     if name not in DEVICES:
         raise ConfigError(f"--gpu {name} is none of {', '.join(DEVICES)}")
     return DEVICES[name]
+
+
+def known_device(name: str, memory_bytes: int) -> Device | None:
+    """Return the device that calls itself `name`, as in "NVIDIA A100-SXM4-80GB"; None if unknown."""
+    family = [d for d in DEVICES.values() if d.name.partition("-")[0] in name.lower()]
+    return min(family, key=lambda d: abs(d.memory_gib * GIB - memory_bytes), default=None)

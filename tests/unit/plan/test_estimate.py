@@ -15,7 +15,7 @@ from tiny import tiny_config, tiny_plan
 from megatron.config.config import parse_config
 from megatron.errors import ConfigError
 from megatron.plan.estimate.checkpoint import checkpoint_bytes
-from megatron.plan.estimate.devices import DEVICES, GIB, device_of
+from megatron.plan.estimate.devices import DEVICES, GIB, device_of, known_device
 from megatron.plan.estimate.memory import (
     memory_of_stages,
     micro_batches_under_way,
@@ -242,3 +242,17 @@ def test_what_no_layout_mends_is_told_by_the_search():
 def test_an_unknown_gpu_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=", ".join(DEVICES)):
         device_of("abacus")
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "known"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 79.3, "a100-80gb"),
+        ("NVIDIA H200", 139.8, "h200"),
+        ("Tesla V100-SXM2-32GB", 31.7, "v100-32gb"),
+    ],
+)
+def test_a_gpu_is_known_by_what_it_calls_itself(name, gib, known):
+    assert known_device(name, int(gib * GIB)).name == known
+    assert known_device("Abacus 3000", int(gib * GIB)) is None

@@ -2,12 +2,15 @@
 
 import json
 import math
+import re
 import time
 from dataclasses import replace
 
 import pytest
 from tiny import tiny_plan
 
+from megatron.plan.estimate.memory import memory_of_stages
+from megatron.training.forecast import forecast_line
 from megatron.training.journal import Journal, read_journal
 from megatron.training.loop import StepResult
 from megatron.training.report import Report, memory_line
@@ -145,6 +148,7 @@ def test_the_line_goes_to_the_log_and_memory_once(tmp_path, told):
     assert [line[:18] for line in told] == [
         " iteration        ",
         "[Rank 0] (after 3 ",
+        "[Rank 0] memory (M",
         " iteration        ",
     ]
     assert "loss scale" not in told[0]
@@ -175,3 +179,11 @@ def test_every_line_is_json_for_strict_readers_too(tmp_path):
     foreign = []
     json.loads(line, parse_constant=foreign.append)
     assert foreign == []
+
+
+def test_memory_that_was_expected_is_told_beside_what_is_taken():
+    line = forecast_line(tiny_plan(), samples_per_second=10.0)
+    expected, taken = (float(number) for number in re.findall(r": ([0-9.]+)", line))
+    (memory,) = memory_of_stages(tiny_plan(), device="cpu")
+    assert expected == pytest.approx(memory.total / 2**20, abs=0.05)
+    assert taken > expected
