@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
@@ -74,7 +74,7 @@ def read_prompts(wishes: GenerationConfig) -> list[str]:
 def write_samples(wishes: GenerationConfig, writer: "Writer") -> None:
     """Write texts made up from nothing to --genfile, one JSON object a line."""
     started_at, tokens = time.perf_counter(), 0
-    with open(str(wishes.genfile), "w", encoding="utf-8") as out:
+    with new_file("--genfile", str(wishes.genfile)) as out:
         for done in writer.continued([""] * wishes.num_samples):
             out.write(json.dumps(writer.sample(done)) + "\n")
             tokens += len(done.tokens)
@@ -89,7 +89,7 @@ def write_continuations(wishes: GenerationConfig, prompts: Sequence[str], writer
     if wishes.sample_input_file is not None:
         file = file or wishes.sample_input_file + ".out"
     continued = writer.continued(prompts)
-    with open(file, "w", encoding="utf-8") if file else nullcontext(sys.stdout) as out:
+    with new_file("--sample-output-file", file) if file else nullcontext(sys.stdout) as out:
         for prompt, done in zip(prompts, continued, strict=True):
             if file and file.endswith(".jsonl"):
                 out.write(json.dumps({"context": prompt, **writer.sample(done)}) + "\n")
@@ -99,6 +99,18 @@ def write_continuations(wishes: GenerationConfig, prompts: Sequence[str], writer
             tokens += len(done.tokens)
     if file:
         print(f"wrote {len(prompts)} continued prompts to {file} ({speed(tokens, started_at)})")
+
+
+def new_file(flag: str, file: str) -> TextIO:
+    """Return `file`, empty and open.
+
+    Raises:
+        DataError: it cannot be written to.
+    """
+    try:
+        return open(file, "w", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{flag} {file}: {error}") from error
 
 
 def converse(writer: "Writer") -> None:

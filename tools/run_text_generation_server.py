@@ -49,16 +49,16 @@ def main(argv: Sequence[str]) -> None:
 
     rows = source.config.training.micro_batch_size
     opened = open_model(source, generation, rows=rows)
+    sampling = Sampling(
+        temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
+    )
+    raise_if_any(sampling_problems(sampling, vocab_size=opened.spec.vocab_size))
     if not opened.is_first:
         # A launcher tells all ranks; the first one says when there is nothing more to do.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         opened.engine.follow()
         return
-    sampling = Sampling(
-        temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
-    )
-    raise_if_any(sampling_problems(sampling, vocab_size=opened.spec.vocab_size))
     limits = plan_limits(wishes, generation)
     engine_loop = EngineLoop(opened.engine, queue=limits.queue)
     front = Front(

@@ -9,8 +9,9 @@ import json
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
@@ -25,12 +26,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--api-key-file", type=Path)
     said = parser.parse_args(argv)
-    key = said.api_key_file.read_text(encoding="utf-8").strip() if said.api_key_file else None
+    key = read_key(said.api_key_file) if said.api_key_file else None
     while (prompt := asked("Enter prompt: ")) is not None:
         tokens = asked("Enter number of tokens to generate: ")
         if tokens is None:
             break
-        if not tokens.strip().isdigit():
+        if not tokens.strip().isdecimal():
             print(f"{tokens!r} is no number of tokens")
             continue
         try:
@@ -40,6 +41,18 @@ def main(argv: Sequence[str]) -> None:
         else:
             print(f"Megatron Response:\n{text}")
     print()
+
+
+def read_key(file: Path) -> str:
+    """Return the API key in `file`.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--api-key-file {file}: {error}") from error
 
 
 def asked(question: str) -> str | None:
@@ -60,16 +73,15 @@ def continued(address: str, prompt: str, tokens: int, key: str | None) -> str:
     headers = {"Content-Type": "application/json; charset=UTF-8"}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
-    request = Request(
-        f"http://{address}/api", json.dumps(body).encode(), headers=headers, method="PUT"
-    )
+    url, data = f"http://{address}/api", json.dumps(body).encode()
     try:
-        with urlopen(request) as response:
+        with urlopen(Request(url, data, headers=headers, method="PUT")) as response:
             return json.load(response)["text"][0]
     except HTTPError as error:
         raise DataError(f"Error {error.code}: {reason(error.read())}") from error
-    except (URLError, OSError) as error:
-        raise MegatronError(f"no answer from http://{address}/api: {error}") from error
+    # An address that is none is found when it is looked at, and an answer that is none is no JSON.
+    except (OSError, HTTPException, ValueError, KeyError) as error:
+        raise MegatronError(f"no answer from {url}: {error}") from error
 
 
 def reason(body: bytes) -> str:

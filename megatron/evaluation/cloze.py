@@ -54,7 +54,7 @@ def passage_windows(
     cut = 0
     for number, text in enumerate(texts, 1):
         context, target = _last_word(text, tokenizer) if strict else _last_token(text, tokenizer)
-        if len(target) > length:
+        if not 0 < len(target) <= length:
             raise DataError(
                 f"passage {number}: its last word has {len(target)} tokens, and --seq-length "
                 f"{length} are read"
@@ -74,7 +74,9 @@ def passage_windows(
 def _last_word(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     word = text.split()[-1]
     context = text[: text.rfind(word)].strip()
-    return tokenizer.encode(context), tokenizer.encode(f" {word}")
+    before = tokenizer.encode(context)
+    # Not the tokens of the word alone, in front of which some tokenizers put one that begins texts.
+    return before, tokenizer.encode(f"{context} {word}")[len(before) :]
 
 
 def _last_token(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

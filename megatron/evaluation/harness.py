@@ -47,10 +47,8 @@ class HarnessModel(LM):
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
         """Return the log-probability of each text, as the beginning of a document."""
-        texts = [self.tokenizer.encode(request.args[0]) for request in requests]
-        parts = [
-            [*full_windows([self.tokenizer.eod, *tokens], length=self.length)] for tokens in texts
-        ]
+        texts = [self._begun(request.args[0]) for request in requests]
+        parts = [[*full_windows([*begin, *tokens], length=self.length)] for begin, tokens in texts]
         scores = self.team.scores(window for windows in parts for window in windows)
         return [sum(next(scores).log_probability for _ in windows) for windows in parts]
 
@@ -65,11 +63,22 @@ class HarnessModel(LM):
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Return the tokens of both; a space between them belongs to the continuation."""
         if not context:
-            return [self.tokenizer.eod], self.tokenizer.encode(continuation)
+            return self._begun(continuation)
         before = context.rstrip()
         whole = self.tokenizer.encode(context + continuation)
         tokens = self.tokenizer.encode(before)
         return tokens or [self.tokenizer.eod], whole[len(tokens) :]
+
+    def _begun(self, text: str) -> tuple[list[int], list[int]]:
+        """Return what stands before a document, and the tokens of `text`.
+
+        Before it stands the token that the tokenizer puts in front of texts, or the end of another
+        document.
+        """
+        begin, tokens = self.tokenizer.encode(""), self.tokenizer.encode(text)
+        if begin and tokens[: len(begin)] == begin:
+            return begin, tokens[len(begin) :]
+        return [self.tokenizer.eod], tokens
 
     def _request(self, number: int, context: str, wishes: Mapping[str, Any]) -> Request:
         until = wishes.get("until") or []

@@ -99,22 +99,27 @@ def _add_views(app: FastAPI, front: Front, metrics: Metrics) -> None:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
+def _refused(http: Request, status: int, message: str) -> JSONResponse:
+    # Not http.url, which is made of the header Host too, whatever the client writes there.
+    return refused(http.scope["path"], status, message)
+
+
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def misspelt(http: Request, error: RequestValidationError) -> JSONResponse:
-        return refused(http.url.path, 400, reasons(error.errors()))
+        return _refused(http, 400, reasons(error.errors()))
 
     @app.exception_handler(MegatronError)
     async def impossible(http: Request, error: MegatronError) -> JSONResponse:
-        return refused(http.url.path, 400, printable("; ".join(str(error).splitlines())))
+        return _refused(http, 400, printable("; ".join(str(error).splitlines())))
 
     @app.exception_handler(openai_api.UnknownModel)
     async def unknown(http: Request, error: openai_api.UnknownModel) -> JSONResponse:
-        return refused(http.url.path, 404, printable(str(error)))
+        return _refused(http, 404, printable(str(error)))
 
     @app.exception_handler(Unavailable)
     async def unavailable(http: Request, error: Unavailable) -> JSONResponse:
-        return refused(http.url.path, 503, str(error))
+        return _refused(http, 503, str(error))
 
     @app.exception_handler(ClientGone)
     async def gone(http: Request, error: ClientGone) -> Response:
@@ -122,10 +127,10 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
-        refusal = refused(http.url.path, error.status_code, str(error.detail))
+        refusal = _refused(http, error.status_code, str(error.detail))
         refusal.headers.update(error.headers or {})
         return refusal
 
     @app.exception_handler(Exception)
     async def unexpected(http: Request, error: Exception) -> JSONResponse:
-        return refused(http.url.path, 500, "an error of the server, whose log says more")
+        return _refused(http, 500, "an error of the server, whose log says more")

@@ -65,7 +65,9 @@ def _tokens(front: Front, body: MegatronBody, text: str) -> list[int]:
     if not body.add_BOS:
         return tokens
     ids = front.tokenizer.special_ids
-    return [ids["bos"] if "bos" in ids else front.tokenizer.eod, *tokens]  # noqa: SIM401 (no eod is an error)
+    begin = ids["bos"] if "bos" in ids else front.tokenizer.eod  # noqa: SIM401 (no eod is an error)
+    # Some tokenizers put it in front by themselves.
+    return tokens if tokens[:1] == [begin] else [begin, *tokens]
 
 
 def _sampling(front: Front, body: MegatronBody) -> Sampling:

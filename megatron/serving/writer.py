@@ -31,7 +31,17 @@ class Writer:
             top_k=wishes.top_k,
             top_p=wishes.top_p,
         )
-        raise_if_any(sampling_problems(self.sampling, vocab_size=opened.spec.vocab_size))
+        vocab_size = opened.spec.vocab_size
+        raise_if_any(
+            [
+                *sampling_problems(self.sampling, vocab_size=vocab_size),
+                *(
+                    f"--stop-tokens {token} is not in the vocabulary of {vocab_size} tokens"
+                    for token in wishes.stop_tokens or ()
+                    if not 0 <= token < vocab_size
+                ),
+            ]
+        )
         self.spelling = Spelling(
             tokenizer=opened.tokenizer,
             stop_tokens=frozenset((opened.tokenizer.eod, *(wishes.stop_tokens or ()))),

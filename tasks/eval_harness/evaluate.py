@@ -42,6 +42,8 @@ def main(argv: Sequence[str]) -> None:
     source = read_wishes([*said(argv)], {"harness": HarnessConfig}, description=__doc__)
     wishes: HarnessConfig = source.own["harness"]
     raise_if_any(harness_problems(source.config, wishes))
+    if wishes.results_path is not None:
+        require_folder_of(wishes.results_path)
     if not find_spec("lm_eval"):
         raise ConfigError(
             "tasks/eval_harness/evaluate.py needs the package lm_eval, which is not installed: "
@@ -84,6 +86,13 @@ def said(argv: Sequence[str]) -> Iterator[str]:
             yield word
         elif (value := next(words, "")) != "-1":
             yield from (word, value)
+
+
+def require_folder_of(results: str) -> None:
+    """Raise ConfigError when there is none: at the end of an evaluation it would be too late."""
+    folder = Path(results).absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--results_path {results}: there is no directory {folder}")
 
 
 def known_tasks(wishes: HarnessConfig) -> "TaskManager":

@@ -77,7 +77,8 @@ def export(
 ) -> Exported:
     """Write the model of the checkpoint in `source` to `output`, which must be new or empty.
 
-    Adapters are put into the weights. It is written beside `output` and renamed when both models have been found to compute the same.
+    Adapters are put into the weights. It is written beside `output` and renamed when both models
+    have been found to compute the same.
 
     Memory: while writing, a parameter and its copy; while comparing, one model in 32 bits.
 

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -120,3 +120,19 @@ def test_answers(model, theirs):
     ]
     assert model.generate_until(drawn) == model.generate_until(drawn) != whole
     assert model.generate_until([]) == []
+
+
+def test_a_token_that_begins_texts_is_not_judged(model, theirs, monkeypatch):
+    _, network, tokenizer = theirs
+    begin = tokenizer.encode("!")
+    monkeypatch.setattr(
+        model,
+        "tokenizer",
+        SimpleNamespace(encode=lambda text: begin + tokenizer.encode(text), eod=0),
+    )
+    words = tokenizer.encode("in the war")
+    expected = plainly_judged(network, begin + words, 1)
+    ((total, is_likeliest),) = model.loglikelihood([Asked(("", "in the war"))])
+    assert (total, is_likeliest) == (pytest.approx(expected[0], abs=1e-4), expected[1])
+    (total,) = model.loglikelihood_rolling([Asked(("in the war",))])
+    assert total == pytest.approx(expected[0], abs=1e-4)

@@ -119,6 +119,7 @@ def test_a_missing_package_is_told(module, tool, theirs, monkeypatch):
         (["--task_list", "a", "--bootstrap_iters", "-1"], "must be at least 0"),
         (["--task_list", "a", "--num_fewshot", "-1"], "must be at least 0"),
         (["--task_list", "a", "--limit", "0"], "must be at least 1"),
+        (["--task_list", "a", "--results_path", "none/file"], "there is no directory .*none"),
         (["--task_list", "a", "--seq-length", "13"], "is more than --max-position-embeddings 12"),
     ],
 )

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron.evaluation.cloze import passage_windows
 from megatron.evaluation.windows import full_windows, last_window, sliding_windows
 
 
@@ -41,3 +42,21 @@ def test_full_windows_judge_every_token_once(count, length):
 def test_the_beginning_of_a_long_context_is_left_out(length, tokens):
     window = last_window([1, 2, 3], [8, 9], length=length)
     assert (window.tokens, window.judged) == (tokens, 2)
+
+
+class Beginning:
+    """A tokenizer of numbers that puts 0 in front of every text."""
+
+    eod = 1
+
+    def encode(self, text):
+        return [0, *map(int, text.split())]
+
+
+def test_a_last_word_is_judged_without_what_begins_a_text():
+    texts = ["5 6 7", "8"]
+    windows = [*passage_windows(texts, Beginning(), length=9, strict=True)]
+    assert [(window.tokens, window.judged) for window in windows] == [
+        ((0, 5, 6, 7), 1),
+        ((0, 8), 1),
+    ]

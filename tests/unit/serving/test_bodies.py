@@ -204,6 +204,14 @@ def test_a_body_that_is_too_large_is_not_read(running):
     connection.close()
 
 
+@pytest.mark.parametrize("host", ["[", "[x]:y", "a/v1/"])
+def test_a_host_that_is_none_changes_no_answer(running, host):
+    reply = running.ask("PUT", "/api", {}, Host=host)
+    assert reply.status == 400 and reply.json["error"] == "prompts: is missing"
+    reply = running.ask("POST", OPENAI, {"prompt": "a"}, Host=host)
+    assert reply.status == 400 and reply.json["error"]["message"] == "model: is missing"
+
+
 def test_other_paths_and_methods_are_refused_with_a_reason(running):
     for method, path, status in (("GET", "/api", 405), ("POST", "/api", 405), ("GET", "/x", 404)):
         reply = running.ask(method, path)

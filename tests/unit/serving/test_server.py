@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from servers import EOD, SPEC, Bytes, Running, asked_on, serving
 from stages import plain_logits, plainly_continued, random_model
 
 from megatron.errors import ConfigError
+from megatron.serving.fields import MegatronBody
+from megatron.serving.megatron_api import _tokens
 from megatron.serving.server import listener
 
 
@@ -338,3 +341,14 @@ def test_a_line_is_logged_unless_it_is_not_wanted(running):
 def test_a_port_that_is_taken_is_told(running):
     with pytest.raises(ConfigError, match=f"--port {running.port} cannot be listened at"):
         listener("127.0.0.1", running.port)
+
+
+def test_a_beginning_that_the_tokenizer_has_written_is_not_added_again(running):
+    body = MegatronBody(prompts=["a"], add_BOS=True)
+    assert _tokens(running.front, body, "a") == [EOD, 97]
+
+    class Beginning(Bytes):
+        def encode(self, text):
+            return [EOD, *super().encode(text)]
+
+    assert _tokens(replace(running.front, tokenizer=Beginning()), body, "a") == [EOD, 97]

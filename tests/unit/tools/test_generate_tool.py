@@ -14,6 +14,7 @@ from tiny import tiny_plan
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from megatron.errors import CheckpointError, ConfigError, DataError
+from megatron.parallel.adapters import is_adapter
 
 FILE = Path(__file__).resolve().parents[3] / "tools" / "generate_samples_gpt.py"
 FLAGS = [
@@ -213,3 +214,32 @@ def test_the_benchmark_compares_the_same_text(monkeypatch, capsys):
     assert [line.split(" | ")[:2] for line in lines] == [
         [dtype, f"sequences at once: {batch}"] for dtype in ("fp32", "bf16") for batch in (1, 2)
     ]
+
+
+def test_what_cannot_be_written_and_a_token_that_is_none_are_told(generate, tmp_path):
+    out = str(tmp_path / "none" / "file")
+    with pytest.raises(DataError, match="--genfile .*No such file"):
+        generate("--num-samples", "1", "--genfile", out)
+    with pytest.raises(DataError, match="--sample-output-file .*No such file"):
+        generate("--prompt", "1", "--sample-output-file", out)
+    with pytest.raises(ConfigError, match="--stop-tokens 11 is not in the vocabulary of 11"):
+        generate("--prompt", "1", "--stop-tokens", "11")
+
+
+def test_adapters_take_part(tool, trained, group, tmp_path):
+    layout = ["--tensor-model-parallel-size", "2"]
+    lora = ["--lora-rank", "2", "--lora-alpha", "6", "--lora-target-modules", "all-linear"]
+    spec = tiny_plan(*FLAGS, *layout, *lora, world_size=2).model
+    model = spread_network(spec, group)
+    with torch.no_grad():
+        for name, weight in filter(lambda own: is_adapter(own[0]), model.named_parameters()):
+            torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(len(name)))
+    write_checkpoint(tmp_path, model.state_dict(), *FLAGS, *layout, *lora)
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(map(str, range(EOD))))
+    out = tmp_path / "out.jsonl"
+    flags = ["--load", str(tmp_path), "--out-seq-length", str(NEW), "--greedy"]
+    tool([*flags, "--sample-input-file", str(file), "--sample-output-file", str(out)])
+    found = [json.loads(line)["text"] for line in out.read_text().splitlines()]
+    assert found == [expected_text((tmp_path, spec, model), str(i)) for i in range(EOD)]
+    assert found != [expected_text(trained, str(i)) for i in range(EOD)]

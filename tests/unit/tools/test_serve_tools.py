@@ -91,6 +91,9 @@ def test_what_is_typed_is_continued(group, client_tool, tmp_path, monkeypatch, c
         monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
         client_tool.main([address])
         assert "Error 401: this server asks for" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
-    with pytest.raises(MegatronError, match="no answer from http"):
-        client_tool.main([address])
+    for wrong in (address, "127.0.0.1:port", "[", f"http://{address}"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
+        with pytest.raises(MegatronError, match="no answer from http"):
+            client_tool.main([wrong])
+    with pytest.raises(DataError, match="--api-key-file .*No such file"):
+        client_tool.main([address, "--api-key-file", str(tmp_path / "none")])
