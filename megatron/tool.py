@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from megatron.errors import MegatronError
+from megatron.errors import ConfigError, MegatronError
 
 
 def run_tool(main: Callable[[Sequence[str]], None]) -> NoReturn:
@@ -35,6 +35,17 @@ def run_tool(main: Callable[[Sequence[str]], None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     sys.exit(0)
+
+
+def with_flag(argv: Sequence[str], flag: str, what: str) -> Sequence[str]:
+    """Return `argv` with `flag` before its first word if that stands without one.
+
+    Raises:
+        ConfigError: there is no word; `what` says what is missing.
+    """
+    if not argv:
+        raise ConfigError(f"{what} is missing: write it behind the name of the program")
+    return argv if argv[0].startswith("-") else [flag, *argv]
 
 
 def _nobody_reads_stdout() -> bool:

@@ -22,13 +22,12 @@ from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.recorded_tokenizer import tokenizer_for
 from megatron.tokenizer.tokenizer import Tokenizer
-from megatron.tool import run_tool
+from megatron.tool import run_tool, with_flag
 
 
 def main(argv: Sequence[str]) -> None:
     """Print what the command line `argv` asks for."""
-    if argv and not argv[0].startswith("-"):
-        argv = ["--prefix", *argv]
+    argv = with_flag(argv, "--prefix", "the prefix of token files")
     sections = {"inspect": InspectConfig, "tokenizer": TokenizerConfig}
     said = parse_sections(argv, sections, description=__doc__ or "").sections
     config: InspectConfig = said["inspect"]

@@ -1,7 +1,7 @@
 """Write a checkpoint of Megatron-LM's for other ranks: for one, if nothing else is said.
 
 Flags of training say what its files do not. WORLD_SIZE and the sizes of the layout that it was
-saved in need not be said: the files say them.
+saved in need not be said: the files say them. --tensor-model-parallel-size must be theirs if said.
 """
 
 import sys
@@ -14,7 +14,7 @@ from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.checkpoint_tools import PartitionsConfig
 from megatron.config.config import SECTIONS, Config, flatten
 from megatron.config.files import with_file_flags
-from megatron.config.flags import Parsed, parse_sections
+from megatron.config.flags import Parsed, parse_sections, value_in
 from megatron.config.legacy import LEGACY
 from megatron.config.legacy_conversion import ANY_RUN
 from megatron.config.model import ModelConfig
@@ -34,7 +34,15 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError("--load is missing: the directory of the checkpoint")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
     from megatron.checkpoint.foreign.convert import Conversion, convert
+    from megatron.checkpoint.foreign.megatron import tensor_ranks
 
+    ranks = tensor_ranks(Path(places.load))
+    said = value_in(with_file_flags(argv, SECTIONS), "--tensor-model-parallel-size")
+    if said is not None and int(said) != ranks:
+        raise ConfigError(
+            f"--tensor-model-parallel-size {said}, but the files in {places.load} are of {ranks} "
+            "tensor-parallel ranks; --target-tensor-model-parallel-size says those to write for"
+        )
     wish = Conversion(
         source=Path(places.load),
         output=Path(places.save or f"{places.load}/merged"),

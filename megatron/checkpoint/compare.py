@@ -42,6 +42,20 @@ _WISHES = (
 )
 
 
+_NOT_IN_STEPS = {
+    "training": (
+        "train_samples",  # follows from the iterations and the batch
+        "exit_interval",
+        "exit_after_minutes",
+        "exits_on_signal",
+        "kill_switch",
+        "replica_check_interval",
+    ),
+    "data": ("cache_path",),
+}
+"""Wishes that change nothing in a step."""
+
+
 def require_same(
     then: Mapping[str, Any],
     now: Mapping[str, Any],
@@ -72,7 +86,9 @@ def require_same(
     refusals = []
     if found:
         refusals.append(
-            f"{folder} was saved by a run that differs in what must be equal:\n{table(found)}"
+            f"{folder} was saved by a run that differs in what must be equal; take what is in the "
+            "checkpoint (for the network, leave the flags out and write --use-checkpoint-args), "
+            f"or give another --load:\n{table(found)}"
         )
     if with_schedule and (rates := _of_schedule(then, now)):
         text = (
@@ -158,7 +174,16 @@ def other_wishes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Di
         if section in then:
             # What the saving program did not know of is no wish of that run.
             unknown = set(now[section]) - set(then[section])
-            yield from _differences(then, now, section, skip=("on_resume", *unknown))
+            skip = ("on_resume", *_NOT_IN_STEPS.get(section, ()), *unknown)
+            both = ({section: _uncounted(plan[section])} for plan in (then, now))
+            yield from _differences(*both, section, skip=skip)
+
+
+def _uncounted(wishes: Any) -> Any:
+    """Return `wishes` without the samples of data sets, which follow from the run's length."""
+    if isinstance(wishes, Mapping):
+        return {k: _uncounted(v) for k, v in wishes.items() if k != "num_samples"}
+    return [*map(_uncounted, wishes)] if isinstance(wishes, list | tuple) else wishes
 
 
 def _not_in_weights(now: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
+
+_WIDTH = 40
+"""Columns of a value; of one that is longer, those are told where the difference lies."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +25,23 @@ def table(differences: Iterable[Difference], *, what: str = "flag") -> str:
         what: what the names are those of.
     """
     rows = [(what, "in the checkpoint", "now")]
-    rows += [(each.name, _text(each.then), _text(each.now)) for each in differences]
+    rows += [(each.name, *_texts(each)) for each in differences]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     return "\n".join(
         f"  {name:<{widths[0]}}  {then:<{widths[1]}}  {now}" for name, then, now in rows
     )
 
 
-def _text(value: Any) -> str:
-    return "-" if value is None or value == "" else str(value)
+def _texts(difference: Difference) -> tuple[str, str]:
+    both = [
+        "-" if value is None or value == "" else str(value)
+        for value in (difference.then, difference.now)
+    ]
+    same = len(commonprefix(both))
+    start = max(0, same - _WIDTH // 4) if max(map(len, both)) > _WIDTH else 0
+    then, now = (_cut("…" + text[start:] if start else text) for text in both)
+    return then, now
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpoint.differences import Difference, table
 from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.names import published_tags, tag_of
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, flatten
@@ -64,8 +63,8 @@ class SavedNetwork:
         ]
         lines = [f"--use-checkpoint-args: from {self.folder}: {' '.join(taken)}"]
         if differ:
-            rows = [Difference(options[name], self.flags[name], now[name]) for name in differ]
-            lines.append(f"said otherwise than in {self.folder}:\n{table(rows)}")
+            said = (f"{options[name]} {now[name]} (not {self.flags[name]})" for name in differ)
+            lines.append(f"said otherwise than in {self.folder}: {', '.join(said)}")
         return tuple(lines)
 
 

@@ -1,10 +1,10 @@
 """Reading what torch saved without running anything that a file asks for."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from pickle import UnpicklingError
 from pkgutil import resolve_name
 from typing import Any
 from zipfile import is_zipfile
@@ -60,6 +60,7 @@ class Opaque:
 
 
 _ASKED_FOR = re.compile(r"GLOBAL (\S+)")
+_OF_THE_MACHINE = re.compile(r"allocate|out of memory|CUDA")
 
 Allowed = list[Callable[..., Any] | tuple[Callable[..., Any], str]]
 
@@ -120,10 +121,8 @@ def read_foreign(file: Path) -> Any:
             needs.
     """
     known = {name for _, name in _STAND_INS}  # type: ignore[misc]
-    try:
+    with _told_as_ours(file):
         names = get_unsafe_globals_in_checkpoint(file) if is_zipfile(file) else _OF_OLD_FILES
-    except (OSError, EOFError, RuntimeError, ValueError, UnpicklingError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
     others: Allowed = [
         (Opaque, name) for name in names if name.split(".")[0] in _OF_OTHERS and name not in known
     ]
@@ -137,18 +136,26 @@ def _read_mapped(file: Path, allowed: Allowed) -> Any:
 
 
 def _read(file: Path, allowed: Allowed, **how: Any) -> Any:
+    with _told_as_ours(file), safe_globals(allowed):
+        return torch.load(file, weights_only=True, **how)
+
+
+@contextmanager
+def _told_as_ours(file: Path) -> Iterator[None]:
     try:
-        with safe_globals(allowed):
-            return torch.load(file, weights_only=True, **how)
-    except UnpicklingError as error:
-        raise CheckpointError(f"{file} cannot be read: {_refusal(error)}") from error
-    except (OSError, EOFError, RuntimeError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
+        yield
+    except Exception as error:
+        # Bytes of anything else lead torch's reader into errors of every kind.
+        raise CheckpointError(f"{file} cannot be read: {_reason(error)}") from error
 
 
-def _refusal(error: UnpicklingError) -> str:
-    """Return what was refused; torch's own words also tell how to read it all the same."""
-    asked = _ASKED_FOR.search(str(error))
-    if not asked:
-        return str(error)
-    return f"it asks for {asked.group(1)}, which no checkpoint needs; nothing of it was run"
+def _reason(error: Exception) -> str:
+    """Return what is wrong; torch's own words also tell how to read it all the same."""
+    text = str(error)
+    if isinstance(error, OSError):
+        return error.strerror or text
+    if asked := _ASKED_FOR.search(text):
+        return f"it asks for {asked.group(1)}, which no checkpoint needs; nothing of it was run"
+    if _OF_THE_MACHINE.search(text):
+        return text.partition("\n")[0]
+    return "it is no file that torch saved, or it is damaged or cut short"

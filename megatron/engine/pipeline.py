@@ -118,6 +118,11 @@ class Stage(PipelineModule):
         """Pass the input through this stage's layers."""
         return in_turn(self._calls, forward_input)
 
+    @torch.no_grad()
+    def _synchronize_tied_weights(self) -> None:
+        # Otherwise torch warns, at each backward pass, that the broadcast has no gradient.
+        super()._synchronize_tied_weights()
+
 
 def timed_instructions(
     instructions: Mapping[type, Callable[..., Any]], timers: Timers

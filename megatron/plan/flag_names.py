@@ -56,7 +56,12 @@ _NAMED = {
 }
 """Decisions that have the value of one flag, under another name."""
 
-_NO_FLAG = ("model.vocab_size", "model.num_experts", "training.max_nan_steps")
+_NO_FLAG = (
+    "model.vocab_size",
+    "model.num_experts",
+    "training.train_iters",
+    "training.max_nan_steps",
+)
 """Decisions that are more than the flag of their name."""
 
 

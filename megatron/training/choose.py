@@ -45,18 +45,7 @@ def choose(plan: Plan) -> Chosen | None:
 
     Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
     """
-    around = surroundings()
-
-    def find() -> Chosen | None:
-        found = _newest(plan, _find(plan))
-        if found and (different := changed(found.manifest.versions, around)):
-            log.warning(
-                "%s was saved with other software or devices:\n%s",
-                *(found.folder, table(different, what="what")),
-            )
-        return found
-
-    return from_rank_0(find)
+    return from_rank_0(lambda: _newest(plan, _find(plan)))
 
 
 def next_older(plan: Plan, damaged: Chosen) -> Chosen:
@@ -69,6 +58,23 @@ def next_older(plan: Plan, damaged: Chosen) -> Chosen:
         return found
 
     return from_rank_0(find)
+
+
+def tell_changes(plan: Plan, chosen: Chosen) -> None:
+    """Warn of what may be, and is, other than when `chosen` was saved.
+
+    Communication: every rank must call this, in step.
+    """
+    then, folder = chosen.manifest.plan, chosen.folder
+    if different := changed(chosen.manifest.versions, surroundings()):
+        log.warning(
+            "%s was saved with other software or devices:\n%s",
+            *(folder, table(different, what="what")),
+        )
+    if not _goes_on(plan):
+        return
+    if found := [*other_wishes(then, as_json(asdict(going_on(plan, chosen))))]:
+        log.warning("going on from %s with other settings:\n%s", folder, table(found))
 
 
 def going_on(plan: Plan, chosen: Chosen) -> Plan:
@@ -112,6 +118,8 @@ def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
     if tags:
         raise _none_whole(plan)
     if plan.checkpoint.must_exist:
+        if not directory.exists():
+            raise CheckpointError(f"--load {directory}: there is no such directory")
         raise CheckpointError(
             f"--load {directory} holds no complete checkpoint; give the directory that a run "
             "saved to with --save"
@@ -155,22 +163,22 @@ def _none_whole(plan: Plan) -> CheckpointError:
 
 
 def _require_fit(plan: Plan, chosen: Chosen) -> None:
-    """Refuse a checkpoint of another run; tell what else is different."""
+    """Refuse a checkpoint of another run."""
     then, now, folder = chosen.manifest.plan, as_json(asdict(plan)), str(chosen.folder)
-    goes_on = plan.checkpoint.loads_progress and not plan.evaluation.only
     require_same(
         then,
         now,
         folder,
         with_optimizer=plan.checkpoint.loads_optimizer,
-        with_schedule=goes_on and plan.schedule.on_resume == "equal",
+        with_schedule=_goes_on(plan) and plan.schedule.on_resume == "equal",
     )
     _require_parts(chosen.manifest, plan.checkpoint, folder)
-    if not goes_on:
-        return
-    now = as_json(asdict(going_on(plan, chosen)))
-    if found := [*other_wishes(then, now)]:
-        log.warning("going on from %s with other settings:\n%s", folder, table(found))
+    # What cannot be gone on with is refused before anything slow.
+    going_on(plan, chosen)
+
+
+def _goes_on(plan: Plan) -> bool:
+    return plan.checkpoint.loads_progress and not plan.evaluation.only
 
 
 def _require_parts(manifest: Manifest, wished: CheckpointPlan, folder: str) -> None:

@@ -21,7 +21,7 @@ from megatron.errors import CheckpointError
 from megatron.parallel.random import renewed_seed
 from megatron.plan.plan import Plan
 from megatron.training.agree import from_rank_0, gathered, share_of
-from megatron.training.choose import Chosen, as_json, going_on, next_older
+from megatron.training.choose import Chosen, as_json, going_on, next_older, tell_changes
 from megatron.training.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ def resume(engine: Engine, plan: Plan, state: TrainState, chosen: Chosen) -> Pla
     while problems := damage_of(chosen):
         log.warning("%s is passed over: %s", chosen.folder, "; ".join(problems))
         chosen = next_older(plan, chosen)
+    tell_changes(plan, chosen)
     plan = going_on(plan, chosen)
     load(engine, plan, chosen)
     if plan.checkpoint.loads_progress:

@@ -17,7 +17,7 @@ from megatron.checkpoint.names import checkpoint_of
 from megatron.config.checkpoint_tools import LookConfig
 from megatron.config.flags import parse_sections
 from megatron.errors import CheckpointError
-from megatron.tool import run_tool
+from megatron.tool import run_tool, with_flag
 
 _COMMANDS = {
     "hugging_face": ("tools/convert_checkpoint/from_hf.py --load {path} --save NEW",),
@@ -29,8 +29,7 @@ _COMMANDS = {
 
 def main(argv: Sequence[str]) -> None:
     """Print what the command line `argv` asks for."""
-    if argv and not argv[0].startswith("-"):
-        argv = ["--path", *argv]
+    argv = with_flag(argv, "--path", "the path of a checkpoint")
     said = parse_sections(argv, {"look": LookConfig}, description=__doc__ or "").sections
     config: LookConfig = said["look"]
     path = Path(config.path)

@@ -9,13 +9,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.config.checkpoint_tools import FileConfig
 from megatron.config.flags import parse_sections
-from megatron.tool import run_tool
+from megatron.tool import run_tool, with_flag
 
 
 def main(argv: Sequence[str]) -> None:
     """Print what the command line `argv` asks for."""
-    if argv and not argv[0].startswith("-"):
-        argv = ["--file", *argv]
+    argv = with_flag(argv, "--file", "the path of a file")
     said = parse_sections(argv, {"file": FileConfig}, description=__doc__ or "").sections
     config: FileConfig = said["file"]
     # Not above: torch is slow to import, and a wrong flag should not wait for it.

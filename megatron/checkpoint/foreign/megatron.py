@@ -109,6 +109,11 @@ def find(path: Path, *, heads: int | None = None) -> Found:
     )
 
 
+def tensor_ranks(path: Path) -> int:
+    """Return how many tensor-parallel ranks the checkpoint in `path` is of; see find."""
+    return len(_files(checkpoint_in(path))[0])
+
+
 def _files(folder: Path) -> list[list[Path]]:
     """Return the files of every stage, in the order of its tensor-parallel ranks."""
     places = {}

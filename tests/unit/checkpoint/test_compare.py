@@ -65,7 +65,9 @@ def test_all_differences_are_told_at_once():
     with pytest.raises(CheckpointError) as caught:
         require_same(saved(), saved(*flags.split(), world_size=4), "runs/global_step5")
     first, *differences = str(caught.value).splitlines()
-    assert first == "runs/global_step5 was saved by a run that differs in what must be equal:"
+    assert first.startswith("runs/global_step5 was saved by a run that differs in what must be")
+    assert "leave the flags out and write --use-checkpoint-args)" in first
+    assert first.endswith("or give another --load:")
     assert differences == [
         "  flag             in the checkpoint  now",
         "  --kv-channels    4                  6",
@@ -139,6 +141,13 @@ def test_what_no_weight_depends_on_may_change_and_is_told():
     assert list(other_wishes(then, then)) == []
 
 
+def test_what_changes_nothing_in_a_step_is_not_told():
+    ends = "--exit-interval 3 --exit-duration-in-mins 5 --data-cache-path elsewhere"
+    assert list(other_wishes(saved(), saved(*ends.split()))) == []
+    longer = list(other_wishes(saved(), saved("--train-iters", "20")))
+    assert [each.name for each in longer] == ["training.train_iters", "schedule.decay"]
+
+
 def test_another_network_is_told_by_what_differs():
     flags = "--position-embedding-type rotary --swiglu --group-query-attention --window-size 2"
     with pytest.raises(CheckpointError) as caught:
@@ -179,6 +188,13 @@ def test_a_table_has_columns():
         "  --lr                       0.1                -",
         "  --position-embedding-type  -                  rotary",
     ]
+
+
+def test_of_long_values_those_parts_are_told_that_differ():
+    then, now = ([{"prefix": "corpus/" + "x" * 60 + end + "y" * 60}] for end in "ab")
+    _, row = table([Difference("data.train", then, now)]).splitlines()
+    assert len(row) <= 100
+    assert [text.strip("xy… ") for text in row.split()[1:]] == ["a", "b"]
 
 
 def test_network_and_learning_rate_are_told_together():

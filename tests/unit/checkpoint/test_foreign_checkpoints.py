@@ -286,6 +286,8 @@ def test_what_the_files_do_not_say_is_asked_for(gpt2, tmp_path):
             "checkpoint/util.py",
             *("--model-type", "BERT", "--load-dir", theirs, "--save-dir", tmp_path / "ours"),
         )
+    with pytest.raises(ConfigError, match="-size 3, but the files in .* are of 2 tensor-parallel"):
+        tool("merge_mp_partitions.py", *GPT, "--load", theirs, "--tensor-model-parallel-size", 3)
     with pytest.raises(ConfigError, match="only GPT is merged"):
         tool("merge_mp_partitions.py", "--model-type", "BERT", "--load", theirs)
     with pytest.raises(ConfigError, match="parallel-size 5 does not divide num_layers 2"):

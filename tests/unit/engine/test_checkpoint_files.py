@@ -10,7 +10,7 @@ import torch
 from tiny import tiny_config, tiny_plan
 
 from megatron.checkpoint.manifest import Manifest, record_file, write_manifest
-from megatron.checkpoint.unpickle import read_tensors
+from megatron.checkpoint.unpickle import read_foreign, read_tensors
 from megatron.checkpoint.weights import read_whole_weights
 from megatron.errors import CheckpointError, ConfigError
 from megatron.parallel.sharding import shard_of
@@ -149,6 +149,26 @@ def test_files_are_told_with_their_ranks_and_tensors(saved, capsys):
     assert "optimizer_state_dict.base_optimizer_state.state.0.step: [] float32\n" in said
     name = "optimizer_state_dict.param_slice_mappings[1].8.weight.numel"
     assert f"{name}: 16\n" in said
+
+
+@pytest.mark.parametrize("kept", [0, 300, -1], ids=["empty", "cut short", "text"])
+def test_a_file_that_torch_cannot_read_is_told_in_our_words(tmp_path, kept):
+    file = tmp_path / "file.pt"
+    torch.save({"weight": torch.zeros(50)}, file)
+    file.write_bytes(file.read_bytes()[:kept] if kept >= 0 else b"hello world")
+    for read in (read_tensors, read_foreign):
+        with pytest.raises(CheckpointError) as caught:
+            read(file)
+        reason = "it is no file that torch saved, or it is damaged or cut short"
+        assert str(caught.value) == f"{file} cannot be read: {reason}"
+    with pytest.raises(CheckpointError, match="none.pt cannot be read: No such file or directory"):
+        read_tensors(tmp_path / "none.pt")
+
+
+def test_a_program_that_wants_a_path_says_so():
+    for name in ("checkpoint/digest.py", "checkpoint/inspect.py"):
+        with pytest.raises(ConfigError, match="the path of a checkpoint is missing"):
+            run(name)
 
 
 def test_a_file_that_wants_to_run_something_is_refused(tmp_path):

@@ -121,8 +121,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(job, told):
     job.save(5)
     job.save(10)
     (job.directory / "global_step10" / "weights.pt").write_bytes(b"")
-    assert job.resume() == TrainState(iteration=5, samples=10)
+    assert job.resume("--seed", "99") == TrainState(iteration=5, samples=10)
     assert job.engine.loaded == [(job.directory, "global_step5")]
+    (settings,) = [text for text in told if "other settings" in text]
+    assert "going on from" in settings and "global_step5 " in settings
     (warning,) = [text for text in told if "passed over" in text]
     assert "global_step10 is passed over: " in warning
     assert "weights.pt has 0 bytes instead of " in warning
@@ -154,10 +156,12 @@ def test_the_first_job_of_a_chain_starts_from_the_beginning(job, told):
 
 
 def test_nothing_to_load_is_an_error_when_it_is_not_the_directory_to_save_to(job, tmp_path):
-    with pytest.raises(
-        CheckpointError, match="--load .*nowhere holds no complete checkpoint; give"
-    ):
-        job.resume("--load", str(tmp_path / "nowhere"))
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(CheckpointError, match="--load .*nowhere: there is no such directory"):
+        job.resume("--load", str(nowhere))
+    nowhere.mkdir()
+    with pytest.raises(CheckpointError, match="nowhere holds no complete checkpoint; give"):
+        job.resume("--load", str(nowhere))
 
 
 def test_checkpoints_that_are_all_damaged_are_no_beginning(job):
@@ -216,7 +220,7 @@ def test_progress_can_begin_anew(job, tmp_path):
 
 def test_a_missing_checkpoint_can_be_an_error_at_the_first_start_too(job):
     assert job.resume() == TrainState()
-    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="there is no such directory"):
         job.resume("--exit-on-missing-checkpoint")
 
 
