@@ -127,6 +127,7 @@ MODEL = {
     "apply_residual_connection_post_layernorm": Turned(
         "--apply-residual-connection-post-layernorm", "losses"
     ),
+    "parallel_residual": Turned("--parallel-residual", "losses"),
     "gelu": Turned("--gelu erf", "losses"),
     "openai_gelu": Turned("--openai-gelu", "error", on="--gelu erf", says="--openai-gelu"),
     "onnx_safe": Turned("--onnx-safe True", "losses"),

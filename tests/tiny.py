@@ -65,6 +65,7 @@ def tiny_spec(**changes: Any) -> ModelSpec:
         "embed_layernorm": False,
         "qk_layernorm": False,
         "residual_after_norm": False,
+        "parallel_residual": False,
         "activation": "gelu_tanh",
         "linear_bias": True,
         "qkv_bias": True,

@@ -139,6 +139,8 @@ def _problems(
 ) -> Iterator[str]:
     if model.get("num_experts"):
         yield "layers with experts have no place in Megatron-LM's files"
+    if model.get("parallel_residual"):
+        yield "Megatron-LM's files do not say --parallel-residual, and its layers do not have it"
     for flag, parts, sizes in (
         (flags[1], pipeline, ("num_layers",)),
         (

@@ -96,6 +96,11 @@ class ModelConfig:
     apply_residual_connection_post_layernorm: bool = False
     """Take the residual behind a layer's norms instead of in front of them."""
 
+    parallel_residual: Annotated[
+        bool, Spelling("--parallel-residual", ("--use-parallel-residual",))
+    ] = False
+    """Let the MLP read what attention reads, and add both to it, as GPT-NeoX and Pythia do."""
+
     gelu: Literal["tanh", "erf"] | None = None
     """Form of GELU: the exact one (erf) or its approximation (tanh, when not said). No kernel
     changes the form."""

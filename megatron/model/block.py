@@ -15,6 +15,9 @@ from megatron.plan.model_spec import ModelSpec
 class ParallelTransformerLayerPipe(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
+    With parallel residuals the second norm reads x too: x + dropout(attention(norm(x))) +
+    dropout(mlp(other norm(x))).
+
     Attention is causal, unless spans of what tokens see come with x_sbh. They and the positions,
     where attention needs those, are passed on.
 
@@ -29,6 +32,7 @@ class ParallelTransformerLayerPipe(nn.Module):
     Shapes: x_sbh [s, b, h] -> [s, b, h], in the dtype of x_sbh.
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
     Randomness: residual dropout draws from the ordinary stream, attention from `rng`.
+    Source: arXiv:2204.06745, section 2.1, for parallel residuals.
     """
 
     def __init__(
@@ -62,10 +66,11 @@ class ParallelTransformerLayerPipe(nn.Module):
         x_sbh, positions_bs, spans_bs2 = unpack(inputs)
         normed_sbh = self.input_layernorm(x_sbh)
         y_sbh, bias = self.self_attention(normed_sbh, positions_bs, spans_bs2)
-        x_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
-        normed_sbh = self.post_attention_layernorm(x_sbh)
+        attended_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
+        read_sbh = x_sbh if self.spec.parallel_residual else attended_sbh
+        normed_sbh = self.post_attention_layernorm(read_sbh)
         y_sbh, bias = self.mlp(normed_sbh)
-        return pack(self._add(y_sbh, bias, x_sbh, normed_sbh), positions_bs, spans_bs2)
+        return pack(self._add(y_sbh, bias, attended_sbh, normed_sbh), positions_bs, spans_bs2)
 
     def _add(self, y_sbh: Tensor, bias: Tensor | None, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
         residual = normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh

@@ -31,6 +31,12 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
         yield _indivisible("--ffn-hidden-size", ffn_hidden_size_of(model), tensor)
     yield from _position_problems(model)
     yield from _activation_problems(model)
+    if model.parallel_residual and model.apply_residual_connection_post_layernorm:
+        yield (
+            "--parallel-residual adds attention and MLP to one residual, and "
+            "--apply-residual-connection-post-layernorm takes one behind each of two norms: "
+            "give one of them"
+        )
     if model.add_qkv_bias and model.add_bias_linear:
         yield (
             "--add-qkv-bias keeps a bias that --disable-bias-linear takes out; without that flag "

@@ -53,6 +53,7 @@ class ModelSpec:
     hidden_dropout: float
     init: Literal["normal", "xavier_uniform"]
     init_std: float
+    parallel_residual: bool = False  # attention and MLP read the same, and both are added to it
     num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP; (): all are
     experts_per_token: int = 1
     residual_experts: bool = False  # beside the experts there is an MLP for every token
@@ -213,6 +214,7 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         embed_layernorm=model.embed_layernorm or config.optimizer.use_bnb_optimizer,
         qk_layernorm=model.qk_layernorm,
         residual_after_norm=model.apply_residual_connection_post_layernorm,
+        parallel_residual=model.parallel_residual,
         activation=activation_of(model),
         linear_bias=model.add_bias_linear,
         qkv_bias=model.add_bias_linear or model.add_qkv_bias,

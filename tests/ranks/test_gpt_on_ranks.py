@@ -43,7 +43,12 @@ SPECS = [
     LLAMA | {"qk_layernorm": True, "layernorm_1p": True, "window": 3, "linear_bias": True},
     BLOOM | {"activation": "geglu", "residual_after_norm": True},
     FOUR_HEADS | {"position_embedding": "none", "qk_layernorm": True, "activation": "reglu"},
-    {"activation": "squared_relu", "linear_bias": False, "tied_embeddings": False},
+    {
+        "activation": "squared_relu",
+        "linear_bias": False,
+        "tied_embeddings": False,
+        "parallel_residual": True,
+    },
 ]
 NAMES = [ParallelTransformerLayerPipe.__name__]
 

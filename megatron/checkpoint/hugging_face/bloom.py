@@ -34,6 +34,7 @@ def _needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
         "num_query_groups": (spec.num_attention_heads,),
         "head_dim": (spec.hidden_size / spec.num_attention_heads,),
         "qk_layernorm": (False,),
+        "parallel_residual": (False,),
         "window": (0,),
         "num_experts": ((),),
     }

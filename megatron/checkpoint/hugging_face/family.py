@@ -63,6 +63,7 @@ _FLAGS = {
     "embed_layernorm": "--embed-layernorm",
     "qk_layernorm": "--qk-layernorm",
     "residual_after_norm": "--apply-residual-connection-post-layernorm",
+    "parallel_residual": "--parallel-residual",
     "activation": "--gelu, --glu-activation, --squared-relu",
     "linear_bias": "--disable-bias-linear",
     "qkv_bias": "--add-qkv-bias",

@@ -37,6 +37,7 @@ def _needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
         "embed_layernorm": (False,),
         "qk_layernorm": (False,),
         "residual_after_norm": (False,),
+        "parallel_residual": (False,),
         "window": (0,),
         "num_experts": ((),),
     }

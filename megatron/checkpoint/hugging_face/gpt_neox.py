@@ -1,4 +1,4 @@
-"""GPT-NeoX without parallel residuals: rotary positions of a share of each head, LayerNorm."""
+"""GPT-NeoX and Pythia: rotary positions of a share of each head, LayerNorm, parallel residuals."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,6 @@ from megatron.checkpoint.hugging_face.family import (
     parts_of_network,
 )
 from megatron.checkpoint.hugging_face.rotary import rotary_flags, stretching
-from megatron.errors import CheckpointError
 from megatron.plan.model_spec import ModelSpec
 
 _NAMES = Names(
@@ -58,7 +57,7 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "layer_norm_eps": spec.norm_epsilon,
         "attention_dropout": spec.attention_dropout,
         "hidden_dropout": spec.hidden_dropout,
-        "use_parallel_residual": False,
+        "use_parallel_residual": spec.parallel_residual,
         "attention_bias": True,
     }
 
@@ -79,11 +78,6 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
 
 
 def _flags(config: HuggingFaceConfig) -> list[str]:
-    if config["use_parallel_residual"]:
-        raise CheckpointError(
-            "config.json: use_parallel_residual is true, and there is no option for attention and "
-            "MLP that read the same residual: only GPT-NeoX without it is imported"
-        )
     return [
         *("--num-layers", str(config["num_hidden_layers"])),
         *("--hidden-size", str(config["hidden_size"])),
@@ -92,6 +86,7 @@ def _flags(config: HuggingFaceConfig) -> list[str]:
         *("--max-position-embeddings", str(config["max_position_embeddings"])),
         *rotary_flags(config),
         *("--layernorm-epsilon", str(config["layer_norm_eps"])),
+        *(["--parallel-residual"] if config["use_parallel_residual"] else []),
         *activation_flags(config["hidden_act"], gated=False),
         *("--attention-dropout", str(config["attention_dropout"])),
         *("--hidden-dropout", str(config["hidden_dropout"])),

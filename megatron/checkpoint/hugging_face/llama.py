@@ -40,6 +40,7 @@ def _common_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
         ),
         "embed_layernorm": (False,),
         "residual_after_norm": (False,),
+        "parallel_residual": (False,),
         "num_experts": ((),),
     }
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from megatron.checkpoint.hugging_face.card import model_card
 from megatron.checkpoint.hugging_face.cuts import GateUp, QueriesKeysValues
-from megatron.checkpoint.hugging_face.families import family_of
+from megatron.checkpoint.hugging_face.families import FAMILIES, family_of
 from megatron.checkpoint.hugging_face.network import filled_model, saved_spec
 from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.weights import read_weights, read_whole_weights
@@ -63,6 +63,10 @@ OURS = {
     "qwen3": ("qwen3", f"{LLAMA} --swiglu --qk-layernorm {GROUPS} --kv-channels 8 {PIPELINE}"),
     "qwen3 window": ("qwen3", f"{LLAMA} --swiglu --qk-layernorm --window-size 5,0 {UNTIED}"),
     "gpt-neox": ("gpt_neox", f"{ROTARY} --rotary-percent 0.5 --gelu erf {UNTIED} {TENSOR}"),
+    "pythia": (
+        "gpt_neox",
+        f"{ROTARY} --rotary-percent 0.5 --gelu erf --parallel-residual {UNTIED} {TENSOR}",
+    ),
     "gpt-neox tied": ("gpt_neox", f"{ROTARY} {PIPELINE}"),
 }
 
@@ -137,7 +141,14 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
     require_equal(found, rows_with_tokens(read_whole_weights(saved, read_manifest(saved))))
     again = manifest.plan["model"]
     assert (again["vocab_size"], again["padded_vocab_size"]) == (VOCAB_SIZE, VOCAB_SIZE)
-    for name in ("activation", "window", "rotary_dim", "rope_scaling", "num_query_groups"):
+    for name in (
+        "activation",
+        "window",
+        "rotary_dim",
+        "rope_scaling",
+        "num_query_groups",
+        "parallel_residual",
+    ):
         assert again[name] == getattr(spec, name), name
 
     tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice", "--no-verify")
@@ -171,6 +182,12 @@ THEIRS = {
         intermediate_size=40,
         use_parallel_residual=False,
         rope_parameters={"rope_theta": 5000.0, "partial_rotary_factor": 0.5},
+    ),
+    "pythia": GPTNeoXConfig(
+        **_SMALL,
+        intermediate_size=96,
+        use_parallel_residual=True,
+        rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ),
 }
 
@@ -239,7 +256,6 @@ def test_older_files_without_prefix_and_with_constants_are_read(group, tmp_path,
 def test_what_no_flag_says_is_refused(group, tmp_path):
     for number, (case, changes, told) in enumerate(
         [
-            ("gpt-neox", {"use_parallel_residual": True}, "use_parallel_residual is true"),
             ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True"),
             ("gpt2", {"activation_function": "silu"}, "no flag for the activation silu"),
             ("llama 3.1", {"rope_parameters": {**_LLAMA_3, "low_freq_factor": 2.0}}, "rotary"),
@@ -268,6 +284,13 @@ def test_what_no_flag_says_is_refused(group, tmp_path):
 def test_a_network_that_no_architecture_expresses_is_refused(flags, told):
     with pytest.raises(CheckpointError, match=told):
         family_of(tiny_plan(*SIZES.split(), *flags.split()).model)
+
+
+def test_only_gpt_neox_has_parallel_residuals():
+    spec = tiny_plan(*SIZES.split(), "--parallel-residual").model
+    told = {each.model_type: "\n".join(each.unfit(spec)) for each in FAMILIES}
+    refused = {name for name, why in told.items() if "(--parallel-residual)" in why}
+    assert refused == told.keys() - {"gpt_neox"}
 
 
 def test_a_conversion_that_computes_something_else_leaves_nothing(exported, tmp_path, monkeypatch):

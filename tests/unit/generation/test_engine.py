@@ -38,7 +38,7 @@ LLAMA = ROTARY | {
 }
 NETWORKS = {
     "learned positions": {},
-    "rotary, part of a head": ROTARY | {"rotary_dim": 4},
+    "rotary, part of a head": ROTARY | {"rotary_dim": 4, "parallel_residual": True},
     "alibi": {"position_embedding": "alibi"},
     "alibi, one group": {"position_embedding": "alibi", "num_query_groups": 1},
     "no positions": {"position_embedding": "none"},

@@ -29,6 +29,9 @@ def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
 def plain_layer(weights, spec, layer, x, positions_bs, seen_bss):
     normed = norm(weights, f"{layer}.input_layernorm", x, spec)
     y = attention(weights, spec, f"{layer}.self_attention", normed, positions_bs, seen_bss)
+    if spec.parallel_residual:
+        beside = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
+        return x + y + mlp(weights, spec, f"{layer}.mlp", beside)
     x = (normed if spec.residual_after_norm else x) + y
     normed = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
     y = mlp(weights, spec, f"{layer}.mlp", normed)

@@ -44,6 +44,7 @@ OPTIONS = {
     "epsilon": {"norm_epsilon": 0.1},
     "normed embedding": {"embed_layernorm": True},
     "residual behind the norms": {"residual_after_norm": True},
+    "parallel residual": {"parallel_residual": True},
     "gelu, erf": {"activation": "gelu_erf"},
     "squared relu": {"activation": "squared_relu"},
     "geglu": {"activation": "geglu"},

@@ -30,7 +30,8 @@ def test_nothing_stays_undecided():
 def test_json_holds_every_decision():
     plan = tiny_plan("--bf16")
     assert json.loads(json.dumps(asdict(plan)))["model"] == asdict(plan.model) | {
-        "num_experts": []  # JSON has no tuples
+        "num_experts": [],  # JSON has no tuples
+        "lora_target_modules": [],
     }
     assert set(json.loads(json.dumps(asdict(plan)))) == {field.name for field in fields(plan)}
 
@@ -79,6 +80,8 @@ def test_sizes_that_are_not_said_follow_from_the_others():
         ("--layernorm-epsilon 1e-6", {"norm_epsilon": 1e-6}),
         ("--embed-layernorm --qk-layernorm", {"embed_layernorm": True, "qk_layernorm": True}),
         ("--apply-residual-connection-post-layernorm", {"residual_after_norm": True}),
+        ("--parallel-residual", {"parallel_residual": True}),
+        ("--use-parallel-residual", {"parallel_residual": True}),
         ("", {"activation": "gelu_tanh"}),
         ("--openai-gelu --gelu tanh", {"activation": "gelu_tanh"}),
         ("--gelu erf", {"activation": "gelu_erf"}),

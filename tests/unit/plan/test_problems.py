@@ -115,6 +115,12 @@ def problems(line, *, world_size=1, device="cpu"):
             "replaces: leave it out",
         ),
         (
+            "--use-parallel-residual --apply-residual-connection-post-layernorm",
+            "--parallel-residual adds attention and MLP to one residual, and "
+            "--apply-residual-connection-post-layernorm takes one behind each of two norms: "
+            "give one of them",
+        ),
+        (
             "--add-qkv-bias",
             "--add-qkv-bias keeps a bias that --disable-bias-linear takes out; without that flag "
             "it is there: leave --add-qkv-bias out",
