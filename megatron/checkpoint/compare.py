@@ -175,8 +175,8 @@ def other_wishes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Di
             # What the saving program did not know of is no wish of that run.
             unknown = set(now[section]) - set(then[section])
             skip = ("on_resume", *_NOT_IN_STEPS.get(section, ()), *unknown)
-            both = ({section: _uncounted(plan[section])} for plan in (then, now))
-            yield from _differences(*both, section, skip=skip)
+            saved, asked = ({section: _uncounted(plan[section])} for plan in (then, now))
+            yield from _differences(saved, asked, section, skip=skip)
 
 
 def _uncounted(wishes: Any) -> Any:
