@@ -12,11 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.data_tools import WorldConfig
+from megatron.plan.data_plan import with_some_data
 from megatron.plan.parallel_plan import replica_size
 from megatron.plan.plan import plan
 from megatron.tool import run_tool
 
-NOT_NEEDED = {"schedule": {"lr": 1e-4}, "data": {"data_path": ["none"]}}
+NOT_NEEDED = {"schedule": {"lr": 1e-4}}
 """Values for flags of training that the JSON does not depend on."""
 
 VOCABULARY = 50257
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     )
     world: WorldConfig = own["world"]
     decided = plan(
-        config,
+        with_some_data(config),
         world_size=world.world_size or replica_size(config.parallel),
         vocab_size=VOCABULARY,
         device="cpu" if config.parallel.device == "cpu" else "cuda",

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.config.config import Config, parse_config_for_checkpoint
 from megatron.config.planning import PlanningConfig
 from megatron.errors import ConfigError, raise_if_any
+from megatron.plan.data_plan import with_some_data
 from megatron.plan.estimate.devices import device_of
 from megatron.plan.estimate.search import search
 from megatron.plan.estimate.speed import speed_of
@@ -30,7 +31,6 @@ from megatron.tool import run_tool
 NOT_NEEDED = {
     "schedule": {"lr": 1e-4},
     "training": {"micro_batch_size": 1},
-    "data": {"data_path": ["none"]},
 }
 """Values for required flags of training that hardly matter to a plan."""
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     config, own = parse_config_for_checkpoint(
         argv, NOT_NEEDED, {"planning": PlanningConfig}, description=__doc__ or ""
     )
-    planning: PlanningConfig = own["planning"]
+    config, planning = with_some_data(config), own["planning"]
     raise_if_any(_problems(planning))
     if planning.search is None:
         _tell_plan(config, planning)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron.config.config import Config
 from megatron.config.data import DataConfig
@@ -135,6 +135,13 @@ def data_problems(data: DataConfig) -> Iterator[str]:
         names = [group.name for group in groups[role]]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"--{role}-weighted-split-paths has {names.count(name)} groups named {name}"
+
+
+def with_some_data(config: Config) -> Config:
+    """Return `config`, with a prefix of no meaning where it says no data: to plan, not to train."""
+    if config.data.data_path or _wishes(config.data):
+        return config
+    return replace(config, data=replace(config.data, data_path=["none"]))
 
 
 @dataclass(frozen=True)

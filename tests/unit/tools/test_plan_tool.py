@@ -39,6 +39,11 @@ def test_a_search_ends_in_flags_to_take():
     assert "do not run (tp 16): more than the 8 GPUs of a node" in done.stdout
 
 
+def test_weighted_data_need_not_be_there():
+    done = run("--num-gpus", "8", "--train-weighted-split-paths", "ALL: 1 0:0.9 nowhere")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
