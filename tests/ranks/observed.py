@@ -81,6 +81,7 @@ _TIMES = (
     (re.compile(r"(?<=: )\d+\.\d\d(?= \||$)"), "T"),
     (re.compile(r"\d+\.\d+ s\b|\d+\.\d+ ms\b"), "T"),
     (re.compile(r"after \d+\.\d+ minutes"), "after T minutes"),
+    (re.compile(r"(?<=measured of the process: )\d+\.\d"), "M"),
     (re.compile(r"\d{4}-\d\d-\d\d[T_ ][\d:-]+"), "DATE"),
 )
 _DOCSTRINGS = cache(flags.field_docstrings)
