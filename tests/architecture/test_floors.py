@@ -207,3 +207,9 @@ def stray_strings(file: Path) -> list[int]:
         and isinstance(node.value.value, str)
         and node not in documenting
     ]
+
+
+def test_test_files_have_names_of_their_own():
+    """Their folders are no packages: of two equal names pytest collects one."""
+    names = sorted(file.name for file in (REPOSITORY / "tests").rglob("test_*.py"))
+    assert [one for one, following in pairwise(names) if one == following] == []

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 PASSED = "passed"
 
 Check = Callable[[int], None]
