@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from megatron.config.config import Config
@@ -11,14 +10,9 @@ from megatron.plan.batch_plan import BatchPlan
 from megatron.plan.chaos_plan import ChaosPlan, plan_chaos
 from megatron.plan.check import check
 from megatron.plan.checkpoint_plan import CheckpointPlan, plan_checkpoint
-from megatron.plan.curriculum_plan import (
-    CurriculumPlan,
-)
+from megatron.plan.curriculum_plan import CurriculumPlan
 from megatron.plan.data_plan import KIND_OF, DataPlan, plan_data
-from megatron.plan.ds_config import (
-    merge_ds_config,
-    read_ds_config,
-)
+from megatron.plan.ds_config import merge_ds_config, read_ds_config
 from megatron.plan.evaluation_plan import (
     EvaluationPlan,
     plan_evaluation,
@@ -113,14 +107,8 @@ def plan(
         ConfigError: lists every problem.
     """
     tensor = config.parallel.tensor_model_parallel_size
-    in_vocabulary = vocab_problems(config.tokenizer, vocab_size=vocab_size, tensor=tensor)
-    check(
-        config,
-        world_size=world_size,
-        device=device,
-        objective=objective,
-        others=in_vocabulary,
-    )
+    others = vocab_problems(config.tokenizer, vocab_size=vocab_size, tensor=tensor)
+    check(config, world_size=world_size, device=device, objective=objective, others=others)
 
     user = read_ds_config(config.deepspeed.deepspeed_config)
     precision = plan_precision(config.precision)
@@ -133,7 +121,6 @@ def plan(
         expert=config.experts.moe_expert_parallel_size,
     )
     steps = plan_steps(config, user, data=parallel.data)
-    batch, training = steps.batch, steps.training
     evaluation = plan_evaluation(config.evaluation)
     model = plan_model(config, vocab_size=vocab_size, tensor=tensor)
     raise_if_any(size_problems(config.training, model.num_parameters))
@@ -143,14 +130,18 @@ def plan(
         model=model,
         experts=plan_experts(config.experts),
         parallel=parallel,
-        batch=batch,
-        training=training,
+        batch=steps.batch,
+        training=steps.training,
         curriculum=steps.curriculum,
         schedule=plan_rates(config, steps),
         optimizer=optimizer,
         precision=precision,
         data=plan_data(
-            config, training, evaluation, batch.global_batch_size, kind=KIND_OF[objective]
+            config,
+            steps.training,
+            evaluation,
+            steps.batch.global_batch_size,
+            kind=KIND_OF[objective],
         ),
         masks=plan_masks(config.masks),
         objective=learned,
@@ -166,7 +157,7 @@ def plan(
         kernels=plan_kernels(config),
         deepspeed=merge_ds_config(
             user,
-            owned_keys(config, user, batch),
+            owned_keys(config, user, steps.batch),
             zero_stage=zero.stage,
             dtype=precision.dtype,
             fp32_gradients=precision.fp32_gradients,
@@ -174,18 +165,16 @@ def plan(
             activation_checkpointing=storage.block,
             divides_sequence=parallel.pipeline > 1 and parallel.sequence_parallel,
         ),
-        notices=tuple(
-            chain(
-                _notices(config, user, zero),
-                objective_notices(learned),
-                parallel_notices(config.parallel),
-                storage.notices,
-            )
+        notices=(
+            *_notices(config, user, zero),
+            *objective_notices(learned),
+            *storage.notices,
         ),
     )
 
 
 def _notices(config: Config, user: dict[str, Any], zero: ZeroPlan) -> Iterator[str]:
+    yield from parallel_notices(config.parallel)
     yield from precision_notices(config.precision, user)
     yield from zero_notices(zero, config.optimizer)
     if "optimizer" in user:
