@@ -8,7 +8,7 @@ from megatron.config.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network, as the user asked for it. None means "not said"; plan() decides."""
+    """The network, as the user asked for it."""
 
     num_layers: int
     """Number of transformer layers."""

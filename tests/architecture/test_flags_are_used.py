@@ -7,74 +7,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from source import PACKAGE, SCRIPTS, files_of, module_name
+from source import PACKAGE, REPOSITORY, SCRIPTS, files_of, module_name
 
-from megatron.config.checkpoint_tools import (
-    ConversionConfig,
-    FileConfig,
-    FilesConfig,
-    LayoutConfig,
-    LookConfig,
-    MegatronConfig,
-    PartitionsConfig,
-    UniversalConfig,
-)
 from megatron.config.config import SECTIONS
-from megatron.config.data_tools import (
-    InspectConfig,
-    SampleTextConfig,
-    StepSamplesConfig,
-    WorldConfig,
-)
 from megatron.config.flags import argparse_form, field_docstrings, get_type_hints
-from megatron.config.generation import GenerationConfig
-from megatron.config.hugging_face import (
-    AdapterConfig,
-    ExportConfig,
-    ImportConfig,
-    TransformersConfig,
-)
 from megatron.config.legacy import LEGACY
-from megatron.config.merge import MergeConfig
-from megatron.config.planning import PlanningConfig
-from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
-from megatron.config.serving import ServingConfig
-from megatron.config.tasks import HarnessConfig, TaskConfig
-from megatron.config.tokenizer import TokenizerConfig
+from megatron.config.programs import PROGRAMS
 
-PROGRAMS = {
-    "pretrain_gpt.py": list(SECTIONS.values()),
-    "tools/preprocess_data.py": [TokenizerConfig, PreprocessConfig, WorkerTrialConfig],
-    "tools/preprocess_data_dist.py": [TokenizerConfig, PreprocessConfig, ShardConfig],
-    "tools/merge_preprocessed_data.py": [MergeConfig],
-    "tools/generate_samples_gpt.py": [*SECTIONS.values(), GenerationConfig],
-    "tasks/main.py": [*SECTIONS.values(), TaskConfig],
-    "tasks/eval_harness/evaluate.py": [*SECTIONS.values(), HarnessConfig],
-    "tools/run_text_generation_server.py": [
-        *SECTIONS.values(),
-        GenerationConfig,
-        ServingConfig,
-    ],
-    "tools/build_index.py": [*SECTIONS.values(), WorldConfig],
-    "tools/sample_idxs_to_text.py": [*SECTIONS.values(), WorldConfig, SampleTextConfig],
-    "tools/samples_of_step.py": [*SECTIONS.values(), WorldConfig, StepSamplesConfig],
-    "tools/inspect_data.py": [TokenizerConfig, InspectConfig],
-    "tools/convert_checkpoint/ds_to_universal.py": [UniversalConfig],
-    "tools/convert_checkpoint/deepspeed_to_megatron.py": [MegatronConfig],
-    "tools/convert_checkpoint/inspect_checkpoint.py": [FileConfig],
-    "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": [FilesConfig],
-    "tools/convert_checkpoint/deepspeed_to_deepspeed.py": [LayoutConfig],
-    "tools/convert_checkpoint/to_hf.py": [TokenizerConfig, ExportConfig],
-    "tools/convert_checkpoint/lora_to_peft.py": [AdapterConfig],
-    "tools/convert_checkpoint/from_hf.py": [ImportConfig],
-    "tools/convert_checkpoint/deepspeed_to_transformers.py": [TransformersConfig],
-    "tools/checkpoint/digest.py": [LookConfig],
-    "tools/checkpoint/inspect.py": [LookConfig],
-    "tools/checkpoint/util.py": [*SECTIONS.values(), ConversionConfig],
-    "tools/plan.py": [*SECTIONS.values(), PlanningConfig],
-    "tools/make_ds_config.py": [*SECTIONS.values(), WorldConfig],
-    "tools/merge_mp_partitions.py": [*SECTIONS.values(), PartitionsConfig],
-}
 ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},
     key=str,
@@ -153,6 +92,10 @@ def test_help_is_sentences(section):
     for name, text in field_docstrings(section).items():
         assert text[0].isupper() or text.split()[0] in ("adam", "sgd"), name
         assert text.endswith("."), name
+
+
+def test_every_program_is_there():
+    assert [name for name in PROGRAMS if not (REPOSITORY / name).is_file()] == []
 
 
 def test_every_section_is_of_some_program():

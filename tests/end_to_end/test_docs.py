@@ -26,7 +26,8 @@ DATA_FILES = (
 """What the first block of DATA_PAGE makes, and the other pages use."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+_LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _PATH = re.compile(r"`((?:megatron|tasks|tools|examples|docs|tests)/[\w./-]*)`")
 
 
@@ -126,9 +127,30 @@ def test_commands_that_are_only_shown_are_right(words: list[str], tmp_path: Path
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    missing = [link for link in _LINK.findall(text) if not (page.parent / link).exists()]
+    missing = [file + place for file, place in _LINK.findall(text) if not leads(page, file, place)]
     missing += [path for path in _PATH.findall(text) if not (REPOSITORY / path).exists()]
     assert missing == []
+
+
+def leads(page: Path, file: str, place: str) -> bool:
+    """Return whether a link of `page` to the heading `place` of `file` finds something."""
+    target = page.parent / file if file else page
+    return target.exists() and (not place or place in places_of(target))
+
+
+def places_of(page: Path) -> set[str]:
+    """Return the links to the headings of a page, as GitHub makes them."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    return {
+        "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in _HEADING.findall(text)
+    }
+
+
+def test_a_link_that_leads_nowhere_is_found() -> None:
+    assert leads(DATA_PAGE, "", "#from-text-to-tokens")
+    assert not leads(DATA_PAGE, "", "#from-tokens-to-text")
+    assert not leads(DATA_PAGE, "data.markdown", "")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -139,7 +161,7 @@ def test_blocks_say_what_they_are(page: Path) -> None:
 
 
 def test_the_readme_leads_to_every_page() -> None:
-    links = set(_LINK.findall(PAGES[0].read_text(encoding="utf-8")))
+    links = {file for file, _ in _LINK.findall(PAGES[0].read_text(encoding="utf-8"))}
     assert {f"docs/{page.name}" for page in PAGES[1:]} <= links
 
 

@@ -1,40 +1,17 @@
 """The command lines: option strings, destinations, kinds and defaults of every flag."""
 
-import re
 from dataclasses import fields
+from runpy import run_path
 from typing import get_type_hints
 
 import pytest
 from golden import HERE, require_golden
 
-from megatron.config.checkpoint_tools import (
-    ConversionConfig,
-    FileConfig,
-    FilesConfig,
-    LayoutConfig,
-    LookConfig,
-    MegatronConfig,
-    PartitionsConfig,
-    UniversalConfig,
-)
-from megatron.config.config import SECTIONS
-from megatron.config.data_tools import (
-    InspectConfig,
-    SampleTextConfig,
-    StepSamplesConfig,
-    WorldConfig,
-)
 from megatron.config.flags import argparse_form
-from megatron.config.generation import GenerationConfig
-from megatron.config.hugging_face import ExportConfig, ImportConfig, TransformersConfig
 from megatron.config.legacy import LEGACY
-from megatron.config.merge import MergeConfig
-from megatron.config.planning import PlanningConfig
-from megatron.config.preprocess import PreprocessConfig, ShardConfig
-from megatron.config.serving import ServingConfig
-from megatron.config.tasks import HarnessConfig, TaskConfig
+from megatron.config.programs import PROGRAMS
 
-DATA_TOOLS = [WorldConfig, SampleTextConfig, StepSamplesConfig, InspectConfig]
+REPOSITORY = HERE.parents[1]
 
 
 def flag_lines(section):
@@ -55,29 +32,7 @@ def flag_lines(section):
 
 def test_flags():
     lines = []
-    for section in [
-        *SECTIONS.values(),
-        PreprocessConfig,
-        ShardConfig,
-        MergeConfig,
-        GenerationConfig,
-        ServingConfig,
-        TaskConfig,
-        HarnessConfig,
-        *DATA_TOOLS,
-        UniversalConfig,
-        LookConfig,
-        MegatronConfig,
-        FileConfig,
-        FilesConfig,
-        LayoutConfig,
-        ConversionConfig,
-        PartitionsConfig,
-        ExportConfig,
-        ImportConfig,
-        TransformersConfig,
-        PlanningConfig,
-    ]:
+    for section in dict.fromkeys(each for own in PROGRAMS.values() for each in own):
         lines += [f"[{section.__name__}]", *flag_lines(section), ""]
     lines.append("[legacy]")
     for flag in LEGACY:
@@ -86,38 +41,9 @@ def test_flags():
     require_golden("flags.txt", "\n".join(lines) + "\n")
 
 
-def spellings():
-    """Yield '| older spellings | spelling |' for every flag of training that has older ones."""
-    for section in SECTIONS.values():
-        hints = get_type_hints(section, include_extras=True)
-        for field in fields(section):
-            (option, *older), _ = argparse_form(field, hints[field.name])
-            if older:
-                yield [*older], f"`{option}`"
-
-
-def told(refused):
-    """Yield flags of other systems that share a sentence, and the sentence."""
-    sentences = dict.fromkeys(flag.reason for flag in LEGACY if flag.refused == refused)
-    for reason in sentences:
-        flags = [flag.option for flag in LEGACY if flag.reason == reason]
-        yield flags, re.sub(r"--[\w-]+", r"`\g<0>`", reason)
-
-
-def table(title, column, rows):
-    lines = [f"| {', '.join(f'`{flag}`' for flag in flags)} | {text} |" for flags, text in rows]
-    return "\n".join([f"## {title}", "", f"| flag | {column} |", "|---|---|", *lines, ""])
-
-
-def test_the_page_of_other_scripts_says_what_the_command_line_says():
-    page = "../../docs/other-scripts.md"
-    prose, *_ = (HERE / page).read_text(encoding="utf-8").partition("## ")
-    tables = [
-        table("Accepted", "what happens", told(refused=False)),
-        table("Refused", "why, or what to write", told(refused=True)),
-        table("Other spellings", "of", spellings()),
-    ]
-    require_golden(page, prose + "\n".join(tables))
+def test_the_page_of_flags_is_made_of_the_fields():
+    page = run_path(str(REPOSITORY / "tools" / "make_flags_page.py"))["page"]
+    require_golden("../../docs/flags.md", page())
 
 
 def test_a_changed_interface_fails(monkeypatch):

@@ -1,0 +1,70 @@
+"""Which sections of flags each program takes."""
+
+from collections.abc import Mapping
+
+from megatron.config.checkpoint_tools import (
+    ConversionConfig,
+    FileConfig,
+    FilesConfig,
+    LayoutConfig,
+    LookConfig,
+    MegatronConfig,
+    PartitionsConfig,
+    UniversalConfig,
+)
+from megatron.config.config import SECTIONS
+from megatron.config.data_tools import (
+    InspectConfig,
+    SampleTextConfig,
+    StepSamplesConfig,
+    WorldConfig,
+)
+from megatron.config.generation import GenerationConfig
+from megatron.config.hugging_face import (
+    AdapterConfig,
+    ExportConfig,
+    ImportConfig,
+    TransformersConfig,
+)
+from megatron.config.merge import MergeConfig
+from megatron.config.planning import PlanningConfig
+from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
+from megatron.config.serving import ServingConfig
+from megatron.config.tasks import HarnessConfig, TaskConfig
+from megatron.config.tokenizer import TokenizerConfig
+
+_TRAINING = tuple(SECTIONS.values())
+
+PROGRAMS: Mapping[str, tuple[type, ...]] = {
+    "pretrain_gpt.py": _TRAINING,
+    "pretrain_prefix_lm.py": _TRAINING,
+    "finetune_t0_non_causal_decoder.py": _TRAINING,
+    "finetune_sft.py": _TRAINING,
+    "tools/plan.py": (*_TRAINING, PlanningConfig),
+    "tools/make_ds_config.py": (*_TRAINING, WorldConfig),
+    "tools/preprocess_data.py": (TokenizerConfig, PreprocessConfig, WorkerTrialConfig),
+    "tools/preprocess_data_many_cores.py": (TokenizerConfig, PreprocessConfig),
+    "tools/preprocess_data_dist.py": (TokenizerConfig, PreprocessConfig, ShardConfig),
+    "tools/merge_preprocessed_data.py": (MergeConfig,),
+    "tools/build_index.py": (*_TRAINING, WorldConfig),
+    "tools/inspect_data.py": (TokenizerConfig, InspectConfig),
+    "tools/sample_idxs_to_text.py": (*_TRAINING, WorldConfig, SampleTextConfig),
+    "tools/samples_of_step.py": (*_TRAINING, WorldConfig, StepSamplesConfig),
+    "tools/checkpoint/inspect.py": (LookConfig,),
+    "tools/checkpoint/digest.py": (LookConfig,),
+    "tools/checkpoint/util.py": (*_TRAINING, ConversionConfig),
+    "tools/merge_mp_partitions.py": (*_TRAINING, PartitionsConfig),
+    "tools/convert_checkpoint/to_hf.py": (TokenizerConfig, ExportConfig),
+    "tools/convert_checkpoint/deepspeed_to_transformers.py": (TransformersConfig,),
+    "tools/convert_checkpoint/from_hf.py": (ImportConfig,),
+    "tools/convert_checkpoint/lora_to_peft.py": (AdapterConfig,),
+    "tools/convert_checkpoint/ds_to_universal.py": (UniversalConfig,),
+    "tools/convert_checkpoint/deepspeed_to_deepspeed.py": (LayoutConfig,),
+    "tools/convert_checkpoint/deepspeed_to_megatron.py": (MegatronConfig,),
+    "tools/convert_checkpoint/inspect_checkpoint.py": (FileConfig,),
+    "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": (FilesConfig,),
+    "tools/generate_samples_gpt.py": (*_TRAINING, GenerationConfig),
+    "tools/run_text_generation_server.py": (*_TRAINING, GenerationConfig, ServingConfig),
+    "tasks/main.py": (*_TRAINING, TaskConfig),
+    "tasks/eval_harness/evaluate.py": (*_TRAINING, HarnessConfig),
+}

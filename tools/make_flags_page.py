@@ -1,0 +1,194 @@
+"""Print docs/flags.md, the list of all flags, from the fields in megatron/config/."""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from inspect import getdoc
+from pathlib import Path
+from typing import Any, get_type_hints
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron.config.config import SECTIONS
+from megatron.config.flags import argparse_form, field_docstrings
+from megatron.config.legacy import LEGACY
+from megatron.config.programs import PROGRAMS
+from megatron.errors import ConfigError
+from megatron.tool import run_tool
+
+INTRODUCTION = """\
+# Flags
+
+`python PROGRAM --help` says what this page says; `python tools/make_flags_page.py` wrote it from \
+the dataclasses in `megatron/config/`. How flags are given, also in files: \
+[configuration.md](configuration.md).
+
+The middle column is the type of a value, then what holds where the flag is not given (nothing, \
+if nothing stands there: the text says what follows). A switch has no value, except where it says \
+so. Paths and names are *texts*; *texts*, *integers* and *numbers* are one or more, with spaces \
+between. Another spelling of a flag stands below it and means the same.
+"""
+
+OTHER_SYSTEMS = """\
+## Flags of other systems
+
+A training command of Megatron-LM, of BigScience's Megatron-DeepSpeed or of DeepSpeed's own fork \
+runs here as it is. A flag that decides nothing here is accepted, and the log says why. A flag \
+that asks for what is not done here is refused before anything starts, with the sentence that says \
+what to write instead: all such flags of a command line at once, and any that nobody knows with \
+the nearest that is known.
+"""
+
+TITLES = {
+    "ExpertConfig": "Experts",
+    "LoraConfig": "LoRA",
+    "ParallelConfig": "Parallelism",
+    "TrainingConfig": "Steps and batches",
+    "MaskConfig": "Masks",
+    "FimConfig": "Fill in the middle",
+    "DeepSpeedConfig": "DeepSpeed",
+    "WorldConfig": "Which run",
+    "PreprocessConfig": "Preprocessing",
+    "WorkerTrialConfig": "Number of workers",
+    "ShardConfig": "Shards",
+    "MergeConfig": "Merging token files",
+    "InspectConfig": "Token files to look at",
+    "SampleTextConfig": "Samples to look at",
+    "StepSamplesConfig": "Steps to look at",
+    "LookConfig": "Checkpoint to look at",
+    "FileConfig": "File to look at",
+    "FilesConfig": "Files to look at",
+    "ConversionConfig": "From system to system",
+    "PartitionsConfig": "Partitions of Megatron-LM",
+    "ExportConfig": "To Hugging Face",
+    "TransformersConfig": "To Hugging Face in older words",
+    "ImportConfig": "From Hugging Face",
+    "AdapterConfig": "Adapters to PEFT",
+    "UniversalConfig": "Without a layout",
+    "LayoutConfig": "To another layout",
+    "MegatronConfig": "To Megatron-LM",
+    "TaskConfig": "Zero-shot tasks",
+    "HarnessConfig": "Tasks of lm_eval",
+}
+"""Headings of the sections whose class is not called what a reader would look for."""
+
+TYPES = {
+    "int": ("integer", "integers"),
+    "finite": ("number", "numbers"),
+    "str": ("text", "texts"),
+    "truth": ("switch, or True or False", ""),
+}
+"""What one value is, and what several are, by the name of the function that reads one."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the page.
+
+    Raises:
+        ConfigError: a word was given.
+    """
+    if argv:
+        raise ConfigError(f"{argv[0]}: this program takes no flags and prints the page")
+    print(page(), end="")
+
+
+def page() -> str:
+    """Return the text of the page."""
+    sections = list(dict.fromkeys(each for own in PROGRAMS.values() for each in own))
+    return "\n".join(
+        [
+            INTRODUCTION,
+            *_program_lines(),
+            *(line for section in sections for line in _section_lines(section)),
+            OTHER_SYSTEMS,
+            *_legacy_lines("### Accepted", "what happens", refused=False),
+            *_legacy_lines("### Refused", "why, or what to write", refused=True),
+        ]
+    )
+
+
+def _program_lines() -> Iterator[str]:
+    training = list(SECTIONS.values())
+    yield "## Programs\n"
+    yield f"*Training* stands for {', '.join(map(_link, training))}.\n"
+    yield "| program | its sections |"
+    yield "|---|---|"
+    for program, sections in PROGRAMS.items():
+        own = [section for section in sections if section not in training]
+        if set(training) <= set(sections):
+            names = ["*training*", *map(_link, own)]
+        else:
+            names = [_link(section) for section in sections]
+        yield f"| `{program}` | {', '.join(names)} |"
+    yield ""
+
+
+def _section_lines(section: type) -> Iterator[str]:
+    yield f"## {title_of(section)}\n"
+    about = re.sub(r", as the user asked for (it|them)(?=[.;])", "", getdoc(section) or "")
+    yield f"{_text(about)}\n"
+    yield "| flag | value | meaning |"
+    yield "|---|---|---|"
+    hints = get_type_hints(section, include_extras=True)
+    helps = field_docstrings(section)
+    for field in fields(section):
+        (option, *older), keywords = argparse_form(field, hints[field.name])
+        names = "<br>".join([f"`{option}`", *(f"or `{spelling}`" for spelling in older)])
+        turned_off = "Turn off: " if field.default is True else ""
+        meaning = turned_off + _text(helps[field.name])
+        yield f"| {names} | {_value(keywords)} | {meaning} |"
+    yield ""
+
+
+def _value(keywords: dict[str, Any]) -> str:
+    """Return the type of a flag's value and its default, in words."""
+    if "action" in keywords:
+        return "switch"
+    several = keywords.get("nargs") == "+"
+    if choices := keywords.get("choices"):
+        kind = " or ".join(f"`{choice}`" for choice in choices)
+    else:
+        kind = TYPES[keywords["type"].__name__][several]
+    if keywords.get("required"):
+        return f"{kind}; **required**"
+    default = keywords["default"]
+    if default is None or default is False or default in ("", []):
+        return kind
+    words = [str(word) for word in (default if isinstance(default, list) else [default])]
+    return f"{kind}; " + " ".join(f"`{word.removesuffix('.0')}`" for word in words)
+
+
+def _legacy_lines(heading: str, column: str, *, refused: bool) -> Iterator[str]:
+    """Yield the table of flags without a field; those that share a sentence share a line."""
+    of_reason: dict[str, list[str]] = {}
+    for flag in LEGACY:
+        if flag.refused == refused:
+            of_reason.setdefault(flag.reason, []).append(f"`{flag.option}`")
+    yield f"{heading}\n"
+    yield f"| flag | {column} |"
+    yield "|---|---|"
+    for reason, flags in of_reason.items():
+        yield f"| {', '.join(flags)} | {_text(reason)} |"
+    yield ""
+
+
+def title_of(section: type) -> str:
+    """Return the heading of a section: the words of its class's name."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", section.__name__.removesuffix("Config"))
+    return TITLES.get(section.__name__, words.capitalize())
+
+
+def _link(section: type) -> str:
+    title = title_of(section)
+    return f"[{title}](#{title.lower().replace(' ', '-')})"
+
+
+def _text(text: str) -> str:
+    """Return `text` in one line of Markdown: flags and tokens as code, nothing of it a mark."""
+    line = re.sub(r"([|*])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(?<![\w-])--[\w-]*\w|<\w+>", r"`\g<0>`", line)
+
+
+if __name__ == "__main__":
+    run_tool(main)
