@@ -1,20 +1,26 @@
 """What the documentation tells a user to type works, and what it points at exists."""
 
+import ast
 import re
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
-from jobs import REPOSITORY, free_port, start
+from jobs import REPOSITORY, free_port, journal, start
 
 from megatron.config.config import parse_config
+from megatron.config.flags import argparse_form
+from megatron.config.programs import PROGRAMS
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 DATA_PAGE = REPOSITORY / "docs" / "data.md"
+TROUBLE_PAGE = REPOSITORY / "docs" / "troubleshooting.md"
 SCRIPTS = sorted(script.name for script in REPOSITORY.glob("*.py"))
 DATA_FILES = (
     "corpus.jsonl",
@@ -96,6 +102,15 @@ def test_commands_run(page: Path, data_folder: Path, tmp_path: Path) -> None:
     for block in blocks_of(page):
         if block.language == "bash":
             execute(block, folder)
+    if page.name == "finetuning.md":
+        require_learned_answers(folder)
+
+
+def require_learned_answers(folder: Path) -> None:
+    """Answers that were held out are foretold the better the longer the finetuning lasts."""
+    for save in ("tuned", "adapted"):
+        held_out = [record["lm_loss"] for record in journal(folder / save, "evaluation")]
+        assert len(held_out) > 1 and held_out == sorted(held_out, reverse=True), (save, held_out)
 
 
 def shown_commands() -> Iterator[tuple[str, list[str]]]:
@@ -114,7 +129,11 @@ def test_commands_that_are_only_shown_are_right(words: list[str], tmp_path: Path
     if words[0] == "bash":
         assert start("bash", "-n", str(REPOSITORY / words[1])).codes == [0]
         return
-    script = next(i for i, word in enumerate(words) if word in SCRIPTS)
+    script = next(i for i, word in enumerate(words) if word in (*SCRIPTS, *PROGRAMS))
+    if words[script] not in SCRIPTS:
+        said = {word.partition("=")[0] for word in words[script:] if word.startswith("--")}
+        assert said <= options_of(words[script])
+        return
     network = tmp_path / "network.yaml"
     network.write_text(
         "num-layers: 2\nhidden-size: 8\nnum-attention-heads: 2\nseq-length: 8\n"
@@ -122,6 +141,18 @@ def test_commands_that_are_only_shown_are_right(words: list[str], tmp_path: Path
     )
     flags = [str(network) if word.endswith(".yaml") else word for word in words[script + 1 :]]
     parse_config(flags)
+
+
+def options_of(program: str) -> set[str]:
+    """Return the flags of a tool."""
+    return {
+        option
+        for section in PROGRAMS[program]
+        for field in fields(section)
+        for option in argparse_form(
+            field, get_type_hints(section, include_extras=True)[field.name]
+        )[0]
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -171,3 +202,58 @@ def test_the_diagram_names_every_part() -> None:
     folders = {file.parent.name for file in package.glob("*/__init__.py")}
     files = {file.stem for file in package.glob("*.py")} - {"__init__"}
     assert folders | files <= set(diagram.text.split())
+
+
+@cache
+def strings_of_the_source() -> set[tuple[str, ...]]:
+    """Return the strings of the source: the parts between the values that they are filled with."""
+    return {
+        pieces
+        for folder in ("megatron", "tools", "tasks")
+        for file in (REPOSITORY / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if sum(map(len, pieces := pieces_of(node))) >= 12
+    }
+
+
+def pieces_of(node: ast.AST) -> tuple[str, ...]:
+    if isinstance(node, ast.JoinedStr):
+        text = "".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        text = re.sub(r"%[-\d.]*[sdrgf]", "\0", node.value)
+    else:
+        return ()
+    return tuple(text.strip().split("\0"))
+
+
+def is_printed(line: str) -> bool:
+    """Return whether strings of the source, and not values alone, make up a line."""
+    line, covered, letters = line.removeprefix("error: "), set[int](), 0
+    for pieces in strings_of_the_source():
+        # First what is fast: a search alone would take half a minute.
+        is_likely = all(piece in line for piece in pieces)
+        if is_likely and (match := re.search("(.+)".join(map(re.escape, pieces)), line)):
+            covered |= {*range(*match.span())}
+            letters += sum(map(len, pieces))
+    return len(covered) > 0.6 * len(line) and letters > 0.4 * len(line)
+
+
+def quoted_messages() -> list[str]:
+    return [
+        line
+        for block in blocks_of(TROUBLE_PAGE)
+        if block.language == "text"
+        for line in block.text.splitlines()
+    ]
+
+
+def test_messages_of_the_page_of_troubles_are_printed_by_the_source() -> None:
+    lines = quoted_messages()
+    assert len(lines) > 20
+    assert [line for line in lines if not is_printed(line)] == []
+
+
+def test_a_message_that_nothing_prints_is_found() -> None:
+    (line,) = (line for line in quoted_messages() if "is passed over" in line)
+    assert is_printed(line)
+    assert not is_printed("run/global_step500 was left alone: its file is broken")
