@@ -1,6 +1,7 @@
 """What all tests share; tests/ itself is on the import path because this file is in it."""
 
 import os
+import sys
 
 import pytest
 import torch
@@ -25,6 +26,28 @@ def environment():
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    """Each process group holds three threads; a test's own end with it, lest thousands gather.
+
+    Those stay that DeepSpeed keeps for its next engine.
+    """
+    before = set(_groups())
+    yield
+    deepspeed = sys.modules.get("deepspeed.utils.groups")
+    kept = list(vars(deepspeed).values()) if deepspeed else []
+    kept += [one for several in kept if isinstance(several, dict) for one in several.values()]
+    for made in set(_groups()) - before - {one for one in kept if isinstance(one, dist.ProcessGroup)}:
+        dist.destroy_process_group(made)
+
+
+def _groups():
+    """Return the process groups of this process but the one of the whole world."""
+    if not dist.is_initialized():
+        return []
+    return [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]
 
 
 @pytest.fixture(scope="session")
