@@ -10,8 +10,8 @@ from megatron.parallel.sharding import summed
 from megatron.plan.model_spec import ModelSpec
 
 
-class LayerNorm(nn.Module):
-    """Layer norm over the last dimension.
+class _Norm(nn.Module):
+    """What norms have in common.
 
     Args:
         width: number of features.
@@ -20,10 +20,11 @@ class LayerNorm(nn.Module):
         group: ranks that norm different features with the same weight; its gradient is their sum.
         kernels: what computes it.
 
-    Shapes: x [..., h] -> [..., h], in the dtype of the weight whatever that of x.
     Communication: none forward; with a group, an all-reduce of each parameter's gradient backward.
     """
 
+    has_bias: bool
+
     def __init__(
         self,
         width: int,
@@ -36,33 +37,38 @@ class LayerNorm(nn.Module):
         super().__init__()
         self.eps, self.around_one, self.kernels = eps, around_one, kernels
         self.weight = nn.Parameter(torch.full((width,), 0.0 if around_one else 1.0))
-        self.bias = nn.Parameter(torch.zeros(width))
-        _share(self, group)
+        if self.has_bias:
+            self.bias = nn.Parameter(torch.zeros(width))
+        if group is not None:
+            for parameter in self.parameters():
+                summed(parameter, group)
+
+    def scale(self, dtype: torch.dtype) -> Tensor:
+        """Return what the normed features are multiplied with, [h]."""
+        weight = self.weight.to(dtype)
+        return weight + 1 if self.around_one else weight
+
+
+class LayerNorm(_Norm):
+    """Layer norm over the last dimension.
+
+    Shapes: x [..., h] -> [..., h], in the dtype of the weight whatever that of x.
+    """
+
+    has_bias = True
 
     def forward(self, x: Tensor) -> Tensor:
-        weight, bias = _scale(self, x.dtype), self.bias.to(x.dtype)
+        weight, bias = self.scale(x.dtype), self.bias.to(x.dtype)
         return self.kernels.layer_norm(x, weight, bias, self.eps).to(self.weight.dtype)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(_Norm):
     """Root-mean-square norm over the last dimension: no mean, no bias; else like LayerNorm."""
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        eps: float,
-        around_one: bool = False,
-        group: dist.ProcessGroup | None = None,
-        kernels: Kernels = REFERENCE,
-    ):
-        super().__init__()
-        self.eps, self.around_one, self.kernels = eps, around_one, kernels
-        self.weight = nn.Parameter(torch.full((width,), 0.0 if around_one else 1.0))
-        _share(self, group)
+    has_bias = False
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = self.kernels.rms_norm(x, _scale(self, x.dtype), self.eps)
+        normed = self.kernels.rms_norm(x, self.scale(x.dtype), self.eps)
         return normed.to(self.weight.dtype)
 
 
@@ -84,14 +90,3 @@ def norm_layer(
             "kernels": kernels,
         },
     )
-
-
-def _share(norm: nn.Module, group: dist.ProcessGroup | None) -> None:
-    if group is not None:
-        for parameter in norm.parameters():
-            summed(parameter, group)
-
-
-def _scale(norm: LayerNorm | RMSNorm, dtype: torch.dtype) -> Tensor:
-    weight = norm.weight.to(dtype)
-    return weight + 1 if norm.around_one else weight
