@@ -29,10 +29,10 @@ if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at 
 
 def main(argv: Sequence[str]) -> None:
     """Generate what the command line `argv` asks for."""
-    log.configure(rank=0)
+    log.configure(read_launch(None).rank)
     source = read_wishes(argv, {"generation": GenerationConfig}, description=__doc__)
     wishes: GenerationConfig = source.own["generation"]
-    rows = max(source.config.training.micro_batch_size, wishes.beam_width or 1)
+    rows = max(source.config.training.micro_batch_size, wishes.beam_width or 0)
     raise_if_any(generation_problems(wishes))
     prompts = read_prompts(wishes)
 

@@ -6,28 +6,28 @@ saved in need not be said: the files say them. --tensor-model-parallel-size must
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.checkpoint_tools import PartitionsConfig
-from megatron.config.config import SECTIONS, Config, flatten
+from megatron.config.config import SECTIONS
+from megatron.config.conversion import parse_conversion
 from megatron.config.files import with_file_flags
-from megatron.config.flags import Parsed, parse_sections, value_in
-from megatron.config.legacy import LEGACY
-from megatron.config.legacy_conversion import ANY_RUN
-from megatron.config.model import ModelConfig
+from megatron.config.flags import value_in
 from megatron.errors import ConfigError
 from megatron.tool import run_tool
 
 
 def main(argv: Sequence[str]) -> None:
     """Do what the command line `argv` asks for."""
-    parsed = parse(argv, ())
-    own: PartitionsConfig = parsed.sections["partitions"]
-    model: ModelConfig = parsed.sections["model"]
-    places: CheckpointConfig = parsed.sections["checkpoint"]
+    parse = partial(parse_conversion, argv=argv, own=PartitionsConfig, description=__doc__)
+    asked = parse(())
+    own: PartitionsConfig = asked.own
+    places = asked.config.checkpoint
+    for notice in asked.notices:
+        print(notice)
     if own.model_type != "GPT":
         raise ConfigError(f"--model-type {own.model_type}: only GPT is merged")
     if not places.load:
@@ -52,30 +52,10 @@ def main(argv: Sequence[str]) -> None:
         pipeline=own.target_pipeline_model_parallel_size,
         flags=("--target-tensor-model-parallel-size", "--target-pipeline-model-parallel-size"),
         vocab_size=own.true_vocab_size,
-        heads=model.num_attention_heads or None,
+        heads=asked.config.model.num_attention_heads or None,
     )
-    for line in convert(wish, lambda words: wishes(parse(argv, words))):
+    for line in convert(wish, lambda words: parse(words).config):
         print(line)
-
-
-def parse(argv: Sequence[str], found: Sequence[str]) -> Parsed:
-    """Return what is asked of training and of the tool.
-
-    Args:
-        found: words of a command line, for what the files say.
-    """
-    return parse_sections(
-        [*found, *with_file_flags(argv, SECTIONS)],
-        {**SECTIONS, "partitions": PartitionsConfig},
-        description=__doc__ or "",
-        legacy=LEGACY,
-        defaults=flatten(ANY_RUN),
-    )
-
-
-def wishes(parsed: Parsed) -> Config:
-    """Return what is asked of training."""
-    return Config(**{name: parsed.sections[name] for name in SECTIONS})
 
 
 if __name__ == "__main__":

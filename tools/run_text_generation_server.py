@@ -40,19 +40,16 @@ def main(argv: Sequence[str]) -> None:
         )
     api_key = read_api_key(wishes)
 
-    from megatron.generation.sampling import Sampling, sampling_problems
+    from megatron.generation.sampling import Sampling
     from megatron.serving.app import build_app
     from megatron.serving.engine_loop import EngineLoop
     from megatron.serving.front import Front
     from megatron.serving.opened import open_model
-    from megatron.serving.server import Server
+    from megatron.serving.server import Server, listener
 
-    rows = source.config.training.micro_batch_size
-    opened = open_model(source, generation, rows=rows)
-    sampling = Sampling(
-        temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
-    )
-    raise_if_any(sampling_problems(sampling, vocab_size=opened.spec.vocab_size))
+    if read_launch(None).rank == 0:
+        listener(wishes.host, wishes.port).close()  # a model takes long to load for a taken port
+    opened = open_model(source, generation, rows=source.config.training.micro_batch_size)
     if not opened.is_first:
         # A launcher tells all ranks; the first one says when there is nothing more to do.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -67,7 +64,9 @@ def main(argv: Sequence[str]) -> None:
         vocab_size=opened.spec.vocab_size,
         limits=limits,
         name=wishes.served_model_name or Path(str(source.config.checkpoint.load)).resolve().name,
-        sampling=sampling,
+        sampling=Sampling(
+            temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
+        ),
         seed=source.config.training.seed,
     )
     app = build_app(front, api_key=api_key)

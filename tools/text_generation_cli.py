@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.errors import DataError, MegatronError
 from megatron.tool import run_tool
 
+_PATIENCE_S = 30
+
 
 def main(argv: Sequence[str]) -> None:
     """Ask for prompts and print what the server makes of them, until the input ends."""
@@ -27,6 +29,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--api-key-file", type=Path)
     said = parser.parse_args(argv)
     key = read_key(said.api_key_file) if said.api_key_file else None
+    require_server(said.address)
     while (prompt := asked("Enter prompt: ")) is not None:
         tokens = asked("Enter number of tokens to generate: ")
         if tokens is None:
@@ -62,6 +65,25 @@ def asked(question: str) -> str | None:
     return line.rstrip("\r\n") if line else None
 
 
+def require_server(address: str) -> None:
+    """Ask a server whether it is there, whatever it answers.
+
+    Raises:
+        MegatronError: it cannot be reached.
+    """
+    url = f"http://{address}/health"
+    try:
+        urlopen(url, timeout=_PATIENCE_S).close()
+    except HTTPError as error:
+        error.close()
+    # An address that is none is found when it is looked at.
+    except (OSError, HTTPException, ValueError) as error:
+        raise MegatronError(
+            f"no answer from {url}: {error}; HOST:PORT is where "
+            "tools/run_text_generation_server.py says that it serves"
+        ) from error
+
+
 def continued(address: str, prompt: str, tokens: int, key: str | None) -> str:
     """Return the prompt and what follows it.
 
@@ -79,7 +101,7 @@ def continued(address: str, prompt: str, tokens: int, key: str | None) -> str:
             return json.load(response)["text"][0]
     except HTTPError as error:
         raise DataError(f"Error {error.code}: {reason(error.read())}") from error
-    # An address that is none is found when it is looked at, and an answer that is none is no JSON.
+    # An answer that is none is no JSON.
     except (OSError, HTTPException, ValueError, KeyError) as error:
         raise MegatronError(f"no answer from {url}: {error}") from error
 

@@ -94,6 +94,8 @@ def read_manifest(folder: Path) -> Manifest:
         CheckpointError: there is none, it is damaged, or a newer version wrote it.
     """
     file = folder / MANIFEST
+    if not folder.exists():
+        raise CheckpointError(f"{folder} does not exist")
     try:
         text = file.read_bytes()
         content = dict(json.loads(text))

@@ -1,5 +1,6 @@
 """The whole of what a user can ask of a training run."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from megatron.config.recompute import RecomputeConfig
 from megatron.config.schedule import ScheduleConfig
 from megatron.config.tokenizer import TokenizerConfig
 from megatron.config.training import TrainingConfig
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,8 @@ def parse_config_for_checkpoint(
 ) -> tuple[Config, dict[str, Any]]:
     """Return what `argv` asks of a trained model; flags it leaves out are those of training.
 
+    Notices that the user should read are logged as warnings.
+
     Args:
         saved: the config in the checkpoint's manifest, as nested dictionaries, or a part of one.
         extra: further sections of the tool at hand.
@@ -117,6 +122,8 @@ def parse_config_for_checkpoint(
         legacy=LEGACY,
         defaults=flatten(saved),
     )
+    for notice in parsed.notices:
+        log.warning(notice)
     own = {name: parsed.sections.pop(name) for name in extra}
     return Config(**parsed.sections), own
 

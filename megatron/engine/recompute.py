@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from megatron.engine.mpu import Mpu
 from megatron.model.attention import ParallelAttention
 from megatron.model.layers import Recomputation
-from megatron.model.scores import Attend
+from megatron.model.scores import Attend, Weighing
 from megatron.parallel.groups import Groups
 from megatron.parallel.random import RngTracker, stream_seed
 from megatron.plan.recompute_plan import RecomputePlan
@@ -81,8 +81,8 @@ def recompute_attention(model: nn.Module) -> None:
 
 
 def _recomputed(attend: Attend) -> Attend:
-    def attend_again(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
-        return recompute(partial(attend, **how), query, key, value)
+    def attend_again(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+        return recompute(partial(attend, how=how), query, key, value)
 
     return attend_again
 

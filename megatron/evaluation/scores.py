@@ -9,9 +9,6 @@ from torch import Tensor
 from megatron.evaluation.windows import Window
 from megatron.generation.stage import Stage
 
-_HEAD_POSITIONS = 256
-"""Positions whose logits are in memory at once."""
-
 
 @dataclass(frozen=True)
 class Score:
@@ -28,7 +25,7 @@ class Score:
 
 @torch.inference_mode()
 def judge(stage: Stage, windows: Sequence[Window], batches: Iterable[Sequence[int]]) -> Tensor:
-    """Return the sum of log-probabilities, and how many tokens were not the likeliest.
+    """Return the sum of log-probabilities, and how many tokens were the likeliest.
 
     Args:
         windows: all.
@@ -56,19 +53,7 @@ def judge(stage: Stage, windows: Sequence[Window], batches: Iterable[Sequence[in
             ]
         )
         targets = [token for window in read for token in window.tokens[-window.judged :]]
-        by_token_m2 = _by_token(stage, features, torch.tensor(targets, device=stage.device))
-        by_window = by_token_m2.split([window.judged for window in read])
+        by_window = stage.judged(features, targets).split([window.judged for window in read])
         if stage.groups.tensor_rank == 0:
             found_n2[list(batch)] = torch.stack([part.sum(0) for part in by_window])
     return found_n2
-
-
-def _by_token(stage: Stage, features_mh: Tensor, targets_m: Tensor) -> Tensor:
-    found = []
-    for part, ids in zip(
-        features_mh.split(_HEAD_POSITIONS), targets_m.split(_HEAD_POSITIONS), strict=True
-    ):
-        logits = stage.logits(part)
-        log_probabilities = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].double()
-        found.append(torch.stack([log_probabilities, (logits.argmax(-1) != ids).double()], -1))
-    return torch.cat(found)

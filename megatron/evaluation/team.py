@@ -86,7 +86,10 @@ class Team:
         found_n2 = judge(self.stage, windows, batches[self.stage.groups.data_rank :: self.replicas])
         if not self._is_alone:
             dist.all_reduce(found_n2)
-        return [Score(total, missed == 0) for total, missed in found_n2.tolist()]
+        return [
+            Score(total, likeliest == window.judged)
+            for window, (total, likeliest) in zip(windows, found_n2.tolist(), strict=True)
+        ]
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:
         """Return what becomes of the requests on every rank.

@@ -1,5 +1,6 @@
 """The likeliest continuations of one prompt, found by keeping several at each step."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,8 @@ class Beam:
 
 
 @torch.inference_mode()
-def beam_search(stage: Stage, search: Search) -> list[Beam]:
-    """Return the best continuations, the best first: `width` at most.
+def beam_search(stage: Stage, search: Search) -> Generator[None, None, list[Beam]]:
+    """Return the best continuations, the best first: `width` at most. Yields after each token.
 
     A continuation that ends counts when it is among the first `width` of the candidates. The
     search is over when so many have ended, and the best that goes on would not be among them.
@@ -68,6 +69,7 @@ def beam_search(stage: Stage, search: Search) -> list[Beam]:
         if length == limit:
             ended += [Beam(tokens=beam.tokens, score=beam.score / penalty) for _, beam in going]
             break
+        yield
         stage.cache.reorder([row for row, _ in going], read + length - 1)
         kept = [beam for _, beam in going]
         features = stage.go_on([beam.tokens[-1] for beam in kept], [read + length - 1] * len(kept))[

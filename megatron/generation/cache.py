@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from megatron.errors import ConfigError
 from megatron.model.attention import ParallelAttention
-from megatron.model.scores import Attend, Mask
+from megatron.model.scores import Attend, Weighing
 
 
 class Turn(Protocol):
@@ -28,10 +28,7 @@ class Turn(Protocol):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        *,
-        mask: Mask,
-        slopes_a: Tensor | None,
-        scale: float,
+        how: Weighing,
     ) -> Tensor:
         """Return the mixed values.
 
@@ -103,30 +100,10 @@ class CachedAttention:
         self.attend, self.cache = attend, cache
         self.keys, self.values = cache.keys[number], cache.values[number]
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Mask,
-        slopes_a: Tensor | None = None,
-        scale: float,
-        layer_scaling: float = 1.0,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        """Return the mixed values. Without dropout: nobody trains with a cache."""
-        return self.cache.turn.attend(
-            self.keys,
-            self.values,
-            self.attend,
-            query,
-            key,
-            value,
-            mask=mask,
-            slopes_a=slopes_a,
-            scale=scale,
-        )
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+        """Return the mixed values."""
+        turn = self.cache.turn
+        return turn.attend(self.keys, self.values, self.attend, query, key, value, how)
 
 
 class Prompts:
@@ -147,17 +124,14 @@ class Prompts:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        *,
-        mask: Mask,
-        slopes_a: Tensor | None,
-        scale: float,
+        how: Weighing,
     ) -> Tensor:
         """Keep keys and values, and attend without a cache."""
         batch, _, length, _ = key.shape
         rows = slice(self.first, self.first + batch)
         keys[rows, :, :length] = key
         values[rows, :, :length] = value
-        return attend(query, key, value, mask=mask, slopes_a=slopes_a, scale=scale)
+        return attend(query, key, value, how)
 
 
 class NextTokens:
@@ -190,10 +164,7 @@ class NextTokens:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        *,
-        mask: Mask,
-        slopes_a: Tensor | None,
-        scale: float,
+        how: Weighing,
     ) -> Tensor:
         """Keep the key and the value, and attend to all that the row has.
 
@@ -203,7 +174,7 @@ class NextTokens:
         batch, heads, _, head_dim = query.shape
         groups = key.size(1)
         if not self._is_prepared:
-            self._prepare(groups, heads, slopes_a, query.dtype)
+            self._prepare(groups, heads, how.slopes_a, query.dtype)
         if self.is_even:
             place = self.stop - 1
             keys[:batch, :, place] = key.squeeze(2)
@@ -217,7 +188,7 @@ class NextTokens:
             keys[:batch, :, seen],
             values[:batch, :, seen],
             attn_mask=self._bias,
-            scale=scale,
+            scale=how.scale,
         )
         return mixed.reshape(batch, heads, 1, head_dim)
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -62,13 +62,15 @@ class Engine:
         self._changes: list[tuple[int, Request | Search | None]] = []
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []  # the place of each is its row in the cache
+        self._search: Generator[None, None, list[Beam]] | None = None
+        self._searched = 0  # its number
         self._beams: list[Beam] = []
         self._is_open = True
 
     @property
     def is_busy(self) -> bool:
         """Whether a step would find something to do."""
-        return bool(self._changes or self._waiting or self._running)
+        return bool(self._changes or self._waiting or self._running or self._search)
 
     def problems(self, request: Request) -> Iterator[str]:
         """Yield every reason why a request cannot be taken."""
@@ -102,11 +104,14 @@ class Engine:
         return self._next_number
 
     def cancel(self, number: int) -> None:
-        """Let a sequence end with the next step; one that has ended is left as it is."""
+        """Let a sequence or a search end with the next step; what has ended is left as it is."""
         self._changes.append((number, None))
 
-    def search(self, search: Search) -> list[Beam]:
+    def search(self, search: Search, goes_on: Callable[[], bool] = lambda: True) -> list[Beam]:
         """Return the likeliest continuations of a prompt; see `beam_search`.
+
+        Args:
+            goes_on: asked before each token; nothing is found when it is not True.
 
         Raises:
             ConfigError: it cannot be done, or other sequences are under way.
@@ -122,17 +127,29 @@ class Engine:
             found.append("a beam search runs alone: other sequences are under way")
         if found:
             raise ConfigError(*found)
-        self._changes.append((0, search))
-        self._changed()
+        self._next_number += 1
+        self._changes.append((self._next_number, search))
+        while self.is_busy:
+            if not goes_on():
+                self.cancel(self._next_number)
+            self.step()
         return self._beams
 
     def step(self) -> list[Event]:
         """Read waiting prompts if there is room for them, else add a token to every sequence.
 
+        A search is alone, and a step of it adds a token to each of its beams.
+
         Communication: all ranks of the model take part, the others through `follow`.
         """
         events = self._changed()
         if not self._is_open:
+            return events
+        if self._search:
+            try:
+                next(self._search)
+            except StopIteration as end:
+                self._search, self._beams = None, end.value
             return events
         if self._waiting and len(self._running) < self.rows:
             joined = self._joining()
@@ -208,11 +225,13 @@ class Engine:
         events = []
         for number, asked in changes:
             if isinstance(asked, Search):
-                self._beams = beam_search(self.stage, asked)
+                self._search, self._searched = beam_search(self.stage, asked), number
             elif isinstance(asked, Request):
                 self._waiting.append(_Sequence(number, asked))
             elif number == _CLOSE:
                 self._is_open = False
+            elif self._search and number == self._searched:
+                self._search, self._beams = None, []
             elif sequence := self._found(number):
                 self._leave(sequence)
                 events.append(Event(number=number, choice=None, reason="cancelled"))
@@ -263,7 +282,8 @@ class Engine:
         def decide() -> tuple[list[Choice], list[float]]:
             before: list[float] = []
             if of_prompts and sequences[0].request.prompt_logprobs and len(sequences[0].tokens) > 1:
-                before = self.stage.log_probabilities(features[0, :-1], sequences[0].tokens[1:])
+                judged_n2 = self.stage.judged(features[0, :-1], sequences[0].tokens[1:])
+                before = judged_n2[:, 0].tolist()
             if is_last:
                 return self._choices(sequences, features[:, 0], draws), before
             last = torch.tensor([len(s.tokens) - 1 for s in sequences], device=features.device)

@@ -1,7 +1,7 @@
 """Which token comes next, given the logits."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,26 +40,6 @@ class Sampling:
         if not self.top_p_decay:
             return self.top_p
         return max(self.top_p * self.top_p_decay**tokens, self.top_p_bound)
-
-
-def sampling_problems(sampling: Sampling, *, vocab_size: int) -> Iterator[str]:
-    """Yield every reason why tokens cannot be chosen so."""
-    if sampling.temperature <= 0:
-        yield f"--temperature {sampling.temperature} must be more than 0; --greedy takes the likeliest"
-    if not 0 <= sampling.top_k <= vocab_size:
-        yield f"--top_k {sampling.top_k} must be between 0 and the vocabulary's {vocab_size} tokens"
-    if not 0 <= sampling.top_p <= 1:
-        yield f"--top_p {sampling.top_p} must be between 0 and 1"
-    if sampling.greedy and (sampling.top_k or sampling.top_p or sampling.temperature != 1):
-        yield "--greedy takes the likeliest token: leave --top_k, --top_p and --temperature out"
-    if sampling.top_k and sampling.top_p:
-        yield "--top_k and --top_p exclude each other: give one of them"
-    if not 0 <= sampling.top_p_decay <= 1:
-        yield f"top_p_decay {sampling.top_p_decay} must be between 0 and 1"
-    if not 0 <= sampling.top_p_bound <= sampling.top_p:
-        yield f"top_p_bound {sampling.top_p_bound} must be between 0 and top_p {sampling.top_p}"
-    if sampling.top_p_decay and not sampling.top_p:
-        yield "top_p_decay needs a top_p to begin with"
 
 
 def choose_tokens(

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, MegatronError
 from megatron.generation.cache import Cache, NextTokens, Prompts
 from megatron.generation.packed import pack_weights
 from megatron.model.block import ParallelTransformerLayerPipe
@@ -26,7 +26,7 @@ Decision = TypeVar("Decision")
 Value = TypeVar("Value")
 
 _HEAD_POSITIONS = 256
-"""Positions whose logits are in memory at once when all of a prompt are looked at."""
+"""Positions whose logits are in memory at once when those of whole texts are looked at."""
 
 
 class Stage:
@@ -141,28 +141,41 @@ class Stage:
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits of the real vocabulary at the given positions.
 
+        Raises:
+            MegatronError: they are not finite, so no token is likelier than another.
+
         Shapes: features [n, h] -> [n, V] float32, without the padded tokens.
         Communication: an all-gather over the tensor group; only the last stage may call this.
         """
         found = in_turn(self._head, features[:, None])[:, 0]
         if self.groups.topology.tensor > 1:
             found = gathered(found, 1, self.groups.tensor)
-        return found[:, : self.spec.vocab_size].float()
+        found = found[:, : self.spec.vocab_size].float()
+        if not found.isfinite().all():
+            raise MegatronError(
+                "the network's logits are NaN or infinite: its weights are, or they are too large "
+                "for 16 bits; with --inference-dtype fp32 they are computed in 32"
+            )
+        return found
 
     @torch.inference_mode()
-    def log_probabilities(self, features: Tensor, tokens: Sequence[int]) -> list[float]:
-        """Return the log-probability of each token, given the features of the position before it.
+    def judged(self, features: Tensor, tokens: Sequence[int]) -> Tensor:
+        """Return the log-probability of each token, and whether it was the likeliest.
 
-        Shapes: features [n, h], n tokens.
+        Shapes: features [n, h] of the positions before the n tokens -> [n, 2] float64, the second
+            column 1 or 0.
         Communication: as `logits`.
         """
-        wanted = torch.tensor(tokens, device=self.device)
-        found: list[float] = []
+        found = []
         for part, ids in zip(
-            features.split(_HEAD_POSITIONS), wanted.split(_HEAD_POSITIONS), strict=True
+            features.split(_HEAD_POSITIONS),
+            torch.tensor(tokens, device=self.device).split(_HEAD_POSITIONS),
+            strict=True,
         ):
-            found += self.logits(part).log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
-        return found
+            logits = self.logits(part)
+            own = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+            found.append(torch.stack([own.double(), (logits.argmax(-1) == ids).double()], -1))
+        return torch.cat(found)
 
     def decided(self, decide: Callable[[], Decision]) -> Decision:
         """Return on every rank of the replica what `decide` returns where the logits are.

@@ -9,7 +9,7 @@ from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.adapters import adapter_of
 from megatron.model.norms import norm_layer
 from megatron.model.positions import alibi_slopes, rotary_tables
-from megatron.model.scores import Mask, attention_of
+from megatron.model.scores import Mask, Weighing, attention_of
 from megatron.parallel.adapters import column_parallel, row_parallel
 from megatron.parallel.random import RngTracker
 from megatron.parallel.sharding import exact_quotient
@@ -102,11 +102,13 @@ class ParallelAttention(nn.Module):
                 query,
                 key,
                 value,
-                mask=Mask(spans_bs2=spans_bs2, window=self.spec.window),
-                slopes_a=self._slopes(query),
-                scale=self.spec.head_dim**-0.5,
-                layer_scaling=self.layer_scaling,
-                dropout=drop,
+                Weighing(
+                    mask=Mask(spans_bs2=spans_bs2, window=self.spec.window),
+                    scale=self.spec.head_dim**-0.5,
+                    slopes_a=self._slopes(query),
+                    layer_scaling=self.layer_scaling,
+                    dropout=drop,
+                ),
             )
 
     def _slopes(self, query: Tensor) -> Tensor | None:

@@ -4,7 +4,7 @@ Every implementation computes the same function of the same arguments (`Attend`)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -52,148 +52,105 @@ class Mask:
         return seen
 
 
+@dataclass(frozen=True, kw_only=True)
+class Weighing:
+    """How the values that a query sees are weighed: softmax(scale * query key^T + bias).
+
+    Args:
+        scale: of the products.
+        slopes_a: ALiBi (arXiv:2108.12409, section 3): the bias of a key is its distance behind the
+            query times -slope of the head.
+        layer_scaling: products are kept divided by this, and softmax multiplies it back, so that
+            those of deep layers stay inside the range of 16 bits. No other effect.
+        dropout: probability that a weight is dropped.
+    """
+
+    mask: Mask
+    scale: float
+    slopes_a: Tensor | None = None
+    layer_scaling: float = 1.0
+    dropout: float = 0.0
+
+
 class Attend(Protocol):
-    """softmax(scale * query key^T + bias, over the keys that are seen) value."""
+    """The mixed values of the keys that each query sees; a query that sees none gets zeros."""
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Mask,
-        slopes_a: Tensor | None = None,
-        scale: float,
-        layer_scaling: float = 1.0,
-        dropout: float = 0.0,
-    ) -> Tensor:
-        """Return the mixed values. A query that sees no key gets zeros.
-
-        Args:
-            slopes_a: ALiBi (arXiv:2108.12409, section 3): the bias of a key is its distance
-                behind the query times -slope of the head.
-            scale: of the products.
-            layer_scaling: products are kept divided by this, and softmax multiplies it back, so
-                that those of deep layers stay inside the range of 16 bits. No other effect.
-            dropout: probability that a weight is dropped.
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+        """Return the mixed values.
 
         Shapes: query [b, a, sq, d], key and value [b, g, sk, d], where g divides a: queries
         come in g groups that share a key -> [b, a, sq, d].
-        Randomness: draws from the stream that is current, when dropout > 0.
+        Randomness: draws from the stream that is current, when values are dropped.
         """
         ...
 
 
-def sdpa_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Mask,
-    slopes_a: Tensor | None = None,
-    scale: float,
-    layer_scaling: float = 1.0,
-    dropout: float = 0.0,
-) -> Tensor:
+def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
     """Attend by torch's scaled_dot_product_attention, which picks its kernel by itself."""
     sq, sk = query.size(2), key.size(2)
-    causal = mask.causal and mask.is_plain and sq == sk and slopes_a is None
-    given = None if causal else mask.visible(sq, sk, query.device)
-    if slopes_a is not None:
-        bias = _alibi(slopes_a, sq, sk).to(query.dtype)
+    causal = how.mask.causal and how.mask.is_plain and sq == sk and how.slopes_a is None
+    given = None if causal else how.mask.visible(sq, sk, query.device)
+    if how.slopes_a is not None:
+        bias = _alibi(how.slopes_a, sq, sk).to(query.dtype)
         given = bias if given is None else bias.masked_fill(~given, -torch.inf)
     return F.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=given,
-        dropout_p=dropout,
+        dropout_p=how.dropout,
         is_causal=causal,
-        scale=scale,
+        scale=how.scale,
         enable_gqa=query.size(1) != key.size(1),
     )
 
 
-def flash_or_sdpa_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Mask,
-    slopes_a: Tensor | None = None,
-    scale: float,
-    layer_scaling: float = 1.0,
-    dropout: float = 0.0,
-) -> Tensor:
+def flash_or_sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
     """Attend by the flash-attn package, or by `sdpa_attention` where spans are given.
 
     The package has no spans. Its ALiBi falls with the distance in both directions, which is the
     one meant here when nothing behind the query is seen.
     """
-    if mask.spans_bs2 is not None or (slopes_a is not None and not mask.causal):
-        return sdpa_attention(
-            query, key, value, mask=mask, slopes_a=slopes_a, scale=scale, dropout=dropout
-        )
+    if how.mask.spans_bs2 is not None or (how.slopes_a is not None and not how.mask.causal):
+        return sdpa_attention(query, key, value, how)
     return flash_attention(
         query,
         key,
         value,
-        causal=mask.causal,
-        window=mask.window,
-        slopes_a=slopes_a,
-        scale=scale,
-        dropout=dropout,
+        causal=how.mask.causal,
+        window=how.mask.window,
+        slopes_a=how.slopes_a,
+        scale=how.scale,
+        dropout=how.dropout,
     )
 
 
 def explicit_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Mask,
-    slopes_a: Tensor | None = None,
-    scale: float,
-    layer_scaling: float = 1.0,
-    dropout: float = 0.0,
-    kernels: Kernels,
+    query: Tensor, key: Tensor, value: Tensor, how: Weighing, *, kernels: Kernels
 ) -> Tensor:
     """Attend by writing all scores down; `kernels` turn them into weights."""
     sq, sk = query.size(2), key.size(2)
     group = query.size(1) // key.size(1)
     key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
-    scores = (query * (scale / layer_scaling)) @ key.mT
-    if slopes_a is not None:
-        scores = scores + (_alibi(slopes_a, sq, sk) / layer_scaling).to(scores.dtype)
-    if mask.causal and mask.is_plain:
-        weights = kernels.scaled_causal_softmax(scores, layer_scaling)
+    scores = (query * (how.scale / how.layer_scaling)) @ key.mT
+    if how.slopes_a is not None:
+        scores = scores + (_alibi(how.slopes_a, sq, sk) / how.layer_scaling).to(scores.dtype)
+    if how.mask.causal and how.mask.is_plain:
+        weights = kernels.scaled_causal_softmax(scores, how.layer_scaling)
     else:
-        seen = mask.visible(sq, sk, query.device)
-        weights = kernels.scaled_masked_softmax(scores, seen, layer_scaling)
-    return F.dropout(weights, dropout) @ value
+        seen = how.mask.visible(sq, sk, query.device)
+        weights = kernels.scaled_masked_softmax(scores, seen, how.layer_scaling)
+    return F.dropout(weights, how.dropout) @ value
 
 
-def reference_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Mask,
-    slopes_a: Tensor | None = None,
-    scale: float,
-    layer_scaling: float = 1.0,
-    dropout: float = 0.0,
-) -> Tensor:
+def reference_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
     """Attend in at least 32 bits, by plain torch operations."""
     wide = torch.promote_types(query.dtype, torch.float32)
     mixed = explicit_attention(
         query.to(wide),
         key.to(wide),
         value.to(wide),
-        mask=mask,
-        slopes_a=slopes_a,
-        scale=scale,
-        dropout=dropout,
+        replace(how, layer_scaling=1.0),
         kernels=REFERENCE,
     )
     return mixed.to(query.dtype)

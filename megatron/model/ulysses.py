@@ -1,10 +1,12 @@
 """Ulysses: ranks that divide a sample's sequence exchange it for heads inside attention."""
 
+from dataclasses import replace
+
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.model.attention import ParallelAttention
-from megatron.model.scores import Attend, Mask
+from megatron.model.scores import Attend, Weighing
 from megatron.parallel.regions import all_to_all
 
 
@@ -24,34 +26,15 @@ class UlyssesAttention:
     def __init__(self, attend: Attend, group: dist.ProcessGroup):
         self.attend, self.group = attend, group
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        mask: Mask,
-        slopes_a: Tensor | None = None,
-        scale: float,
-        layer_scaling: float = 1.0,
-        dropout: float = 0.0,
-    ) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
         """Return the mixed values of this rank's positions. The mask is that of all positions."""
         query, key, value = (
             all_to_all(x, scatter=1, gather=2, group=self.group) for x in (query, key, value)
         )
-        if slopes_a is not None:
-            slopes_a = slopes_a.chunk(self.group.size())[self.group.rank()]
-        mixed = self.attend(
-            query,
-            key,
-            value,
-            mask=mask,
-            slopes_a=slopes_a,
-            scale=scale,
-            layer_scaling=layer_scaling,
-            dropout=dropout,
-        )
+        if how.slopes_a is not None:
+            own = how.slopes_a.chunk(self.group.size())[self.group.rank()]
+            how = replace(how, slopes_a=own)
+        mixed = self.attend(query, key, value, how)
         return all_to_all(mixed, scatter=2, gather=1, group=self.group)
 
 

@@ -45,10 +45,34 @@ def generation_problems(wishes: GenerationConfig) -> Iterator[str]:
         yield "--logprobs needs a file of JSON objects: --genfile, or --sample-output-file ….jsonl"
     if wishes.sample_output_file and (wishes.num_samples or not asked):
         yield "--sample-output-file is for --prompt and --sample-input-file"
+    yield from sampling_problems(wishes)
     if wishes.beam_width is not None:
         yield from _beam_problems(wishes)
     elif wishes.length_penalty != 1:
         yield "--length-penalty is for --beam-width"
+
+
+def sampling_problems(wishes: GenerationConfig) -> Iterator[str]:
+    """Yield every reason why tokens cannot be chosen so, whatever the vocabulary."""
+    if wishes.temperature <= 0:
+        yield f"--temperature {wishes.temperature} must be more than 0; --greedy takes the likeliest"
+    if wishes.top_k < 0:
+        yield f"--top_k {wishes.top_k} must be at least 0"
+    if not 0 <= wishes.top_p <= 1:
+        yield f"--top_p {wishes.top_p} must be between 0 and 1"
+    if wishes.greedy and (wishes.top_k or wishes.top_p or wishes.temperature != 1):
+        yield "--greedy takes the likeliest token: leave --top_k, --top_p and --temperature out"
+    if wishes.top_k and wishes.top_p:
+        yield "--top_k and --top_p exclude each other: give one of them"
+
+
+def vocabulary_problems(wishes: GenerationConfig, *, vocab_size: int) -> Iterator[str]:
+    """Yield every reason why tokens of this vocabulary cannot be chosen so."""
+    if wishes.top_k > vocab_size:
+        yield f"--top_k {wishes.top_k} is more than the vocabulary's {vocab_size} tokens"
+    for token in wishes.stop_tokens or ():
+        if not 0 <= token < vocab_size:
+            yield f"--stop-tokens {token} is not in the vocabulary of {vocab_size} tokens"
 
 
 def _beam_problems(wishes: GenerationConfig) -> Iterator[str]:
@@ -99,8 +123,10 @@ def layout_problems(
         )
 
 
-def length_problems(wishes: GenerationConfig, spec: ModelSpec) -> Iterator[str]:
-    """Yield why sequences cannot be so long."""
+def room_problems(wishes: GenerationConfig, spec: ModelSpec, *, rows: int) -> Iterator[str]:
+    """Yield why there cannot be so many sequences, or so long ones."""
+    if rows < 1:
+        yield f"--micro-batch-size {rows} must be at least 1"
     said = wishes.inference_max_seq_length
     if said is not None and not 2 <= said <= spec.max_position_embeddings:
         yield (

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from megatron.config.generation import GenerationConfig
 from megatron.config.serving import ServingConfig
+from megatron.plan.generation_plan import sampling_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ def serving_problems(wishes: ServingConfig, generation: GenerationConfig) -> Ite
     ):
         if value < 1:
             yield f"{flag} {value} must be at least 1"
+    yield from sampling_problems(generation)
     if wishes.shutdown_grace < 0:
         yield f"--shutdown-grace {wishes.shutdown_grace} must be at least 0 seconds"
     of_a_request = {

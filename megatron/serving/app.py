@@ -127,8 +127,14 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
-        refusal = _refused(http, error.status_code, str(error.detail))
-        refusal.headers.update(error.headers or {})
+        headers = error.headers or {}
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = "there is no such path: write PUT /api or POST /v1/completions"
+        elif error.status_code == 405:
+            message = f"{http.method} is not for this path: write {headers.get('Allow')}"
+        refusal = _refused(http, error.status_code, printable(message))
+        refusal.headers.update(headers)
         return refusal
 
     @app.exception_handler(Exception)

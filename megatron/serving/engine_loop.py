@@ -19,6 +19,7 @@ _HEARTBEAT_S = 5.0
 """An engine without work steps so often: ranks that follow it would take silence for death."""
 
 _FAILED = "the engine has failed; the server's log says why"
+_CLOSING = "the server is shutting down"
 
 Told = Event | list[Beam] | Exception
 """What a job hears: events up to one with a reason, or the beams of a search, or why not."""
@@ -99,7 +100,7 @@ class EngineLoop:
             if self.failure is not None:
                 raise Unavailable(_FAILED)
             if self._closes_at is not None:
-                raise Unavailable("the server is shutting down")
+                raise Unavailable(_CLOSING)
             if len(self._waiting) >= self.queue:
                 raise Unavailable(f"{len(self._waiting)} sequences are waiting: try again later")
             self._waiting += jobs
@@ -140,7 +141,7 @@ class EngineLoop:
                     self._search(search)
                 else:
                     self._step()
-            self._drop(Unavailable("the server is shutting down"))
+            self._drop(Unavailable(_CLOSING))
             self.engine.close()
         except Exception as error:
             log.exception("the engine has failed, and nothing more can be generated")
@@ -154,8 +155,7 @@ class EngineLoop:
                 self._change.wait(_HEARTBEAT_S)
             if self._closes_at is None:
                 return True
-            is_over = time.monotonic() >= self._closes_at
-            return bool(self._waiting or self._running) and not is_over
+            return bool(self._waiting or self._running) and not self._is_over
 
     def _admit(self) -> Job | None:
         """Let jobs join that have room; return a search whose turn has come."""
@@ -191,15 +191,24 @@ class EngineLoop:
 
     def _search(self, job: Job) -> None:
         assert isinstance(job.asked, Search), "only a search is alone"
+        told: Told
         try:
-            told: Told = self.engine.search(job.asked)
+            beams = self.engine.search(
+                job.asked, goes_on=lambda: not (job.is_cancelled or self._is_over)
+            )
         except ConfigError as error:
             told = error
+        else:
+            told = beams or Unavailable(_CLOSING)
+            self.num_tokens += sum(len(beam.tokens) for beam in beams)
         self._searching = None
-        if isinstance(told, list):
-            self.num_tokens += sum(len(beam.tokens) for beam in told)
         if not job.is_cancelled:
             job.tell(told)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether what is under way has no time left."""
+        return self._closes_at is not None and time.monotonic() >= self._closes_at
 
     def _drop(self, reason: Exception) -> None:
         with self._change:

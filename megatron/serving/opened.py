@@ -6,15 +6,18 @@ import torch
 
 from megatron.checkpoint.compare import require_same_model
 from megatron.config.generation import GenerationConfig
+from megatron.config.parallel import ParallelConfig
 from megatron.errors import raise_if_any
 from megatron.generation.engine import Engine
 from megatron.generation.processes import join_processes
 from megatron.generation.stage import Stage
+from megatron.parallel.groups import Groups
 from megatron.plan.generation_plan import (
     dtype_problems,
     inference_dtype,
     layout_problems,
-    length_problems,
+    room_problems,
+    vocabulary_problems,
 )
 from megatron.plan.model_spec import ModelSpec, plan_model
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
@@ -56,49 +59,77 @@ def open_model(
 
     Communication: every rank must call this, in step.
     """
-    config, manifest = source.config, source.manifest
-    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
-    trained = plan_model(
-        config, vocab_size=tokenizer.vocab_size, tensor=manifest.plan["parallel"]["tensor"]
-    )
-    require_same_model(manifest.plan, {"model": asdict(trained)}, str(source.folder))
-    launch, device = prepare_process(config.parallel)
-    tensor = config.parallel.tensor_model_parallel_size
-    pipeline = config.parallel.pipeline_model_parallel_size
+    config, parallel = source.config, source.config.parallel
+    tokenizer, spec = _trained(source)
+    launch, device = prepare_process(parallel)
     dtype = inference_dtype(wishes, config.precision, device=device.type)
-    replicas = max(1, launch.world_size // max(1, tensor * pipeline)) if with_replicas else 1
+    of_one = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
+    replicas = max(1, launch.world_size // max(1, of_one)) if with_replicas else 1
     raise_if_any(
         [
-            *layout_problems(config, trained, world_size=launch.world_size, replicas=replicas),
-            *length_problems(wishes, trained),
+            *layout_problems(config, spec, world_size=launch.world_size, replicas=replicas),
+            *room_problems(wishes, spec, rows=rows),
+            *vocabulary_problems(wishes, vocab_size=spec.vocab_size),
             *dtype_problems(dtype, device=device.type),
         ]
     )
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(launch))
-    default = "nccl" if device.type == "cuda" else "gloo"
-    groups = join_processes(
-        tensor=tensor,
-        pipeline=pipeline,
-        replicas=replicas,
-        backend=config.parallel.distributed_backend or default,
-        device=device,
-    )
-    with source.weights() as whole:
-        stage = Stage(
-            # The table's rows are divided evenly; what is added stands for no token.
-            replace(trained, padded_vocab_size=-(-trained.padded_vocab_size // tensor) * tensor),
-            whole.parameters,
-            groups=groups,
-            dtype=_DTYPES[dtype],
-            device=device,
-            rows=0 if wishes.recompute else rows,
-            max_length=wishes.inference_max_seq_length,
-            sees_prefix=manifest.plan.get("objective", {}).get("sees_prefix", False),
-        )
+    groups = _joined(parallel, replicas, device)
+    stage = _filled(source, wishes, spec, groups, dtype=_DTYPES[dtype], device=device, rows=rows)
     return Opened(
         engine=Engine(stage, rows=rows, decode=tokenizer.decode, recompute=wishes.recompute),
         tokenizer=tokenizer,
-        spec=trained,
+        spec=spec,
         is_first=launch.rank == 0,
     )
+
+
+def _trained(source: Source) -> tuple[Tokenizer, ModelSpec]:
+    """Return the tokenizer and the network, which must be that of the training."""
+    config, manifest = source.config, source.manifest
+    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+    spec = plan_model(
+        config, vocab_size=tokenizer.vocab_size, tensor=manifest.plan["parallel"]["tensor"]
+    )
+    require_same_model(manifest.plan, {"model": asdict(spec)}, str(source.folder))
+    return tokenizer, spec
+
+
+def _joined(parallel: ParallelConfig, replicas: int, device: torch.device) -> Groups:
+    """Return this process's groups. Communication: waits for every rank."""
+    default = "nccl" if device.type == "cuda" else "gloo"
+    return join_processes(
+        tensor=parallel.tensor_model_parallel_size,
+        pipeline=parallel.pipeline_model_parallel_size,
+        replicas=replicas,
+        backend=parallel.distributed_backend or default,
+        device=device,
+    )
+
+
+def _filled(
+    source: Source,
+    wishes: GenerationConfig,
+    spec: ModelSpec,
+    groups: Groups,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    rows: int,
+) -> Stage:
+    """Return this rank's layers with their weights."""
+    tensor = groups.topology.tensor
+    # The table's rows are divided evenly; what is added stands for no token.
+    even = replace(spec, padded_vocab_size=-(-spec.padded_vocab_size // tensor) * tensor)
+    with source.weights() as whole:
+        return Stage(
+            even,
+            whole.parameters,
+            groups=groups,
+            dtype=dtype,
+            device=device,
+            rows=0 if wishes.recompute else rows,
+            max_length=wishes.inference_max_seq_length,
+            sees_prefix=source.manifest.plan.get("objective", {}).get("sees_prefix", False),
+        )

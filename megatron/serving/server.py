@@ -86,7 +86,9 @@ def listener(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         found = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"--host {host} --port {port} cannot be listened at: {error}") from error
+        raise ConfigError(
+            f"--host {host} --port {port} cannot be listened at: {error}; give others"
+        ) from error
     # A token must not wait in the system for more to be sent with it.
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return found

@@ -73,6 +73,8 @@ def read_wishes(
 
 def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
     # What reads weights is imported when it is known that there are some: torch takes seconds.
+    if not directory.exists():
+        raise CheckpointError(f"--load {directory} does not exist")
     folder = checkpoint_of(directory)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)

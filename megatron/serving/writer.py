@@ -7,7 +7,7 @@ from megatron.config.generation import GenerationConfig
 from megatron.errors import raise_if_any
 from megatron.generation.beam import Search
 from megatron.generation.request import Completion, Request
-from megatron.generation.sampling import Sampling, sampling_problems
+from megatron.generation.sampling import Sampling
 from megatron.serving.opened import Opened
 from megatron.serving.spelling import Parts, Spelling
 
@@ -17,9 +17,6 @@ class Writer:
 
     Args:
         seed: what the draws follow from; each text has draws of its own.
-
-    Raises:
-        ConfigError: the wishes contradict each other.
     """
 
     def __init__(self, opened: Opened, wishes: GenerationConfig, *, seed: int):
@@ -30,17 +27,6 @@ class Writer:
             temperature=wishes.temperature,
             top_k=wishes.top_k,
             top_p=wishes.top_p,
-        )
-        vocab_size = opened.spec.vocab_size
-        raise_if_any(
-            [
-                *sampling_problems(self.sampling, vocab_size=vocab_size),
-                *(
-                    f"--stop-tokens {token} is not in the vocabulary of {vocab_size} tokens"
-                    for token in wishes.stop_tokens or ()
-                    if not 0 <= token < vocab_size
-                ),
-            ]
         )
         self.spelling = Spelling(
             tokenizer=opened.tokenizer,

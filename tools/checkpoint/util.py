@@ -13,25 +13,28 @@ sys.path.sort(key=lambda p: os.path.realpath(p) == os.path.dirname(os.path.realp
 sys.path.insert(0, os.path.realpath(__file__).rsplit("/", 3)[0])  # so that it runs from anywhere
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from megatron.config.checkpoint_tools import ConversionConfig
-from megatron.config.config import SECTIONS, Config, flatten
-from megatron.config.files import with_file_flags
-from megatron.config.flags import Parsed, parse_sections
-from megatron.config.legacy import LEGACY
-from megatron.config.legacy_conversion import ANY_RUN, CONVERSION_LEGACY
-from megatron.config.model import ModelConfig
+from megatron.config.conversion import parse_conversion
+from megatron.config.legacy_conversion import CONVERSION_LEGACY
 from megatron.errors import ConfigError
 from megatron.tool import run_tool
 
 
 def main(argv: Sequence[str]) -> None:
     """Do what the command line `argv` asks for."""
-    parsed = parse(argv, ())
-    own: ConversionConfig = parsed.sections["conversion"]
-    model: ModelConfig = parsed.sections["model"]
-    for notice in parsed.notices:
+    parse = partial(
+        parse_conversion,
+        argv=argv,
+        own=ConversionConfig,
+        legacy=CONVERSION_LEGACY,
+        description=__doc__,
+    )
+    asked = parse(())
+    own: ConversionConfig = asked.own
+    for notice in asked.notices:
         print(notice)
     if own.model_type != "GPT":
         raise ConfigError(f"--model-type {own.model_type}: only GPT is converted")
@@ -47,30 +50,10 @@ def main(argv: Sequence[str]) -> None:
         pipeline=own.target_pipeline_parallel_size or 1,
         flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
         vocab_size=own.true_vocab_size,
-        heads=model.num_attention_heads or None,
+        heads=asked.config.model.num_attention_heads or None,
     )
-    for line in convert(wish, lambda words: wishes(parse(argv, words))):
+    for line in convert(wish, lambda words: parse(words).config):
         print(line)
-
-
-def parse(argv: Sequence[str], found: Sequence[str]) -> Parsed:
-    """Return what is asked of training and of the tool.
-
-    Args:
-        found: words of a command line, for what the files say.
-    """
-    return parse_sections(
-        [*found, *with_file_flags(argv, SECTIONS)],
-        {**SECTIONS, "conversion": ConversionConfig},
-        description=__doc__ or "",
-        legacy=[*LEGACY, *CONVERSION_LEGACY],
-        defaults=flatten(ANY_RUN),
-    )
-
-
-def wishes(parsed: Parsed) -> Config:
-    """Return what is asked of training."""
-    return Config(**{name: parsed.sections[name] for name in SECTIONS})
 
 
 if __name__ == "__main__":

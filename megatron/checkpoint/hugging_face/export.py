@@ -1,8 +1,6 @@
 """A checkpoint in transformers' files: streamed, compared with the original, then published."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +21,11 @@ from megatron.checkpoint.hugging_face.equality import (
 from megatron.checkpoint.hugging_face.families import family_of
 from megatron.checkpoint.hugging_face.family import Family, Part
 from megatron.checkpoint.hugging_face.network import parameters_of, require_parameters, saved_spec
+from megatron.checkpoint.hugging_face.new_folder import new_folder
 from megatron.checkpoint.hugging_face.safetensors_files import Meant, Writer
-from megatron.checkpoint.manifest import Manifest, sync_folder
-from megatron.checkpoint.names import STAGING
+from megatron.checkpoint.manifest import Manifest
 from megatron.checkpoint.weights import read_weights
-from megatron.errors import CheckpointError, DataError
+from megatron.errors import DataError
 from megatron.parallel.whole import Whole, WholeCheckpoint
 from megatron.plan.model_spec import ModelSpec
 from megatron.tokenizer.hugging_face_files import write_hugging_face_files
@@ -95,13 +93,8 @@ def export(
     family = family_of(spec, wishes.model_type)
     dtype = wishes.dtype or manifest.plan["precision"]["dtype"]
     _require_same_vocabulary(tokenizer, spec)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise CheckpointError(f"--save {output} holds something already: give a new folder")
-    whole = merged(saved, read_weights(source, manifest))
-    staging = output.with_name(f"{STAGING}{output.name}")
-    try:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
+    with new_folder(output) as staging:
+        whole = merged(saved, read_weights(source, manifest))
         write_model(staging, spec, family, whole, dtype, max_bytes=wishes.max_shard_bytes)
         _write_json(staging / "config.json", _config(spec, family, dtype, tokenizer))
         _write_json(staging / "generation_config.json", _special_ids(tokenizer))
@@ -119,12 +112,6 @@ def export(
             for_release=wishes.for_release,
         )
         (staging / "README.md").write_text(card, encoding="utf-8")
-        sync_folder(staging)
-        os.replace(staging, output)
-    except OSError as error:
-        raise CheckpointError(f"--save {output}: {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return Exported(family, dtype, no_tokenizer, measured)
 
 

@@ -156,6 +156,8 @@ def opened_weights(source: Path, described: Described) -> Iterator[WholeCheckpoi
 
 def _read_config(source: Path) -> dict[str, Any]:
     """Return config.json with the values that it leaves out."""
+    if not source.exists():
+        raise CheckpointError(f"--load {source} does not exist")
     if not (source / "config.json").is_file():
         raise CheckpointError(f"--load {source} holds no config.json")
     # Imported here: it takes seconds.

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -13,6 +14,7 @@ from megatron.checkpoint.hugging_face.cuts import StackedTransposed, Transposed
 from megatron.checkpoint.hugging_face.families import family_of
 from megatron.checkpoint.hugging_face.family import Family
 from megatron.checkpoint.hugging_face.network import saved_spec
+from megatron.checkpoint.hugging_face.new_folder import new_folder
 from megatron.checkpoint.manifest import Manifest
 from megatron.checkpoint.weights import read_weights
 from megatron.errors import CheckpointError
@@ -26,8 +28,9 @@ def export_adapters(
 ) -> Family:
     """Write the adapters of the checkpoint in `source` to `output`, a new or empty folder.
 
-    What is one matrix here and several there gets as many adapters, which share their first
-    matrix; the model computes the same.
+    They are written beside it and renamed when they are whole. What is one matrix here and
+    several there gets as many adapters, which share their first matrix; the model computes the
+    same.
 
     Args:
         base: folder or name of the model without adapters, for PEFT to find it.
@@ -35,18 +38,31 @@ def export_adapters(
 
     Raises:
         CheckpointError: the checkpoint has no adapters, no architecture expresses its network, or
-            `output` holds something.
+            `output` holds something or cannot be written to; nothing is left of what was written.
     """
     spec = saved_spec(manifest.plan["model"])
     if not spec.lora_rank:
         raise CheckpointError(f"{source} has no adapters: it was trained without --lora-rank")
     family = family_of(without_adapters(spec), model_type)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise CheckpointError(f"--save {output} holds something already: give a new folder")
-    tensors = dict(_tensors(family, spec, read_weights(source, manifest)))
-    modules = {".".join(name.split(".")[-4:-2]) for name in tensors}
     is_transposed = any(_is_transposed(part.cut) for part in family.parts(without_adapters(spec)))
-    config = {
+    with new_folder(output) as staging:
+        tensors = dict(_tensors(family, spec, read_weights(source, manifest)))
+        save_file(tensors, staging / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = _config(
+            spec,
+            base=base,
+            modules={".".join(name.split(".")[-4:-2]) for name in tensors},
+            is_transposed=is_transposed,
+        )
+        text = json.dumps(config, indent=2) + "\n"
+        (staging / "adapter_config.json").write_text(text, encoding="utf-8")
+    return family
+
+
+def _config(
+    spec: ModelSpec, *, base: str, modules: set[str], is_transposed: bool
+) -> dict[str, Any]:
+    return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
@@ -58,14 +74,6 @@ def export_adapters(
         "fan_in_fan_out": is_transposed,
         "inference_mode": True,
     }
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, output / "adapter_model.safetensors", metadata={"format": "pt"})
-        text = json.dumps(config, indent=2) + "\n"
-        (output / "adapter_config.json").write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"--save {output}: {error}") from error
-    return family
 
 
 def _tensors(

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,6 +87,20 @@ def test_peft_computes_the_same(written):
     with torch.no_grad():
         found = PeftModel.from_pretrained(base, folder / "peft").eval()(tokens()).logits
     torch.testing.assert_close(found, logits_of(model, tokens()), rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_left_of_what_could_not_be_written(group, tmp_path, monkeypatch):
+    flags = [*SIZES.split(), "--lora-rank", "2"]
+    model = spread_network(tiny_plan(*flags).model, group)
+    saved = write_checkpoint(tmp_path / "tuned", model.state_dict(), *flags)
+
+    def no_room(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", no_room)
+    with pytest.raises(CheckpointError, match="--save .*peft: .*No space left"):
+        tool("lora_to_peft", "--load", saved, "--save", tmp_path / "peft", "--base-model", "base")
+    assert [path.name for path in tmp_path.iterdir()] == ["tuned"]
 
 
 def test_a_checkpoint_without_adapters_is_refused(group, tmp_path):

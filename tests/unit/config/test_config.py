@@ -5,6 +5,7 @@ from dataclasses import FrozenInstanceError, asdict
 import pytest
 from tiny import tiny_argv, tiny_config
 
+from megatron.config import config as config_module
 from megatron.config.config import SECTIONS, parse_config, parse_config_for_checkpoint
 from megatron.config.generation import GenerationConfig
 from megatron.errors import ConfigError
@@ -60,10 +61,12 @@ def test_what_cannot_be_honoured_is_refused(flags, message):
         tiny_config(*flags)
 
 
-def test_a_tool_takes_the_rest_from_the_checkpoint():
+def test_a_tool_takes_the_rest_from_the_checkpoint(monkeypatch):
+    told = []
+    monkeypatch.setattr(config_module.log, "warning", told.append)
     saved = asdict(tiny_config("--bf16", "--no-log-loss-scale-to-tensorboard", "--seed", "5"))
     config, own = parse_config_for_checkpoint(
-        ["--load", "runs", "--seed", "6", "--top_k", "3"],
+        ["--load", "runs", "--seed", "6", "--top_k", "3", "--use-deepspeed"],
         saved,
         {"generation": GenerationConfig},
     )
@@ -71,3 +74,4 @@ def test_a_tool_takes_the_rest_from_the_checkpoint():
     expected["checkpoint"] = saved["checkpoint"] | {"load": "runs"}
     assert asdict(config) == expected
     assert own["generation"] == GenerationConfig(top_k=3)
+    assert [notice.partition(":")[0] for notice in told] == ["--use-deepspeed"]

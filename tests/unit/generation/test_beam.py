@@ -72,6 +72,22 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_no_worse(network):
     assert all(len(beam.tokens) == 6 for beam in wide)
 
 
+def test_a_search_that_nobody_waits_for_is_left_between_tokens(network):
+    model, spec = network
+    engine = engine_of(model, spec, rows=3)
+    asked = []
+
+    def goes_on():
+        asked.append(engine.is_busy)
+        return len(asked) < 3
+
+    search = Search(prompt=PROMPT, width=3, max_new_tokens=6)
+    assert engine.search(search, goes_on) == []
+    assert (len(asked), engine.is_busy) == (3, False)
+    found = engine.search(search)
+    assert found == engine_of(model, spec, rows=3).search(search) != []
+
+
 def test_a_search_that_cannot_be_done_is_refused(network):
     engine = engine_of(*network, rows=2)
     with pytest.raises(ConfigError, match="a beam width of 3 must be between 1 and the 2"):

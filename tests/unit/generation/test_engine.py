@@ -13,7 +13,10 @@ from stages import (
 )
 from tiny import tiny_spec
 
-from megatron.errors import CheckpointError, ConfigError
+from megatron.errors import CheckpointError, ConfigError, MegatronError
+from megatron.evaluation.scores import judge
+from megatron.evaluation.windows import Window
+from megatron.generation.beam import Search
 from megatron.generation.request import Request
 from megatron.generation.sampling import Sampling
 
@@ -238,6 +241,21 @@ def test_weights_of_another_network_are_refused(group, network):
     ):
         with pytest.raises(CheckpointError, match=told):
             engine_of(model, tiny_spec(**SIZES | changes))
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_are_told(network, broken):
+    model, spec = network
+    with torch.no_grad():
+        dict(model.named_parameters())["3.mlp.dense_h_to_4h.weight"][0] = broken
+    engine = engine_of(model, spec)
+    for go_on in (
+        lambda: completed(engine, asked((1, 2))),
+        lambda: engine_of(model, spec).search(Search(prompt=(1,), width=2, max_new_tokens=2)),
+        lambda: judge(engine_of(model, spec).stage, [Window((1, 2, 3), 2)], [[0]]),
+    ):
+        with pytest.raises(MegatronError, match="logits are NaN or infinite.*--inference-dtype fp"):
+            go_on()
 
 
 def test_more_keys_and_values_than_memory_are_told(network):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from megatron.fused_kernels.dispatch import REFERENCE
 from megatron.fused_kernels.softmax import scaled_causal_softmax
-from megatron.model.scores import Mask, attention_of
+from megatron.model.scores import Mask, Weighing, attention_of
 
 IMPLEMENTATIONS = ["sdpa", "fused-softmax", "reference", "flash"]
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -47,7 +47,8 @@ def flash_package(monkeypatch):
 
 
 def attend(name, *inputs, **keywords):
-    return attention_of(replace(REFERENCE, attention=name))(*inputs, scale=0.6, **keywords)
+    how = Weighing(scale=0.6, **keywords)
+    return attention_of(replace(REFERENCE, attention=name))(*inputs, how)
 
 
 def written_out(query, key, value, seen, slopes_a=None):
@@ -142,7 +143,7 @@ def test_layer_scaling_keeps_products_inside_fp16():
     wide = partial(scaled_causal_softmax, in_fp32=True)
     kernels = replace(REFERENCE, attention="fused-softmax", scaled_causal_softmax=wide)
     core = attention_of(kernels)
-    mixed = core(query, key, value, mask=Mask(), scale=1.0, layer_scaling=4.0)
+    mixed = core(query, key, value, Weighing(mask=Mask(), scale=1.0, layer_scaling=4.0))
     assert_close(mixed[0, 0, :, 0], torch.tensor([1.0, 2.0]).half())
 
 

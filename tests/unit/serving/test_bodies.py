@@ -213,6 +213,12 @@ def test_a_host_that_is_none_changes_no_answer(running, host):
 
 
 def test_other_paths_and_methods_are_refused_with_a_reason(running):
-    for method, path, status in (("GET", "/api", 405), ("POST", "/api", 405), ("GET", "/x", 404)):
+    for method, path, status, told in (
+        ("GET", "/api", 405, "GET is not for this path: write PUT"),
+        ("POST", "/api", 405, "POST is not for this path: write PUT"),
+        ("GET", "/x", 404, "there is no such path: write PUT /api or POST /v1/completions"),
+    ):
         reply = running.ask(method, path)
-        assert reply.status == status and reply.json["error"]
+        assert (reply.status, reply.json["error"]) == (status, told)
+    chat = running.ask("POST", "/v1/chat/completions", {"messages": []})
+    assert chat.status == 404 and "no such path" in chat.json["error"]["message"]

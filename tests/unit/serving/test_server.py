@@ -209,6 +209,23 @@ def test_who_leaves_is_not_written_for(group):
         assert running.put(prompts=["a"], tokens_to_generate=1).status == 200
 
 
+def test_a_search_that_its_client_left_is_not_finished(group):
+    with serving(group) as running:
+        loop, go_on = running.front.engine_loop, threading.Event()
+        step = loop.engine.step
+        loop.engine.step = lambda: go_on.wait(60) and step()
+        text = json.dumps({"prompts": ["a"], "tokens_to_generate": 48, "beam_width": 2}).encode()
+        head = b"PUT /api HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", running.port)) as client:
+            client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+            until(lambda: loop.num_running == 1)
+        until(lambda: loop._searching.is_cancelled)
+        go_on.set()
+        until(lambda: is_idle(running))
+        assert loop.num_tokens == 0
+        assert running.put(prompts=["a"], tokens_to_generate=1).status == 200
+
+
 def test_a_full_queue_refuses(group):
     with serving(group, rows=1, queue=2) as running:
         engine, go_on = running.front.engine_loop.engine, threading.Event()
@@ -252,13 +269,14 @@ def test_what_is_under_way_is_finished_before_the_end(group):
             until(lambda: running.ask("GET", "/health") and False)
 
 
-def test_what_takes_too_long_is_dropped_at_the_end(group):
-    with serving(group, rows=1, grace_s=0.1) as running:
+@pytest.mark.parametrize("wishes", [{"temperature": 50}, {"beam_width": 2}], ids=str)
+def test_what_takes_too_long_is_dropped_at_the_end(group, wishes):
+    with serving(group, rows=2, grace_s=0.1) as running:
         loop = running.front.engine_loop
         step = loop.engine.step
         loop.engine.step = lambda: (time.sleep(0.05), step())[1]
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(running.put, prompts=["a"], tokens_to_generate=48, temperature=50)
+            asked = pool.submit(running.put, prompts=["a"], tokens_to_generate=48, **wishes)
             until(lambda: loop.num_running == 1)
             running.server.stop()
             assert asked.result().status == 503

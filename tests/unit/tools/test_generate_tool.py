@@ -147,6 +147,8 @@ def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, monkey
         (["--prompt", "1", "--beam-width", "2", "--greedy"], "does not go with --greedy"),
         (["--prompt", "1", "--length-penalty", "2"], "--length-penalty is for --beam-width"),
         (["--prompt", "1", "--greedy", "--top_k", "2"], "--greedy takes the likeliest token"),
+        (["--prompt", "1", "--top_k", "12"], "--top_k 12 is more than the vocabulary's 11"),
+        (["--prompt", "1", "--micro-batch-size", "0"], "--micro-batch-size 0 must be at least 1"),
         (["--prompt", "1", "--fp16", "--inference-dtype", "fp16"], "fp16 needs a GPU"),
         (["--prompt", "1", "--model-parallel-size", "2"], "are 2 processes, and 1 were started"),
         (["--prompt", "1 " * 20], "prompt 1: a prompt has 20 tokens"),
@@ -193,6 +195,8 @@ def test_what_cannot_be_read_is_told(generate, tool, tmp_path):
         (tmp_path / "prompts").write_bytes(content)
         with pytest.raises(DataError, match=told):
             generate("--sample-input-file", str(tmp_path / "prompts"))
+    with pytest.raises(CheckpointError, match="--load .*none does not exist"):
+        tool(["--load", str(tmp_path / "none"), "--prompt", "1"])
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         tool(["--load", str(tmp_path), "--prompt", "1"])
     with pytest.raises(ConfigError, match="--load is missing"):

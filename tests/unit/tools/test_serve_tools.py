@@ -3,6 +3,7 @@
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from servers import serving
@@ -12,6 +13,7 @@ from megatron.config.generation import GenerationConfig
 from megatron.config.serving import ServingConfig
 from megatron.errors import ConfigError, DataError, MegatronError
 from megatron.plan.serving_plan import serving_problems
+from megatron.serving.server import listener
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 
@@ -53,11 +55,22 @@ def test_every_mistake_is_told_at_once():
     assert [*serving_problems(ServingConfig(), GenerationConfig())] == []
 
 
-def test_missing_packages_are_told(server_tool, tmp_path, monkeypatch):
-    source = type(
-        "Source", (), {"own": {"generation": GenerationConfig(), "serving": ServingConfig()}}
-    )
+def let_ask(server_tool, monkeypatch, **serving):
+    own = {"generation": GenerationConfig(), "serving": ServingConfig(**serving)}
+    source = SimpleNamespace(own=own)
     monkeypatch.setattr(server_tool, "read_wishes", lambda *args, **kwargs: source)
+
+
+def test_a_taken_port_is_told_before_the_model_is_opened(server_tool, monkeypatch):
+    with listener("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        let_ask(server_tool, monkeypatch, port=port)
+        with pytest.raises(ConfigError, match=f"--port {port} cannot be listened at"):
+            server_tool.main([])
+
+
+def test_missing_packages_are_told(server_tool, monkeypatch):
+    let_ask(server_tool, monkeypatch)
     monkeypatch.setattr(server_tool, "find_spec", lambda name: name == "uvicorn" or None)
     with pytest.raises(ConfigError, match="fastapi, prometheus_client, which are not installed"):
         server_tool.main([])
@@ -95,5 +108,6 @@ def test_what_is_typed_is_continued(group, client_tool, tmp_path, monkeypatch, c
         monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
         with pytest.raises(MegatronError, match="no answer from http"):
             client_tool.main([wrong])
+        assert capsys.readouterr().out == "", "nobody is asked for what nobody answers"
     with pytest.raises(DataError, match="--api-key-file .*No such file"):
         client_tool.main([address, "--api-key-file", str(tmp_path / "none")])

@@ -1,0 +1,35 @@
+"""A folder of files that is there as a whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from megatron.checkpoint.manifest import sync_folder
+from megatron.checkpoint.names import STAGING
+from megatron.errors import CheckpointError
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Give a folder beside `output` to write to, which gets its name when nothing went wrong.
+
+    Raises:
+        CheckpointError: `output` holds something, or cannot be written to; nothing is left of what
+            was written.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise CheckpointError(f"--save {output} holds something already: give a new folder")
+    whole = output.resolve()
+    staging = whole.with_name(f"{STAGING}{whole.name}")
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        yield staging
+        sync_folder(staging)
+        os.replace(staging, whole)
+    except OSError as error:
+        raise CheckpointError(f"--save {output}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
