@@ -89,8 +89,9 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         )
         return
     if changes or universal:
-        told = (folder, wished.reshape_buffer_bytes >> 20, table(changes))
-        log.info("reshaping %s to this layout, %d MB at a time:\n%s", *told)
+        told = f":\n{table(changes)}" if changes else ""
+        megabytes = wished.reshape_buffer_bytes >> 20
+        log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, told)
     if adds:
         log.info("%s has no adapters: they begin as nothing beside its weights", folder)
     if (rows := manifest.plan["model"]["padded_vocab_size"]) != plan.model.padded_vocab_size:

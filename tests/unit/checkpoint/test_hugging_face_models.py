@@ -359,6 +359,12 @@ def test_what_is_there_is_not_replaced(exported, tmp_path):
         tool("to_hf", *words, "--max-shard-size", "5XB")
 
 
+@pytest.mark.parametrize("name", ["from_hf", "to_hf"])
+def test_a_folder_that_is_not_there_is_told(name, tmp_path):
+    with pytest.raises(CheckpointError, match="none does not exist"):
+        tool(name, "--load", tmp_path / "none", "--save", tmp_path / "new")
+
+
 def test_the_words_of_older_scripts(exported, tmp_path):
     _, _, saved = exported("")
     words = ["--input_folder", saved, "--output_folder", tmp_path / "old"]
