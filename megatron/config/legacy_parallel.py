@@ -51,9 +51,7 @@ PARALLEL_LEGACY = (
     ),
     Legacy(
         "--deepspeed_mpi",
-        "set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the variables of your "
-        "MPI; leave this flag out",
-        refused=True,
+        "the variables of MPI are read where no launcher has set its own",
     ),
     Legacy(
         "--tp-comm-overlap",

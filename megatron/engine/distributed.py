@@ -32,3 +32,8 @@ def limit_waiting(timeout_minutes: int) -> None:
     """
     for group in list(dist.distributed_c10d._world.pg_map):
         dist.distributed_c10d._set_pg_timeout(timedelta(minutes=timeout_minutes), group)
+
+
+def is_first_to_claim(name: str) -> bool:
+    """Whether no other rank has called this with the same name, in this start of the run."""
+    return dist.distributed_c10d._get_default_store().add(f"claim/{name}", 1) == 1

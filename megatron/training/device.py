@@ -16,7 +16,7 @@ def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
     launch = read_launch(parallel.local_rank)
     device = choose_device(parallel.device, launch)
     divides = parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1
-    export_launch(launch, device.type, sequence_parallel=divides)
+    export_launch(launch, device.type, device_index=device.index, sequence_parallel=divides)
     return launch, device
 
 
@@ -34,6 +34,9 @@ def choose_device(asked: str, launch: Launch) -> torch.device:
             "--device cuda: no GPU is visible on this node; look at nvidia-smi and "
             "CUDA_VISIBLE_DEVICES, or write --device cpu"
         )
+    if torch.cuda.device_count() == 1:
+        # A scheduler may show each process one of its own; `start_processes` finds out.
+        return torch.device("cuda", 0)
     if launch.local_rank >= torch.cuda.device_count():
         raise ConfigError(
             f"{launch.local_size} processes were started on this node, but it has "

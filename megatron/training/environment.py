@@ -1,9 +1,12 @@
 """What started this process: the only file that reads environment variables."""
 
 import os
+import re
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+from zlib import crc32
 
 from megatron.errors import ConfigError
 
@@ -39,10 +42,112 @@ def read_launcher() -> Launcher:
     return Launcher("deepspeed" if is_deepspeed else "", 0, 0)
 
 
-def read_launch(local_rank: int | None) -> Launch:
-    """Return this process's place, from the launcher's variables; a lone process without them.
+@dataclass(frozen=True)
+class _Names:
+    """Variables in which a manager of jobs tells a process that it has started its place."""
 
-    Works under the deepspeed launcher, torch.distributed.run and launch, and without a launcher.
+    rank: str
+    world_size: str
+    local_rank: str
+    local_size: str
+    job: tuple[str, ...]  # equal in all processes of a job, if set, and others in other jobs
+
+
+_MPIS = (
+    _Names(
+        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    ),
+    _Names(
+        *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+        ("SLURM_JOB_ID", "PBS_JOBID"),
+    ),
+    # MPICH and Intel MPI.
+    _Names(
+        *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        ("SLURM_JOB_ID", "PBS_JOBID"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Managed:
+    """What MPI or SLURM says of the process that it started, and in which variables."""
+
+    launch: Launch
+    names: _Names
+
+
+def _manager() -> _Managed | None:
+    """Return what MPI or, without one, SLURM says; None if neither has started this process.
+
+    mpirun may start its own processes through SLURM, whose variables then tell of those.
+    """
+    for names in _MPIS:
+        if all(os.environ.get(n) for n in (names.rank, names.world_size, names.local_rank)):
+            world_size = _number(names.world_size, 1)
+            return _Managed(
+                Launch(
+                    _number(names.rank, 0),
+                    world_size,
+                    _number(names.local_rank, 0),
+                    _number(names.local_size, world_size),
+                ),
+                names,
+            )
+    return _slurm()
+
+
+def _slurm() -> _Managed | None:
+    # A batch script is told that it is task 0 of all, though nobody has started the others.
+    is_script = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
+    if not os.environ.get("SLURM_PROCID") or is_script:
+        return None
+    # Of a job with several steps, SLURM_NTASKS may be the number of all.
+    has_step = os.environ.get("SLURM_STEP_NUM_TASKS")
+    size_name = "SLURM_STEP_NUM_TASKS" if has_step else "SLURM_NTASKS"
+    world_size = _number(size_name, 1)
+    counts = tasks_per_node(os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = _number("SLURM_NODEID", 0)
+    local_size = counts[node] if node < len(counts) else world_size
+    names = _Names(
+        *("SLURM_PROCID", size_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+        ("SLURM_JOB_ID", "SLURM_STEP_ID"),
+    )
+    rank = _number("SLURM_PROCID", 0)
+    return _Managed(Launch(rank, world_size, _number("SLURM_LOCALID", rank), local_size), names)
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return the number of tasks on each node.
+
+    >>> tasks_per_node("2(x3),1")
+    [2, 2, 2, 1]
+
+    Source: SLURM_TASKS_PER_NODE in the manual of srun.
+    """
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in counts for _ in range(int(times or 1))]
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a list as SLURM writes it; "" of an empty one.
+
+    >>> first_host("rack[07-09,12]n[1-2],login1")
+    'rack07n1'
+    """
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+def read_launch(local_rank: int | None) -> Launch:
+    """Return this process's place, from the variables of what started it; alone without them.
+
+    RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE come first, which the deepspeed launcher and
+    torch's set; what they do not say is read from Open MPI's variables, MVAPICH2's, MPICH's and
+    Intel MPI's, or SLURM's.
 
     Args:
         local_rank: what `--local_rank` says, for launchers that say it there alone.
@@ -50,8 +155,12 @@ def read_launch(local_rank: int | None) -> Launch:
     Raises:
         ConfigError: the variables contradict each other.
     """
-    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    if world_size > 1 and not os.environ.get("RANK"):
+    managed = _manager()
+    default = managed.launch if managed else Launch(0, 1, 0, 1)
+    rank, world_size = _number("RANK", default.rank), _number("WORLD_SIZE", default.world_size)
+    if managed:
+        _require_agreement(managed, rank, world_size)
+    if world_size > 1 and world_size != default.world_size and not os.environ.get("RANK"):
         raise ConfigError(
             f"WORLD_SIZE={world_size} but RANK is not set: set both, or start through a launcher"
         )
@@ -60,20 +169,70 @@ def read_launch(local_rank: int | None) -> Launch:
             f"RANK={rank} with WORLD_SIZE={world_size}: ranks go from 0 to {world_size - 1}; "
             "set both, or start through a launcher"
         )
-    local = _number("LOCAL_RANK", rank if local_rank is None else local_rank)
+    # What a manager says of its tasks is nothing of the processes that one of them has started.
+    if world_size != default.world_size:
+        default = Launch(rank, world_size, rank, world_size)
+    local = _number("LOCAL_RANK", default.local_rank if local_rank is None else local_rank)
     if local_rank is not None and local != local_rank:
         raise ConfigError(
             f"LOCAL_RANK={local} but --local_rank {local_rank}: leave one of them out"
         )
-    size = _number("LOCAL_WORLD_SIZE", _number("LOCAL_SIZE", world_size))
+    size = _number("LOCAL_WORLD_SIZE", _number("LOCAL_SIZE", default.local_size))
     return Launch(rank, world_size, local, size)
 
 
-def export_launch(launch: Launch, device: str, *, sequence_parallel: bool = False) -> None:
+def _require_agreement(managed: _Managed, rank: int, world_size: int) -> None:
+    """Refuse a place that contradicts the one that MPI or SLURM tells.
+
+    One task may be a process of the run, or a launcher that starts the processes of a node. A
+    lone task says nothing: others may have been started beside it.
+    """
+    names, tasks = managed.names, managed.launch.world_size
+    started = f"{names.world_size}={tasks}"
+    if tasks == 1:
+        return
+    if launcher := read_launcher().name:
+        nodes_name = "GROUP_WORLD_SIZE" if launcher == "torch" else "CROSS_SIZE"
+        nodes = _number(nodes_name, tasks)
+        # After a failure torch's launcher may go on with fewer nodes.
+        if nodes != tasks and not read_launcher().restarts:
+            flag = "--nnodes" if launcher == "torch" else "--num_nodes"
+            raise ConfigError(
+                f"{started} but {nodes_name}={nodes}: {tasks} tasks were started, each of which "
+                f"began a launcher that knows of {nodes}; start one task a node, and give the "
+                f"launcher {flag} {tasks}"
+            )
+        return
+    if world_size not in (tasks, tasks * _number("LOCAL_WORLD_SIZE", 1)):
+        raise ConfigError(
+            f"{started} but WORLD_SIZE={world_size}: unset WORLD_SIZE, or start so many tasks"
+        )
+    if world_size == tasks and rank != managed.launch.rank:
+        raise ConfigError(
+            f"{names.rank}={managed.launch.rank} but RANK={rank}: unset RANK, or set it to "
+            f"{names.rank} in each task, not in the script that starts them"
+        )
+
+
+def export_launch(
+    launch: Launch,
+    device: str,
+    *,
+    device_index: int | None = None,
+    sequence_parallel: bool = False,
+) -> None:
     """Write what libraries look for and a launcher may not have said.
 
-    DeepSpeed's pipeline reads LOCAL_RANK, torch.distributed the others; DS_ACCELERATOR keeps
-    DeepSpeed from choosing another device than we do.
+    torch.distributed reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; DeepSpeed takes the
+    number of the device from LOCAL_RANK; DS_ACCELERATOR keeps it from choosing another kind than
+    we do.
+
+    Args:
+        device_index: which of the devices that this process sees it uses; by its local rank when
+            None.
+
+    Raises:
+        ConfigError: it is not known where the processes meet.
     """
     if device == "cuda" and sequence_parallel:
         # One queue of work: collectives start in the order in which they were asked for.
@@ -85,21 +244,71 @@ def export_launch(launch: Launch, device: str, *, sequence_parallel: bool = Fals
             )
     os.environ["RANK"] = str(launch.rank)
     os.environ["WORLD_SIZE"] = str(launch.world_size)
-    os.environ["LOCAL_RANK"] = str(launch.local_rank)
+    index = launch.local_rank if device_index is None else device_index
+    os.environ["LOCAL_RANK"] = str(index)
+    if "OMPI_COMM_WORLD_LOCAL_RANK" in os.environ:
+        os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = str(index)  # DeepSpeed insists that both agree
     os.environ["DS_ACCELERATOR"] = device
-    if "MASTER_ADDR" not in os.environ and launch.world_size > launch.local_size:
-        raise ConfigError(
-            f"WORLD_SIZE={launch.world_size} over several nodes but MASTER_ADDR is not set: set it "
-            "to the address of the node of rank 0"
-        )
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    if not os.environ.get("MASTER_ADDR"):
+        os.environ["MASTER_ADDR"] = _address_of_rank_0(launch)
+    if not os.environ.get("MASTER_PORT"):
+        os.environ["MASTER_PORT"] = str(_port_of_rank_0(launch))
+
+
+def _address_of_rank_0(launch: Launch) -> str:
+    if launch.world_size <= launch.local_size:
+        return "127.0.0.1"
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+    if host := first_host(nodes) or _first_line(os.environ.get("PBS_NODEFILE", "")):
+        return host
+    raise ConfigError(
+        f"WORLD_SIZE={launch.world_size} over several nodes but MASTER_ADDR is not set: set it "
+        "to the address of the node of rank 0"
+    )
+
+
+def _first_line(file: str) -> str:
+    if not file:
+        return ""
+    try:
+        return Path(file).read_text(encoding="utf-8").partition("\n")[0].strip()
+    except OSError as error:
+        raise ConfigError(f"environment variable PBS_NODEFILE={file}: {error.strerror}") from error
+
+
+def _port_of_rank_0(launch: Launch) -> int:
     if launch.world_size == 1:
-        os.environ.setdefault("MASTER_PORT", str(_free_port()))
-    elif "MASTER_PORT" not in os.environ:
+        return _free_port()
+    managed = _manager()
+    if managed is None or managed.launch.world_size != launch.world_size:
         raise ConfigError(
             f"WORLD_SIZE={launch.world_size} but MASTER_PORT is not set: start through "
             "`deepspeed` or `python -m torch.distributed.run`, or set MASTER_ADDR and MASTER_PORT"
         )
+    # All find the same one without talking, and jobs side by side on a node different ones. It is
+    # below those that systems give to connections.
+    job = " ".join(os.environ.get(name, "") for name in managed.names.job)
+    return 20000 + crc32(job.encode()) % 10000
+
+
+def places_here(processes: int) -> list[dict[str, str]]:
+    """Return the environments of processes that are to be started together on this node."""
+    port = str(_free_port())
+    return [
+        {
+            **os.environ,
+            **{"RANK": str(rank), "WORLD_SIZE": str(processes)},
+            **{"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(processes)},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+        }
+        for rank in range(processes)
+    ]
+
+
+def compiled_extensions() -> Path | None:
+    """Return where PyTorch was told to keep compiled extensions, if it was."""
+    folder = os.environ.get("TORCH_EXTENSIONS_DIR")
+    return Path(folder) if folder else None
 
 
 def export_restarts() -> None:

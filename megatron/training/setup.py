@@ -1,6 +1,7 @@
 """From the plan to the objects of a run: one function per thing."""
 
 import logging
+import socket
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -21,6 +22,7 @@ from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
 from megatron.engine.timers import Timers
+from megatron.errors import ConfigError
 from megatron.fused_kernels.choose import Choice, Workload, choose_kernels
 from megatron.fused_kernels.dispatch import Kernels
 from megatron.log import set_level
@@ -66,6 +68,9 @@ def start_processes(
         deterministic: whether the same computation must give the same bits each time.
         timeout_minutes: how long they wait for each other in one operation; 0: the default.
 
+    Raises:
+        ConfigError: two processes have the same GPU.
+
     Communication: waits for every rank.
     """
     level = set_log_levels(config.logging, launch.rank)
@@ -79,6 +84,28 @@ def start_processes(
     default = "nccl" if device.type == "cuda" else "gloo"
     backend = config.parallel.distributed_backend or default
     distributed.start(backend, level, timeout_minutes=timeout_minutes)
+    require_own_device(device, launch)
+
+
+def require_own_device(device: torch.device, launch: Launch) -> None:
+    """Refuse a GPU that another process of the run computes on too.
+
+    Only where each process sees a single GPU: of several, it takes the one of its local rank.
+
+    Raises:
+        ConfigError: another process was here first.
+
+    Communication: asks the store in which the processes have met.
+    """
+    if device.type != "cuda" or launch.local_size == 1 or torch.cuda.device_count() > 1:
+        return
+    name = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
+    if not distributed.is_first_to_claim(name):
+        raise ConfigError(
+            f"{launch.local_size} processes were started on this node ({socket.gethostname()}), "
+            "but it has 1 visible GPU, which two of them share; start one process per GPU, or "
+            "write --device cpu"
+        )
 
 
 def watch(watchdog: Watchdog, plan: WatchPlan, directory: Path) -> None:

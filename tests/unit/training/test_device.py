@@ -1,6 +1,7 @@
 """Which device a process computes on."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tiny import tiny_config
 from megatron.errors import ConfigError
 from megatron.training.device import choose_device, prepare_process
 from megatron.training.environment import Launch
+from megatron.training.setup import require_own_device
 
 
 @pytest.fixture
@@ -51,6 +53,23 @@ def test_too_few_gpus_are_told(gpus, asked):
     assert choose_device(asked, place(1)) == torch.device("cuda", 1)
     with pytest.raises(ConfigError, match="4 processes were started .* it has 2 visible GPUs"):
         choose_device(asked, place(2))
+
+
+def test_a_gpu_of_its_own_is_the_first(gpus):
+    """Schedulers may show each process the one that it was given."""
+    gpus(1)
+    assert choose_device("auto", place(3)) == torch.device("cuda", 0)
+
+
+def test_a_single_gpu_is_one_process_s(gpus, group, monkeypatch):
+    gpus(1)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1")
+    )
+    require_own_device(torch.device("cuda", 0), Launch(0, 1, 0, 1))
+    require_own_device(torch.device("cuda", 0), place(0))
+    with pytest.raises(ConfigError, match="4 processes .* it has 1 visible GPU, which two of them"):
+        require_own_device(torch.device("cuda", 0), place(1))
 
 
 def test_the_process_and_the_libraries_agree(gpus, monkeypatch):

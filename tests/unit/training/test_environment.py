@@ -10,7 +10,9 @@ from megatron.training.environment import (
     cpu_threads,
     export_determinism,
     export_launch,
+    first_host,
     read_launch,
+    tasks_per_node,
     verbosity,
 )
 
@@ -20,6 +22,13 @@ NAMES = (
     "LOCAL_RANK",
     "LOCAL_SIZE",
     "LOCAL_WORLD_SIZE",
+    "CROSS_SIZE",
+    "GROUP_WORLD_SIZE",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "PBS_JOBID",
+    "PBS_NODEFILE",
+    "PMIX_NAMESPACE",
     "MASTER_ADDR",
     "MASTER_PORT",
     "OMP_NUM_THREADS",
@@ -30,10 +39,13 @@ NAMES = (
 )
 
 
+MANAGERS = ("SLURM_", "OMPI_", "PMI_", "MPI_LOCAL", "MV2_")
+
+
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
     """The variables of launchers, all gone; what a test or the code sets is undone."""
-    for name in NAMES:
+    for name in (*NAMES, *(name for name in os.environ if name.startswith(MANAGERS))):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -66,6 +78,195 @@ def test_the_local_rank_may_come_by_flag_alone(environment):
 def test_an_empty_variable_says_nothing(environment):
     environment(RANK="", WORLD_SIZE="")
     assert read_launch(None) == Launch(0, 1, 0, 1)
+
+
+def slurm(task, tasks, local, node=0, **more):
+    """What srun tells a task of a job whose nodes have two tasks each."""
+    return {
+        **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NODELIST": "gpu[03-04]"},
+        **{"SLURM_PROCID": str(task), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(node)},
+        **{"SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_NTASKS": "64"},
+        **{"SLURM_STEP_TASKS_PER_NODE": f"2(x{tasks // 2})" if tasks > 1 else "1"},
+        **more,
+    }
+
+
+def open_mpi(rank, size):
+    return {
+        f"OMPI_COMM_WORLD_{name}": str(value)
+        for name, value in {"RANK": rank, "SIZE": size, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items()
+    }
+
+
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        pytest.param(slurm(3, 4, 1, 1), Launch(3, 4, 1, 2), id="srun"),
+        pytest.param(open_mpi(5, 8), Launch(5, 8, 1, 2), id="Open MPI"),
+        pytest.param(HYDRA, Launch(5, 8, 1, 2), id="MPICH and Intel MPI"),
+        pytest.param(
+            {name.replace("OMPI", "MV2"): value for name, value in open_mpi(5, 8).items()},
+            Launch(5, 8, 1, 2),
+            id="MVAPICH2",
+        ),
+        pytest.param(
+            {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"},
+            Launch(1, 4, 1, 4),
+            id="srun, little said",
+        ),
+        pytest.param(
+            {**slurm(1, 2, 1), "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+            Launch(1, 2, 0, 2),
+            id="srun, a script repeats it",
+        ),
+        pytest.param(
+            {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"},
+            Launch(0, 1, 0, 1),
+            id="in a batch script, not through srun",
+        ),
+        pytest.param(
+            {**open_mpi(1, 2), **slurm(0, 1, 0)}, Launch(1, 2, 1, 2), id="mpirun starts by srun"
+        ),
+        pytest.param(
+            {
+                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+                **{"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "2"},
+                **slurm(0, 2, 0),
+            },
+            Launch(5, 8, 1, 4),
+            id="srun of torch's launcher",
+        ),
+        pytest.param(
+            {
+                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"},
+                **{"CROSS_SIZE": "2"},
+                **slurm(0, 1, 0),
+            },
+            Launch(5, 8, 1, 4),
+            id="srun of one deepspeed launcher, which starts the others",
+        ),
+        pytest.param(
+            {
+                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+                **slurm(1, 2, 0),
+            },
+            Launch(5, 8, 1, 4),
+            id="a script starts four processes in each task",
+        ),
+        pytest.param(
+            {
+                **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+                **{"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"},
+                **{"TORCHELASTIC_RESTART_COUNT": "1"},
+                **slurm(0, 2, 0),
+            },
+            Launch(0, 1, 0, 1),
+            id="torch's launcher goes on with fewer nodes",
+        ),
+    ],
+)
+def test_the_place_is_read_from_whatever_started_the_process(environment, variables, place):
+    environment(**variables)
+    assert read_launch(None) == place
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {**slurm(1, 4, 1), "WORLD_SIZE": "2"},
+            "SLURM_STEP_NUM_TASKS=4 but WORLD_SIZE=2: unset WORLD_SIZE, or start so many tasks",
+        ),
+        (
+            {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "WORLD_SIZE": "2", "RANK": "1"},
+            "SLURM_NTASKS=4 but WORLD_SIZE=2",
+        ),
+        (
+            {**open_mpi(1, 4), "RANK": "0", "WORLD_SIZE": "4"},
+            "OMPI_COMM_WORLD_RANK=1 but RANK=0: unset RANK, or set it to OMPI_COMM_WORLD_RANK in",
+        ),
+        ({**HYDRA, "RANK": "5", "WORLD_SIZE": "4"}, "PMI_SIZE=8 but WORLD_SIZE=4"),
+        (
+            {
+                **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"},
+                **{"CROSS_SIZE": "1"},
+                **slurm(1, 4, 1),
+            },
+            "SLURM_STEP_NUM_TASKS=4 but CROSS_SIZE=1: 4 tasks .* --num_nodes 4",
+        ),
+        (
+            {
+                **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+                **{"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"},
+                **slurm(1, 4, 1),
+            },
+            "SLURM_STEP_NUM_TASKS=4 but GROUP_WORLD_SIZE=1: 4 tasks .* --nnodes 4",
+        ),
+        ({**slurm(0, 1, 0), "WORLD_SIZE": "2"}, "WORLD_SIZE=2 but RANK is not set"),
+    ],
+)
+def test_sources_that_disagree_are_named_both(environment, variables, message):
+    environment(**variables)
+    with pytest.raises(ConfigError, match=message):
+        read_launch(None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "address"),
+    [
+        (slurm(0, 4, 0), "gpu03"),
+        (slurm(0, 2, 0), "127.0.0.1"),
+        (slurm(0, 4, 0, MASTER_ADDR="there"), "there"),
+        (slurm(0, 4, 0, SLURM_STEP_NODELIST="", SLURM_JOB_NODELIST="login,gpu[1-2]"), "login"),
+    ],
+)
+def test_processes_of_a_job_meet_at_its_first_node(environment, variables, address):
+    environment(**variables)
+    export_launch(read_launch(None), "cpu")
+    assert os.environ["MASTER_ADDR"] == address
+    assert 20000 <= int(os.environ["MASTER_PORT"]) < 30000
+
+
+def test_processes_of_a_job_find_its_port_and_others_another(environment):
+    ports = []
+    for job, task in (("7", 0), ("7", 1), ("8", 0)):
+        environment(**slurm(task, 2, task, SLURM_JOB_ID=job, MASTER_PORT="", MASTER_ADDR=""))
+        export_launch(read_launch(None), "cpu")
+        ports.append(os.environ["MASTER_PORT"])
+        environment(RANK="", WORLD_SIZE="", LOCAL_RANK="")
+    assert ports[0] == ports[1] != ports[2]
+
+
+def test_processes_of_pbs_meet_at_the_first_node_of_its_file(environment, tmp_path):
+    nodes = tmp_path / "nodes"
+    nodes.write_text("r1i0n3\nr1i0n3\nr1i0n4\n")
+    environment(**HYDRA, PBS_NODEFILE=str(nodes))
+    export_launch(read_launch(None), "cpu")
+    assert os.environ["MASTER_ADDR"] == "r1i0n3"
+    environment(MASTER_ADDR="", PBS_NODEFILE=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="PBS_NODEFILE=.*none: No such file"):
+        export_launch(read_launch(None), "cpu")
+
+
+def test_processes_on_several_nodes_need_an_address(environment):
+    environment(**HYDRA)
+    with pytest.raises(ConfigError, match="WORLD_SIZE=8 over several nodes but MASTER_ADDR is not"):
+        export_launch(read_launch(None), "cpu")
+
+
+def test_deepspeed_takes_the_number_of_the_device_from_the_local_rank(environment):
+    environment(**open_mpi(1, 2))
+    export_launch(read_launch(None), "cuda", device_index=0)
+    assert os.environ["LOCAL_RANK"] == os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == "0"
+
+
+def test_lists_of_nodes_are_read():
+    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
+    hosts = {"a1": "a1", "b[07-09,12]": "b07", "r[1-2]n[3,5]x,c": "r1n3x", "": ""}
+    assert {nodes: first_host(nodes) for nodes in hosts} == hosts
 
 
 @pytest.mark.parametrize(
