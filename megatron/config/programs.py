@@ -19,6 +19,7 @@ from megatron.config.data_tools import (
     StepSamplesConfig,
     WorldConfig,
 )
+from megatron.config.doctor import DoctorConfig
 from megatron.config.generation import GenerationConfig
 from megatron.config.hugging_face import (
     AdapterConfig,
@@ -41,6 +42,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "finetune_t0_non_causal_decoder.py": _TRAINING,
     "finetune_sft.py": _TRAINING,
     "tools/plan.py": (*_TRAINING, PlanningConfig),
+    "tools/doctor.py": (*_TRAINING, DoctorConfig),
     "tools/make_ds_config.py": (*_TRAINING, WorldConfig),
     "tools/preprocess_data.py": (TokenizerConfig, PreprocessConfig, WorkerTrialConfig),
     "tools/preprocess_data_many_cores.py": (TokenizerConfig, PreprocessConfig),

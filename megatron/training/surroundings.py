@@ -1,6 +1,5 @@
 """What a run runs on and with: versions, devices, host, and the state of its own source."""
 
-import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -12,11 +11,10 @@ import torch
 
 from megatron.checkpoint.differences import Difference
 from megatron.training.agree import from_rank_0, gathered
-from megatron.version import VERSION
+from megatron.version import VERSION, commit
 
 _LIBRARIES = ("torch", "deepspeed", "numpy", "triton")
 _DRIVER = Path("/proc/driver/nvidia/version")
-_SOURCE = Path(__file__).resolve().parents[2]
 
 Surroundings = Mapping[str, str]
 """What is there, by name; "" where there is none."""
@@ -51,21 +49,6 @@ def changed(then: Surroundings, now: Surroundings) -> list[Difference]:
         for name, value in now.items()
         if name in then and then[name] != value
     ]
-
-
-def commit(source: Path = _SOURCE) -> str:
-    """Return the git commit of the source, with "-dirty" if files differ from it."""
-    # Elsewhere git would tell of a repository around the installed package.
-    if not (source / ".git").exists():
-        return ""
-    words = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        told = subprocess.run(
-            [*words, "--exclude=*"], capture_output=True, text=True, timeout=20, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return told.stdout.strip()
 
 
 def driver(file: Path = _DRIVER) -> str:

@@ -27,7 +27,7 @@ FLOORS = [
     {"model"},
     {"engine", "checkpoint", "generation", "preparation", "cleaning"},
     {"training"},
-    {"serving", "evaluation"},
+    {"serving", "evaluation", "doctor"},
 ]
 GROUND = FLOORS[0] | FLOORS[1]
 FLOOR_OF = {part: height for height, floor in enumerate(FLOORS) for part in floor}

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from megatron.checkpoint.differences import Difference
-from megatron.training.surroundings import changed, commit, driver, surroundings
+from megatron.training.surroundings import changed, driver, surroundings
+from megatron.version import commit
 
 
 def test_software_and_devices_are_told(group):

@@ -1,0 +1,80 @@
+"""All examinations of a host, and of what its ranks and those of other hosts exchange."""
+
+import socket
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from megatron.config.config import Config
+from megatron.config.doctor import DoctorConfig
+from megatron.doctor.devices import devices_section
+from megatron.doctor.disk import disk_section
+from megatron.doctor.findings import Examined, Section
+from megatron.doctor.host import compilers_section, host_section
+from megatron.doctor.network import clock_section, meet, network_section
+from megatron.doctor.run import compilers_needed, kernels_section, tokenizer_section
+from megatron.doctor.versions import versions_section
+from megatron.training.environment import Launch, compiled_extensions
+
+
+def examine(
+    config: Config, wishes: DoctorConfig, launch: Launch, *, is_example: bool
+) -> list[Examined]:
+    """Return what was found on every host; nothing on other ranks than 0.
+
+    Args:
+        is_example: whether the flags of training are not those of a run.
+
+    Communication: every rank must call this.
+    """
+    if launch.world_size == 1:
+        return [_host(config, wishes, launch, is_example=is_example)]
+    if failed := meet(launch):
+        return [_host(config, wishes, launch, failed, is_example=is_example)]
+    places: list[tuple[str, bool]] = [("", False)] * launch.world_size
+    dist.all_gather_object(places, (socket.gethostname(), launch.local_rank == 0))
+    firsts = [rank for rank, (_, is_first) in enumerate(places) if is_first and rank]
+    exchanged = [network_section(launch), clock_section(firsts)]
+    own = None
+    if launch.local_rank == 0:
+        # Facts about all ranks are told once.
+        about_all = exchanged if launch.rank == 0 else []
+        own = _host(config, wishes, launch, *about_all, is_example=is_example)
+    found: list[Examined | None] | None = [None] * launch.world_size if launch.rank == 0 else None
+    dist.gather_object(own, found)
+    dist.destroy_process_group()
+    return _named_apart([one for one in found or [] if one])
+
+
+def _host(
+    config: Config, wishes: DoctorConfig, launch: Launch, *more: Section, is_example: bool
+) -> Examined:
+    on_gpu = config.parallel.device != "cpu" and torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    sections = [
+        versions_section(),
+        host_section(processes=launch.world_size),
+        devices_section(),
+        compilers_section(
+            needs=compilers_needed(config, device),
+            extensions=compiled_extensions(),
+            now=time.time(),
+        ),
+        disk_section(Path(wishes.path).absolute()),
+        kernels_section(config, device, is_example=is_example),
+        tokenizer_section(config),
+    ]
+    return Examined(socket.gethostname(), [*sections, *more])
+
+
+def _named_apart(examined: list[Examined]) -> list[Examined]:
+    """Number hosts that have the same name."""
+    names = [one.host for one in examined]
+    return [
+        Examined(f"{one.host} #{names[:place].count(one.host) + 1}", one.sections)
+        if names.count(one.host) > 1
+        else one
+        for place, one in enumerate(examined)
+    ]

@@ -1,0 +1,118 @@
+"""What was found on a machine, what is wrong with it, and how both are told."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_MOST_HOSTS = 8  # whose values are told apart
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that a run would suffer from."""
+
+    what: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """Facts of one kind, by name, and the problems among them."""
+
+    title: str
+    facts: Mapping[str, str]
+    problems: Sequence[Problem] = ()
+
+
+@dataclass(frozen=True)
+class Examined:
+    """All that was found on one host."""
+
+    host: str
+    sections: Sequence[Section]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A problem, and the hosts that have it."""
+
+    problem: Problem
+    hosts: tuple[str, ...]
+
+
+def problems_of(examined: Sequence[Examined]) -> list[Found]:
+    """Return every problem once; a library that differs between hosts is one."""
+    hosts: dict[Problem, dict[str, None]] = {}
+    for one in examined:
+        for problem in (problem for section in one.sections for problem in section.problems):
+            hosts.setdefault(problem, {})[one.host] = None
+    for problem in _differing_versions(examined):
+        hosts[problem] = dict.fromkeys(one.host for one in examined)
+    return [Found(problem, tuple(names)) for problem, names in hosts.items()]
+
+
+def report_lines(examined: Sequence[Examined]) -> Iterator[str]:
+    """Yield the report as text: facts that hosts share once, and all problems at the end."""
+    titles = dict.fromkeys(section.title for one in examined for section in one.sections)
+    for title in titles:
+        yield f"{title}:"
+        values = _values(examined, title)
+        width = max(map(len, values), default=0)
+        for name, hosts_of in values.items():
+            yield from (f"  {name:{width}}  {text}" for text in _told(hosts_of, len(examined)))
+    found = problems_of(examined)
+    for one in found:
+        where = f" (on {_hosts(one.hosts)})" if len(examined) > 1 else ""
+        yield f"PROBLEM: {one.problem.what}{where}: {one.problem.mend}"
+    if not found:
+        yield "no problems found"
+
+
+def as_json(examined: Sequence[Examined]) -> dict[str, Any]:
+    """Return the report for other programs."""
+    return {
+        "hosts": {
+            one.host: {section.title: dict(section.facts) for section in one.sections}
+            for one in examined
+        },
+        "problems": [
+            {"problem": one.problem.what, "mend": one.problem.mend, "hosts": [*one.hosts]}
+            for one in problems_of(examined)
+        ],
+    }
+
+
+def _values(examined: Iterable[Examined], title: str) -> dict[str, dict[str, list[str]]]:
+    """Return the hosts by value, for each fact of the section `title`."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for one in examined:
+        for section in (section for section in one.sections if section.title == title):
+            for name, value in section.facts.items():
+                found.setdefault(name, {}).setdefault(value, []).append(one.host)
+    return found
+
+
+def _told(hosts_of: Mapping[str, Sequence[str]], num_hosts: int) -> Iterator[str]:
+    for value, hosts in [*hosts_of.items()][:_MOST_HOSTS]:
+        yield value if len(hosts) == num_hosts or num_hosts == 1 else f"{value} ({_hosts(hosts)})"
+    if len(hosts_of) > _MOST_HOSTS:
+        yield f"... and {len(hosts_of) - _MOST_HOSTS} other values"
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
+    return ", ".join(hosts[:_MOST_HOSTS]) + more
+
+
+VERSIONS = "versions"
+"""Title of the section whose facts must be the same on all hosts."""
+
+
+def _differing_versions(examined: Sequence[Examined]) -> Iterator[Problem]:
+    for name, hosts_of in _values(examined, VERSIONS).items():
+        if len(hosts_of) > 1:
+            values = "; ".join(_told(hosts_of, len(examined)))
+            yield Problem(
+                f"hosts have different versions of {name}: {values}",
+                "install the same on all of them",
+            )

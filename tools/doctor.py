@@ -1,0 +1,112 @@
+"""Examine the machines of a run: all that a report of a bug needs, and what is wrong with them.
+
+Give the flags of a run to learn which kernels and tokenizer it would use. Under srun or a launcher
+it examines all hosts, what they exchange and their clocks. The exit code is 1 if a line begins with
+PROBLEM.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron.config.config import parse_config_for_checkpoint
+from megatron.config.doctor import DoctorConfig
+from megatron.doctor.findings import Examined, as_json, problems_of, report_lines
+from megatron.doctor.host import host_section
+from megatron.doctor.versions import versions_section
+from megatron.errors import ConfigError
+from megatron.tool import run_tool
+from megatron.training.environment import Launch, export_launch, places_here, read_launch
+
+EXAMPLE = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --bf16"
+"""The run that kernels are chosen for when no flags of one are given."""
+
+NOT_NEEDED = {"schedule": {"lr": 1e-4}, "training": {"micro_batch_size": 1, "train_iters": 1}}
+"""Values for required flags of training that change nothing here."""
+
+_OWN = {"--nproc", "--path", "--json", "--device", "--local_rank", "--local-rank", "--help"}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print what was found; exit with 1 if a problem was."""
+    is_example = {word.partition("=")[0] for word in argv if word.startswith("--")} <= _OWN
+    words = [*EXAMPLE.split(), *argv] if is_example else argv
+    config, own = parse_config_for_checkpoint(
+        words, NOT_NEEDED, {"doctor": DoctorConfig}, description=__doc__ or ""
+    )
+    wishes: DoctorConfig = own["doctor"]
+    launch = read_launch(config.parallel.local_rank)
+    if wishes.nproc < 1:
+        raise ConfigError(f"--nproc {wishes.nproc} must be at least 1")
+    if launch.world_size == 1 and wishes.nproc > 1:
+        sys.exit(start_processes(wishes.nproc, argv))
+    if wishes.nproc not in (1, launch.world_size):
+        raise ConfigError(
+            f"--nproc {wishes.nproc}, but a launcher has started {launch.world_size}: leave it out"
+        )
+    if find_spec("torch") is None:
+        tell(without_torch(launch), wishes.json)
+    export_launch(launch, "cpu" if config.parallel.device == "cpu" else device_here())
+    from megatron.doctor.examine import examine
+
+    tell(examine(config, wishes, launch, is_example=is_example), wishes.json)
+
+
+def device_here() -> str:
+    """Return the kind of device that a run would compute on."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def without_torch(launch: Launch) -> list[Examined]:
+    """Return what can be found where PyTorch is missing."""
+    sections = [versions_section(), host_section(processes=launch.world_size)]
+    return [Examined(socket.gethostname(), sections)]
+
+
+def tell(examined: Sequence[Examined], file: str | None) -> None:
+    """Print the report, write it to `file`, and leave."""
+    if examined:
+        print(*report_lines(examined), sep="\n", flush=True)
+        if file:
+            write(Path(file), json.dumps(as_json(examined), indent=2))
+    sys.exit(1 if problems_of(examined) else 0)
+
+
+def write(file: Path, text: str) -> None:
+    """Write `text` to `file`.
+
+    Raises:
+        ConfigError: that cannot be done.
+    """
+    try:
+        file.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--json {file}: {error.strerror}; give another file") from error
+
+
+def start_processes(number: int, argv: Sequence[str]) -> int:
+    """Run this program in `number` processes here; return 1 if any of them did not return 0.
+
+    One that fails ends the others: they would wait for it.
+    """
+    words = [sys.executable, str(Path(__file__).resolve()), *argv]
+    processes = [subprocess.Popen(words, env=place) for place in places_here(number)]
+    try:
+        for process in processes:
+            process.wait()
+    finally:
+        for process in processes:
+            process.kill()
+    return int(any(process.returncode for process in processes))
+
+
+if __name__ == "__main__":
+    run_tool(main)
