@@ -499,6 +499,8 @@ LOGGING = {
     "log_params_norm": Turned("--log-params-norm", "measures"),
     "log_num_zeros_in_grad": Turned("--log-num-zeros-in-grad", "measures"),
     "timing_log_level": Turned("--timing-log-level 1", "measures"),
+    "slow_rank_factor": Turned("--slow-rank-factor 1.5", "measures", ranks=2),
+    "device_peak_tflops": Turned("--device-peak-tflops 1", "log"),
     "log_path": Turned("--log-path {run}/flags", "files"),
     "log_level": Turned("--log-level warning", "log"),
     "log_level_replica": Turned("--log-level-replica info", "log", ranks=2),

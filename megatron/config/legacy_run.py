@@ -123,11 +123,16 @@ RUN_LEGACY = (
         takes=1,
         refused=True,
     ),
+    Legacy(
+        "--log-straggler",
+        "write --slow-rank-factor 1.2: ranks that take longer than others by that are told",
+        refused=True,
+    ),
     Legacy("--log-throughput", "the log line tells samples and operations per second always"),
     Legacy("--log-world-size-to-tensorboard", "it is written at the start of every run"),
     Legacy(
         "--log-memory-to-tensorboard",
-        "the log tells the memory after its first interval; TensorBoard is not told",
+        "each log line and the journal tell the memory; TensorBoard is not told",
         refused=True,
     ),
     Legacy(

@@ -23,6 +23,15 @@ class LoggingConfig:
     """What is timed inside a step and logged: 0 nothing; 1 data, forward, backward and optimizer;
     2 what a pipeline sends, receives and reduces, too. On GPUs each time waits for the device."""
 
+    slow_rank_factor: float | None = None
+    """Tell at each log line which rank takes longest for its data and forward passes, and warn of
+    one that at three in a row takes more than so many times the median of the other ranks of its
+    stage; not looked for when not said."""
+
+    device_peak_tflops: float | None = None
+    """What one device can do at most in the run's number format, in TFLOPs, for MFU and HFU; that
+    of its data sheet when not said, where the device is known."""
+
     log_path: str | None = None
     """Directory for a file of all flags and their values, one per start."""
 

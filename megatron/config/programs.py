@@ -28,6 +28,7 @@ from megatron.config.hugging_face import (
     TransformersConfig,
 )
 from megatron.config.merge import MergeConfig
+from megatron.config.monitoring import WatchConfig
 from megatron.config.planning import PlanningConfig
 from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
 from megatron.config.serving import ServingConfig
@@ -43,6 +44,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "finetune_sft.py": _TRAINING,
     "tools/plan.py": (*_TRAINING, PlanningConfig),
     "tools/doctor.py": (*_TRAINING, DoctorConfig),
+    "tools/watch.py": (WatchConfig,),
     "tools/make_ds_config.py": (*_TRAINING, WorldConfig),
     "tools/preprocess_data.py": (TokenizerConfig, PreprocessConfig, WorkerTrialConfig),
     "tools/preprocess_data_many_cores.py": (TokenizerConfig, PreprocessConfig),

@@ -113,6 +113,10 @@ class Engine(ABC):
         """Return the seconds that the parts of steps took since the last call, on this rank."""
         return self._timers.take()
 
+    def take_pace(self) -> dict[str, float]:
+        """Return the seconds of the parts that tell a slow rank; see Pace."""
+        return self._timers.pace.take() if self._timers.pace else {}
+
     @property
     def loss_scale(self) -> float:
         """What fp16 multiplies the loss by; 1 in other formats."""
@@ -396,4 +400,5 @@ class PipelinedEngine(Engine):
 
     def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
-        return self._engine.eval_batch(batches, num_micro_batches=num_micro_batches)
+        with self._timers.paused():
+            return self._engine.eval_batch(batches, num_micro_batches=num_micro_batches)

@@ -111,7 +111,12 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
     yield from checkpoint_problems(
         config.checkpoint, user, zero_stage=plan_division(config, user).asked_stage
     )
-    yield from logging_problems(config, world_size=world_size, device=device)
+    yield from logging_problems(
+        config,
+        world_size=world_size,
+        device=device,
+        zero_stage=plan_division(config, user).asked_stage,
+    )
     yield from watch_problems(config)
     trains = not plan_evaluation(config.evaluation).only
     yield from chaos_problems(config.training, config.checkpoint, trains=trains)

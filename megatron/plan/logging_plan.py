@@ -44,6 +44,8 @@ class LoggingPlan:
     params_norm: bool
     num_zeros: bool
     timing_level: int
+    slow_rank_factor: float  # 0: slow ranks are not looked for
+    device_peak_tflops: float  # 0: that of its data sheet, if there is one
     nvtx: bool
     flags_directory: str
     tensorboard_dir: str
@@ -66,6 +68,8 @@ def plan_logging(logging: LoggingConfig, profiling: ProfilingConfig) -> LoggingP
         params_norm=logging.log_params_norm,
         num_zeros=logging.log_num_zeros_in_grad,
         timing_level=logging.timing_log_level,
+        slow_rank_factor=logging.slow_rank_factor or 0.0,
+        device_peak_tflops=logging.device_peak_tflops or 0.0,
         nvtx=profiling.nvtx_ranges,
         flags_directory=logging.log_path or "",
         tensorboard_dir=logging.tensorboard_dir or "",
@@ -96,7 +100,9 @@ def plan_logging(logging: LoggingConfig, profiling: ProfilingConfig) -> LoggingP
     )
 
 
-def logging_problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
+def logging_problems(
+    config: Config, *, world_size: int, device: str, zero_stage: int
+) -> Iterator[str]:
     """Yield every reason why the run cannot be told of as asked."""
     logging, profiling = config.logging, config.profiling
     for flag, value in (
@@ -113,6 +119,7 @@ def logging_problems(config: Config, *, world_size: int, device: str) -> Iterato
     ):
         if text and not logging.wandb_project:
             yield f"{flag} needs --wandb-project"
+    yield from _speed_problems(logging, zero_stage)
     country = logging.codecarbon_country_iso_code
     if not (len(country) == 3 and country.isascii() and country.isalpha() and country.isupper()):
         yield f"--codecarbon-country-iso-code {country} is no code of three letters, such as FRA"
@@ -120,6 +127,19 @@ def logging_problems(config: Config, *, world_size: int, device: str) -> Iterato
         yield "--nvtx-ranges needs GPUs, and this run is on CPUs: leave it out"
     if profiling.profile:
         yield from _profile_problems(profiling, logging, world_size)
+
+
+def _speed_problems(logging: LoggingConfig, zero_stage: int) -> Iterator[str]:
+    factor, peak = logging.slow_rank_factor, logging.device_peak_tflops
+    if factor is not None and factor <= 1:
+        yield f"--slow-rank-factor {factor:g} must be more than 1, such as 1.2"
+    if factor is not None and zero_stage == 3:
+        yield (
+            "--slow-rank-factor cannot tell ranks apart at ZeRO stage 3, where each layer waits "
+            "for the weights of all: leave it out"
+        )
+    if peak is not None and peak <= 0:
+        yield f"--device-peak-tflops {peak:g} must be more than 0"
 
 
 def _profile_problems(

@@ -3,7 +3,7 @@
 import csv
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ class Energy:
 
     def __init__(self, plan: EnergyPlan, *, rank: int, measures: bool, interval: int):
         self._interval = interval
+        self._directory = plan.directory
         self._started_at = time.perf_counter()
         self._last: Any = None
         self._tracker: Any = None
@@ -60,10 +61,7 @@ class Energy:
         """
         if state.iteration % self._interval:
             return {}
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        totals = torch.tensor(self._record(state), dtype=torch.float64, device=device)
-        dist.all_reduce(totals)
-        energy_kwh, emissions_kg = totals.tolist()
+        energy_kwh, emissions_kg = _over_ranks(self._record(state))
         return {ENERGY: energy_kwh, CO2: emissions_kg}
 
     def out(self, total: Any, delta: Any) -> None:
@@ -78,11 +76,22 @@ class Energy:
         """Do nothing: codecarbon calls this when it stops."""
 
     def close(self, state: TrainState) -> None:
-        """Write the last row and stop measuring."""
+        """Write the last row, stop measuring, and tell what all nodes took.
+
+        Communication: one all-reduce of four numbers over all ranks.
+        """
+        total = self._record(state)
+        before = self._before if self._tracker is not None else (0.0, 0.0)
         if self._tracker is not None:
-            self._record(state)
             self._tracker.stop()
             self._tracker = None
+        energy, co2, energy_before, co2_before = _over_ranks((*total, *before))
+        log.info(
+            "energy of this start: %.6f kWh, %.6f kg of CO2 | since the record began: %.6f kWh, "
+            "%.6f kg of CO2 | by node: %s",
+            *(energy - energy_before, co2 - co2_before, energy, co2),
+            Path(self._directory) / "emissions-*.csv",
+        )
 
     def _record(self, state: TrainState) -> tuple[float, float]:
         """Append a row; return this node's totals."""
@@ -101,6 +110,14 @@ class Energy:
         with self._file.open("a", encoding="utf-8", newline="") as stream:
             csv.writer(stream).writerow(row)
         return totals
+
+
+def _over_ranks(own: Sequence[float]) -> list[float]:
+    """Return the sums over all ranks. Communication: one all-reduce of these numbers."""
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    sums = torch.tensor(own, dtype=torch.float64, device=device)
+    dist.all_reduce(sums)
+    return sums.tolist()
 
 
 def _open_file(file: Path) -> tuple[float, float]:

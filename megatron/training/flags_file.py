@@ -1,10 +1,12 @@
-"""A file of all flags and their values, written at each start."""
+"""The flags of a run: a file of all of them, and those that say something."""
 
 import time
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any
 
-from megatron.config.config import flatten
+from megatron.config.config import SECTIONS, Config, flatten
+from megatron.config.flags import options_of
 from megatron.errors import ConfigError
 
 _WIDTH = 48
@@ -28,3 +30,15 @@ def write_flags(directory: str, config: dict[str, Any]) -> Path:
     except OSError as error:
         raise ConfigError(f"--log-path {directory}: {error}") from error
     return file
+
+
+def flags_said(config: Config) -> dict[str, Any]:
+    """Return {flag: value} of each wish that is not what it would be if nobody said anything."""
+    options = options_of(SECTIONS)
+    unsaid = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for section in SECTIONS.values()
+        for field in fields(section)
+    }
+    wishes = flatten(asdict(config))
+    return {options[name]: value for name, value in wishes.items() if value != unsaid[name]}

@@ -6,7 +6,9 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from megatron.errors import CheckpointError
@@ -14,6 +16,9 @@ from megatron.errors import CheckpointError
 JOURNAL = "journal.jsonl"
 START, ROLLBACK = "start", "rollback"
 """Events behind which a run is at an iteration that it may have been at before."""
+
+END = "end"
+"""The event of a start that ended in its own time; one that failed or was killed has none."""
 
 
 class Journal:
@@ -37,11 +42,20 @@ class Journal:
         named = (record["run"] for record in starts if "run" in record)
         self.run = next(named, None) or secrets.token_hex(4)
 
-    def start(self, iteration: int, surroundings: Mapping[str, str]) -> None:
-        """Note that the run begins, or goes on, behind `iteration`, and with what it runs."""
+    def start(
+        self,
+        iteration: int,
+        surroundings: Mapping[str, str],
+        flags: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Note that the run begins, or goes on, behind `iteration`, with what it runs and how.
+
+        Args:
+            flags: what was asked for other than the default.
+        """
         self.attempt += 1
-        known = {"iteration": iteration, "run": self.run, "attempt": self.attempt}
-        self.write(START, {**known, "with": dict(surroundings)})
+        known = {"iteration": iteration, "run": self.run, "attempt": self.attempt, "at": now()}
+        self.write(START, {**known, "with": dict(surroundings), "flags": dict(flags)})
 
     def write(self, event: str, record: dict[str, Any]) -> None:
         """Append `record` under the name of what happened.
@@ -62,6 +76,11 @@ class Journal:
             raise CheckpointError(
                 f"{self.file}: {error.strerror}; a run ends that cannot record its steps"
             ) from error
+
+
+def now() -> str:
+    """Return the time of a record, with its zone."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
 def read_journal(directory: Path) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ from megatron.plan.curriculum_plan import CurriculumPlan
 from megatron.plan.logging_plan import LoggingPlan
 from megatron.plan.plan import Plan
 from megatron.training.loop import Meter
+from megatron.training.memory import worst_memory
 from megatron.training.state import TrainState
 
 MOE_LOSS = "moe loss"
@@ -29,7 +30,7 @@ def times_in(measures: Mapping[str, float]) -> dict[str, float]:
 
 def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
     """Return what the plan wants measured."""
-    meters: list[Meter] = []
+    meters: list[Meter] = [_at_log_lines(worst_memory, plan.logging.interval)]
     if plan.model.num_experts:
         meters.append(lambda state: {MOE_LOSS: engine.auxiliary_loss or 0.0})
     if plan.logging.num_zeros:
@@ -41,6 +42,10 @@ def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
     if plan.logging.timing_level:
         meters.append(_times(engine.take_times, plan.logging.interval))
     return meters
+
+
+def _at_log_lines(measure: Callable[[], Mapping[str, float]], interval: int) -> Meter:
+    return lambda state: {} if state.iteration % interval else measure()
 
 
 def _times(take: Callable[[], Mapping[str, float]], interval: int) -> Meter:

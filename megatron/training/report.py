@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 
+from megatron.plan.estimate.devices import known_device
 from megatron.plan.plan import Plan
+from megatron.plan.recompute_plan import NOTHING
 from megatron.training.forecast import forecast_line
 from megatron.training.journal import Journal
 from megatron.training.loop import Hook, StepResult
+from megatron.training.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
 from megatron.training.meters import (
     CO2,
     ENERGY,
@@ -25,13 +28,18 @@ from megatron.training.meters import (
     SEQ_LENGTH,
     times_in,
 )
+from megatron.training.slow_ranks import SLOWEST, SLOWNESS
 from megatron.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
 _AFTER_LOSS = {MOE_LOSS: ".6E"}
 _BEFORE_COUNTS = {NUM_ZEROS: ".1f", PARAMS_NORM: ".3f", SEQ_LENGTH: "5d"}
-_AFTER_SPEED = {ENERGY: ".6f", CO2: ".6f"}
+MFU, HFU = "MFU", "HFU"
+_AFTER_SPEED = {
+    **{MFU: ".1%", HFU: ".1%", SLOWEST: "5d", SLOWNESS: ".2f", ENERGY: ".6f", CO2: ".6f"},
+    **dict.fromkeys((ALLOCATED, RESERVED, RESIDENT, AVAILABLE), ".2f"),
+}
 """Formats of what meters add to the line, and where."""
 
 
@@ -101,10 +109,15 @@ class Interval:
 
 
 class Report(Hook):
-    """Says every --log-interval iterations how the run goes. For rank 0."""
+    """Says every --log-interval iterations how the run goes. For rank 0.
 
-    def __init__(self, plan: Plan, journal: Journal | None):
+    Args:
+        peak_flops: operations a second that one device can do at most; 0 if that is not known.
+    """
+
+    def __init__(self, plan: Plan, journal: Journal | None, *, peak_flops: float = 0.0):
         self._plan = plan
+        self._peak_flops = peak_flops
         self._journal = journal
         self._steps: list[StepResult] = []
         self._told_memory = False
@@ -137,7 +150,11 @@ class Report(Hook):
         finite = [step.loss for step in steps if math.isfinite(step.loss)]
         seconds = sum(step.seconds for step in steps)
         samples = sum(step.batch_size for step in steps)
-        flops = sum(step.batch_size * flops_per_sample(plan, step.seq_length) for step in steps)
+        model, flops = (
+            sum(s.batch_size * flops_per_sample(plan, s.seq_length, recomputed=r) for s in steps)
+            for r in (False, True)
+        )
+        devices_s = seconds * plan.parallel.world_size
         left = max(0, plan.training.train_samples - state.samples)
         return Interval(
             iteration=state.iteration,
@@ -150,13 +167,26 @@ class Report(Hook):
             lm_loss=sum(finite) / len(finite) if finite else math.nan,
             loss_scale=steps[-1].loss_scale,
             grad_norm=steps[-1].grad_norm,
-            measures={**steps[-1].measures, **_mean_moe_loss(steps)},
+            measures={
+                **steps[-1].measures,
+                **_mean_moe_loss(steps),
+                **self._utilisation(model / devices_s, flops / devices_s),
+            },
             skipped_iterations=sum(step.skipped for step in steps),
             nan_iterations=len(steps) - len(finite),
             samples_per_second=samples / seconds,
-            tflops=flops / (seconds * plan.parallel.world_size * 1e12),
+            tflops=flops / devices_s / 1e12,
             eta_s=left * self._seconds_per_sample(state, seconds / samples),
         )
+
+    def _utilisation(self, model_flops: float, hardware_flops: float) -> dict[str, float]:
+        """Return what part of its peak each device reaches, where that can be said.
+
+        Adapters cannot: what they do not train has no gradient, which the formula counts.
+        """
+        if not self._peak_flops or self._plan.model.lora_rank:
+            return {}
+        return {MFU: model_flops / self._peak_flops, HFU: hardware_flops / self._peak_flops}
 
     def _seconds_per_sample(self, state: TrainState, of_steps: float) -> float:
         """Return the pace since the run began; `of_steps` where that cannot be said."""
@@ -172,10 +202,25 @@ def _mean_moe_loss(steps: Sequence[StepResult]) -> dict[str, float]:
     return {MOE_LOSS: sum(finite) / len(finite) if finite else math.nan} if losses else {}
 
 
-def flops_per_sample(plan: Plan, seq_length: int) -> float:
-    """Return the floating-point operations that a sample of so many tokens takes in a step."""
+def flops_per_sample(plan: Plan, seq_length: int, *, recomputed: bool = True) -> float:
+    """Return the floating-point operations that a sample of so many tokens takes in a step.
+
+    Args:
+        recomputed: whether what is computed again counts as well.
+    """
     model = replace(plan.model, seq_length=seq_length)
-    return model.flops_per_sample(recompute=plan.recompute)
+    return model.flops_per_sample(recompute=plan.recompute if recomputed else NOTHING)
+
+
+def peak_flops_of(plan: Plan) -> float:
+    """Return what a device of this run can do at most, in operations a second; 0 if unknown."""
+    if plan.logging.device_peak_tflops:
+        return 1e12 * plan.logging.device_peak_tflops
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return 0.0
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    device = known_device(properties.name, properties.total_memory)
+    return device.peak_flops(plan.precision.dtype) if device else 0.0
 
 
 def times_line(seconds: Mapping[str, float]) -> str:

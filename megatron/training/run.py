@@ -19,17 +19,19 @@ from megatron.training.chaos import build_chaos
 from megatron.training.energy import Energy
 from megatron.training.environment import Launch
 from megatron.training.evaluate import Evaluation
-from megatron.training.journal import Journal
+from megatron.training.flags_file import flags_said
+from megatron.training.journal import END, Journal
 from megatron.training.loop import Hook, Meter, Schedule, train
 from megatron.training.meters import build_meters
 from megatron.training.nan_guard import NanGuard
 from megatron.training.profile import Profile
 from megatron.training.progress import Named, Progress
 from megatron.training.replicas import ReplicaCheck
-from megatron.training.report import Report
+from megatron.training.report import Report, peak_flops_of
 from megatron.training.requests import Requests
 from megatron.training.save import Checkpoints
 from megatron.training.skip import Skip
+from megatron.training.slow_ranks import SlowRanks
 from megatron.training.spikes import Spike, SpikeGuard, go_back, steps_before
 from megatron.training.state import TrainState
 from megatron.training.step_records import StepRecords
@@ -122,9 +124,11 @@ class Run:
         stop = Stop(plan.training, started_from=started_from, requests=requests, save=save)
         self.evaluation.heed(lambda: requests.agree()[0] is not None)
         if self.journal:
-            self.journal.start(started_from, checkpoints.surroundings if checkpoints else {})
+            around = checkpoints.surroundings if checkpoints else {}
+            self.journal.start(started_from, around, flags_said(self.config))
         say_when("before the start of training step")
-        meters: list[Meter] = [*build_meters(self.engine, plan), *([energy] if energy else [])]
+        meters: list[Meter] = [*build_meters(self.engine, plan), *self._slow_ranks()]
+        meters += [energy] if energy else []
         reason = self._take_steps(stream, stop, meters, profile, checkpoints)
         say_when("after training is done")
         # A run that was done already is not evaluated once more on other samples.
@@ -145,6 +149,9 @@ class Run:
         if stop.is_done(state) and not done_now:
             reason += ": it was before; more --train-iters or --train-samples let it go on"
         log.info(reason)
+        if self.journal:
+            told = {"iteration": state.iteration, "reason": reason}
+            self.journal.write(END, {**told, "exit_code": int(stop.exit_code)})
         return stop.exit_code
 
     def _take_steps(
@@ -191,7 +198,9 @@ class Run:
                 stream=stream,
             ),
             profile,
-            Report(plan, self.journal) if self.groups.rank == 0 else None,
+            Report(plan, self.journal, peak_flops=peak_flops_of(plan))
+            if self.groups.rank == 0
+            else None,
             StepRecords(self.journal) if self.journal else None,
             self.tensorboard,
             # Before anybody evaluates or saves what they refuse.
@@ -201,6 +210,16 @@ class Run:
             self.chaos,
         ]
         return [hook for hook in hooks if hook]
+
+    def _slow_ranks(self) -> Iterator[Meter]:
+        if factor := self.plan.logging.slow_rank_factor:
+            yield SlowRanks(
+                factor,
+                interval=self.plan.logging.interval,
+                take=self.engine.take_pace,
+                groups=self.groups,
+                journal=self.journal,
+            )
 
     def _guards(self) -> Iterator[Hook]:
         plan = self.plan

@@ -21,7 +21,7 @@ from megatron.engine.engine import Engine
 from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.recompute import start_streams
-from megatron.engine.timers import Timers
+from megatron.engine.timers import HostEvent, Pace, Timers
 from megatron.errors import ConfigError
 from megatron.fused_kernels.choose import Choice, Workload, choose_kernels
 from megatron.fused_kernels.dispatch import Kernels
@@ -219,6 +219,9 @@ def _timers(plan: Plan) -> Timers:
         plan.logging.timing_level,
         nvtx=plan.logging.nvtx,
         synchronise=torch.cuda.synchronize if on_gpu else None,
+        pace=Pace(partial(torch.cuda.Event, enable_timing=True) if on_gpu else HostEvent)
+        if plan.logging.slow_rank_factor
+        else None,
     )
 
 

@@ -4,10 +4,9 @@ import math
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from megatron.training.journal import Journal
+from megatron.training.journal import Journal, now
 from megatron.training.loop import Hook, StepResult
 from megatron.training.state import TrainState
 
@@ -37,7 +36,7 @@ class StepRecords(Hook):
             "loss_scale": step.loss_scale,
             "skipped": step.skipped,
             "seconds": step.seconds,
-            "at": datetime.now().astimezone().isoformat(timespec="milliseconds"),
+            "at": now(),
             "host": self._host,
         }
         self._journal.write(STEP, record)

@@ -27,7 +27,7 @@ FLOORS = [
     {"model"},
     {"engine", "checkpoint", "generation", "preparation", "cleaning"},
     {"training"},
-    {"serving", "evaluation", "doctor"},
+    {"serving", "evaluation", "doctor", "monitoring"},
 ]
 GROUND = FLOORS[0] | FLOORS[1]
 FLOOR_OF = {part: height for height, floor in enumerate(FLOORS) for part in floor}
@@ -154,6 +154,7 @@ def test_torch_is_not_needed_for_files_plans_and_tokens():
         if file.name != "__init__.py"
     ]
     modules += ["megatron.checkpoint.manifest", "megatron.checkpoint.publish"]
+    modules += [module_name(file) for file in files_of("monitoring") if file.name != "__init__.py"]
     code = (
         f"import sys, {', '.join(modules)}\n"
         "print(*sorted({'torch', 'deepspeed', 'transformers'} & sys.modules.keys()))"

@@ -115,6 +115,7 @@ def optimizer_groups(folder: Path) -> list[dict[str, Any]]:
 def told(save: Path, event: str) -> list[dict[str, Any]]:
     """Return the journal's records without what depends on the clock."""
     clock = ("iteration_ms", "samples_per_second", "tflops", "eta_s")
+    clock += ("resident_gib", "host_available_gib")
     return [{k: v for k, v in r.items() if k not in clock} for r in journal(save, event)]
 
 

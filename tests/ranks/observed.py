@@ -73,7 +73,8 @@ ASPECTS = {
 _TIMES = (
     (
         re.compile(
-            r"(per iteration \(ms\)|samples per second|TFLOPs|ETA|resident|\(kWh\)|CO2 \(kg\)): [^|]+"
+            r"(per iteration \(ms\)|samples per second|TFLOPs|ETA|resident|\(kWh\)|CO2 \(kg\)|"
+            r"\(GiB\)|MFU|HFU|slowest rank|times the median): [^|]+"
         ),
         r"\1",
     ),

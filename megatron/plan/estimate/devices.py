@@ -1,5 +1,6 @@
 """What GPUs can do, by their makers' data sheets."""
 
+import re
 from dataclasses import dataclass
 
 from megatron.errors import ConfigError
@@ -115,6 +116,12 @@ def device_of(name: str) -> Device:
 
 
 def known_device(name: str, memory_bytes: int) -> Device | None:
-    """Return the device that calls itself `name`, as in "NVIDIA A100-SXM4-80GB"; None if unknown."""
-    family = [d for d in DEVICES.values() if d.name.partition("-")[0] in name.lower()]
+    """Return the device that calls itself `name`, as in "NVIDIA A100-SXM4-80GB"; None if unknown.
+
+    Boards for PCIe, also in pairs (NVL), are slower than those of DEVICES, and not known.
+    """
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    if {"pcie", "nvl"} & set(words):
+        return None
+    family = [d for d in DEVICES.values() if d.name.partition("-")[0] in words]
     return min(family, key=lambda d: abs(d.memory_gib * GIB - memory_bytes), default=None)

@@ -255,4 +255,5 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones():
 )
 def test_a_gpu_is_known_by_what_it_calls_itself(name, gib, known):
     assert known_device(name, int(gib * GIB)).name == known
-    assert known_device("Abacus 3000", int(gib * GIB)) is None
+    for other in ("Abacus 3000", "NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA GB200"):
+        assert known_device(other, int(gib * GIB)) is None

@@ -1,6 +1,7 @@
 """Energy and CO2, measured by the real codecarbon, without a network or a power meter."""
 
 import csv
+import re
 import time
 
 import pytest
@@ -28,7 +29,7 @@ def run(folder, iterations, *, country="FRA"):
     return told
 
 
-def test_the_record_goes_on_over_restarts(group, tmp_path):
+def test_the_record_goes_on_over_restarts(group, tmp_path, told):
     folder = tmp_path / "new"
     first = run(folder, [1, 2, 3, 4])
     assert [bool(told) for told in first] == [False, True, False, True]
@@ -45,6 +46,15 @@ def test_the_record_goes_on_over_restarts(group, tmp_path):
     total = float(before[-1]["total_energy_kwh"]) + float(last["energy_kwh"])
     assert float(last["total_energy_kwh"]) == pytest.approx(total, abs=1e-9)
     assert second["energy (kWh)"] == pytest.approx(total, abs=2e-9)
+    numbers = re.findall(r"([0-9.]+) k[Wg]", told[-1])
+    rows = [
+        float(last[f"{of}{what}"])
+        for of in ("", "total_")
+        for what in ("energy_kwh", "emissions_kg")
+    ]
+    assert [*map(float, numbers)] == pytest.approx(rows, abs=1e-6)
+    assert told[-1].endswith(f"by node: {folder}/emissions-*.csv")
+    assert len(told) == 2
 
 
 def test_other_ranks_of_a_node_only_add_up(group, tmp_path):

@@ -1,11 +1,14 @@
 """The run's record."""
 
+import json
 from pathlib import Path
 
 import pytest
+from tiny import tiny_config
 
 from megatron.errors import CheckpointError
-from megatron.training.journal import Journal, every_attempt, read_journal
+from megatron.training.flags_file import flags_said
+from megatron.training.journal import Journal, every_attempt, now, read_journal
 from megatron.training.loop import StepResult
 from megatron.training.state import TrainState
 from megatron.training.step_records import StepRecords, read_step
@@ -39,6 +42,17 @@ def taken(loss):
         loss_scale=1.0,
         skipped=False,
     )
+
+
+def test_a_start_tells_what_was_asked_for(tmp_path):
+    config = tiny_config("--seed", "77", "--swiglu", "--clip-grad", "1.0")
+    said = flags_said(config)
+    assert {"--num-layers": 2, "--seed": 77, "--swiglu": True, "--lr": 0.1}.items() <= said.items()
+    assert "--clip-grad" not in said  # 1.0 is the default
+    Journal(tmp_path).start(0, {"python": "3"}, said)
+    (record,) = read_journal(tmp_path)
+    assert (record["flags"], record["with"]) == (json.loads(json.dumps(said)), {"python": "3"})
+    assert record["at"] <= now()
 
 
 def test_each_step_is_known_by_run_attempt_and_iteration(tmp_path):

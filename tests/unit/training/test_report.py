@@ -5,15 +5,18 @@ import math
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tiny import tiny_plan
 
 from megatron.plan.estimate.memory import memory_of_stages
+from megatron.plan.recompute_plan import NOTHING
 from megatron.training.forecast import forecast_line
 from megatron.training.journal import Journal, read_journal
 from megatron.training.loop import StepResult
-from megatron.training.report import Report, memory_line
+from megatron.training.report import Report, memory_line, peak_flops_of
 from megatron.training.state import TrainState
 
 PLAN = tiny_plan("--log-interval", "3", "--train-iters", "30", "--global-batch-size", "4")
@@ -32,9 +35,9 @@ def step(loss, *, seconds=2.0, grad_norm=1.5, skipped=False, batch_size=4, **mor
     )
 
 
-def report_of(steps, tmp_path, plan=PLAN):
+def report_of(steps, tmp_path, plan=PLAN, **words):
     """Return the records of `steps`, one step after the other from the first on."""
-    report, state = Report(plan, Journal(tmp_path)), TrainState()
+    report, state = Report(plan, Journal(tmp_path), **words), TrainState()
     for result in steps:
         state.iteration += 1
         state.samples += result.batch_size
@@ -108,6 +111,43 @@ def test_flops_are_those_of_the_length_that_samples_had(tmp_path):
         for length in (2, 3, 6)
     )
     assert record["tflops"] == pytest.approx(flops / 6e12)
+
+
+def test_utilisation_is_told_where_the_peak_of_a_device_is_known(tmp_path, told):
+    flags = ["--log-interval", "3", "--train-iters", "30", "--checkpoint-activations"]
+    plan = tiny_plan(*flags, world_size=4)
+    peak, steps = 2e6, [step(1.0, seq_length=length) for length in (2, 3, 6)]
+    (record,) = report_of(steps, tmp_path / "known", plan, peak_flops=peak)
+    model, hardware = (
+        sum(4 * replace(plan.model, seq_length=n).flops_per_sample(recompute=r) for n in (2, 3, 6))
+        / (6.0 * 4 * peak)
+        for r in (NOTHING, plan.recompute)
+    )
+    assert (record["mfu"], record["hfu"]) == pytest.approx((model, hardware))
+    assert record["hfu"] == pytest.approx(record["tflops"] * 1e12 / peak)
+    assert f"| MFU: {model:.1%} | HFU: {hardware:.1%} |" in told[0]
+    adapted = tiny_plan(*flags[:4], "--lora-rank", "2")
+    for other, name, peak in ((plan, "unknown", 0.0), (adapted, "adapters", 2e6)):
+        (record,) = report_of(steps, tmp_path / name, other, peak_flops=peak)
+        assert "mfu" not in record and "hfu" not in record
+
+
+def test_the_peak_is_that_said_or_of_the_data_sheet_and_else_unknown(monkeypatch):
+    assert peak_flops_of(tiny_plan("--device-peak-tflops", "0.5")) == 0.5e12
+    assert peak_flops_of(PLAN) == 0.0
+    for name in ("is_available", "is_initialized"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    plan = tiny_plan("--bf16")
+    for name, peak in (
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 0.0),
+        ("NVIDIA GB200", 0.0),
+    ):
+        board = SimpleNamespace(name=name, total_memory=80 * 2**30)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, board=board: board)
+        assert peak_flops_of(plan) == peak
 
 
 def test_what_is_left_takes_as_long_as_what_was_done_evaluations_included(tmp_path, monkeypatch):

@@ -1,0 +1,104 @@
+"""How a run stands, in a few lines of words and numbers."""
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from megatron.monitoring.story import Story, checkpoints_in, failure_now
+
+_SILENT_S, _SILENT_STEPS = 120.0, 20
+"""A run that tells nothing for so long, and for so many times a step, is called silent."""
+
+_RECENT = 20  # steps whose pace is told
+
+
+def state_of(story: Story, directory: Path, now: datetime) -> tuple[str, bool]:
+    """Return what the run is doing, and whether somebody should look at it."""
+    if story.end:
+        return f"ended: {story.end.get('reason', '')}", False
+    if failure := failure_now(story, directory):
+        return f"failed in iteration {failure.iteration}: {failure.text}", True
+    if story.last_at is None:
+        return "nothing is known of when it last did something", False
+    age_s = max(0.0, (now - story.last_at).total_seconds())
+    if age_s > max(_SILENT_S, _SILENT_STEPS * _recent(story, "seconds", default=0.0)):
+        return f"silent for {duration(age_s)}: killed, or in something that takes long", True
+    return f"running: the last record is {duration(age_s)} old", False
+
+
+def summary(story: Story, directory: Path, now: datetime) -> Iterator[tuple[str, str]]:
+    """Yield what there is to tell, each with its name."""
+    last = story.intervals[-1] if story.intervals else {}
+    yield "iteration", _place(story, last)
+    if story.consumed:
+        yield "consumed", ", ".join(f"{n:,} {name}" for name, n in story.consumed.items())
+    if "eta_s" in last and not story.end:
+        yield "left", f"{duration(last['eta_s'])}, as of iteration {last['iteration']}"
+    if len(story.steps.iterations):
+        pace = _recent(story, "tokens_per_second")
+        yield "speed", f"{1000 * _recent(story, 'seconds'):.1f} ms a step, {pace:,.0f} tokens/s"
+    yield from _of_interval(last)
+    for name, record in {str(r.get("set")): r for r in story.evaluations}.items():
+        told = f"loss {number(record.get('lm_loss'))}, perplexity {number(record.get('ppl'))}"
+        yield f"{name} set", f"{told}, at iteration {record['iteration']}"
+    if story.ranks:
+        ranks = story.ranks[-1]
+        where = f"rank {ranks.get('slowest')} on {ranks.get('host')}"
+        yield "slowest", f"{where}: {number(ranks.get('slowness'))} times the median"
+    yield "checkpoint", _newest(directory, story.iteration, now)
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time for readers."""
+    return "?" if not math.isfinite(seconds) else str(timedelta(seconds=round(seconds)))
+
+
+def number(value: Any) -> str:
+    """Return a number that a record tells; a loss that is none is null there."""
+    return f"{value:.5g}" if isinstance(value, int | float) else "no number"
+
+
+def _of_interval(last: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what a log line tells of the devices."""
+    if "tflops" in last:
+        used = [f"{number(last['tflops'])} TFLOPs a process"]
+        used += [
+            f"{name} {last[name.lower()]:.1%}" for name in ("MFU", "HFU") if name.lower() in last
+        ]
+        yield "use", ", ".join(used)
+    sizes = ("allocated", "reserved", "resident", "host_available")
+    told = [
+        f"{name.replace('_', ' ')} {last[f'{name}_gib']:.2f}"
+        for name in sizes
+        if f"{name}_gib" in last
+    ]
+    if told:
+        yield "memory (GiB)", ", ".join(told)
+    if "energy_kwh" in last:
+        yield "energy", f"{number(last['energy_kwh'])} kWh, {number(last.get('co2_kg'))} kg of CO2"
+
+
+def _place(story: Story, last: dict[str, Any]) -> str:
+    whole = last.get("train_iters")
+    if not whole:
+        return str(story.iteration)
+    return f"{story.iteration} of {whole} ({story.iteration / whole:.1%})"
+
+
+def _recent(story: Story, curve: str, default: float = math.nan) -> float:
+    known = _finite(story.steps.curves[curve][-_RECENT:])
+    return mean(known) if known else default
+
+
+def _newest(directory: Path, iteration: int, now: datetime) -> str:
+    for newest in checkpoints_in(directory):
+        age = duration(max(0.0, (now - newest.at).total_seconds()))
+        return f"iteration {newest.iteration}, {iteration - newest.iteration} back, {age} ago"
+    return "none yet"
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]

@@ -1,0 +1,72 @@
+"""tools/watch.py, as its user calls it."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TOOL = str(Path(__file__).parents[3] / "tools" / "watch.py")
+
+
+def watch(*words):
+    words = [sys.executable, TOOL, *map(str, words)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+
+def step(iteration):
+    told = {"event": "step", "iteration": iteration, "lm_loss": 2.5, "seconds": 0.5}
+    return json.dumps(told) + "\n"
+
+
+@pytest.fixture
+def journal(tmp_path):
+    file = tmp_path / "journal.jsonl"
+    file.write_text(step(1) + '{"event": "st')
+    return file
+
+
+def test_a_run_is_told_once_and_as_a_page(journal, tmp_path):
+    told = watch(tmp_path, "--once")
+    assert told.returncode == 0, told.stderr
+    assert "iteration      1\n" in told.stdout and "\x1b" not in told.stdout
+    done = watch("--run-dir", tmp_path, "--html", tmp_path / "page.html")
+    assert done.stdout == f"written to {tmp_path / 'page.html'}\n"
+    assert "</html>" in (tmp_path / "page.html").read_text()
+
+
+def test_what_cannot_be_watched_is_told_in_a_line(journal, tmp_path):
+    missing = watch(tmp_path / "none", "--once")
+    assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
+    journal.write_text("")
+    empty = watch(tmp_path, "--once")
+    assert (empty.returncode, empty.stderr) == (
+        1,
+        f"error: {tmp_path}: the journal tells of no step yet\n",
+    )
+    assert watch(tmp_path, "--every", "0").returncode == 2
+    assert "the directory that a run saves to is missing" in watch().stderr
+
+
+def test_a_run_is_followed_while_it_writes(journal, tmp_path):
+    words = [sys.executable, TOOL, str(tmp_path), "--every", "0.05"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as following:
+        try:
+            wait_for(following, "iteration      1\n")
+            with journal.open("a") as file:
+                file.write('ep"}\n' + step(2)[:9])
+                file.flush()
+                time.sleep(0.2)
+                file.write(step(2)[9:])
+            wait_for(following, "iteration      2\n")
+        finally:
+            following.kill()
+
+
+def wait_for(process, line):
+    for said in process.stdout:
+        if said == line:
+            return
+    raise AssertionError(f"never told: {line}")

@@ -1,0 +1,58 @@
+"""Look at a run, while it trains or afterwards: `watch.py RUN_DIR`, where RUN_DIR is its --save."""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+from megatron.config.flags import parse_sections
+from megatron.config.monitoring import WatchConfig
+from megatron.errors import CheckpointError, ConfigError
+from megatron.monitoring.page import write_page
+from megatron.monitoring.reader import JournalReader
+from megatron.monitoring.story import Story
+from megatron.monitoring.terminal import view
+from megatron.tool import run_tool, with_flag
+
+_CLEAR = "\x1b[H\x1b[2J"
+_PIPE_WIDE = 160
+
+
+def main(argv: Sequence[str]) -> None:
+    """Show the run that the command line `argv` names."""
+    argv = with_flag(argv, "--run-dir", "the directory that a run saves to")
+    said = parse_sections(argv, {"watch": WatchConfig}, description=__doc__ or "").sections
+    config: WatchConfig = said["watch"]
+    if config.every <= 0:
+        raise ConfigError(f"--every {config.every:g} must be more than 0 seconds")
+    directory = Path(config.run_dir)
+    reader, story = JournalReader(directory), Story()
+    story.add(reader.new_records())
+    if story.is_empty:
+        raise CheckpointError(f"{directory}: the journal tells of no step yet")
+    if config.html:
+        write_page(Path(config.html), story, directory, datetime.now().astimezone())
+        print(f"written to {config.html}")
+        return
+    while True:
+        show(story, directory)
+        if config.once:
+            return
+        time.sleep(config.every)
+        story.add(reader.new_records())
+
+
+def show(story: Story, directory: Path) -> None:
+    """Print how the run stands; on a terminal, in place of what stood there."""
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else _PIPE_WIDE
+    text = view(story, directory, datetime.now().astimezone(), width=width)
+    print(_CLEAR + text if is_terminal else text, flush=True)
+
+
+if __name__ == "__main__":
+    run_tool(main)
