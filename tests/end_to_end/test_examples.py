@@ -1,9 +1,16 @@
-"""The scripts of examples/ hand their launcher a run that can be planned."""
+"""The scripts of examples/ do what they say, with networks as small as can be.
 
+A script that ends in another one is run, and so is that: what stands in ENDS_IN has no run of its
+own. GPT-3 is planned.
+"""
+
+import json
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, Finished, clean_environment, free_port, start
+from jobs import REPOSITORY, Corpus, Finished, clean_environment, free_port, journal, start
+from tokenizers import ByteLevelBPETokenizer
+from transformers import PreTrainedTokenizerFast
 
 from megatron.config.config import parse_config
 from megatron.plan.plan import plan
@@ -21,11 +28,141 @@ PROCESSES = {
 """Scripts that train, and how many processes they start in the test that plans them."""
 
 
+SMALL = {
+    "NUM_LAYERS": "2",
+    "HIDDEN_SIZE": "32",
+    "NUM_ATTENTION_HEADS": "4",
+    "SEQ_LENGTH": "32",
+    "MICRO_BATCH_SIZE": "1",
+    "GLOBAL_BATCH_SIZE": "4",
+    "TRAIN_ITERS": "2",
+    "LOG_INTERVAL": "1",
+    "EVAL_ITERS": "1",
+    "LR": "3e-3",
+}
+ENDS_IN = {
+    "pretrain_gpt_curriculum.sh": ["pretrain_gpt_single_node.sh", "pretrain_gpt.sh"],
+    "pretrain_gpt_distributed_with_mp.sh": ["pretrain_gpt_distributed.sh", "pretrain_gpt.sh"],
+}
+"""Scripts that run here, and those that they end in."""
+
+RUN_ALONE = {
+    "codeparrot.sh",
+    "generate_text.sh",
+    "evaluate_zeroshot_gpt.sh",
+    "pretrain_multilingual.sh",
+    "pretrain_gpt3_175B.sh",
+}
+
+
 def example(name: str, folder: Path, *flags: str, **variables: str) -> Finished:
     """Run a script from `folder`, on a port that other jobs do not use."""
     script = str(REPOSITORY / "examples" / name)
     variables = {"MASTER_PORT": str(free_port()), **variables}
     return start("bash", script, *flags, cwd=folder, **variables).succeeded()
+
+
+@pytest.fixture(scope="module")
+def trained(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which codeparrot.sh has run."""
+    folder = tmp_path_factory.mktemp("codeparrot")
+    lines = Path(corpus.text_file).read_text().splitlines()[:5]
+    contents = (json.dumps({"content": json.loads(line)["text"]}) + "\n" for line in lines)
+    (folder / "codeparrot_data.json").write_text("".join(contents))
+    once = {"WORKERS": "1", "LR_WARMUP_ITERS": "1"}
+    example("codeparrot.sh", folder, **SMALL, **files_of(corpus), **once)
+    return folder
+
+
+def files_of(corpus: Corpus) -> dict[str, str]:
+    return {"VOCAB_FILE": corpus.vocab_file, "MERGE_FILE": corpus.merge_file}
+
+
+def test_codeparrot_becomes_token_files_and_checkpoints(trained: Path) -> None:
+    assert (trained / "codeparrot_content_document.bin").stat().st_size > 0
+    checkpoints = trained / "codeparrot_checkpoints"
+    assert (checkpoints / "latest").read_text() == "global_step2"
+    assert [step["iteration"] for step in journal(checkpoints, "train")] == [1, 2]
+
+
+def test_a_prompt_is_continued(trained: Path) -> None:
+    run = {"CHECKPOINT_PATH": "codeparrot_checkpoints", "OUT_SEQ_LENGTH": "8"}
+    written = example("generate_text.sh", trained, PROMPT="def f(", **run)
+    assert "Context:\ndef f(\n" in written.outputs[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "text", "told"),
+    [
+        (
+            "WIKITEXT103",
+            "wiki.tokens",
+            " = Homarus = \n The lobster lives in the sea . \n",
+            "avg loss",
+        ),
+        (
+            "LAMBADA",
+            "lambada.jsonl",
+            '{"text": "The lobster lives in the sea"}\n',
+            "number correct",
+        ),
+    ],
+    ids=["WikiText", "LAMBADA"],
+)
+def test_a_model_is_evaluated(trained: Path, task: str, file: str, text: str, told: str) -> None:
+    (trained / file).write_text(text)
+    run = {"CHECKPOINT_PATH": "codeparrot_checkpoints", "TASK": task, "VALID_DATA": file}
+    (output,) = example("evaluate_zeroshot_gpt.sh", trained, **run).outputs
+    assert f"validation results on {task} | {told}: " in output
+
+
+def test_samples_grow_on_one_node_under_deepspeed(corpus: Corpus, tmp_path: Path) -> None:
+    lengths = {"MIN_LENGTH": "8", "CURRICULUM_STEPS": "2", "GPUS_PER_NODE": "2"}
+    own = {**SMALL, **files_of(corpus), **lengths, "TRAIN_ITERS": "3"}
+    example("pretrain_gpt_curriculum.sh", tmp_path, **own, DATA_PATH=corpus.prefix)
+    tokens = [step["consumed_tokens"] for step in journal(tmp_path / "checkpoints", "train")]
+    assert tokens == [4 * 16, 4 * (16 + 32), 4 * (16 + 32 + 32)]
+
+
+def test_layers_are_divided_over_processes(corpus: Corpus, tmp_path: Path) -> None:
+    layout = {"GPUS_PER_NODE": "2", "TENSOR_PARALLEL": "1", "PIPELINE_PARALLEL": "2"}
+    own = {**SMALL, **files_of(corpus), **layout, "DATA_PATH": corpus.prefix}
+    example("pretrain_gpt_distributed_with_mp.sh", tmp_path, **own)
+    checkpoint = tmp_path / "checkpoints" / "global_step2"
+    assert (checkpoint / "mp_rank_01_model_states.pt").exists()
+    assert len([*checkpoint.glob("layer_*.pt")]) > 2
+
+
+def test_each_language_is_evaluated(corpus: Corpus, tmp_path: Path) -> None:
+    tokenizer = ByteLevelBPETokenizer(corpus.vocab_file, corpus.merge_file)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer._tokenizer, eos_token="<|endoftext|>"
+    ).save_pretrained(tmp_path / "tokenizer")
+    languages = f"en:0.7:{corpus.prefix} fr:0.3:{corpus.prefix}"
+    own = {"LANGUAGES": languages, "TOKENIZER": "tokenizer", "TRAIN_PART": "0.8"}
+    example("pretrain_multilingual.sh", tmp_path, **SMALL, **own)
+    evaluated = {e["set"] for e in journal(tmp_path / "checkpoints", "evaluation")}
+    assert {name.rpartition("/")[2] for name in evaluated} == {"en", "fr"}
+
+
+def test_gpt_3_is_planned(tmp_path: Path) -> None:
+    wanted = {"DATA_PATH": "none", "PLAN": "--gpu a100-80gb"}
+    told = example("pretrain_gpt3_175B.sh", tmp_path, **wanted).outputs[0]
+    assert "parameters: 174,615,846,912 |" in told
+    assert "layout: 1024 processes = tp 8 * pp 16 * sp 1 * dp 8 | ZeRO stage 1" in told
+
+
+def test_every_script_is_run() -> None:
+    run = {*RUN_ALONE, *ENDS_IN, *(name for names in ENDS_IN.values() for name in names)}
+    elsewhere = {"quickstart.sh", "launch.sh"}
+    assert run | elsewhere == {file.name for file in (REPOSITORY / "examples").glob("*.sh")}
+    page = (REPOSITORY / "docs" / "examples.md").read_text()
+    assert [name for name in run | elsewhere if f"`examples/{name}`" not in page] == []
+    for first, names in ENDS_IN.items():
+        for name in names:
+            script = (REPOSITORY / "examples" / first).read_text()
+            assert f'exec bash "$(dirname "${{BASH_SOURCE[0]}}")/{name}"' in script
+            first = name
 
 
 @pytest.mark.parametrize("name", PROCESSES)
