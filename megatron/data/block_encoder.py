@@ -118,11 +118,10 @@ class BlockEncoder:
     def __call__(self, block: Block) -> Encoded:
         """Return the tokens of `block`."""
         documents, columns = self._read(block)
-        totals = [np.add.reduceat(sizes, starts) for _, sizes, starts in columns if len(starts)]
         keep = np.ones(len(documents.lines), np.bool_)
         if not self._rules.keep_empty:
-            for total in totals:
-                keep &= total > (self._rules.end is not None)
+            for _, sizes, firsts in columns:
+                keep &= _totals(sizes, firsts) > (self._rules.end is not None)
         keys = [
             self._finish(column, texts, keep)
             for column, texts in zip(columns, documents.texts, strict=True)
@@ -208,7 +207,9 @@ class BlockEncoder:
         return np.insert(tokens, places, np.tile(np.array(suffix, tokens.dtype), len(ends))), sizes
 
     def _to_disk(self, tokens: NDArray) -> NDArray:
-        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self._encoder.vocab_size:
+        # As unsigned numbers the negative ones are too large as well.
+        unsigned = tokens.view(f"u{tokens.itemsize}")
+        if tokens.size and unsigned.max() >= self._encoder.vocab_size:
             raise DataError(
                 f"the tokenizer gave the ids {tokens.min()} to {tokens.max()}, but says that its "
                 f"vocabulary has {self._encoder.vocab_size}"
@@ -231,11 +232,15 @@ class BlockEncoder:
         return tally
 
 
+def _totals(sizes: NDArray, firsts: NDArray) -> NDArray:
+    """Return the tokens of each document."""
+    return np.add.reduceat(sizes, firsts) if len(firsts) < len(sizes) else sizes
+
+
 def _without_empty_sequences(firsts: NDArray, sizes: NDArray) -> tuple[NDArray, NDArray]:
     """Drop sequences without tokens, but leave each document at least one sequence."""
     keep = sizes > 0
     if keep.all():
         return firsts, sizes
-    totals = np.add.reduceat(sizes, firsts) if len(firsts) else firsts
-    keep[firsts[totals == 0]] = True
+    keep[firsts[_totals(sizes, firsts) == 0]] = True
     return (np.cumsum(keep) - keep)[firsts], sizes[keep]

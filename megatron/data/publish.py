@@ -1,7 +1,6 @@
 """How a file appears under its name: whole, or not at all."""
 
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ RECORD = ".tokenizer.json"
 
 def temporary_beside(path: Path) -> Path:
     """Return an unused name in the directory of `path`, so that a rename can publish the file."""
-    return path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    return path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def publish(temporary: Path, path: Path) -> None:

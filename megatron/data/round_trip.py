@@ -45,7 +45,8 @@ def _try(encoder: Encoder, rules: EncodingRules, texts: Sequence[str], tally: Ta
     tokens, lengths = rules.encode(encoder, texts)
     ends = np.cumsum(lengths)
     num_ends = int(rules.end is not None)
-    is_left = (lengths > num_ends) & (hash_documents(tokens, ends) % SAMPLE_ONE_IN != 0)
+    hashes = hash_documents(tokens.astype(rules.dtype), ends)
+    is_left = (lengths > num_ends) & (hashes % SAMPLE_ONE_IN != 0)
     for i in np.flatnonzero(is_left).tolist():
         ids = tokens[ends[i] - lengths[i] : ends[i] - num_ends]
         tally.take_decoded(texts[i], encoder.gives_back(ids, texts[i]))
