@@ -85,7 +85,7 @@ def _require_dead(file: Path, silence_s: float) -> None:
         log.info("%s is of another run (%s): waiting whether it still lives", file, _told(owner))
         is_alive = _is_touched(file, silence_s)
     else:
-        is_alive = _start_of(owner.pid) == owner.started
+        is_alive = start_of(owner.pid) == owner.started
     if is_alive:
         raise CheckpointError(
             f"--save {file.parent}: another run writes there ({_told(owner)}); end it, or give another "
@@ -145,10 +145,10 @@ def _beat(file: Path, ended: threading.Event, beat_s: float) -> None:
 
 def _this_process() -> Owner:
     since = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-    return Owner(socket.gethostname(), os.getpid(), _start_of(os.getpid()) or "", since)
+    return Owner(socket.gethostname(), os.getpid(), start_of(os.getpid()) or "", since)
 
 
-def _start_of(pid: int) -> str | None:
+def start_of(pid: int) -> str | None:
     """Return when process `pid` started, in ticks since this host did; None if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")

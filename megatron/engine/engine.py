@@ -25,6 +25,7 @@ from megatron.engine.state_files import (
     Read,
     StateFiles,
     Write,
+    opened_once,
     save_plainly,
     without_disk_errors,
 )
@@ -207,9 +208,10 @@ class Engine(ABC):
         states: dict[str, Any] = {}
         self._files.read = read
         try:
-            found, _ = self._engine.load_checkpoint(
-                str(directory), tag=tag, load_module_only=not with_state
-            )
+            with opened_once():
+                found, _ = self._engine.load_checkpoint(
+                    str(directory), tag=tag, load_module_only=not with_state
+                )
             if streams:
                 states = torch.load(self._streams_file(directory / tag), weights_only=True)
         except (
@@ -274,7 +276,9 @@ class Engine(ABC):
         """Make the state of the optimizer that of one which has taken no step."""
         for state in self._engine.basic_optimizer.state.values():
             for name, value in state.items():
-                state[name] = torch.zeros_like(value) if torch.is_tensor(value) else 0
+                # The tables of bitsandbytes' 8-bit states are no state: they say what bits mean.
+                if not name.startswith("qmap"):
+                    state[name] = torch.zeros_like(value) if torch.is_tensor(value) else 0
 
     def _constants(self) -> list[dict[str, Any]]:
         """Return what each group of parameters is optimized with, the parameters left out."""

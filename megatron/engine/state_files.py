@@ -1,13 +1,15 @@
 """DeepSpeed's door to the files of a checkpoint: what it saves and loads goes through here."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.state_dict_factory import SDLoaderBase
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,25 @@ class StateFiles(CheckpointEngine):
     def commit(self, info: CheckpointCommitInfo) -> bool:
         """Do nothing: a checkpoint counts when it is published."""
         return True
+
+
+@contextmanager
+def opened_once() -> Iterator[None]:
+    """Let DeepSpeed read each file of a checkpoint once inside the `with` block.
+
+    By itself every rank reads, of each list of files, all of the first one, to compare one number
+    in it with the length of the list, and then its own. Our manifest names all files.
+    """
+    usual = SDLoaderBase.check_ckpt_list
+    SDLoaderBase.check_ckpt_list = _require_files
+    try:
+        yield
+    finally:
+        SDLoaderBase.check_ckpt_list = usual
+
+
+def _require_files(loader: SDLoaderBase) -> None:
+    assert loader.ckpt_list, "no file for this part of the network"
 
 
 def without_disk_errors(copy_script: Callable[[str], None]) -> Callable[[str], None]:

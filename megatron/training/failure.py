@@ -6,12 +6,13 @@ import re
 import socket
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
 from megatron.checkpoint.names import LOCK
+from megatron.training.peers import Peers
 
 FAILURE = "failure.json"
 
@@ -34,8 +35,8 @@ Identity = tuple[int, int]
 class Failure:
     """What ended a run."""
 
-    kind: Literal["error", "lost peer", "lost launcher", "hang"]
-    rank: int
+    kind: Literal["error", "lost rank", "lost peer", "lost launcher", "hang"]
+    rank: int  # of a lost rank: the one that is gone
     iteration: int  # the step that was under way
     stage: str  # what the run was doing
     message: str
@@ -63,9 +64,15 @@ def is_lost_peer(error: BaseException) -> bool:
     return any(sign in str(error) for sign in _LOST_PEER)
 
 
-def failure_of(error: BaseException, *, rank: int, iteration: int, stage: str) -> Failure:
-    """Return the record of an exception that is being handled."""
-    return Failure(
+def failure_of(
+    error: BaseException, *, rank: int, iteration: int, stage: str, peers: Peers | None = None
+) -> Failure:
+    """Return the record of an exception that is being handled.
+
+    Args:
+        peers: among whom the one is looked for that a lost connection was with.
+    """
+    failure = Failure(
         kind="lost peer" if is_lost_peer(error) else "error",
         rank=rank,
         iteration=iteration,
@@ -73,13 +80,42 @@ def failure_of(error: BaseException, *, rank: int, iteration: int, stage: str) -
         message=f"{type(error).__name__}: {error}",
         traceback="".join(traceback.format_exception(error)),
     )
+    return _located(failure, peers) if failure.kind == "lost peer" and peers else failure
+
+
+def _located(failure: Failure, peers: Peers) -> Failure:
+    """Return the record of a lost connection with whom it was lost, as far as can be known."""
+    met = f"rank {failure.rank} then met: {failure.message}"
+    if gone := peers.gone():
+        names = " and ".join(map(str, gone))
+        message = (
+            f"{names} vanished without a word, as after kill -9, a crash of compiled code, or when "
+            f"memory runs out; {met}"
+        )
+        first = gone[0]
+        return replace(
+            failure,
+            kind="lost rank",
+            rank=first.rank,
+            host=first.host,
+            pid=first.pid,
+            message=message,
+        )
+    if elsewhere := peers.elsewhere():
+        message = (
+            f"a rank vanished without a word; those of {failure.host} are there, so it was on "
+            f"{elsewhere}; {met}"
+        )
+        return replace(failure, message=message)
+    return failure
 
 
 class FailureFile:
     """One process's view of `directory`/failure.json.
 
     The first cause stays: a later one is not written. What came of it elsewhere, a lost peer,
-    gives way to a cause, whichever is first. That of an earlier attempt moves to failure-N.json.
+    gives way to who was lost, and both to a cause, whichever is first. That of an earlier attempt
+    moves to failure-N.json.
 
     Args:
         directory: --save; empty for none, and then nothing is written.
@@ -131,8 +167,8 @@ class FailureFile:
         there = self._identity()
         if there is None or there == self._stale:
             return there
-        is_cause = failure.kind != "lost peer"
-        return there if is_cause and _kind_in(self._directory / FAILURE) == "lost peer" else None
+        earlier = _read(self._directory / FAILURE)
+        return there if earlier and _says_more(failure, earlier) else None
 
     def _put_away(self, identity: Identity) -> None:
         """Rename the file of that identity to the next failure-N.json."""
@@ -169,9 +205,15 @@ def _read(file: Path) -> Failure | None:
         return None
 
 
-def _kind_in(file: Path) -> str:
-    failure = _read(file)
-    return failure.kind if failure else ""
+def _says_more(failure: Failure, earlier: Failure) -> bool:
+    """Whether `earlier` is only what came of `failure`."""
+    if failure.kind == "lost rank" and failure.rank == earlier.rank:
+        return False  # that rank had a word before it left
+    return _weight(failure) > _weight(earlier)
+
+
+def _weight(failure: Failure) -> int:
+    return {"lost peer": 0, "lost rank": 1}.get(failure.kind, 2)
 
 
 def _numbered(directory: Path) -> dict[int, Path]:

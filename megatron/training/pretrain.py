@@ -27,16 +27,18 @@ from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training import setup
+from megatron.training.agree import gathered
 from megatron.training.choose import choose
 from megatron.training.environment import Launch
 from megatron.training.failure import FailureFile
 from megatron.training.flags_file import write_flags
 from megatron.training.objective import GPT, Objective
+from megatron.training.peers import Peers, this_process
 from megatron.training.replay import quiet, replay
 from megatron.training.requests import build_requests
 from megatron.training.resume import resume
 from megatron.training.run import Run, say_when
-from megatron.training.save import sole_writer, warn_of_others
+from megatron.training.save import require_own, sole_writer
 from megatron.training.state import TrainState
 from megatron.training.stream import Batches, Stream, length_of_next_step
 from megatron.training.watchdog import Watchdog
@@ -72,6 +74,7 @@ def pretrain(
         deterministic=decided.training.deterministic,
         timeout_minutes=decided.watch.group_timeout_minutes,
     )
+    watchdog.peers = Peers([*gathered([this_process(launch.rank)])])
     requests = build_requests(
         decided.training,
         save=decided.checkpoint.save,
@@ -91,7 +94,7 @@ def pretrain(
     code = ExitCode.FINISHED
     with sole_writer(decided):
         watchdog.failures.own(tidies=launch.rank == 0)
-        warn_of_others(decided)
+        require_own(decided)
         job = _build(decided, tokenizer, objective, kernels, device, watchdog)
         if decided.guards.replay_step:
             stream = Stream(job.train_batches(), job.state.samples)

@@ -68,6 +68,7 @@ class Run:
     ):
         self.engine, self.plan, self.config, self.groups = engine, plan, config, groups
         self.state, self.valid, self.test, self.watchdog = state, valid, test, watchdog
+        self._checkpoints: Checkpoints | None = None
         speaks = groups.rank == 0
         saves = plan.checkpoint.save
         self.journal = Journal(Path(saves)) if speaks and saves else None
@@ -94,21 +95,32 @@ class Run:
     def train(self, batches: Batches, launch: Launch, requests: Requests) -> ExitCode:
         """Train to the end or to a reason to stop, which is told; evaluate and save.
 
+        A checkpoint that is being written in the background when that fails is finished first.
+
         Args:
             batches: the training data.
             requests: what may be asked from outside.
         """
+        try:
+            return self._train(batches, launch, requests)
+        except Exception as error:
+            if self._checkpoints:
+                # The cause first: what follows may take long.
+                self.watchdog.write_down(error)
+                with self.watchdog.during("save", longer=True):
+                    self._checkpoints.rescue()
+            raise
+
+    def _train(self, batches: Batches, launch: Launch, requests: Requests) -> ExitCode:
         plan, state = self.plan, self.state
         started_from = state.iteration
         saved = started_from if plan.checkpoint.load == plan.checkpoint.save else -1
         if saved > 0:
             from_rank_0(lambda: tidy(Path(plan.checkpoint.save), saved))
         saving = self.chaos.on_faulty_disk(self.engine) if self.chaos else self.engine
-        checkpoints = (
-            Checkpoints(saving, plan, self.config, saved=saved or -1)
-            if plan.checkpoint.save
-            else None
-        )
+        if plan.checkpoint.save:
+            self._checkpoints = Checkpoints(saving, plan, self.config, saved=saved or -1)
+        checkpoints = self._checkpoints
         stream = Stream(batches, state.samples)
         energy = _build_energy(plan, self.groups.rank, launch)
         profile = _build_profile(plan, self.groups.rank)

@@ -33,6 +33,7 @@ from megatron.parallel.sharding import shard_of
 from megatron.plan.plan import Plan
 from megatron.training.agree import agreed, from_rank_0, gathered, share_of
 from megatron.training.loop import Hook, StepResult
+from megatron.training.rescue import UnderWay, finish_alone
 from megatron.training.state import TrainState
 from megatron.training.surroundings import surroundings
 
@@ -73,6 +74,7 @@ class Checkpoints(Hook):
         self._executor: Executor = ThreadPoolExecutor(1) if in_background else AtOnce()
         self._copies = HostCopies() if in_background else None
         self._stage: _Stage | None = None
+        self._unpublished: UnderWay | None = None
         self._unread: tuple[FileRecord, ...] = ()
 
     @property
@@ -110,6 +112,7 @@ class Checkpoints(Hook):
         self._write(tag, state.iteration, writer)
         self._saved = state.iteration
         self._stage = _Stage(writer.files, lambda: self._publish(writer, manifest))
+        self._unpublished = UnderWay(self._directory, manifest, writer.files)
         if self._plan.checkpoint.in_background:
             seconds = time.perf_counter() - started_at
             log.info("  copied in %.2f s; training goes on while it is written", seconds)
@@ -145,6 +148,27 @@ class Checkpoints(Hook):
             )
         self._unread = ()
 
+    def rescue(self) -> None:
+        """Publish what is being written in the background, if anything is, for a run that fails.
+
+        The ranks need not be in step. What cannot be done is told, and raised is nothing: the run
+        ends for another reason.
+        """
+        save, self._unpublished = self._unpublished, None
+        if save is None or not self._plan.checkpoint.in_background:
+            return
+        iteration = save.manifest.state["iteration"]
+        try:
+            if finish_alone(save, rank=dist.get_rank(), ranks=dist.get_world_size()):
+                self._tell_saved(iteration)
+        except CheckpointError as error:
+            log.error("the checkpoint of iteration %d is not finished (%s)", iteration, error)
+
+    def _tell_saved(self, iteration: int) -> None:
+        log.info(
+            "  successfully saved checkpoint at iteration %7d to %s", iteration, self._directory
+        )
+
     def _go_on(self) -> None:
         """Do what follows on this stage, whose work is done or has failed on some rank.
 
@@ -154,6 +178,7 @@ class Checkpoints(Hook):
         stage, self._stage = self._stage, None
         assert stage
         if problems := list(gathered(_errors(stage))):
+            self._unpublished = None
             raise self._not_written(self._saved, "; ".join(problems))
         self._stage = stage.then()
 
@@ -197,9 +222,8 @@ class Checkpoints(Hook):
             publish(self._directory, iteration)
 
         from_rank_0(finish)
-        log.info(
-            "  successfully saved checkpoint at iteration %7d to %s", iteration, self._directory
-        )
+        self._unpublished = None
+        self._tell_saved(iteration)
         self._unread = files
         return self._verification(iteration, files)
 
@@ -297,23 +321,22 @@ def sole_writer(plan: Plan) -> Iterator[None]:
         yield
 
 
-def warn_of_others(plan: Plan) -> None:
-    """Say when checkpoints of another run are about to be mixed with this one's.
+def require_own(plan: Plan) -> None:
+    """Refuse a --save with checkpoints that this run does not go on from.
+
+    It would replace those of the same iterations, --keep-last would remove others, and who goes on
+    from the newest would mix two runs.
 
     Raises:
-        CheckpointError: this run could go back to one of those.
+        CheckpointError: it holds some.
     """
-    tags = published_tags(Path(plan.checkpoint.save)) if plan.checkpoint.save else []
-    if tags and plan.checkpoint.load != plan.checkpoint.save:
-        if plan.guards.spikes.is_on:
-            raise CheckpointError(
-                f"--save {plan.checkpoint.save} holds checkpoints of another run (the newest is "
-                f"{tags[0]}), and --spike-policy would go back to them: give another directory, or "
-                "the same one as --load"
-            )
-        log.warning(
-            "--save %s holds checkpoints already (the newest is %s) and this run does not go on "
-            "from them; checkpoints of the same iteration will be replaced",
-            plan.checkpoint.save,
-            tags[0],
+    wished = plan.checkpoint
+    if not wished.save or wished.load == wished.save or plan.evaluation.only:
+        return
+    if tags := published_tags(Path(wished.save)):
+        without = "" if wished.loads_progress else " without --finetune or --reset-progress"
+        raise CheckpointError(
+            f"--save {wished.save} holds checkpoints already (the newest is {tags[0]}), and this "
+            f"run does not go on from them but would replace them: write --load {wished.save}"
+            f"{without} to go on, give another --save, or move them away"
         )

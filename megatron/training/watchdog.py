@@ -1,5 +1,6 @@
 """A thread beside the run that ends it when it no longer moves or nobody would end it."""
 
+import logging
 import os
 import socket
 import sys
@@ -13,7 +14,10 @@ from pathlib import Path
 from megatron.errors import ConfigError, ExitCode
 from megatron.training.failure import Failure, FailureFile, failure_of
 from megatron.training.launchers import Launchers
+from megatron.training.peers import Peers
 from megatron.training.stacks import grouped, read_places, take_stacks, write_stacks
+
+log = logging.getLogger(__name__)
 
 LONGER = 5
 """How many times the limit of a step the first step, loading and a save may take."""
@@ -54,7 +58,10 @@ class Watchdog:
         self.iteration = 0
         # Whether the run itself leaves, after a save, when a launcher has ended.
         self.saves_when_lost = False
+        # Who else there is, as soon as that is known.
+        self.peers = Peers(())
         self._rank = rank
+        self._written_down: BaseException | None = None
         self._launchers = launchers or Launchers(is_parent=False)
         self._lost_at: float | None = None
         self._hangs: Hangs | None = None
@@ -74,12 +81,21 @@ class Watchdog:
         except ConfigError:
             raise
         except (Exception, KeyboardInterrupt) as error:
-            self.failures.record(
-                failure_of(error, rank=self._rank, iteration=self.iteration, stage=self.stage)
-            )
+            self.write_down(error)
             raise
         finally:
             self._ended.set()
+
+    def write_down(self, error: BaseException) -> None:
+        """Write down the exception that ends this rank, once."""
+        if error is not self._written_down:
+            self._written_down = error
+            failure = failure_of(
+                error, rank=self._rank, iteration=self.iteration, stage=self.stage, peers=self.peers
+            )
+            self.failures.record(failure)
+            if failure.kind == "lost rank":
+                log.error(failure.message)
 
     def arm(self, hangs: Hangs) -> None:
         """End the run from now on when it hangs."""

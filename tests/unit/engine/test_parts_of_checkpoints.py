@@ -57,6 +57,20 @@ def test_weights_are_loaded_and_the_optimizer_begins_anew(build, micro_batch, tm
     assert moved == pytest.approx(0.01, abs=0.008)
 
 
+@pytest.mark.parametrize("flags", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_file_is_read_once(build, micro_batch, tmp_path, flags):
+    trained(build(*flags), micro_batch, steps=1).save(tmp_path, "tag", {})
+    names = []
+
+    def read(file, device):
+        names.append(file.name)
+        return read_state(file, device)
+
+    build(*flags).load(tmp_path, "tag", read=read)
+    there = {file.name for file in (tmp_path / "tag").iterdir()}
+    assert sorted([*names, "rng_rank_00000.pt"]) == sorted(there)
+
+
 @pytest.mark.parametrize("flags", [*LAYOUTS.values()][:4], ids=[*LAYOUTS][:4])
 def test_a_checkpoint_without_an_optimizer_is_smaller_and_holds_the_weights(
     build, micro_batch, tmp_path, flags

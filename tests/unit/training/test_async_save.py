@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ from tiny import tiny_config, tiny_plan
 from torch import nn
 
 from megatron.checkpoint import writer
-from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpoint.manifest import Manifest, damage, read_manifest, record_file
 from megatron.checkpoint.names import published_tags
+from megatron.checkpoint.publish import clear_staging
 from megatron.errors import CheckpointError, ConfigError
 from megatron.training import save
+from megatron.training.rescue import UnderWay, finish_alone
 from megatron.training.save import Checkpoints
 from megatron.training.state import TrainState
 
@@ -131,6 +134,79 @@ def test_a_save_that_fails_ends_the_run_at_the_next_step(start, disk, tmp_path, 
     with pytest.raises(CheckpointError, match=rf"of iteration 10 cannot be written {told}"):
         until(lambda: False, checkpoints)
     assert published_tags(tmp_path / "async") == ["global_step5"]
+
+
+def test_a_run_that_fails_finishes_what_it_writes(start, disk, tmp_path, told):
+    _, checkpoints = start("--async-save")
+    checkpoints.rescue()  # nothing is under way
+    after(checkpoints, 5)
+    threading.Timer(0.2, disk.open.set).start()
+    checkpoints.rescue()
+    folder = tmp_path / "async" / "global_step5"
+    files = read_manifest(folder).files
+    assert [record.name for record in files] == ["offloaded/copied", "weights.pt"]
+    assert damage(folder, files) == []
+    assert (tmp_path / "async" / "latest").read_text() == "global_step5"
+    assert [text for text in told if "successfully saved" in text]
+    checkpoints.rescue()  # once
+
+
+def test_a_run_that_fails_because_it_cannot_write_leaves_the_older_ones(
+    start, disk, tmp_path, told
+):
+    _, checkpoints = start("--async-save")
+    disk.open.set()
+    after(checkpoints, 5)
+    checkpoints.finish()
+    disk.fails = OSError("no space")
+    after(checkpoints, 10)
+    checkpoints.rescue()
+    assert published_tags(tmp_path / "async") == ["global_step5"]
+    assert "iteration 10 is not finished (rank 0: OSError('no space'))" in told[-1]
+
+
+def a_save_of_two(directory, *, is_there=True):
+    """Return what two ranks know of a save whose second file is written later, or never."""
+    folder = clear_staging(directory, 5)
+    saves, written = [], [Future(), Future()]
+    for rank, file in enumerate(written):
+        manifest = Manifest(
+            state={"iteration": 5}, plan={}, config={}, versions={}, partition_dims={}, files=()
+        )
+        saves.append(UnderWay(directory, manifest, [file]))
+        if rank == 0 or is_there:
+            threading.Timer(
+                0.2 * rank, lambda f=file, r=rank: f.set_result(write_one(folder, r))
+            ).start()
+    return saves, written
+
+
+def write_one(folder, rank):
+    (folder / f"of-{rank}").write_text("weights")
+    return record_file(folder / f"of-{rank}")
+
+
+def test_rank_0_publishes_when_all_ranks_have_written(tmp_path):
+    saves, _ = a_save_of_two(tmp_path)
+    with ThreadPoolExecutor(2) as ranks:
+        done = [ranks.submit(finish_alone, s, rank=r, ranks=2) for r, s in enumerate(saves)]
+    assert [each.result() for each in done] == [True, False]
+    folder = tmp_path / "global_step5"
+    assert [record.name for record in read_manifest(folder).files] == ["of-0", "of-1"]
+    assert {file.name for file in folder.iterdir()} == {"of-0", "of-1", "manifest.json"}
+    # The other rank finds that all is done.
+    assert finish_alone(saves[1], rank=1, ranks=2) is False
+
+
+def test_rank_0_publishes_nothing_without_the_word_of_all(tmp_path):
+    saves, written = a_save_of_two(tmp_path, is_there=False)
+    with pytest.raises(CheckpointError, match=r"ranks \[1\] have not said"):
+        finish_alone(saves[0], rank=0, ranks=2, silence_s=0.3)
+    written[1].set_exception(OSError("no space"))
+    for rank in (1, 0):
+        with pytest.raises(CheckpointError, match=r"rank 1: OSError\('no space'\)"):
+            finish_alone(saves[rank], rank=rank, ranks=2)
+    assert published_tags(tmp_path) == []
 
 
 def test_old_checkpoints_go_in_the_background_too(start, tmp_path):

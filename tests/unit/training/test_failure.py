@@ -2,11 +2,19 @@
 
 import json
 import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
+from megatron.checkpoint.lock import start_of
 from megatron.errors import DataError
+from megatron.training import peers as peers_module
 from megatron.training.failure import FAILURE, Failure, FailureFile, failure_of, failures_of
+from megatron.training.peers import Peers, this_process
 
 
 def failure(message="disk on fire", kind="error", **words):
@@ -14,6 +22,7 @@ def failure(message="disk on fire", kind="error", **words):
     return Failure(**(known | words))
 
 
+LOST_BY_GLOO = "Connection closed by peer [127.0.0.1]:1"
 LOST = failure("Connection closed by peer", kind="lost peer", rank=0)
 
 
@@ -35,6 +44,50 @@ def test_what_came_of_a_cause_gives_way_to_it(tmp_path):
     assert FailureFile(str(tmp_path)).record(failure("cause"))
     assert told(tmp_path) == "cause"
     assert [f.message for f in failures_of(str(tmp_path))] == [LOST.message, "cause"]
+
+
+def here(rank, pid, *, numbers=None):
+    own = this_process(rank)
+    return replace(own, pid=pid, started=start_of(pid) or "1", numbers=numbers or own.numbers)
+
+
+def lost(peers):
+    error = RuntimeError(LOST_BY_GLOO)
+    return failure_of(error, rank=0, iteration=7, stage="step", peers=Peers(peers))
+
+
+def test_who_was_lost_is_told_before_what_came_of_it(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    peers = [this_process(0), here(1, os.getppid()), replace(here(2, gone.pid), started="1")]
+    gone.wait()
+    found = lost(peers)
+    assert (found.kind, found.rank, found.pid) == ("lost rank", 2, gone.pid)
+    host = socket.gethostname()
+    assert found.message.startswith(f"rank 2 (process {gone.pid} on {host}) vanished without a w")
+    assert found.message.endswith("rank 0 then met: RuntimeError: " + LOST_BY_GLOO)
+    # It takes the place of what says less, and gives way to a cause.
+    file = FailureFile(str(tmp_path))
+    assert file.record(LOST)
+    assert file.record(found)
+    assert not file.record(LOST)
+    assert file.record(failure("cause"))
+    assert told(tmp_path) == "cause"
+
+
+def test_a_rank_that_left_with_a_word_did_not_vanish(tmp_path):
+    file = FailureFile(str(tmp_path))
+    assert file.record(failure("Connection reset", kind="lost peer", rank=2))
+    assert not file.record(failure("vanished", kind="lost rank", rank=2))
+    assert file.record(failure("vanished", kind="lost rank", rank=1))
+
+
+def test_a_rank_elsewhere_is_told_by_its_host(monkeypatch):
+    monkeypatch.setattr(peers_module, "_LOOK_S", 0.1)
+    others = [replace(here(n, 1, numbers="far"), host="far") for n in (1, 2)]
+    found = lost([this_process(0), *others])
+    assert (found.kind, found.rank) == ("lost peer", 0)
+    assert "so it was on far (ranks 1 to 2); rank 0 then met: " in found.message
+    assert lost([this_process(0)]).message == f"RuntimeError: {LOST_BY_GLOO}"
 
 
 def test_that_of_an_earlier_attempt_is_put_away(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -14,11 +15,11 @@ from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import MANIFEST, published_tags
 from megatron.errors import CheckpointError
 from megatron.parallel.sharding import sharded
-from megatron.training import save
+from megatron.training import pretrain, save
 from megatron.training.choose import choose
 from megatron.training.journal import Journal, read_journal
 from megatron.training.resume import resume
-from megatron.training.save import Checkpoints, sole_writer, warn_of_others
+from megatron.training.save import Checkpoints, require_own, sole_writer
 from megatron.training.spikes import Spike, go_back
 from megatron.training.state import TrainState
 
@@ -179,20 +180,41 @@ def test_another_network_is_refused_before_anything_is_loaded(job):
     assert job.engine.loaded == []
 
 
-def test_checkpoints_of_another_run_are_pointed_out(job, told):
-    warn_of_others(job.plan)
-    assert told == []
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--num-layers", "4"], "--num-layers +2 +4"),
+        (["--bf16"], "--bf16|--fp16|dtype"),
+        (["--optimizer", "sgd"], "--optimizer +adam +sgd"),
+    ],
+)
+def test_a_wrong_load_is_told_before_data_and_network_are_built(job, monkeypatch, flags, told):
     job.save(5)
-    told.clear()
-    warn_of_others(job.plan)
-    assert told == []
-    warn_of_others(tiny_plan(*job.flags[:4]))
-    (warning,) = told
-    assert "holds checkpoints already (the newest is global_step5)" in warning
-    policy = ["--spike-policy", "zscore=6"]
-    with pytest.raises(CheckpointError, match="--spike-policy would go back to them"):
-        warn_of_others(tiny_plan(*job.flags[:4], *policy))
-    warn_of_others(tiny_plan(*job.flags, *policy))
+
+    def too_late(*words):
+        raise AssertionError("something was built before")
+
+    for name in ("build_process_groups", "read_datasets", "build_gpt_engine"):
+        monkeypatch.setattr(pretrain.setup, name, too_late)
+    words = dict.fromkeys(("tokenizer", "objective", "kernels", "device", "watchdog"))
+    with pytest.raises(CheckpointError, match=told):
+        pretrain._build(tiny_plan(*job.flags, *flags), **words)
+
+
+def test_checkpoints_that_a_run_does_not_go_on_from_are_not_replaced(job, tmp_path):
+    elsewhere = ["--load", str(tmp_path / "base")]
+    starts = [[], elsewhere, [*elsewhere, "--finetune"], [*elsewhere, "--spike-policy", "zscore=6"]]
+    for more in starts:
+        require_own(tiny_plan(*job.flags[:4], *more))
+    job.save(5)
+    require_own(job.plan)
+    require_own(tiny_plan(*job.flags[:4], *elsewhere, "--eval-only"))
+    require_own(tiny_plan())
+    for more in starts:
+        without = " without --finetune" if "--finetune" in more else " to go on"
+        told = re.escape("(the newest is global_step5)") + ".*" + f"--load {job.directory}{without}"
+        with pytest.raises(CheckpointError, match=told):
+            require_own(tiny_plan(*job.flags[:4], *more))
 
 
 @pytest.mark.parametrize("flag", ["--no-save-optim", "--no-save-rng"])

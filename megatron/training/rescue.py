@@ -1,0 +1,104 @@
+"""The checkpoint that is being written when a run fails: published without a word between ranks."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from megatron.checkpoint.manifest import FileRecord, Manifest, record_file, write_manifest
+from megatron.checkpoint.names import MANIFEST, staging_tag_of
+from megatron.checkpoint.publish import publish
+from megatron.errors import CheckpointError
+
+SILENCE_S = 20.0
+"""How long rank 0 waits for the lists of others while nothing in the folder grows."""
+
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A save that is not published yet, as one rank knows it.
+
+    Args:
+        directory: --save.
+        manifest: all of it but the files.
+        files: those that this rank writes.
+    """
+
+    directory: Path
+    manifest: Manifest
+    files: Sequence[Future[FileRecord]]
+
+
+def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SILENCE_S) -> bool:
+    """Wait for what this rank writes; on rank 0 publish it when all have; return whether it did.
+
+    A run fails on one rank, and the others find out when that one has left: nobody can ask
+    another. So each rank leaves a list of its files in the staging folder, and rank 0 waits for
+    the lists.
+
+    Raises:
+        CheckpointError: some rank could not write, or is gone.
+    """
+    iteration = save.manifest.state["iteration"]
+    folder = save.directory / staging_tag_of(iteration)
+    if not folder.is_dir():
+        return False  # it was published, and the others are not told any more
+    try:
+        _leave_list(folder, rank, save.files)
+        if rank:
+            return False
+        lists = _everyones(folder, ranks, silence_s)
+        records = {record.name: record for own in lists for record in own}
+        for file in filter(Path.is_file, folder.rglob("*")):
+            if (name := str(file.relative_to(folder))) not in {*records, MANIFEST}:
+                records[name] = replace(record_file(file), name=name)
+        files = tuple(records[name] for name in sorted(records))
+        write_manifest(folder, replace(save.manifest, files=files))
+        publish(save.directory, iteration)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    return True
+
+
+def _leave_list(folder: Path, rank: int, files: Sequence[Future[FileRecord]]) -> None:
+    """Tell rank 0 what this one has written, or why it has not.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    errors = [repr(error) for file in files if (error := file.exception())]
+    told = {"error": f"rank {rank}: {'; '.join(errors)}"} if errors else {}
+    records = [asdict(file.result()) for file in files] if not errors else []
+    made = folder / f".list-{rank}"
+    made.write_text(json.dumps({"files": records, **told}), encoding="utf-8")
+    os.replace(made, _list_of(folder, rank))
+    if errors:
+        raise CheckpointError(told["error"])
+
+
+def _everyones(folder: Path, ranks: int, silence_s: float) -> list[list[FileRecord]]:
+    """Return what all ranks have written, and take their lists away."""
+    size, give_up_at = -1, 0.0
+    while missing := [rank for rank in range(ranks) if not _list_of(folder, rank).exists()]:
+        grown = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if grown != size:
+            size, give_up_at = grown, time.monotonic() + silence_s
+        elif time.monotonic() > give_up_at:
+            raise CheckpointError(f"ranks {missing} have not said that they have written theirs")
+        time.sleep(_PAUSE_S)
+    lists = [_list_of(folder, rank) for rank in range(ranks)]
+    told = [json.loads(file.read_text(encoding="utf-8")) for file in lists]
+    if errors := [own["error"] for own in told if "error" in own]:
+        raise CheckpointError("; ".join(errors))
+    for file in lists:
+        file.unlink()
+    return [[FileRecord(**record) for record in own["files"]] for own in told]
+
+
+def _list_of(folder: Path, rank: int) -> Path:
+    return folder / f"list-{rank}.json"

@@ -1,0 +1,48 @@
+"""Ranks on which something fails while a checkpoint is being written."""
+
+import math
+import time
+from typing import Any
+
+WRITES_S = 0.3
+
+
+def slow_writes() -> None:
+    """Have each file take a while; the next step fails meanwhile."""
+    from megatron.checkpoint import writer
+
+    usual = writer.write_state
+
+    def slow(*words: Any) -> Any:
+        time.sleep(WRITES_S)
+        return usual(*words)
+
+    writer.write_state = slow
+
+
+def fails_in_step(failing: str, struck: int, iteration: int, rank: int) -> None:
+    """Have the loss be no number on all ranks, or reading data fail on one, in that step."""
+    from forked import without_head_start
+
+    from megatron.errors import DataError
+    from megatron.training import loop
+    from megatron.training.stream import Stream
+
+    without_head_start(rank)
+    slow_writes()
+    take_step, read, steps = loop._take_step, Stream.__next__, []
+
+    def step(engine: Any, batches: Any, schedule: Any, state: Any) -> Any:
+        from dataclasses import replace
+
+        steps.append(state.iteration + 1)
+        taken = take_step(engine, batches, schedule, state)
+        is_struck = failing == "loss" and steps[-1] == iteration
+        return replace(taken, loss=math.nan) if is_struck else taken
+
+    def read_or_fail(stream: Stream) -> Any:
+        if failing == "data" and rank == struck and steps[-1] == iteration:
+            raise DataError("no such sample")
+        return read(stream)
+
+    loop._take_step, Stream.__next__ = step, read_or_fail

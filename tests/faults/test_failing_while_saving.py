@@ -1,0 +1,57 @@
+"""A run that fails while it saves in the background finishes the checkpoint first."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+from failing import fails_in_step
+from forked import Killed, without_head_start
+from small_job import Job, is_same
+
+from megatron.checkpoint.manifest import damage, read_manifest
+from megatron.checkpoint.names import iteration_of, published_tags
+from megatron.training.failure import FAILURE
+
+BEHIND = ["--async-save", "--max-nan-steps", "1"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "told"), [("loss", "without a finite number"), ("data", "no such sample")]
+)
+def test_a_checkpoint_under_way_is_finished_before_a_run_fails(
+    job_of_two: Job, tmp_path: Path, failing: str, told: str
+) -> None:
+    save = tmp_path / "failing"
+    ended = job_of_two.run(save, *BEHIND, setup=partial(fails_in_step, failing, 1, 3))
+    said = "\n".join(ended.outputs)
+    assert ended.codes == [1, 1], said
+    # The cause, not what came of it on the other rank.
+    assert told in json.loads((save / FAILURE).read_text())["message"], said
+    assert "successfully saved checkpoint at iteration       2" in ended.outputs[0]
+    (newest,) = published_tags(save)
+    assert iteration_of(newest) == 2
+    folder = save / newest
+    assert damage(folder, read_manifest(folder).files) == []
+    assert {file.name for file in folder.iterdir()} == {
+        *(record.name for record in read_manifest(folder).files),
+        "manifest.json",
+    }
+    job_of_two.run(save).succeeded()
+    assert is_same(save, job_of_two.save)
+
+
+def test_a_rank_that_is_killed_is_told_by_those_that_stay(job_of_two: Job, tmp_path: Path) -> None:
+    save = tmp_path / "killed"
+    # Half of the events of its files: in the middle of the run.
+    killed = Killed(len(job_of_two.events[1]) // 2, rank=1)
+    ended = job_of_two.run(save, killed=killed, setup=without_head_start)
+    assert ended.codes == [1, -9]
+    failure = json.loads((save / FAILURE).read_text())
+    assert (failure["kind"], failure["rank"]) == ("lost rank", 1)
+    assert failure["message"].startswith(f"rank 1 (process {failure['pid']} on {failure['host']})")
+    assert "vanished without a word" in failure["message"]
+    assert "; rank 0 then met: " in failure["message"]
+    assert f"ERROR [rank 0]: {failure['message'][:40]}" in ended.outputs[0]
+    job_of_two.run(save).succeeded()
+    assert is_same(save, job_of_two.save)
