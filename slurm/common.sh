@@ -1,0 +1,67 @@
+# Sourced by the scripts of this folder. What they share is said by variables:
+#
+#   REPOSITORY   folder of this repository, which all nodes see (where sbatch was typed)
+#   PYTHON       the Python that has requirements.txt, at the same place on all nodes (python)
+#   TRAIN        what trains: a script of REPOSITORY (pretrain_gpt.py)
+#   SAVE         folder of the checkpoints, which all nodes see; a run goes on from the newest
+#   KILL_SWITCH  while this file is there a run saves and ends, and none starts (SAVE/stop)
+#   GRACE_S      seconds that processes have to leave once the first one has (600)
+#   MASTER_PORT  where processes meet on the first node (20000 to 31999, by the job's number)
+
+set -euo pipefail
+
+export PYTHON=${PYTHON:-python}
+
+fail() {
+    echo "error: $1" >&2
+    exit 2
+}
+
+# Runs SCRIPT FLAG… once for each task of the job; gives the highest exit code among them.
+ranks() {
+    local hosts
+    ((SLURM_NTASKS % SLURM_JOB_NUM_NODES == 0)) ||
+        fail "$SLURM_NTASKS tasks on $SLURM_JOB_NUM_NODES nodes: give all nodes equally many"
+    hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    export MASTER_ADDR=${hosts%%$'\n'*}
+    export MASTER_PORT=${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}
+    export WORLD_SIZE=$SLURM_NTASKS
+    export LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_JOB_NUM_NODES))
+    # srun is not told by itself how many cores a task has.
+    if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
+        export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+    fi
+    # Neighbours share a node. The first to leave with 75 must not have the others killed, who may
+    # still save. Python replaces the shell, so that signals reach it.
+    srun --ntasks-per-node="$LOCAL_WORLD_SIZE" --distribution=block \
+        --kill-on-bad-exit=0 --wait="${GRACE_S:-600}" \
+        bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$PYTHON" "$@"' rank "$@"
+}
+
+# Fails unless all nodes write to the folder $1, and see there what the first one has written.
+check_shared() {
+    local mark
+    mkdir -p "$1" && mark=$(mktemp "$1/.seen-by-all-XXXXXX") ||
+        fail "$SLURMD_NODENAME cannot write to $1"
+    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \
+        bash -c '[[ -e $1 ]] && echo >> "$1" || { echo "$SLURMD_NODENAME" >&2; exit 2; }' \
+        node "$mark" || fail "the nodes named above cannot write to $1, or see another folder there"
+    rm "$mark"
+}
+
+# Begins a run in SAVE, or goes on there, with the flags given; gives its exit code.
+train() {
+    check_shared "${SAVE:?the folder of the checkpoints}"
+    ranks "$REPOSITORY/${TRAIN:-pretrain_gpt.py}" "$@" \
+        --save "$SAVE" --load "$SAVE" --kill-switch-path "${KILL_SWITCH:-$SAVE/stop}"
+}
+
+# Like train, and puts the job back into the queue if the run was stopped before its end.
+train_and_requeue() {
+    local code=0
+    train "$@" || code=$?
+    if ((code == 75)); then
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
+    return "$code"
+}

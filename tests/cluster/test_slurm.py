@@ -1,0 +1,218 @@
+"""The scripts of slurm/, each submitted to a cluster of two nodes."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import READ_ONLY, REPOSITORY, Cluster
+from tokenizers import ByteLevelBPETokenizer
+
+from megatron.checkpoint.digest import digest_of, digests, read_any
+from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpoint.names import published_tags
+from megatron.training.journal import read_journal
+
+SIZES = {
+    "gpt_1.3B.slurm": (2, 16),
+    "gpt_13B.slurm": (8, 64),
+    "gpt3_175B.slurm": (128, 1024),
+    "bloom_176B.slurm": (48, 384),
+}
+"""Nodes and processes of the scripts of large networks."""
+
+SHARDS = 2
+ITERATIONS = 300
+SAVE_INTERVAL = 100
+TOKENIZER = ["--vocab-file", "vocab.json", "--merge-file", "merges.txt"]
+FLAGS = [
+    *("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"),
+    *("--seq-length", "16", "--micro-batch-size", "1", "--global-batch-size", "2"),
+    *("--lr", "1e-3", "--train-iters", str(ITERATIONS), "--eval-iters", "0", "--device", "cpu"),
+    *("--log-interval", "1", "--save-interval", str(SAVE_INTERVAL)),
+    *("--data-path", "sharded_text_document", *TOKENIZER),
+]
+
+
+def steps(save: Path) -> list[dict[str, Any]]:
+    """Return what counts of the steps that a run has taken."""
+    kept = ("iteration", "first_sample", "lm_loss", "grad_norm", "learning_rate")
+    records = read_journal(save) if (save / "journal.jsonl").exists() else ()
+    return [{name: r[name] for name in kept} for r in records if r["event"] == "step"]
+
+
+def digest(save: Path) -> str:
+    """Return the digest of the newest checkpoint."""
+    folder = save / published_tags(save)[0]
+    manifest = read_manifest(folder)
+    whole = read_any(folder, manifest)
+    return digest_of(digests(whole, manifest.plan["model"]["vocab_size"]))
+
+
+@pytest.fixture(scope="module")
+def data(cluster: Cluster) -> Path:
+    """The token files of an array of jobs; returns the folder of all jobs."""
+    sources = sorted(Path(json.__file__).parent.glob("*.py"))
+    texts = [source.read_text(encoding="utf-8") for source in sources]
+    corpus = cluster.folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (cluster.folder / "wiki.tokens").write_text(" = Homarus = \n The lobster lives in 2 seas . \n")
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(texts, vocab_size=500, special_tokens=["<|endoftext|>"])
+    trained.save_model(str(cluster.folder))
+    wishes = ["--input", "corpus.jsonl", "--tokenizer-type", "GPT2BPETokenizer", "--append-eod"]
+    wishes += TOKENIZER
+    to_shards = [*wishes, "--output-prefix", "sharded"]
+    array = cluster.submit("preprocess_array.slurm", *to_shards, options="--array=0-1")
+    merge = cluster.submit(
+        *("preprocess_merge.slurm", *to_shards),
+        options=f"--dependency=afterok:{array}",
+        SHARDS=str(SHARDS),
+    )
+    tool = str(REPOSITORY / "tools" / "preprocess_data.py")
+    cluster.run(sys.executable, tool, *wishes, "--output-prefix", "whole")
+    cluster.finish(array, merge)
+    return cluster.folder
+
+
+@pytest.fixture(scope="module")
+def calm(cluster: Cluster, data: Path) -> Path:
+    """The folder of a run of two processes on one node, which nothing has happened to."""
+    options = "--ntasks-per-node=2 --nodelist=n1"
+    job = cluster.submit("train_single_node.slurm", *FLAGS, options=options, SAVE="calm")
+    cluster.finish(job)
+    assert len(steps(data / "calm")) == ITERATIONS
+    return data / "calm"
+
+
+def is_same(save: Path, calm: Path) -> bool:
+    """Whether two runs took the same steps and came to the same state, bit for bit."""
+    return steps(save) == steps(calm) and digest(save) == digest(calm)
+
+
+def test_shards_of_an_array_are_joined_to_the_files_of_one_process(data: Path) -> None:
+    for kind in ("bin", "idx"):
+        whole, joined = (data / f"{n}_text_document.{kind}" for n in ("whole", "sharded"))
+        assert joined.read_bytes() == whole.read_bytes()
+
+
+def test_two_nodes_train_like_one_and_a_drained_one_is_waited_for(
+    cluster: Cluster, calm: Path
+) -> None:
+    cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=maintenance")
+    job = cluster.submit("train_multi_node.slurm", *FLAGS, SAVE="two")
+    cluster.wait_until(lambda: "UnavailableNodes:n2" in cluster.told(job, "Reason")[0])
+    assert cluster.told(job, "JobState") == ["PENDING"]
+    assert "maintenance" in cluster.run("sinfo", "--list-reasons")
+    cluster.run("scontrol", "update", "nodename=n2", "state=resume")
+    cluster.finish(job)
+    assert cluster.told(job, "NodeList") == ["n[1-2]"]
+    assert is_same(cluster.folder / "two", calm)
+    start = next(r for r in read_journal(cluster.folder / "two") if r["event"] == "start")
+    assert start["with"]["hosts"] == "n1, n2"
+
+
+def test_chains_come_to_the_same_end_and_each_checkpoint_is_evaluated(
+    cluster: Cluster, calm: Path
+) -> None:
+    queued, listed = cluster.folder / "queued", cluster.folder / "listed"
+    requeued = cluster.submit("train_requeue.slurm", *FLAGS, SAVE="queued")
+    evaluation = cluster.submit(
+        *("evaluate_checkpoints.slurm", "--task", "WIKITEXT103", "--valid-data", "wiki.tokens"),
+        **{"SAVE": "queued", "TRAINING": requeued, "POLL_S": "1"},
+    )
+    cluster.wait_until(lambda: len(steps(queued)) > 10)
+    cluster.ask_to_stop(requeued)
+    cluster.wait_until(lambda: cluster.told(requeued, "Restarts") == ["1"])
+    stopped = published_tags(queued)[0]
+    assert len(steps(queued)) < ITERATIONS, "it was to be stopped on its way"
+
+    # While that job waits for its turn: one is asked to stop, and one finds the kill switch.
+    array = cluster.submit("train_array.slurm", *FLAGS, options="--array=1-3%1", SAVE="listed")
+    cluster.wait_until(lambda: len(steps(listed)) > 10)
+    cluster.ask_to_stop(f"{array}_1")
+    cluster.wait_until(lambda: cluster.told(array, "ExitCode")[0] == "75:0")
+    before = len(steps(listed))
+    cluster.wait_until(lambda: len(steps(listed)) > before)
+    (listed / "stop").touch()
+    cluster.end(array)
+    assert before < len(steps(listed)) < ITERATIONS
+    assert cluster.told(array, "ExitCode") == ["75:0", "0:0", "0:0"]
+    (listed / "stop").unlink()
+    last = cluster.submit("train_array.slurm", *FLAGS, options="--array=4", SAVE="listed")
+
+    cluster.finish(last, requeued, evaluation)
+    assert is_same(listed, calm)
+    assert is_same(queued, calm)
+    results = {file.stem: file.read_text() for file in (queued / "evaluation").iterdir()}
+    assert sorted(results) == sorted(published_tags(queued))
+    assert {stopped, f"global_step{ITERATIONS}"} <= set(results)
+    assert all("validation results on WIKITEXT103" in said for said in results.values())
+    assert not list(queued.glob("*/keep"))
+
+
+def test_the_job_of_a_lost_node_goes_on_once_that_is_back(cluster: Cluster, calm: Path) -> None:
+    save = cluster.folder / "lost"
+    job = cluster.submit("train_requeue.slurm", *FLAGS, SAVE="lost")
+    cluster.wait_until(lambda: len(steps(save)) > SAVE_INTERVAL)
+    cluster.order("kill", "n2")
+    cluster.wait_until(lambda: cluster.told(job, "Restarts") == ["1"])
+    assert len(steps(save)) < ITERATIONS, "the node was to be lost on the way"
+    assert cluster.told(job, "JobState") == ["PENDING"]
+    cluster.wait_until(lambda: "down" in cluster.states()["n2"])
+    cluster.order("start", "n2")
+    cluster.finish(job)
+    assert is_same(save, calm)
+
+
+def test_mistakes_are_told_before_the_run_begins(cluster: Cluster, data: Path) -> None:
+    wrong = cluster.submit(
+        *("train_multi_node.slurm", *FLAGS, "--tensor-model-parallel-size", "2"),
+        options="--nodes=1 --ntasks-per-node=3",
+        SAVE="wrong",
+    )
+    uneven = cluster.submit(
+        *("train_multi_node.slurm", *FLAGS),
+        options="--ntasks-per-node=2 --ntasks=3",
+        SAVE="uneven",
+    )
+    unwritable = cluster.submit("train_multi_node.slurm", *FLAGS, SAVE=READ_ONLY)
+    nowhere = cluster.submit("train_single_node.slurm", *FLAGS)
+    cluster.end(wrong, uneven, unwritable, nowhere)
+    for job, said in (
+        (wrong, "error: 3 processes cannot hold whole replicas of 2 ("),
+        (uneven, "error: 3 tasks on 2 nodes: give all nodes equally many"),
+        (unwritable, f"error: the nodes named above cannot write to {READ_ONLY}"),
+        (nowhere, "SAVE: the folder of the checkpoints"),
+    ):
+        assert cluster.told(job, "JobState") == ["FAILED"]
+        assert cluster.log(job).count(said) == 1, cluster.log(job)
+    assert "n2\n" in cluster.log(unwritable)
+    assert "n1\n" not in cluster.log(unwritable)
+    assert {cluster.told(job, "ExitCode")[0] for job in (wrong, uneven, unwritable)} == {"2:0"}
+
+
+def test_layouts_are_accepted_at_full_size_and_run(cluster: Cluster, data: Path) -> None:
+    tiny = cluster.submit(
+        *("gpt_tiny.slurm", *TOKENIZER, "--device", "cpu"),
+        **{"DATA_PATH": "sharded_text_document", "SAVE": "tiny"},
+    )
+    planned = []
+    for script, (nodes, processes) in SIZES.items():
+        held = cluster.submit(script, options="--hold --partition=large")
+        assert cluster.told(held, "NumNodes")[0].partition("-")[0] == str(nodes)
+        assert cluster.told(held, "NumTasks") == [str(processes)]
+        assert cluster.told(held, "Requeue") == ["1"]
+        cluster.run("scancel", held)
+        planned.append(
+            cluster.submit(
+                *(script, "--num-gpus", str(processes), "--gpu", "a100-80gb"),
+                *("--vocabulary", "250680" if "bloom" in script else "50257"),
+                options="--nodes=2 --ntasks-per-node=1 --gpus-per-node=1",
+                **{"TRAIN": "tools/plan.py", "DATA_PATH": "corpus", "SAVE": script},
+            )
+        )
+    cluster.finish(tiny, *planned)
+    assert all(cluster.log(job).count("a100-80gb: fits") == 2 for job in planned)
+    assert len(steps(data / "tiny")) == 100
