@@ -59,7 +59,7 @@ def report_lines(examined: Sequence[Examined]) -> Iterator[str]:
         values = _values(examined, title)
         width = max(map(len, values), default=0)
         for name, hosts_of in values.items():
-            yield from (f"  {name:{width}}  {text}" for text in _told(hosts_of, len(examined)))
+            yield from (f"  {name:{width}}  {text}" for text in _told(hosts_of))
     found = problems_of(examined)
     for one in found:
         where = f" (on {_hosts(one.hosts)})" if len(examined) > 1 else ""
@@ -92,9 +92,9 @@ def _values(examined: Iterable[Examined], title: str) -> dict[str, dict[str, lis
     return found
 
 
-def _told(hosts_of: Mapping[str, Sequence[str]], num_hosts: int) -> Iterator[str]:
+def _told(hosts_of: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for value, hosts in [*hosts_of.items()][:_MOST_HOSTS]:
-        yield value if len(hosts) == num_hosts or num_hosts == 1 else f"{value} ({_hosts(hosts)})"
+        yield f"{value} ({_hosts(hosts)})" if len(hosts_of) > 1 else value
     if len(hosts_of) > _MOST_HOSTS:
         yield f"... and {len(hosts_of) - _MOST_HOSTS} other values"
 
@@ -111,7 +111,7 @@ VERSIONS = "versions"
 def _differing_versions(examined: Sequence[Examined]) -> Iterator[Problem]:
     for name, hosts_of in _values(examined, VERSIONS).items():
         if len(hosts_of) > 1:
-            values = "; ".join(_told(hosts_of, len(examined)))
+            values = "; ".join(_told(hosts_of))
             yield Problem(
                 f"hosts have different versions of {name}: {values}",
                 "install the same on all of them",

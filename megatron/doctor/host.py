@@ -4,7 +4,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +34,7 @@ def host_section(*, processes: int) -> Section:
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     usable = len(os.sched_getaffinity(0))
     facts = {
-        "host": f"{socket.gethostname()}, {platform.machine()}, load {os.getloadavg()[0]:.1f}",
+        "machine": f"{platform.machine()}, load {os.getloadavg()[0]:.1f}",
         "cores": f"{usable} of {os.cpu_count()} usable",
         "memory": f"{told_bytes(memory)} available",
         "shared memory (/dev/shm)": told_bytes(shared) if shared is not None else "none",
