@@ -19,8 +19,9 @@ from megatron.errors import ConfigError, DataError, raise_if_any
 from megatron.plan.serving_plan import plan_limits, serving_problems
 from megatron.serving.wishes import read_wishes
 from megatron.tool import run_tool
-from megatron.training.environment import read_launch
+from megatron.training.environment import read_launch, read_launcher
 from megatron.training.launch import run_rank
+from megatron.training.launchers import Launchers
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -70,7 +71,14 @@ def main(argv: Sequence[str]) -> None:
         seed=source.config.training.seed,
     )
     app = build_app(front, api_key=api_key)
-    server = Server(app, engine_loop, host=wishes.host, port=wishes.port, grace_s=limits.grace_s)
+    server = Server(
+        app,
+        engine_loop,
+        host=wishes.host,
+        port=wishes.port,
+        grace_s=limits.grace_s,
+        launchers=Launchers(is_parent=bool(read_launcher().name)),
+    )
     server.serve_until_stopped()
 
 

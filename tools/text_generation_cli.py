@@ -79,7 +79,7 @@ def require_server(address: str) -> None:
     # An address that is none is found when it is looked at.
     except (OSError, HTTPException, ValueError) as error:
         raise MegatronError(
-            f"no answer from {url}: {error}; HOST:PORT is where "
+            f"no answer from {url}: {getattr(error, 'reason', error)}; HOST:PORT is where "
             "tools/run_text_generation_server.py says that it serves"
         ) from error
 

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from megatron.errors import ConfigError, MegatronError
 from megatron.serving.engine_loop import EngineLoop
+from megatron.training.launchers import Launchers
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +27,21 @@ class Server(uvicorn.Server):
 
     Args:
         engine_loop: what the application gives work; it is started and closed here.
+        launchers: when one of them ends, the server does too: nobody else would end it.
     """
 
     def __init__(
-        self, app: ASGIApp, engine_loop: EngineLoop, *, host: str, port: int, grace_s: float
+        self,
+        app: ASGIApp,
+        engine_loop: EngineLoop,
+        *,
+        host: str,
+        port: int,
+        grace_s: float,
+        launchers: Launchers | None = None,
     ):
         self.engine_loop, self.grace_s = engine_loop, grace_s
+        self.launchers = launchers or Launchers(is_parent=False)
         engine_loop.on_failure = self.stop
         self.listener = listener(host, port)
         super().__init__(
@@ -48,6 +58,13 @@ class Server(uvicorn.Server):
         """Begin the end."""
         self.should_exit = True
         self.engine_loop.drain(self.grace_s)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look after the launchers once a second; a tick is a tenth of one."""
+        if counter % 10 == 0 and not self.should_exit and self.launchers.are_gone():
+            log.warning("a launcher has ended, and so does the server")
+            self.stop()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin the end; a second Ctrl-C does not wait for it."""

@@ -159,7 +159,7 @@ def _read_config(source: Path) -> dict[str, Any]:
     if not source.exists():
         raise CheckpointError(f"--load {source} does not exist")
     if not (source / "config.json").is_file():
-        raise CheckpointError(f"--load {source} holds no config.json")
+        raise CheckpointError(f"--load {source} holds no config.json, so no model of transformers'")
     # Imported here: it takes seconds.
     from transformers import AutoConfig
 
