@@ -2,12 +2,14 @@
 
 import json
 import logging
+import re
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
 
 from megatron.errors import ConfigError
 from megatron.tokenizer.adversarial import adversarial_texts
@@ -21,9 +23,16 @@ BackendWish = Literal["auto", "fast", "reference"]
 _SEPARATOR = "\x1e<|the next text|>\x1d"
 _SAMPLED_IDS = 2000  # ids of the vocabulary whose texts are part of the comparison
 
+# How BLOOM cuts words, for the tokenizers library, and the pieces for Python: a word with the space
+# in front of it, or all between two words.
+_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+_BETWEEN = r"(|.,!?…。，、।۔،)\t-\r\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_PIECE = re.compile(f" ?[^{_BETWEEN}]+|[{_BETWEEN}]+?(?= ?[^{_BETWEEN}])|[{_BETWEEN}]+")
+_MOST_PIECES = 1 << 20  # remembered
+
 
 class FastTokenizer(Tokenizer):
-    """The ids of `reference`, found by gigatoken if that gives the same ids; else by `reference`.
+    """The ids of `reference`, found in a faster way if that gives the same ids.
 
     Whether it does is found out when a text is first encoded, on `adversarial_texts` and on
     texts of the vocabulary itself: a program that never encodes does not pay for it. It encodes
@@ -54,7 +63,7 @@ class FastTokenizer(Tokenizer):
 
     @property
     def is_fast(self) -> bool:
-        """Whether gigatoken encodes."""
+        """Whether another than the reference encodes."""
         return self._decide() is not None
 
     def encode(self, text: str) -> list[int]:
@@ -143,6 +152,8 @@ class FastEncoder:
         tokenizer_json: what the `tokenizers` library writes of a tokenizer.
     """
 
+    library = "gigatoken"
+
     def __init__(self, tokenizer_json: str):
         from gigatoken import Tokenizer as Gigatoken
 
@@ -216,6 +227,57 @@ class FastEncoder:
         return self._gigatoken.decode(ids)
 
 
+class WordEncoder(FastEncoder):
+    """BLOOM's way of cutting words, with the ids of each word remembered.
+
+    Args:
+        backend: what finds the ids of words that are not known yet.
+
+    Raises:
+        ValueError: words are cut in another way.
+    """
+
+    library = "looking words up"
+
+    def __init__(self, backend: Backend):
+        described = json.loads(backend.to_str())
+        cut = (described["pre_tokenizer"] or {}).get("pretokenizers", [{}])
+        if [part.get("type") for part in cut] != ["Split", "ByteLevel"] or (
+            cut[0]["pattern"] != {"Regex": _BLOOM} or described["normalizer"] is not None
+        ):
+            raise ValueError("words are cut in another way than BLOOM's")
+        self.joins, self._separator = False, -1
+        self._prefix = self._suffix = np.array([], np.int32)
+        self._backend = backend
+        self._ids: dict[str, list[int]] = {}
+        self._added = [token["content"] for token in described["added_tokens"]]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        return self.encode_array([text])[0].tolist()
+
+    def _listed(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        rows = [self._row(text) for text in texts]
+        return np.concatenate(rows), np.array([row.size for row in rows], np.int64)
+
+    def _row(self, text: str) -> NDArray[np.int32]:
+        if any(token in text for token in self._added):
+            return np.array(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
+        pieces = _PIECE.findall(text)
+        if new := list(set(pieces).difference(self._ids)):
+            if len(self._ids) > _MOST_PIECES:
+                self._ids.clear()
+                new = list(set(pieces))
+            found = self._backend.encode_batch_fast(new, add_special_tokens=False)
+            self._ids.update(zip(new, (one.ids for one in found), strict=True))
+        ids = chain.from_iterable(map(self._ids.__getitem__, pieces))
+        return np.fromiter(ids, np.int32)
+
+    def decode(self, ids: NDArray) -> bytes:
+        """Return the bytes of `ids`; those that are no character become one of U+FFFD."""
+        return self._backend.decode(ids.tolist(), skip_special_tokens=False).encode()
+
+
 def _with_separator(tokenizer_json: str) -> tuple[str, int]:
     """Return the tokenizer with one more token, and the id of that."""
     tokenizer = json.loads(tokenizer_json)
@@ -250,11 +312,14 @@ def load_fast(reference: Tokenizer) -> FastEncoder | str:
     if backend is None:
         return "it is not a tokenizer of the tokenizers library"
     try:
-        encoder = FastEncoder(backend.to_str())
-    except ImportError:
-        return "the gigatoken library is not installed (pip install gigatoken)"
-    except Exception as error:  # the library has no exception of its own
-        return f"gigatoken cannot read it: {str(error).strip().partition(chr(10))[0]}"
+        encoder: FastEncoder = WordEncoder(backend)
+    except ValueError:
+        try:
+            encoder = FastEncoder(backend.to_str())
+        except ImportError:
+            return "the gigatoken library is not installed (pip install gigatoken)"
+        except Exception as error:  # the library has no exception of its own
+            return f"gigatoken cannot read it: {str(error).strip().partition(chr(10))[0]}"
     try:
         encoder.add_affixes(reference)
         found = difference(reference, encoder)
@@ -278,7 +343,7 @@ def difference(reference: Tokenizer, encoder: FastEncoder) -> str | None:
         if found != expected:
             place = [one == two for one, two in zip_longest(found, expected)].index(False)
             return (
-                f"gigatoken gives other ids: of {text[:40]!r}, id {place} is "
+                f"{encoder.library} gives other ids: of {text[:40]!r}, id {place} is "
                 f"{found[place : place + 1]} and not {expected[place : place + 1]}"
             )
     return None

@@ -3,6 +3,7 @@
 import builtins
 import logging
 import multiprocessing
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from megatron.errors import ConfigError, DataError
 from megatron.tokenizer import fast as fast_module
 from megatron.tokenizer.adversarial import adversarial_texts
-from megatron.tokenizer.fast import FastEncoder, FastTokenizer, difference, load_fast
+from megatron.tokenizer.fast import FastEncoder, FastTokenizer, WordEncoder, difference, load_fast
 from megatron.tokenizer.gpt2 import GPT2BPETokenizer
 from megatron.tokenizer.hugging_face import PretrainedFromHF
 from megatron.tokenizer.null import NullTokenizer
@@ -41,6 +42,7 @@ KINDS = {
     "prefix space": lambda b: setattr(b, "pre_tokenizer", byte_level(add_prefix_space=True)),
     "nfc": lambda backend: setattr(backend, "normalizer", normalizers.NFC()),
     "llama3": lambda backend: setattr(backend, "pre_tokenizer", after(LLAMA3)),
+    "bloom": lambda backend: setattr(backend, "pre_tokenizer", after(BLOOM)),
     "bos and eos": lambda backend: setattr(
         backend,
         "post_processor",
@@ -177,7 +179,10 @@ def test_the_vocabulary_of_the_files_alone_needs_no_fast_library(gpt2):
 
 
 OTHERS = {
-    "bloom": (lambda backend: setattr(backend, "pre_tokenizer", after(BLOOM)), "gigatoken cannot"),
+    "almost bloom": (
+        lambda backend: setattr(backend, "pre_tokenizer", after(BLOOM.replace("!", ""))),
+        "gigatoken cannot",
+    ),
     "other words": (
         lambda backend: setattr(backend, "pre_tokenizer", pre_tokenizers.Whitespace()),
         "gigatoken cannot read it: Unsupported pre_tokenizer",
@@ -197,6 +202,19 @@ def test_what_it_cannot_read_is_left_to_the_reference(make, caplog, kind):
     assert fast.encode("a b") == reference.encode("a b")
     assert fast.encode_array(["a b"])[0].tolist() == reference.encode("a b")
     with pytest.raises(ConfigError, match=f"--tokenizer-backend fast: {reason}"):
+        FastTokenizer(reference, must_be_fast=True)
+
+
+def test_words_of_bloom_are_looked_up_however_many_there_are(make, monkeypatch):
+    monkeypatch.setattr(fast_module, "_MOST_PIECES", 3)
+    reference = make(KINDS["bloom"])
+    fast = FastTokenizer(reference, must_be_fast=True)
+    assert isinstance(fast._encoder, WordEncoder)
+    for text in ("a b c", "don't (stop), now", "a b c", "x  y \x1c.\x85"):
+        assert fast.encode(text) == reference.encode(text)
+        assert len(fast._encoder._ids) < 1000
+    monkeypatch.setattr(fast_module, "_PIECE", re.compile("."))
+    with pytest.raises(ConfigError, match="looking words up gives other ids"):
         FastTokenizer(reference, must_be_fast=True)
 
 
