@@ -83,7 +83,12 @@ def start_processes(
         torch.set_num_threads(cpu_threads(launch))
     default = "nccl" if device.type == "cuda" else "gloo"
     backend = config.parallel.distributed_backend or default
-    distributed.start(backend, level, timeout_minutes=timeout_minutes)
+    try:
+        distributed.start(backend, level, timeout_minutes=timeout_minutes)
+    except RuntimeError as error:
+        if "Duplicate GPU" in str(error):  # NCCL finds it out as processes meet
+            raise _shared_device(launch) from error
+        raise
     require_own_device(device, launch)
 
 
@@ -101,11 +106,15 @@ def require_own_device(device: torch.device, launch: Launch) -> None:
         return
     name = f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
     if not distributed.is_first_to_claim(name):
-        raise ConfigError(
-            f"{launch.local_size} processes were started on this node ({socket.gethostname()}), "
-            "but it has 1 visible GPU, which two of them share; start one process per GPU, or "
-            "write --device cpu"
-        )
+        raise _shared_device(launch)
+
+
+def _shared_device(launch: Launch) -> ConfigError:
+    return ConfigError(
+        f"{launch.local_size} processes were started on this node ({socket.gethostname()}), each "
+        "of which sees 1 GPU, and two of them the same; start one process per GPU, or write "
+        "--device cpu"
+    )
 
 
 def watch(watchdog: Watchdog, plan: WatchPlan, directory: Path) -> None:

@@ -10,7 +10,7 @@ from tiny import tiny_config
 from megatron.errors import ConfigError
 from megatron.training.device import choose_device, prepare_process
 from megatron.training.environment import Launch
-from megatron.training.setup import require_own_device
+from megatron.training.setup import require_own_device, start_processes
 
 
 @pytest.fixture
@@ -68,8 +68,23 @@ def test_a_single_gpu_is_one_process_s(gpus, group, monkeypatch):
     )
     require_own_device(torch.device("cuda", 0), Launch(0, 1, 0, 1))
     require_own_device(torch.device("cuda", 0), place(0))
-    with pytest.raises(ConfigError, match="4 processes .* it has 1 visible GPU, which two of them"):
+    with pytest.raises(ConfigError, match="4 processes .* sees 1 GPU, and two of them the same"):
         require_own_device(torch.device("cuda", 0), place(1))
+
+
+def test_what_nccl_says_of_a_shared_gpu_is_told_in_words(gpus, monkeypatch):
+    def start(backend, level, *, timeout_minutes):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr("megatron.engine.distributed.start", start)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    said = "Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+    device = torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match="4 processes .* two of them the same"):
+        start_processes(tiny_config(), place(1), device, deterministic=False)
+    said = "connection refused"
+    with pytest.raises(RuntimeError, match="connection refused"):
+        start_processes(tiny_config(), place(1), device, deterministic=False)
 
 
 def test_the_process_and_the_libraries_agree(gpus, monkeypatch):
