@@ -3,6 +3,7 @@
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,11 +12,13 @@ from megatron.config.config import Config
 from megatron.config.doctor import DoctorConfig
 from megatron.doctor.devices import devices_section
 from megatron.doctor.disk import disk_section
-from megatron.doctor.findings import Examined, Section
+from megatron.doctor.findings import Examined, Problem, Section
 from megatron.doctor.host import compilers_section, host_section
 from megatron.doctor.network import clock_section, meet, network_section
 from megatron.doctor.run import compilers_needed, kernels_section, tokenizer_section
 from megatron.doctor.versions import versions_section
+from megatron.errors import ConfigError
+from megatron.training.device import choose_device
 from megatron.training.environment import Launch, compiled_extensions
 
 
@@ -29,30 +32,44 @@ def examine(
 
     Communication: every rank must call this.
     """
+    device, doubts = _device(config, launch)
     if launch.world_size == 1:
-        return [_host(config, wishes, launch, is_example=is_example)]
+        return [_host(config, wishes, launch, device, *doubts, is_example=is_example)]
     if failed := meet(launch):
-        return [_host(config, wishes, launch, failed, is_example=is_example)]
-    places: list[tuple[str, bool]] = [("", False)] * launch.world_size
-    dist.all_gather_object(places, (socket.gethostname(), launch.local_rank == 0))
-    firsts = [rank for rank, (_, is_first) in enumerate(places) if is_first and rank]
-    exchanged = [network_section(launch), clock_section(firsts)]
+        return [_host(config, wishes, launch, device, *doubts, failed, is_example=is_example)]
+    places: list[Any] = [None] * launch.world_size
+    dist.all_gather_object(places, (launch.local_rank == 0, doubts))
+    firsts = [rank for rank, (is_first, _) in enumerate(places) if is_first and rank]
+    exchanged = [network_section(launch, device), clock_section(firsts)]
     own = None
     if launch.local_rank == 0:
-        # Facts about all ranks are told once.
-        about_all = exchanged if launch.rank == 0 else []
-        own = _host(config, wishes, launch, *about_all, is_example=is_example)
+        # What is about all ranks is told once.
+        everyones = [section for _, sections in places for section in sections]
+        more = [*everyones, *exchanged] if launch.rank == 0 else []
+        own = _host(config, wishes, launch, device, *more, is_example=is_example)
     found: list[Examined | None] | None = [None] * launch.world_size if launch.rank == 0 else None
     dist.gather_object(own, found)
     dist.destroy_process_group()
     return _named_apart([one for one in found or [] if one])
 
 
+def _device(config: Config, launch: Launch) -> tuple[torch.device, list[Section]]:
+    """Return the device of this process in a run, and what is to be told where there is none."""
+    try:
+        return choose_device(config.parallel.device, launch), []
+    except ConfigError as error:
+        problem = Problem(f"rank {launch.rank} has no device", str(error))
+        return torch.device("cpu"), [Section("processes", {}, (problem,))]
+
+
 def _host(
-    config: Config, wishes: DoctorConfig, launch: Launch, *more: Section, is_example: bool
+    config: Config,
+    wishes: DoctorConfig,
+    launch: Launch,
+    device: torch.device,
+    *more: Section,
+    is_example: bool,
 ) -> Examined:
-    on_gpu = config.parallel.device != "cpu" and torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
     sections = [
         versions_section(),
         host_section(processes=launch.world_size),

@@ -37,33 +37,34 @@ def meet(launch: Launch) -> Section | None:
     return None
 
 
-def network_section(launch: Launch) -> Section:
+def network_section(launch: Launch, device: torch.device) -> Section:
     """Return how fast all ranks together sum up, through gloo and, with GPUs, through NCCL.
+
+    Args:
+        device: that this rank computes on.
 
     Communication: every rank must call this, in step.
     """
     facts: dict[str, str] = {"processes": f"{launch.world_size}, {launch.local_size} on this host"}
     problems: list[Problem] = []
     devices = {"gloo": torch.device("cpu")}
-    if all_agree(torch.cuda.is_available() and torch.cuda.device_count() >= launch.local_size):
-        devices["nccl"] = torch.device("cuda", launch.local_rank % torch.cuda.device_count())
-    for backend, device in devices.items():
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+    if all_agree(device.type == "cuda"):
+        torch.cuda.set_device(device)
+        devices["nccl"] = device
+    mend = "look for errors of the network and the devices; NCCL_DEBUG=INFO tells which NCCL takes"
+    for backend, place in devices.items():
         group = dist.new_group(backend=backend, timeout=_TIMEOUT)
         for size, times in _SIZES:
-            seconds, is_right = time_all_reduce(size, times, group=group, device=device)
-            facts[f"{backend} all-reduce of {told_bytes(size)}"] = told_speed(
-                size, seconds, dist.get_world_size()
-            )
+            what = f"{backend} all-reduce of {told_bytes(size)}"
+            try:
+                seconds, is_right = time_all_reduce(size, times, group=group, device=place)
+            except RuntimeError as error:
+                last = str(error).strip().splitlines()[-1]
+                problems.append(Problem(f"the {what} fails: {last}", mend))
+                break
+            facts[what] = told_speed(size, seconds, dist.get_world_size())
             if not is_right:
-                problems.append(
-                    Problem(
-                        f"{backend}'s all-reduce of {told_bytes(size)} gives wrong sums",
-                        "look for errors of the network and the devices; NCCL_DEBUG=INFO tells "
-                        "which NCCL takes",
-                    )
-                )
+                problems.append(Problem(f"the {what} gives wrong sums", mend))
     return Section("network", facts, tuple(problems))
 
 

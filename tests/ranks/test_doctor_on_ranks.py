@@ -10,6 +10,8 @@ from ranks import outcomes_on_ranks, require_passed
 from megatron.doctor import network
 from megatron.training.environment import Launch
 
+CPU = torch.device("cpu")
+
 
 def clocks_that_disagree_are_found(rank):
     section = network.clock_section([1], clock=lambda: time.time() + 100 * rank)
@@ -26,7 +28,7 @@ def clocks_that_agree_are_none(rank):
 
 
 def sums_are_measured_and_right(rank):
-    section = network.network_section(Launch(rank, 2, rank, 2))
+    section = network.network_section(Launch(rank, 2, rank, 2), CPU)
     assert section.problems == ()
     assert "gloo all-reduce of 64 MiB" in section.facts
 
@@ -39,11 +41,23 @@ def wrong_sums_are_found(rank):
     all_reduce = dist.all_reduce
     try:
         dist.all_reduce = off_by_one
-        device = torch.device("cpu")
-        _, is_right = network.time_all_reduce(4096, 1, group=dist.group.WORLD, device=device)
+        _, is_right = network.time_all_reduce(4096, 1, group=dist.group.WORLD, device=CPU)
     finally:
         dist.all_reduce = all_reduce
     assert not is_right
+
+
+def a_failure_is_found(rank):
+    def fail(*words, **more):
+        raise RuntimeError("NCCL error\nLast error: no route")
+
+    measure = network.time_all_reduce
+    try:
+        network.time_all_reduce = fail
+        (problem,) = network.network_section(Launch(rank, 2, rank, 2), CPU).problems
+    finally:
+        network.time_all_reduce = measure
+    assert problem.what == "the gloo all-reduce of 4 KiB fails: Last error: no route"
 
 
 CHECKS = (
@@ -51,6 +65,7 @@ CHECKS = (
     clocks_that_agree_are_none,
     sums_are_measured_and_right,
     wrong_sums_are_found,
+    a_failure_is_found,
 )
 
 
