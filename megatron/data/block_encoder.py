@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from megatron.data.documents import BadLine, Documents, read_documents
 from megatron.data.inputs import Block
-from megatron.data.quality import SAMPLE_ONE_IN, Tally, hash_documents, longest_runs
+from megatron.data.quality import (
+    MOST_CHARS,
+    SAMPLE_ONE_IN,
+    Tally,
+    hash_documents,
+    longest_runs,
+)
 from megatron.data.sentences import SentenceSplitter
 from megatron.errors import DataError
 
@@ -223,6 +229,8 @@ class BlockEncoder:
         if self._rules.odd_ids:
             tally.odd_tokens = int(np.count_nonzero(self._odd[tokens]))
         for i in np.flatnonzero(hashes % SAMPLE_ONE_IN == 0).tolist():
+            if len(texts[i]) > MOST_CHARS:
+                continue
             ids = tokens[ends[i - 1] if i else 0 : ends[i] - (self._rules.end is not None)]
             text = " " * (self._rules.prepend_space and bool(texts[i])) + texts[i]
             if self._rules.splitter is not None:

@@ -8,11 +8,10 @@ import numpy as np
 
 from megatron.data.block_encoder import Encoder, EncodingRules
 from megatron.data.conversion import Conversion, first_documents
-from megatron.data.quality import SAMPLE_ONE_IN, Tally, hash_documents
+from megatron.data.quality import MOST_CHARS, SAMPLE_ONE_IN, Tally, hash_documents
 from megatron.errors import DataError
 
 FIRST = 100  # documents that are all decoded again; of those behind, one in SAMPLE_ONE_IN
-MOST_CHARS = 300_000  # of the first ones, so that slow tokenizers take a second at most
 
 
 def try_first_documents(

@@ -154,5 +154,17 @@ def test_the_first_documents_and_some_of_the_others_are_decoded_once(
     assert expected in (None, said["decoded_again"])
 
 
+def test_a_long_document_is_not_decoded_again(tmp_path, monkeypatch):
+    for module in ("block_encoder", "round_trip"):
+        monkeypatch.setattr(f"megatron.data.{module}.SAMPLE_ONE_IN", 1)
+    monkeypatch.setattr("megatron.data.block_encoder.MOST_CHARS", 5)
+    lines = [json.dumps({"text": text}) + "\n" for text in ("abc", "abcde", "abcdef", "x" * 99)]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    inputs, prefix = (str(tmp_path / "a.jsonl"),), str(tmp_path / "out")
+    preprocess(Conversion(inputs=inputs, output_prefix=prefix, make_encoder=BytesTokenizer))
+    said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
+    assert said["decoded_again"] == 2
+
+
 def test_percentiles_are_in_order():
     assert all(a < b for a, b in pairwise(lengths.PERCENTILES))
