@@ -6,36 +6,26 @@
 #   SAVE         folder of the checkpoints, which all nodes see; a run goes on from the newest
 #   KILL_SWITCH  while this file is there a run saves and ends, and none starts (SAVE/stop)
 #   GRACE_S      seconds that processes have to leave once the first one has (600)
-#   MASTER_PORT  where processes meet on the first node (20000 to 31999, by the job's number)
 
 set -euo pipefail
 
-export PYTHON=${PYTHON:-python}
+PYTHON=${PYTHON:-python}
 
 fail() {
     echo "error: $1" >&2
     exit 2
 }
 
-# Runs SCRIPT FLAG… once for each task of the job; gives the highest exit code among them.
+# Runs SCRIPT FLAG… once for each task of the job; gives the highest exit code among them. Each finds
+# its rank, and where all meet, in SLURM's variables.
 ranks() {
-    local hosts
-    ((SLURM_NTASKS % SLURM_JOB_NUM_NODES == 0)) ||
-        fail "$SLURM_NTASKS tasks on $SLURM_JOB_NUM_NODES nodes: give all nodes equally many"
-    hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
-    export MASTER_ADDR=${hosts%%$'\n'*}
-    export MASTER_PORT=${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 12000))}
-    export WORLD_SIZE=$SLURM_NTASKS
-    export LOCAL_WORLD_SIZE=$((SLURM_NTASKS / SLURM_JOB_NUM_NODES))
     # srun is not told by itself how many cores a task has.
     if [[ -n ${SLURM_CPUS_PER_TASK:-} ]]; then
         export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
     fi
     # Neighbours share a node. The first to leave with 75 must not have the others killed, who may
-    # still save. Python replaces the shell, so that signals reach it.
-    srun --ntasks-per-node="$LOCAL_WORLD_SIZE" --distribution=block \
-        --kill-on-bad-exit=0 --wait="${GRACE_S:-600}" \
-        bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$PYTHON" "$@"' rank "$@"
+    # still save.
+    srun --distribution=block --kill-on-bad-exit=0 --wait="${GRACE_S:-600}" "$PYTHON" "$@"
 }
 
 # Fails unless all nodes write to the folder $1, and see there what the first one has written.

@@ -25,12 +25,9 @@ def asked(script: Path, option: str) -> int:
 @pytest.mark.parametrize("script", LAYOUTS, ids=lambda script: script.stem)
 def test_the_run_fits_the_nodes_that_are_asked_for(script: Path, tmp_path: Path) -> None:
     nodes, tasks = asked(script, "nodes"), asked(script, "ntasks-per-node")
-    for program, does in (
-        ("srun", "printf '%s\\0' \"$@\" > launched"),
-        ("scontrol", "echo n1; echo n2"),
-    ):
-        (tmp_path / program).write_text(f"#!/bin/sh\n{does}\n")
-        (tmp_path / program).chmod(0o755)
+    srun = tmp_path / "srun"
+    srun.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\" > launched\n")
+    srun.chmod(0o755)
     (tmp_path / "corpus.idx").touch()
     subprocess.run(
         ["bash", str(script), "--seed", "7"],
@@ -39,8 +36,7 @@ def test_the_run_fits_the_nodes_that_are_asked_for(script: Path, tmp_path: Path)
         timeout=60,
         env={
             **{"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(REPOSITORY)},
-            **{"DATA_PATH": "corpus", "SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]"},
-            **{"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NTASKS": str(nodes * tasks)},
+            **{"DATA_PATH": "corpus", "SLURM_JOB_NUM_NODES": str(nodes)},
         },
     )
     words = (tmp_path / "launched").read_text().rstrip("\0").split("\0")
