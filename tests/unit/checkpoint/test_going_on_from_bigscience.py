@@ -100,7 +100,8 @@ def test_the_next_steps_are_those_of_the_program_that_began(
     decided = plan(config, world_size=1, vocab_size=VOCAB, device="cpu")
     engine, state = our_engine(decided), TrainState()
     resume(engine, decided, state, choose(decided))
-    assert state.iteration == 9, told
+    assert state.iteration == 9
+    assert f"--load {tmp_path / 'ours'} --no-load-rng" in told[1]
     engine.set_lr(LR)
     engine.set_weight_decay(DECAY)
     following = range(TAKEN, TAKEN + 4)
