@@ -259,6 +259,8 @@ def existing_pair(prefix: str) -> tuple[Path, Path]:
     hint = "give the path of a .bin/.idx pair without its suffix"
     if prefix.endswith((".bin", ".idx")):
         hint = f"give the path without its suffix: {prefix[:-4]}"
+    elif prefix.endswith("_tokens_document"):
+        hint = "tools/preprocess_data.py --conversations makes them; --data-path is its prefix"
     raise DataError(f"no token files at {prefix}: {' and '.join(missing)} missing; {hint}")
 
 
