@@ -34,7 +34,7 @@ DATA_FILES = (
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-_PATH = re.compile(r"`((?:megatron|tasks|tools|examples|docs|tests)/[\w./-]*)`")
+_PATH = re.compile(r"`((?:megatron|tasks|tools|examples|slurm|docs|tests)/[\w./-]*)`")
 
 
 @dataclass(frozen=True)
