@@ -39,7 +39,9 @@ def threads():
     deepspeed = sys.modules.get("deepspeed.utils.groups")
     kept = list(vars(deepspeed).values()) if deepspeed else []
     kept += [one for several in kept if isinstance(several, dict) for one in several.values()]
-    for made in set(_groups()) - before - {one for one in kept if isinstance(one, dist.ProcessGroup)}:
+    for made in (
+        set(_groups()) - before - {one for one in kept if isinstance(one, dist.ProcessGroup)}
+    ):
         dist.destroy_process_group(made)
 
 
