@@ -5,6 +5,7 @@ from typing import Any
 from megatron.config.config import flatten
 from megatron.plan.plan import Plan
 from megatron.training.loop import Hook, StepResult
+from megatron.training.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
 from megatron.training.meters import MOE_LOSS, NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH, times_in
 from megatron.training.report import flops_per_sample
 from megatron.training.state import TrainState
@@ -36,6 +37,9 @@ class TensorBoard(Hook):
             self._write_step(state, step)
         if logging.timers and state.iteration % logging.interval == 0:
             self._write_speed(state, step)
+        for name in (ALLOCATED, RESERVED, RESIDENT, AVAILABLE):
+            if name in step.measures:
+                self._writer.add_scalar(f"memory/{name}", step.measures[name], state.iteration)
 
     def after_evaluation(self, name: str, loss: float, ppl: float, state: TrainState) -> None:
         """Write an evaluation on the data set `name`."""

@@ -1,6 +1,6 @@
 """TensorBoard's tags: dashboards and scripts look for them."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from tiny import tiny_config, tiny_plan
@@ -79,6 +79,12 @@ def test_a_step_writes_loss_rate_norm_and_progress():
         "grad-norm/grad-norm vs samples": [(40, 1.5)],
         "grad-norm/grad-norm vs tokens": [(240, 1.5)],
     }
+
+
+def test_memory_is_written_where_it_was_measured():
+    """Over iterations, at log lines."""
+    step = replace(STEP, measures={**STEP.measures, "resident (GiB)": 2.5})
+    assert written(step=step) == written() | {"memory/resident (GiB)": [(10, 2.5)]}
 
 
 def test_gigaflos_are_counted_without_embeddings():
