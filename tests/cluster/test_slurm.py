@@ -117,7 +117,8 @@ def test_chains_come_to_the_same_end_and_each_checkpoint_is_evaluated(
     cluster: Cluster, calm: Path
 ) -> None:
     queued, listed = cluster.folder / "queued", cluster.folder / "listed"
-    requeued = cluster.submit("train_requeue.slurm", *FLAGS, SAVE="queued")
+    keeps = ["--keep-last", "1"]
+    requeued = cluster.submit("train_requeue.slurm", *FLAGS, *keeps, SAVE="queued")
     evaluation = cluster.submit(
         *("evaluate_checkpoints.slurm", "--task", "WIKITEXT103", "--valid-data", "wiki.tokens"),
         **{"SAVE": "queued", "TRAINING": requeued, "POLL_S": "1"},
@@ -146,7 +147,7 @@ def test_chains_come_to_the_same_end_and_each_checkpoint_is_evaluated(
     assert is_same(listed, calm)
     assert is_same(queued, calm)
     results = {file.stem: file.read_text() for file in (queued / "evaluation").iterdir()}
-    assert sorted(results) == sorted(published_tags(queued))
+    # That of the middle may have been removed before it was seen, and none while it was read.
     assert {stopped, f"global_step{ITERATIONS}"} <= set(results)
     assert all("validation results on WIKITEXT103" in said for said in results.values())
     assert not list(queued.glob("*/keep"))
