@@ -27,6 +27,7 @@ from megatron.data.shards import (
 from megatron.errors import ConfigError
 from megatron.preparation.conversion import read_flags, say_written
 from megatron.tool import run_tool
+from megatron.training.environment import read_launch
 
 _WITHOUT_EFFECT = "no effect: ranks meet through files beside the output"
 LEGACY = (
@@ -43,8 +44,9 @@ LEGACY = (
 
 def main(argv: Sequence[str]) -> None:
     """Convert one shard, or join them, as `argv` and the launcher say."""
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    rank = int(os.environ["RANK"]) if launched else 0
+    place = read_launch(None)
+    launched = place.world_size > 1 or "RANK" in os.environ
+    rank = place.rank
     log.configure(rank=rank)
     asked = read_flags(argv, description=__doc__, extra={"shards": ShardConfig}, legacy=LEGACY)
     config: ShardConfig = asked.sections["shards"]
@@ -55,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     if problems:
         raise ConfigError(*problems)
     conversion = asked.conversion
-    num_shards = config.num_shards or int(os.environ.get("WORLD_SIZE", "1"))
+    num_shards = config.num_shards or place.world_size
     if config.merge_shards:
         say_written(merge_shards(of_merge(conversion, config), num_shards))
     elif config.shard_index is not None:
@@ -77,11 +79,11 @@ def shard_problems(config: ShardConfig, launched: bool) -> list[str]:
         if config.num_shards or config.shard_index is not None or config.merge_shards:
             return [
                 "--num-shards, --shard-index and --merge-shards are for SLURM arrays; under a "
-                "launcher that sets RANK and WORLD_SIZE leave them out"
+                "launcher that starts several processes leave them out"
             ]
         return []
     if config.num_shards is None or config.num_shards < 1:
-        return ["give --num-shards, 1 or more, or run this under torchrun or srun with RANK set"]
+        return ["give --num-shards, 1 or more, or run this under torchrun, mpirun or srun"]
     if config.merge_shards == (config.shard_index is not None):
         return [f"give --shard-index 0 to {config.num_shards - 1}, or --merge-shards at the end"]
     if config.shard_index is not None and not 0 <= config.shard_index < config.num_shards:

@@ -67,12 +67,22 @@ def test_shards_of_an_array_give_the_same_bytes(directory):
     assert not (directory / "array.stage").exists()
 
 
-def test_ranks_of_a_launcher_give_the_same_bytes(directory):
+TORCHRUN = {"RANK": "{rank}", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
+SRUN = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "{rank}",
+    "SLURM_STEP_NUM_TASKS": "2",
+}
+
+
+@pytest.mark.parametrize("told", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
+def test_ranks_of_a_launcher_give_the_same_bytes(directory, told):
     ranks = [
         subprocess.Popen(
             words_of("preprocess_data_dist", "--output-prefix ranks --torch-backend gloo"),
             cwd=directory,
-            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": "1"},
+            env=os.environ | {name: text.format(rank=rank) for name, text in told.items()},
             stdout=subprocess.PIPE,
             text=True,
         )
