@@ -130,11 +130,7 @@ RUN_LEGACY = (
     ),
     Legacy("--log-throughput", "the log line tells samples and operations per second always"),
     Legacy("--log-world-size-to-tensorboard", "it is written at the start of every run"),
-    Legacy(
-        "--log-memory-to-tensorboard",
-        "each log line and the journal tell the memory; TensorBoard is not told",
-        refused=True,
-    ),
+    Legacy("--log-memory-to-tensorboard", "it is written with each log line of every run"),
     Legacy(
         "--log-optimizer-states-to-tensorboard",
         "--log-params-norm and --log-num-zeros-in-grad are what is measured of weights",
