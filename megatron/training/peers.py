@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from megatron.checkpoint.lock import start_of
+from megatron.training.stacks import spans
 
 _LOOK_S = 2.0
 """A connection is closed a moment before its process is gone; this is more than a moment."""
@@ -58,7 +59,7 @@ class Peers:
         for peer in self._everyone:
             if peer.numbers != _numbers():
                 ranks[peer.host].append(peer.rank)
-        return ", ".join(f"{host} (ranks {own[0]} to {own[-1]})" for host, own in ranks.items())
+        return ", ".join(f"{host} (ranks {spans(own)})" for host, own in ranks.items())
 
 
 def _numbers() -> str:

@@ -93,8 +93,9 @@ class Watchdog:
             failure = failure_of(
                 error, rank=self._rank, iteration=self.iteration, stage=self.stage, peers=self.peers
             )
-            self.failures.record(failure)
-            if failure.kind == "lost rank":
+            is_news = self.failures.record(failure) or not self.failures.is_written()
+            # A rank that wrote down why it left has told it too.
+            if failure.kind == "lost rank" and is_news:
                 log.error(failure.message)
 
     def arm(self, hangs: Hangs) -> None:

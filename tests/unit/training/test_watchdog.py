@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from megatron.training import watchdog as module
 from megatron.training.failure import FAILURE, FailureFile
 from megatron.training.launchers import Launchers
 from megatron.training.loop import Hook
+from megatron.training.peers import Peers, this_process
 from megatron.training.progress import Named, Progress
 from megatron.training.state import TrainState
 from megatron.training.watchdog import Hangs, Watchdog
@@ -191,6 +193,25 @@ def test_what_ends_a_run_is_written_down_with_its_step(tmp_path):
         raise DataError("no data")
     record = read(tmp_path)
     assert (record["rank"], record["iteration"], record["message"]) == (3, 5, "DataError: no data")
+
+
+def loses(watchdog):
+    """Meet a lost connection on rank 0 while the process of rank 1 is gone."""
+    watchdog.peers = Peers([this_process(0), replace(this_process(1), started="1")])
+    with pytest.raises(RuntimeError), watchdog.watching():
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_only_a_rank_that_left_without_a_word_is_said_to_have_vanished(tmp_path, told):
+    for directory in ("", str(tmp_path / "killed")):
+        loses(Watchdog(FailureFile(directory), rank=0))
+        assert told.pop().startswith(f"rank 1 (process {os.getpid()} on ")
+    stays, leaves = (Watchdog(FailureFile(str(tmp_path)), rank=rank) for rank in range(2))
+    with pytest.raises(DataError), leaves.watching():
+        raise DataError("no such sample")
+    loses(stays)
+    assert told == []
+    assert read(tmp_path)["message"] == "DataError: no such sample"
 
 
 def test_wrong_flags_are_no_failure_of_a_run(tmp_path):
