@@ -10,13 +10,16 @@ from torch import Tensor
 _CANDIDATES = 128
 """Likeliest tokens that are put in order at first when tokens of some probability are wanted."""
 
+_NOTHING_IS_DRAWN = 1e-4
+"""Below this temperature the likeliest token is taken: float32 has no room for the quotient."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How the tokens of one sequence are chosen. `greedy` overrides the rest.
 
     Args:
-        temperature: logits are divided by it.
+        temperature: logits are divided by it; next to nothing takes the likeliest token.
         top_k: choose among so many likeliest tokens; 0: all.
         top_p: choose among the likeliest tokens that together have this probability; 0: all.
         top_p_decay: after each token top_p is multiplied by this; 0: it stays.
@@ -33,7 +36,7 @@ class Sampling:
     @property
     def takes_likeliest(self) -> bool:
         """Whether nothing is drawn."""
-        return self.greedy or self.top_k == 1
+        return self.greedy or self.top_k == 1 or self.temperature < _NOTHING_IS_DRAWN
 
     def top_p_after(self, tokens: int) -> float:
         """Return the top_p of the token that comes after so many new ones."""

@@ -17,9 +17,6 @@ from megatron.tokenizer.tokenizer import Tokenizer
 
 Answer = TypeVar("Answer")
 
-_NOTHING_IS_DRAWN = 1e-4
-"""Below this temperature the likeliest token is taken: float32 has no room for the quotient."""
-
 
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
@@ -91,11 +88,6 @@ class Front:
         """
         engine = self.engine_loop.engine
         raise_if_any(dict.fromkeys(p for request in requests for p in engine.problems(request)))
-
-
-def without_noise(sampling: Sampling) -> Sampling:
-    """Return `sampling`, at a temperature next to nothing that of the likeliest token."""
-    return Sampling(greedy=True) if sampling.temperature < _NOTHING_IS_DRAWN else sampling
 
 
 async def while_connected(

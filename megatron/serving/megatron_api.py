@@ -10,7 +10,7 @@ from megatron.generation.request import Completion, Request
 from megatron.generation.sampling import Sampling
 from megatron.serving.asked import Asked
 from megatron.serving.fields import MegatronBody
-from megatron.serving.front import Front, without_noise
+from megatron.serving.front import Front
 
 Record = dict[str, Any]
 
@@ -76,14 +76,12 @@ def _sampling(front: Front, body: MegatronBody) -> Sampling:
         top_k, top_p = front.sampling.top_k, front.sampling.top_p
     else:
         top_k, top_p = body.top_k or 0, body.top_p or 0.0
-    return without_noise(
-        Sampling(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            top_p_decay=body.top_p_decay,
-            top_p_bound=body.top_p_bound,
-        )
+    return Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        top_p_decay=body.top_p_decay,
+        top_p_bound=body.top_p_bound,
     )
 
 

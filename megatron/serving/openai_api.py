@@ -12,7 +12,7 @@ from megatron.generation.sampling import Sampling
 from megatron.serving.asked import Asked
 from megatron.serving.engine_loop import Unavailable
 from megatron.serving.fields import CompletionBody
-from megatron.serving.front import Front, without_noise
+from megatron.serving.front import Front
 from megatron.serving.spelling import Parts, Spelling
 
 Record = dict[str, Any]
@@ -61,7 +61,7 @@ class Completing:
         front.require_room(prompts[:: body.n], new_tokens, body.n)
         wants = body.logprobs is not None
         top_p = body.top_p if body.top_p < 1 else 0.0
-        sampling = without_noise(Sampling(temperature=body.temperature, top_p=top_p))
+        sampling = Sampling(temperature=body.temperature, top_p=top_p)
         self.requests = [
             Request(
                 prompt=prompt,

@@ -28,8 +28,16 @@ def test_tokens_are_as_likely_as_they_are():
     )
 
 
-@pytest.mark.parametrize("sampling", [Sampling(greedy=True), Sampling(top_k=1)])
-def test_greedy_takes_the_likeliest(sampling):
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(greedy=True),
+        Sampling(top_k=1),
+        Sampling(temperature=1e-40),
+        Sampling(temperature=1e-40, top_k=3),
+    ],
+)
+def test_the_likeliest_is_taken_where_nothing_is_drawn(sampling):
     assert drawn(sampling).tolist() == [0, 1, 0, 0]
 
 
