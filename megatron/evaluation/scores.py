@@ -53,7 +53,10 @@ def judge(stage: Stage, windows: Sequence[Window], batches: Iterable[Sequence[in
             ]
         )
         targets = [token for window in read for token in window.tokens[-window.judged :]]
-        by_window = stage.judged(features, targets).split([window.judged for window in read])
+        judged_n2 = stage.judged(features, targets)
+        if not judged_n2.isfinite().all():
+            raise stage.no_numbers()
+        by_window = judged_n2.split([window.judged for window in read])
         if stage.groups.tensor_rank == 0:
             found_n2[list(batch)] = torch.stack([part.sum(0) for part in by_window])
     return found_n2

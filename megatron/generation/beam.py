@@ -85,15 +85,23 @@ def _candidates(
 
     Returns:
         Log-probability of the whole, row of what it continues, and token.
+
+    Raises:
+        MegatronError: there are no numbers to choose by.
     """
 
     def decide() -> list[tuple[float, int, int]]:
+        logits = stage.logits(features)
+        if not logits.isfinite().all():
+            return []
         scores_b1 = torch.tensor([[beam.score] for beam in kept], device=stage.device)
-        sums_bv = stage.logits(features).log_softmax(-1) + scores_b1
+        sums_bv = logits.log_softmax(-1) + scores_b1
         best = sums_bv.flatten().topk(min(2 * search.width, sums_bv.numel()))
         return [
             (score, *divmod(place, sums_bv.size(1)))
             for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
 
-    return stage.decided(decide)
+    if found := stage.decided(decide):
+        return found
+    raise stage.no_numbers()

@@ -78,6 +78,11 @@ class Cache:
         for number, layer in enumerate(layers):
             layer.attend = CachedAttention(layer.attend, self, number)
 
+    def clear(self, rows: slice) -> None:
+        """Forget what is no number: the next sequences of these rows would multiply it by 0."""
+        for kept in (self.keys, self.values):
+            kept[:, rows] = 0
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of the row `source` to the row `target`."""
         for kept in (self.keys, self.values):

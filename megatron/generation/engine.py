@@ -1,5 +1,6 @@
 """Sequences that come, grow by a token a step, and leave: many at once, each on its own terms."""
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -7,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, MegatronError
 from megatron.generation.beam import Beam, Search, beam_search
 from megatron.generation.request import Choice, Completion, Event, Reason, Request
 from megatron.generation.sampling import choose_tokens
@@ -64,7 +65,7 @@ class Engine:
         self._running: list[_Sequence] = []  # the place of each is its row in the cache
         self._search: Generator[None, None, list[Beam]] | None = None
         self._searched = 0  # its number
-        self._beams: list[Beam] = []
+        self._beams: list[Beam] | MegatronError = []
         self._is_open = True
 
     @property
@@ -115,6 +116,7 @@ class Engine:
 
         Raises:
             ConfigError: it cannot be done, or other sequences are under way.
+            MegatronError: the network gives no numbers for a token.
         """
         request = Request(prompt=search.prompt, max_new_tokens=max(1, search.max_new_tokens))
         found = [*self.problems(request)]
@@ -133,6 +135,8 @@ class Engine:
             if not goes_on():
                 self.cancel(self._next_number)
             self.step()
+        if isinstance(self._beams, MegatronError):
+            raise self._beams
         return self._beams
 
     def step(self) -> list[Event]:
@@ -150,6 +154,9 @@ class Engine:
                 next(self._search)
             except StopIteration as end:
                 self._search, self._beams = None, end.value
+            except MegatronError as error:  # the same on all ranks, which go on to other work
+                self._search, self._beams = None, error
+                self._forget(slice(None))
             return events
         if self._waiting and len(self._running) < self.rows:
             joined = self._joining()
@@ -200,6 +207,8 @@ class Engine:
                     chosen[event.number].append(event.choice)
                 if event.prompt_logprobs:
                     told[event.number] = event.prompt_logprobs
+                if event.reason == "failed":
+                    raise self.stage.no_numbers()
                 if event.reason:
                     ended[event.number] = event.reason
             while order and order[0] in ended:
@@ -279,7 +288,7 @@ class Engine:
             0.0 if s.request.sampling.takes_likeliest else s.stream.random() for s in sequences
         ]
 
-        def decide() -> tuple[list[Choice], list[float]]:
+        def decide() -> tuple[list[Choice | None], list[float]]:
             before: list[float] = []
             if of_prompts and sequences[0].request.prompt_logprobs and len(sequences[0].tokens) > 1:
                 judged_n2 = self.stage.judged(features[0, :-1], sequences[0].tokens[1:])
@@ -291,12 +300,14 @@ class Engine:
             return self._choices(sequences, features[rows, last], draws), before
 
         choices, before = self.stage.decided(decide)
+        if not all(map(math.isfinite, before)):
+            choices[0], before = None, []
         events = []
         for place, (sequence, choice) in enumerate(zip(sequences, choices, strict=True)):
             wants_none = sequence.request.max_new_tokens == 0
-            if not wants_none:
+            if choice and not wants_none:
                 sequence.tokens.append(choice.token)
-            reason = self._end(sequence)
+            reason = self._end(sequence) if choice else "failed"
             events.append(
                 Event(
                     number=sequence.number,
@@ -306,23 +317,40 @@ class Engine:
                 )
             )
         for sequence, event in reversed([*zip(sequences, events, strict=True)]):
+            if event.reason == "failed":
+                row = self._running.index(sequence)
+                self._forget(slice(row, row + 1))
             if event.reason:
                 self._leave(sequence)
         return events
 
+    def _forget(self, rows: slice) -> None:
+        if self.stage.cache:
+            self.stage.cache.clear(rows)
+
     @torch.inference_mode()
     def _choices(
         self, sequences: Sequence[_Sequence], features: Tensor, draws: Sequence[float]
-    ) -> list[Choice]:
+    ) -> list[Choice | None]:
+        """Return what is chosen for each sequence; None where there are no numbers to choose by."""
         logits = self.stage.logits(features)
+        is_finite = logits.isfinite().all(1)
+        logits = logits.where(is_finite[:, None], 0.0)
         tokens = choose_tokens(
             _without_barred(logits, sequences),
             [s.request.sampling for s in sequences],
             draws,
             [s.num_new for s in sequences],
         )
-        told = [i for i, s in enumerate(sequences) if s.request.logprobs or s.request.top_logprobs]
-        choices = [Choice(token=token) for token in tokens]
+        choices = [
+            Choice(token=token) if is_known else None
+            for token, is_known in zip(tokens, is_finite.tolist(), strict=True)
+        ]
+        told = [
+            i
+            for i, s in enumerate(sequences)
+            if choices[i] and (s.request.logprobs or s.request.top_logprobs)
+        ]
         if not told:
             return choices
         log_probabilities = logits[told].log_softmax(-1)

@@ -6,7 +6,8 @@ from typing import Literal
 
 from megatron.generation.sampling import Sampling
 
-Reason = Literal["stop", "length", "cancelled"]
+Reason = Literal["stop", "length", "cancelled", "failed"]
+"""Why a sequence ends; it fails when the network gives no numbers for its next token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Event:
 
     Args:
         number: of the sequence.
-        choice: its next token; None when it wanted none, or was cancelled.
+        choice: its next token; None when it wanted none, was cancelled, or failed.
         reason: why it has ended; None while it goes on.
         prompt_logprobs: of the prompt's tokens from the second on, with the first event.
     """

@@ -141,8 +141,7 @@ class Stage:
     def logits(self, features: Tensor) -> Tensor:
         """Return the logits of the real vocabulary at the given positions.
 
-        Raises:
-            MegatronError: they are not finite, so no token is likelier than another.
+        Where some are not finite no token is likelier than another: see `no_numbers`.
 
         Shapes: features [n, h] -> [n, V] float32, without the padded tokens.
         Communication: an all-gather over the tensor group; only the last stage may call this.
@@ -150,13 +149,14 @@ class Stage:
         found = in_turn(self._head, features[:, None])[:, 0]
         if self.groups.topology.tensor > 1:
             found = gathered(found, 1, self.groups.tensor)
-        found = found[:, : self.spec.vocab_size].float()
-        if not found.isfinite().all():
-            raise MegatronError(
-                "the network's logits are NaN or infinite: its weights are, or they are too large "
-                "for 16 bits; with --inference-dtype fp32 they are computed in 32"
-            )
-        return found
+        return found[:, : self.spec.vocab_size].float()
+
+    def no_numbers(self) -> MegatronError:
+        """Return the error of logits that are not finite."""
+        why = "its weights are, or what it computes is too large"
+        if self.dtype != torch.float32:
+            why += " for 16 bits: with --inference-dtype fp32 it computes in 32"
+        return MegatronError(f"the network's logits are NaN or infinite; {why}")
 
     @torch.inference_mode()
     def judged(self, features: Tensor, tokens: Sequence[int]) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, MegatronError
 from megatron.generation.beam import Beam, Search
 from megatron.generation.engine import Engine
 from megatron.generation.request import Event, Request
@@ -187,7 +187,7 @@ class EngineLoop:
                 if job and event.reason:
                     del self._running[event.number]
             if job and not job.is_cancelled:
-                job.tell(event)
+                job.tell(self._no_numbers() if event.reason == "failed" else event)
 
     def _search(self, job: Job) -> None:
         assert isinstance(job.asked, Search), "only a search is alone"
@@ -198,12 +198,17 @@ class EngineLoop:
             )
         except ConfigError as error:
             told = error
+        except MegatronError:
+            told = self._no_numbers()
         else:
             told = beams or Unavailable(_CLOSING)
             self.num_tokens += sum(len(beam.tokens) for beam in beams)
         self._searching = None
         if not job.is_cancelled:
             job.tell(told)
+
+    def _no_numbers(self) -> Unavailable:
+        return Unavailable(str(self.engine.stage.no_numbers()))
 
     @property
     def _is_over(self) -> bool:

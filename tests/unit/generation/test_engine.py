@@ -254,8 +254,33 @@ def test_logits_that_are_no_numbers_are_told(network, broken):
         lambda: engine_of(model, spec).search(Search(prompt=(1,), width=2, max_new_tokens=2)),
         lambda: judge(engine_of(model, spec).stage, [Window((1, 2, 3), 2)], [[0]]),
     ):
-        with pytest.raises(MegatronError, match="logits are NaN or infinite.*--inference-dtype fp"):
+        with pytest.raises(MegatronError, match="logits are NaN or infinite; its weights are"):
             go_on()
+
+
+def test_a_sequence_without_numbers_fails_alone(group):
+    """And leaves nothing behind in its row, which the next sequence takes over."""
+    spec = tiny_spec(**SIZES | LLAMA)
+    model = random_model(group, spec)
+    others = [asked((1, 2)), asked((3, 1, 4, 1, 6)), asked((2, 7, 1))]
+    expected = [one.tokens for one in completed(engine_of(model, spec), *others)]
+    assert not any(5 in tokens for tokens in expected)
+    with torch.no_grad():
+        dict(model.named_parameters())["1.word_embeddings.weight"][5] = torch.nan
+    engine = engine_of(model, spec, rows=2)
+    numbers = [engine.add(one) for one in (asked((1, 5, 2, 2, 2, 2)), *others)]
+    tokens = {number: [] for number in numbers}
+    reasons = {}
+    while engine.is_busy:
+        for event in engine.step():
+            tokens[event.number] += [event.choice.token] if event.choice else []
+            reasons[event.number] = event.reason
+    assert [reasons[number] for number in numbers] == ["failed", "length", "length", "length"]
+    assert [tuple(tokens[number]) for number in numbers] == [(), *expected]
+    search = Search(prompt=(1, 5), width=2, max_new_tokens=2)
+    with pytest.raises(MegatronError, match="logits are NaN or infinite"):
+        engine.search(search)
+    assert [one.tokens for one in completed(engine, *others)] == expected
 
 
 def test_more_keys_and_values_than_memory_are_told(network):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch
 from servers import EOD, SPEC, Bytes, Running, asked_on, serving
 from stages import plain_logits, plainly_continued, random_model
 
@@ -294,6 +295,18 @@ def test_an_engine_that_fails_is_told_and_ends_the_server(group):
         assert refused.status == 503 and "the engine has failed" in refused.json["error"]
         until(lambda: running.server.should_exit)
         assert isinstance(running.front.engine_loop.failure, RuntimeError)
+
+
+@pytest.mark.parametrize("wishes", [{}, {"beam_width": 2}], ids=str)
+def test_a_prompt_without_numbers_is_refused_and_the_next_is_answered(group, wishes):
+    with serving(group, rows=2) as running:
+        stage = running.front.engine_loop.engine.stage
+        logits = stage.logits
+        stage.logits = lambda features: logits(features) * torch.nan
+        refused = running.put(prompts=["a"], **wishes)
+        assert refused.status == 503 and "logits are NaN or infinite" in refused.json["error"]
+        stage.logits = logits
+        assert running.put(prompts=["a"], **wishes).status == 200
 
 
 def test_the_server_ends_with_its_launcher(group):
