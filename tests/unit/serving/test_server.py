@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch
 from servers import EOD, SPEC, Bytes, Running, asked_on, serving
 from stages import plain_logits, plainly_continued, random_model
 
