@@ -1,11 +1,14 @@
 """How a training process starts and, whatever happens, ends."""
 
+import errno
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
 from megatron import log
 from megatron.errors import ExitCode, MegatronError
@@ -20,9 +23,10 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
     """Run `main(argv)` and leave with an exit code: what it returns, or that of the error.
 
     A mistake that every rank finds is told once: rank 0 speaks, and the others wait a moment in
-    which the launcher ends them; one that is alone with its error then speaks too. So do those
-    whose only trouble is that another rank has gone. Nobody waits for another rank's answer: a
-    process that failed leaves hard, and the launcher ends the rest.
+    which the launcher ends them; one that is alone with its error then speaks too, and one of each
+    node for those that share it. So do those whose only trouble is that another rank has gone.
+    Nobody waits for another rank's answer: a process that failed leaves hard, and the launcher ends
+    the rest.
     """
     try:
         rank = read_launch(None).rank
@@ -33,10 +37,14 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
         _leave("", code_for(main(argv) or ExitCode.FINISHED, read_launcher()))
     except MegatronError as error:
         _heed_the_launcher()
-        if rank:
-            time.sleep(_HEAD_START_S)
         lines = str(error).replace("\n", "\n  ")
-        _tell(f"error{f' [rank {rank}]' if rank else ''}: {lines}")
+        if rank == 0:
+            _tell(f"error: {lines}")
+        else:
+            claim = _claim(lines)
+            time.sleep(_HEAD_START_S)
+            if claim:
+                _tell(f"error [rank {rank}]: {lines}")
         if error.is_final and rank == 0:
             end_launcher(read_launcher())
         _leave("", error.exit_code)
@@ -52,6 +60,20 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
 def _heed_the_launcher() -> None:
     """Let the launcher's SIGTERM end this process, which may have been a wish to save before."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _claim(message: str) -> socket.socket | None:
+    """Return what only the first gets, of the processes of one parent, that wants to say `message`.
+
+    It is for as long as that process lives: the name is in the system's memory, not on a disk.
+    """
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0{os.getppid()} {crc32(message.encode())}".encode())
+    except OSError as failure:
+        # Where a system has no such names, each may speak.
+        return None if failure.errno == errno.EADDRINUSE else claim
+    return claim
 
 
 def _tell(message: str) -> None:

@@ -87,6 +87,30 @@ def test_other_ranks_say_which_they_are():
     )
 
 
+def test_of_ranks_with_the_same_error_one_speaks() -> None:
+    actions = ["raise DataError('same')"] * 3 + ["raise DataError('other')"]
+    waits = "import time; time.sleep = lambda s: (print('waits', flush=True), sys.stdin.read()); "
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(action=waits + action)],
+            cwd=REPOSITORY,
+            env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "5"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, action in enumerate(actions, start=1)
+    ]
+    for rank in ranks:
+        assert (rank.stdout.readline(), rank.stdout.readline()) == ("begun --a b\n", "waits\n")
+    *same, other = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert other == "error [rank 4]: other\n"
+    assert sorted(same)[:2] == ["", ""]
+    assert "".join(same) in {f"error [rank {rank}]: same\n" for rank in (1, 2, 3)}
+    assert {rank.returncode for rank in ranks} == {1}
+
+
 def test_a_broken_environment_does_not_hide_the_error():
     assert end("raise DataError('no data')", RANK="x")[2] == "error: no data\n"
 
