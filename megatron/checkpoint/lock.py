@@ -29,6 +29,7 @@ class Owner:
     host: str
     pid: int
     started: str  # tells it from a later process of the same number
+    numbers: str  # see `numbers_of_processes`
     since: str  # for people
 
 
@@ -38,9 +39,9 @@ def locked(
 ) -> Iterator[None]:
     """Keep other runs from writing to `directory` inside the `with` block.
 
-    The lock of an owner that is dead is taken over, and said. On this host that is known at once;
-    the owner on another host is dead if it does not touch its lock for `silence_s`, which is
-    waited for. No clock is compared with another host's.
+    The lock of an owner that is dead is taken over, and said. On this host, and in this container
+    if it is one, that is known at once; another owner is dead if it does not touch its lock for
+    `silence_s`, which is waited for. No clock is compared with another host's.
 
     Raises:
         CheckpointError: another run writes there, or nobody can.
@@ -81,7 +82,7 @@ def _require_dead(file: Path, silence_s: float) -> None:
         CheckpointError: the owner lives.
     """
     owner = _owner_in(file)
-    if owner is None or owner.host != socket.gethostname():
+    if owner is None or owner.numbers != numbers_of_processes():
         log.info("%s is of another run (%s): waiting whether it still lives", file, _told(owner))
         is_alive = _is_touched(file, silence_s)
     else:
@@ -145,7 +146,8 @@ def _beat(file: Path, ended: threading.Event, beat_s: float) -> None:
 
 def _this_process() -> Owner:
     since = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-    return Owner(socket.gethostname(), os.getpid(), start_of(os.getpid()) or "", since)
+    started = start_of(os.getpid()) or ""
+    return Owner(socket.gethostname(), os.getpid(), started, numbers_of_processes(), since)
 
 
 def start_of(pid: int) -> str | None:
@@ -157,3 +159,13 @@ def start_of(pid: int) -> str | None:
     # The name of the program, in brackets, may hold spaces.
     state, *fields = stat.rpartition(")")[2].split()
     return None if state in "ZX" else fields[18]
+
+
+def numbers_of_processes() -> str:
+    """Return what is equal for processes that see each other by their numbers.
+
+    Containers have numbers of their own, and may share the name of their host.
+    """
+    with suppress(OSError):
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()

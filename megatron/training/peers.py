@@ -5,10 +5,9 @@ import socket
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-from megatron.checkpoint.lock import start_of
+from megatron.checkpoint.lock import numbers_of_processes, start_of
 from megatron.training.stacks import spans
 
 _LOOK_S = 2.0
@@ -23,7 +22,7 @@ class Peer:
     host: str
     pid: int
     started: str  # tells it from a later process of the same number
-    numbers: str  # the space of process numbers: containers may share the name of their host
+    numbers: str  # see `numbers_of_processes`
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
@@ -32,7 +31,7 @@ class Peer:
 def this_process(rank: int) -> Peer:
     """Return what other ranks should know of this one."""
     pid = os.getpid()
-    return Peer(rank, socket.gethostname(), pid, start_of(pid) or "", _numbers())
+    return Peer(rank, socket.gethostname(), pid, start_of(pid) or "", numbers_of_processes())
 
 
 class Peers:
@@ -43,7 +42,8 @@ class Peers:
 
     def gone(self) -> list[Peer]:
         """Return those of this host that have ended; waits a moment for the first."""
-        here = [peer for peer in self._everyone if peer.started and peer.numbers == _numbers()]
+        numbers = numbers_of_processes()
+        here = [peer for peer in self._everyone if peer.started and peer.numbers == numbers]
         give_up_at = time.monotonic() + _LOOK_S
         while here:
             if found := [peer for peer in here if start_of(peer.pid) != peer.started]:
@@ -57,13 +57,6 @@ class Peers:
         """Return which ranks run on which other hosts; "" if there are none."""
         ranks = defaultdict(list)
         for peer in self._everyone:
-            if peer.numbers != _numbers():
+            if peer.numbers != numbers_of_processes():
                 ranks[peer.host].append(peer.rank)
         return ", ".join(f"{host} (ranks {spans(own)})" for host, own in ranks.items())
-
-
-def _numbers() -> str:
-    """Return what is equal for processes that see each other by their numbers."""
-    with suppress(OSError):
-        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-    return socket.gethostname()

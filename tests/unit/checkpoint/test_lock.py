@@ -10,13 +10,19 @@ import time
 
 import pytest
 
-from megatron.checkpoint.lock import locked
+from megatron.checkpoint.lock import locked, numbers_of_processes
 from megatron.checkpoint.names import LOCK
 from megatron.errors import CheckpointError
 
 
 def owned_by(file, **changes):
-    owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": "1", "since": "then"}
+    owner = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": "1",
+        "numbers": numbers_of_processes(),
+        "since": "then",
+    }
     file.write_text(json.dumps(owner | changes))
 
 
@@ -56,15 +62,16 @@ def test_a_later_process_of_the_same_number_is_not_the_owner(tmp_path):
 
 @pytest.mark.parametrize("content", ['{"host": "elsewhere"', None])
 def test_a_silent_owner_elsewhere_is_dead(tmp_path, content):
-    owned_by(tmp_path / LOCK, host="elsewhere")
+    owned_by(tmp_path / LOCK, host="elsewhere", numbers="elsewhere")
     if content:
         (tmp_path / LOCK).write_text(content)
     with locked(tmp_path, silence_s=0.2):
         assert json.loads((tmp_path / LOCK).read_text())["host"] == socket.gethostname()
 
 
-def test_an_owner_elsewhere_that_touches_its_lock_lives(tmp_path):
-    owned_by(tmp_path / LOCK, host="elsewhere")
+@pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()], ids=["host", "container"])
+def test_an_owner_elsewhere_that_touches_its_lock_lives(tmp_path, host):
+    owned_by(tmp_path / LOCK, host=host, numbers="elsewhere")
     ended = threading.Event()
 
     def touch():
@@ -74,7 +81,7 @@ def test_an_owner_elsewhere_that_touches_its_lock_lives(tmp_path):
     thread = threading.Thread(target=touch)
     thread.start()
     try:
-        refused = pytest.raises(CheckpointError, match="process .* on elsewhere, since then")
+        refused = pytest.raises(CheckpointError, match=f"process .* on {host}, since then")
         with refused, locked(tmp_path, silence_s=30):
             pass
     finally:
