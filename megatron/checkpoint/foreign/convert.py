@@ -107,18 +107,20 @@ def convert(wish: Conversion, parse: Callable[[Sequence[str]], Config]) -> Itera
         return
     if (wish.tensor, wish.pipeline) != (1, 1):
         yield f"{' and '.join(wish.flags)} say nothing of our own files: any layout opens them"
-    goes_on = manifest.plan["checkpoint"]["saves_optimizer"]
-    yield from _told(publish_whole(wish.output, manifest, whole), wish, goes_on=goes_on)
+    how = "--finetune"
+    if manifest.plan["checkpoint"]["saves_optimizer"]:
+        # Files of other programs do not say the path of the learning rate.
+        how = "--no-load-rng" if loader == "own" else "--no-load-rng --override-opt_param-scheduler"
+    yield from _told(publish_whole(wish.output, manifest, whole), wish, how)
 
 
-def _told(written: Path, wish: Conversion, *, goes_on: bool = False) -> Iterator[str]:
+def _told(written: Path, wish: Conversion, how: str = "--finetune") -> Iterator[str]:
     """Yield what a user should know of a checkpoint of ours that was written.
 
     Args:
-        goes_on: whether it holds the optimizer's states, so that the same training goes on.
+        how: flags of a run that goes on with all that it holds.
     """
     yield f"{written} holds {wish.source}"
-    how = "--no-load-rng" if goes_on else "--finetune"
     yield f"train on with: pretrain_gpt.py --use-checkpoint-args --load {wish.output} {how} ..."
     yield f"write with: tools/generate_samples_gpt.py --load {wish.output} --prompt TEXT"
 

@@ -94,14 +94,14 @@ def test_the_next_steps_are_those_of_the_program_that_began(
         f"--use-checkpoint-args --load {tmp_path / 'ours'} --micro-batch-size 2 --lr {LR} "
         f"--train-iters 20 --weight-decay {DECAY} --adam-beta2 0.95 --clip-grad 0 --data-path none "
         f"--attention-dropout 0 --hidden-dropout 0 --zero-stage {zero_stage} "
-        "--override-opt_param-scheduler --no-load-rng"
+        "--no-load-rng --override-opt_param-scheduler"
     ).split()
     config, _ = parse_config(flags, defaults=network_of_checkpoint(flags).flags)
     decided = plan(config, world_size=1, vocab_size=VOCAB, device="cpu")
     engine, state = our_engine(decided), TrainState()
     resume(engine, decided, state, choose(decided))
     assert state.iteration == 9
-    assert f"--load {tmp_path / 'ours'} --no-load-rng" in told[1]
+    assert f"--load {tmp_path / 'ours'} --no-load-rng --override-opt_param-scheduler" in told[1]
     engine.set_lr(LR)
     engine.set_weight_decay(DECAY)
     following = range(TAKEN, TAKEN + 4)
