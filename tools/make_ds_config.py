@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.data_tools import WorldConfig
 from megatron.plan.data_plan import with_some_data
-from megatron.plan.parallel_plan import replica_size
+from megatron.plan.parallel_plan import fewest_processes
 from megatron.plan.plan import plan
 from megatron.tool import run_tool
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     world: WorldConfig = own["world"]
     decided = plan(
         with_some_data(config),
-        world_size=world.world_size or replica_size(config.parallel),
+        world_size=world.world_size or fewest_processes(config),
         vocab_size=VOCABULARY,
         device="cpu" if config.parallel.device == "cpu" else "cuda",
         objective=world.objective or "gpt",

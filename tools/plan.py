@@ -24,7 +24,7 @@ from megatron.plan.estimate.summary import (
     search_lines,
     work_lines,
 )
-from megatron.plan.parallel_plan import replica_size
+from megatron.plan.parallel_plan import fewest_processes
 from megatron.plan.plan import plan
 from megatron.tool import run_tool
 
@@ -80,7 +80,7 @@ def _tell_plan(config: Config, planning: PlanningConfig) -> None:
     kind = "cpu" if config.parallel.device == "cpu" else "cuda"
     decided = plan(
         config,
-        world_size=planning.num_gpus or replica_size(config.parallel),
+        world_size=planning.num_gpus or fewest_processes(config),
         vocab_size=planning.vocabulary,
         device=kind,
     )

@@ -9,8 +9,8 @@ class WorldConfig:
     """The run that the flags of training are for."""
 
     world_size: int | None = None
-    """Processes of the run; one replica of the model when not said. Without --global-batch-size it
-    decides how many samples the run takes."""
+    """Processes of the run; the fewest that the flags allow when not said. Without
+    --global-batch-size it decides how many samples the run takes."""
 
     objective: Literal["gpt", "prefix-lm", "multitask", "sft"] | None = None
     """What the run trains: gpt is pretrain_gpt.py, prefix-lm pretrain_prefix_lm.py, multitask

@@ -11,7 +11,7 @@ class PlanningConfig:
     """The machines that the run is planned for."""
 
     num_gpus: Annotated[int | None, Spelling("--num-gpus", ("--world-size",))] = None
-    """GPUs of the run; one replica of the model when not said."""
+    """GPUs of the run; the fewest that the flags allow when not said."""
 
     search: int | None = None
     """Instead of the layout of the command line, look at all layouts of so many GPUs."""

@@ -10,7 +10,7 @@ from megatron.doctor.findings import Problem, Section
 from megatron.errors import ConfigError, MegatronError
 from megatron.fused_kernels.choose import package_problems
 from megatron.plan.data_plan import with_some_data
-from megatron.plan.parallel_plan import replica_size
+from megatron.plan.parallel_plan import fewest_processes
 from megatron.plan.plan import Plan, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
@@ -20,11 +20,11 @@ _VOCABULARY = 50257  # of GPT-2; the tokenizer's files are not read for kernels
 
 
 def plan_of(config: Config, device: torch.device) -> Plan | Problem:
-    """Return one replica of the run of `config`, or why there is none."""
+    """Return the smallest run of `config`, or why there is none."""
     try:
         return plan(
             with_some_data(config),
-            world_size=replica_size(config.parallel),
+            world_size=fewest_processes(config),
             vocab_size=_VOCABULARY,
             device=device.type,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from megatron.config.config import Config
 from megatron.config.logging import LoggingConfig
 from megatron.config.profiling import ProfilingConfig
+from megatron.plan.parallel_plan import replica_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ def logging_problems(
     ):
         if text and not logging.wandb_project:
             yield f"{flag} needs --wandb-project"
-    yield from _speed_problems(logging, zero_stage)
+    yield from _speed_problems(config, world_size, zero_stage)
     country = logging.codecarbon_country_iso_code
     if not (len(country) == 3 and country.isascii() and country.isalpha() and country.isupper()):
         yield f"--codecarbon-country-iso-code {country} is no code of three letters, such as FRA"
@@ -129,17 +130,37 @@ def logging_problems(
         yield from _profile_problems(profiling, logging, world_size)
 
 
-def _speed_problems(logging: LoggingConfig, zero_stage: int) -> Iterator[str]:
-    factor, peak = logging.slow_rank_factor, logging.device_peak_tflops
-    if factor is not None and factor <= 1:
+def _speed_problems(config: Config, world_size: int, zero_stage: int) -> Iterator[str]:
+    factor, peak = config.logging.slow_rank_factor, config.logging.device_peak_tflops
+    if factor is not None:
+        yield from _slow_rank_problems(config, factor, world_size, zero_stage)
+    if peak is not None and peak <= 0:
+        yield f"--device-peak-tflops {peak:g} must be more than 0"
+
+
+def _slow_rank_problems(
+    config: Config, factor: float, world_size: int, zero_stage: int
+) -> Iterator[str]:
+    if factor <= 1:
         yield f"--slow-rank-factor {factor:g} must be more than 1, such as 1.2"
-    if factor is not None and zero_stage == 3:
+    experts = config.experts.moe_expert_parallel_size
+    replicas = world_size // replica_size(config.parallel)
+    if zero_stage == 3:
         yield (
             "--slow-rank-factor cannot tell ranks apart at ZeRO stage 3, where each layer waits "
             "for the weights of all: leave it out"
         )
-    if peak is not None and peak <= 0:
-        yield f"--device-peak-tflops {peak:g} must be more than 0"
+    elif replicas <= 1:
+        yield (
+            "--slow-rank-factor compares replicas, and this run has no second one: start more "
+            "processes, or leave it out"
+        )
+    elif replicas <= experts:
+        yield (
+            "--slow-rank-factor cannot tell ranks apart that wait for each other's tokens in "
+            f"each layer, as all {replicas} replicas do at --moe-expert-parallel-size {experts}: "
+            "lower that, or leave it out"
+        )
 
 
 def _profile_problems(

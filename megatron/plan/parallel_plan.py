@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from megatron.config.config import Config
 from megatron.config.parallel import ParallelConfig
 
 
@@ -34,6 +35,13 @@ def replica_size(parallel: ParallelConfig) -> int:
         * max(1, parallel.pipeline_model_parallel_size)
         * max(1, parallel.ds_sequence_parallel_size)
     )
+
+
+def fewest_processes(config: Config) -> int:
+    """Return the least number of processes in which every flag of `config` has a meaning."""
+    compared = 2 if config.logging.slow_rank_factor else 1
+    experts = max(1, config.experts.moe_expert_parallel_size)
+    return replica_size(config.parallel) * experts * compared
 
 
 def plan_parallel(

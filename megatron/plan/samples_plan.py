@@ -27,6 +27,7 @@ from megatron.plan.objective_plan import (
     plan_objective,
 )
 from megatron.plan.parallel_plan import (
+    fewest_processes,
     replica_size,
 )
 from megatron.plan.training_plan import (
@@ -49,14 +50,14 @@ class SamplesPlan:
 def plan_samples(
     config: Config, *, world_size: int | None, objective: ObjectiveName = "gpt"
 ) -> SamplesPlan:
-    """Decide which samples a run of `world_size` processes reads; one replica when None.
+    """Decide which samples a run of `world_size` processes reads; the fewest when None.
 
     Raises:
         ConfigError: lists every problem.
     """
     user = read_ds_config(config.deepspeed.deepspeed_config)
     replica = replica_size(config.parallel)
-    replicas = 1 if world_size is None else world_size // replica
+    replicas = (fewest_processes(config) if world_size is None else world_size) // replica
     if replicas < 1 or (world_size is not None and world_size != replicas * replica):
         raise ConfigError(
             f"--world-size {world_size} is not a multiple of tensor * pipeline * sequence = {replica}"

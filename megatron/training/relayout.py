@@ -39,6 +39,7 @@ def config_of_layout(
         ),
         # What is about going on has no place in a conversion.
         training=replace(saved.training, global_batch_size=size, max_restarts=0, chaos=None),
+        logging=replace(saved.logging, slow_rank_factor=None),
         guards=GuardsConfig(),
         kernels=KernelsConfig(),
         checkpoint=CheckpointConfig(

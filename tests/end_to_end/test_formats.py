@@ -15,7 +15,7 @@ import torch
 import xxhash
 from checkpoints import spread_network, write_checkpoint
 from forked import run_job
-from jobs import Corpus
+from jobs import Corpus, journal
 from tiny import tiny_argv, tiny_plan
 from tokenizers import ByteLevelBPETokenizer
 
@@ -152,7 +152,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
             without=("--data-path", "--train-iters"),
         ),
         folder / "calm",
-        ranks=2,
+        ranks=4,
     ).succeeded()
     run_job(
         tiny_argv(
@@ -287,6 +287,22 @@ def test_journal(folder: Path) -> None:
     for event in sorted(events):
         own = [row for row in rows if {event, "all"} & {*row["event"].split(", ")}]
         require_told(own, *(line for line in lines if line["event"] == event))
+
+
+def test_each_rank_has_its_times_and_is_compared_with_its_stage(folder: Path) -> None:
+    records, lines = (journal(folder / "calm", event) for event in ("ranks", "train"))
+    assert [record["iteration"] for record in records] == [2, 4, 6]
+    for record, line in zip(records, lines, strict=True):
+        # Both stages load micro-batches (tokens, labels) and compute.
+        data, forward = record["data_ms"], record["forward_ms"]
+        assert len(data) == len(forward) == 4 and min(*data, *forward) > 0
+        assert [*record["hosts"].values()] == [[0, 1, 2, 3]]
+        busy = [a + b for a, b in zip(data, forward, strict=True)]
+        # Ranks 0 and 1 have the first stage.
+        times = [busy[rank] / busy[rank ^ 1] for rank in range(4)]
+        assert record["slowest"] == line["slowest_rank"]
+        for told in (times[record["slowest"]], record["slowness"], line["times_the_median"]):
+            assert told == pytest.approx(max(times), rel=0.1)
 
 
 def test_failure(folder: Path) -> None:

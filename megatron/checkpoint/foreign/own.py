@@ -12,6 +12,7 @@ from megatron.checkpoint.manifest import Manifest
 from megatron.config.checkpoint import CheckpointConfig
 from megatron.config.config import Config
 from megatron.config.deepspeed import DeepSpeedConfig
+from megatron.config.logging import LoggingConfig
 from megatron.config.parallel import ParallelConfig
 from megatron.errors import CheckpointError
 from megatron.parallel.whole import Made, WholeCheckpoint, WholeParameter
@@ -40,6 +41,7 @@ def manifest_of(found: Found, config: Config, *, vocab_size: int) -> Manifest:
         checkpoint=CheckpointConfig(),
         parallel=ParallelConfig(),
         deepspeed=DeepSpeedConfig(),
+        logging=LoggingConfig(),
     )
     # "cuda": where weights of 16 bits are trained; nothing is.
     decided = plan(wishes, world_size=1, vocab_size=vocab_size, device="cuda")

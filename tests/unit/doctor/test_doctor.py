@@ -155,6 +155,13 @@ def test_kernels_are_those_of_the_run():
     assert facts["attention"].startswith("reference (scores are written out")
 
 
+@pytest.mark.parametrize(
+    "words", ["--slow-rank-factor 2", "--num-experts 4 --moe-expert-parallel-size 4"]
+)
+def test_flags_that_need_several_replicas_are_honoured(words):
+    assert run.kernels_section(tiny_config(*words.split()), CPU, is_example=False).problems == ()
+
+
 def test_flags_that_cannot_be_honoured_are_told():
     config = tiny_config("--hidden-size", "9")
     (problem,) = run.kernels_section(config, CPU, is_example=False).problems

@@ -90,6 +90,10 @@ def test_flags_of_both_systems_mean_the_same():
             "leave the flag out",
         ),
         ("--num-experts 4 --ds-sequence-parallel-size 2", "whole replicas share them; write 1"),
+        (
+            "--num-experts 4 --moe-expert-parallel-size 2 --slow-rank-factor 2",
+            "as all 2 replicas do at --moe-expert-parallel-size 2",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_told(line, message):
@@ -118,6 +122,7 @@ def test_what_fits_is_not_refused():
         "--num-experts 4 --bf16 --tensor-model-parallel-size 2 --disable-bias-linear",
         "--num-experts 4 --moe-expert-parallel-size 2 --zero-stage 2 --topk 4",
         "--num-experts 4 --noisy-gate-policy RSample --moe-min-capacity 12",
+        "--num-experts 4 --slow-rank-factor 2",
     ):
         assert tiny_plan(*line.split(), world_size=2).model.num_experts == (1, 4)
 
