@@ -4,6 +4,7 @@
 #   PYTHON       the Python that has requirements.txt, at the same place on all nodes (python)
 #   TRAIN        what trains: a script of REPOSITORY (pretrain_gpt.py)
 #   SAVE         folder of the checkpoints, which all nodes see; a run goes on from the newest
+#   BASE         folder of the checkpoints of another run, from whose weights this one begins
 #   KILL_SWITCH  while this file is there a run saves and ends, and none starts (SAVE/stop)
 #   GRACE_S      seconds that processes have to leave once the first one has (600)
 
@@ -12,7 +13,7 @@ set -euo pipefail
 PYTHON=${PYTHON:-python}
 
 fail() {
-    echo "error: $1" >&2
+    echo "error: $*" >&2
     exit 2
 }
 
@@ -41,9 +42,20 @@ check_shared() {
 
 # Begins a run in SAVE, or goes on there, with the flags given; gives its exit code.
 train() {
-    check_shared "${SAVE:?the folder of the checkpoints}"
+    local word from=(--load "${SAVE:?the folder of the checkpoints}")
+    for word in "$@"; do
+        case $word in
+            --save | --save=* | --load | --load=* | --finetune | --reset-progress)
+                fail "leave ${word%%=*} out: the run is kept in the folder SAVE, and begins with the" \
+                    "weights of the one in BASE if these variables are set" ;;
+        esac
+    done
+    check_shared "$SAVE"
+    if [[ -n ${BASE:-} ]] && ! compgen -G "$SAVE/global_step*/manifest.json" > /dev/null; then
+        from=(--load "$BASE" --finetune)
+    fi
     ranks "$REPOSITORY/${TRAIN:-pretrain_gpt.py}" "$@" \
-        --save "$SAVE" --load "$SAVE" --kill-switch-path "${KILL_SWITCH:-$SAVE/stop}"
+        "${from[@]}" --save "$SAVE" --kill-switch-path "${KILL_SWITCH:-$SAVE/stop}"
 }
 
 # Like train, and puts the job back into the queue if the run was stopped before its end.

@@ -57,9 +57,9 @@ KillWait=5
 MinJobAge=3600
 SlurmdTimeout=6
 ReturnToService=2
-NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 Gres=gpu:8
-NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 Gres=gpu:8
-NodeName=n[3-128] NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[3]} CPUs=8 Gres=gpu:8 State=CLOUD
+NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 Gres=gpu:8
+NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 Gres=gpu:8
+NodeName=n[3-128] NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[3]} CPUs=64 Gres=gpu:8 State=CLOUD
 PartitionName=test Nodes=n[1-2] Default=YES
 PartitionName=large Nodes=n[1-128]
 """
@@ -186,7 +186,7 @@ class Cluster:
 
 @contextmanager
 def running_cluster(jobs: Path) -> Iterator[Cluster]:
-    """Start two nodes of eight cores and eight pretended GPUs each; jobs work in `jobs`."""
+    """Start two nodes of 64 cores and eight GPUs each, pretended ones; jobs work in `jobs`."""
     # The path of a socket may have 107 characters.
     folder = Path(mkdtemp(prefix="slurm-", dir="/tmp"))
     ports = [*_free_ports(3), "10001-10126"]

@@ -199,6 +199,9 @@ def test_layouts_are_accepted_at_full_size_and_run(cluster: Cluster, data: Path)
         assert cluster.told(held, "NumNodes")[0].partition("-")[0] == str(nodes)
         assert cluster.told(held, "NumTasks") == [str(processes)]
         assert cluster.told(held, "Requeue") == ["1"]
+        assert cluster.told(held, "CPUs/Task") == ["8"]
+        assert cluster.told(held, "OverSubscribe") == ["NO"]
+        assert cluster.told(held, "MinMemoryNode") == ["0"]
         cluster.run("scancel", held)
         planned.append(
             cluster.submit(
