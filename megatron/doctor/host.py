@@ -10,6 +10,7 @@ from pathlib import Path
 
 from megatron.doctor.findings import Problem, Section
 from megatron.doctor.sizes import GIB, MIB, told_bytes
+from megatron.training.host_memory import available_bytes
 
 _LEAST_MEMORY = GIB
 _LEAST_SHARED = 64 * MIB
@@ -29,14 +30,14 @@ def host_section(*, processes: int) -> Section:
     Args:
         processes: of the whole run.
     """
-    memory, shared = available_memory(), shared_memory()
+    memory, shared = available_bytes(), shared_memory()
     files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     usable = len(os.sched_getaffinity(0))
     facts = {
         "machine": f"{platform.machine()}, load {os.getloadavg()[0]:.1f}",
         "cores": f"{usable} of {os.cpu_count()} usable",
-        "memory": f"{told_bytes(memory)} available",
+        "memory": f"{told_bytes(memory)} available" if memory is not None else "unknown",
         "shared memory (/dev/shm)": told_bytes(shared) if shared is not None else "none",
         "open files": f"{_limit(files)}, at most {_limit(most_files)}",
         "locked memory": _limit(locked, is_bytes=True),
@@ -70,9 +71,9 @@ def compilers_section(
     return Section("compilers", facts, problems)
 
 
-def memory_problems(available: int) -> Iterator[Problem]:
+def memory_problems(available: int | None) -> Iterator[Problem]:
     """Yield whether a process of a run would hardly start."""
-    if available < _LEAST_MEMORY:
+    if available is not None and available < _LEAST_MEMORY:
         yield Problem(
             f"only {told_bytes(available)} of memory are available",
             f"end what uses it, or raise the limit of the container or the job: a process takes "
@@ -135,22 +136,6 @@ def lock_problems(extensions: Path, *, now: float) -> Iterator[Problem]:
 def nodes_of_gpus(folder: Path = Path("/dev")) -> int:
     """Return how many NVIDIA GPUs the system shows, whether or not PyTorch can use them."""
     return len([*folder.glob("nvidia[0-9]*")])
-
-
-def available_memory(
-    meminfo: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")
-) -> int:
-    """Return how many bytes processes may still take, by the machine and by the control group."""
-    lines = meminfo.read_text(encoding="ascii").splitlines()
-    free = int(next(line.split()[1] for line in lines if line.startswith("MemAvailable"))) * 1024
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        with suppress(OSError, ValueError):  # "max" is no number: there is no limit
-            allowed = int((groups / limit).read_text(encoding="ascii"))
-            free = min(free, allowed - int((groups / used).read_text(encoding="ascii")))
-    return max(0, free)
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> int | None:

@@ -6,10 +6,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from megatron.training.host_memory import available_bytes
+
 ALLOCATED, RESERVED = "allocated (GiB)", "reserved (GiB)"
 RESIDENT, AVAILABLE = "resident (GiB)", "host available (GiB)"
 
-_PROCESS, _HOST = Path("/proc/self/statm"), Path("/proc/meminfo")
+_PROCESS = Path("/proc/self/statm")
 
 
 def worst_memory() -> dict[str, float]:
@@ -21,7 +23,7 @@ def worst_memory() -> dict[str, float]:
     Communication: one all-reduce of four numbers over all ranks.
     """
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    own = (*_device_bytes(), _resident_bytes(), -_available_bytes())
+    own = (*_device_bytes(), _resident_bytes(), -(available_bytes() or 0))
     worst = torch.tensor(own, dtype=torch.float64, device=device)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     names = (ALLOCATED, RESERVED, RESIDENT, AVAILABLE)
@@ -42,13 +44,3 @@ def _resident_bytes(file: Path = _PROCESS) -> int:
         return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-
-def _available_bytes(file: Path = _HOST) -> int:
-    """Return what this machine could still give to processes; 0 where it does not tell."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return 0
-    sizes = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(next(sizes, 0))

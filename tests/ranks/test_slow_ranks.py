@@ -67,7 +67,7 @@ def a_rank_that_stays_slow_is_told_and_then_that_it_keeps_up(rank):
 
 def memory_is_that_of_the_fullest_rank(rank):
     sizes = {"_device_bytes": (0, 0), "_resident_bytes": (rank + 1) * 2**30}
-    sizes["_available_bytes"] = (5 - rank) * 2**30
+    sizes["available_bytes"] = (5 - rank) * 2**30
     real = {name: getattr(memory, name) for name in sizes}
     own = memory.worst_memory()
     assert 0.05 < own[memory.RESIDENT] < 50 and own[memory.AVAILABLE] > 0.1

@@ -37,6 +37,7 @@ def told(problems):
     ("problems", "words"),
     [
         (host.memory_problems(GIB), []),
+        (host.memory_problems(None), []),
         (host.memory_problems(GIB // 2), ["only 512 MiB of memory are available"]),
         (host.shared_memory_problems(64 * MIB, num_gpus=0), []),
         (host.shared_memory_problems(GIB, num_gpus=8), []),
@@ -111,17 +112,6 @@ def test_limits_of_this_machine_are_found(monkeypatch):
     section = host.host_section(processes=1)
     assert section.facts["open files"] == "100, at most 100"
     assert any("may open 100 files" in problem.what for problem in section.problems)
-
-
-def test_the_memory_of_a_control_group_counts(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 99 kB\nMemAvailable: 50 kB\n")
-    assert host.available_memory(meminfo, tmp_path) == 50 * 1024
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert host.available_memory(meminfo, tmp_path) == 50 * 1024
-    (tmp_path / "memory.max").write_text("5000\n")
-    assert host.available_memory(meminfo, tmp_path) == 4000
 
 
 def test_gpus_are_counted_whether_or_not_they_can_be_used(tmp_path):
