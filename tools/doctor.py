@@ -50,12 +50,13 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(
             f"--nproc {wishes.nproc}, but a launcher has started {launch.world_size}: leave it out"
         )
+    file = wishes.json if launch.rank == 0 else None  # the others may tell as well
     if find_spec("torch") is None:
-        tell(without_torch(launch), wishes.json)
+        tell(without_torch(launch), file)
     export_launch(launch, "cpu" if config.parallel.device == "cpu" else device_here())
     from megatron.doctor.examine import examine
 
-    tell(examine(config, wishes, launch, is_example=is_example), wishes.json)
+    tell(examine(config, wishes, launch, is_example=is_example), file)
 
 
 def device_here() -> str:
@@ -66,7 +67,9 @@ def device_here() -> str:
 
 
 def without_torch(launch: Launch) -> list[Examined]:
-    """Return what can be found where PyTorch is missing."""
+    """Return what the first process of a host can find where PyTorch is missing."""
+    if launch.local_rank:
+        return []
     sections = [versions_section(), host_section(processes=launch.world_size)]
     return [Examined(socket.gethostname(), sections)]
 

@@ -27,6 +27,8 @@ def examine(
 ) -> list[Examined]:
     """Return what was found on every host; nothing on other ranks than 0.
 
+    Where ranks do not meet, the first of each host returns what it found there.
+
     Args:
         is_example: whether the flags of training are not those of a run.
 
@@ -36,6 +38,8 @@ def examine(
     if launch.world_size == 1:
         return [_host(config, wishes, launch, device, *doubts, is_example=is_example)]
     if failed := meet(launch):
+        if launch.local_rank:
+            return []
         return [_host(config, wishes, launch, device, *doubts, failed, is_example=is_example)]
     places: list[Any] = [None] * launch.world_size
     dist.all_gather_object(places, (launch.local_rank == 0, doubts))

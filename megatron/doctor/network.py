@@ -1,7 +1,7 @@
 """What ranks exchange: how fast, whether rightly, and whether their clocks agree."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -17,6 +17,7 @@ _SIZES = ((4096, 20), (MIB, 10), (64 * MIB, 3))
 
 _PINGS = 5
 _MOST_SKEW_S = 1.0
+_MOST_CLOCKS = 8  # that are told one by one
 
 
 def meet(launch: Launch) -> Section | None:
@@ -119,18 +120,34 @@ def clock_section(ranks: Sequence[int], *, clock: Callable[[], float] = time.tim
             _answer(clock)
         return Section("clocks", {})
     skews = {rank: _skew_of(rank, clock) for rank in ranks}
-    facts = {f"rank {rank}": f"{1e3 * skew:+.3g} ms" for rank, skew in skews.items()}
-    return Section("clocks", facts, tuple(clock_problems(skews)))
+    return Section("clocks", clock_facts(skews), tuple(clock_problems(skews)))
 
 
-def clock_problems(skews: dict[int, float]) -> Iterator[Problem]:
-    """Yield whose clock is wrong."""
-    for rank, skew in skews.items():
-        if abs(skew) > _MOST_SKEW_S:
-            yield Problem(
-                f"the clock of rank {rank} is {skew:+.1f} s from that of rank 0",
-                "synchronise the clocks of all hosts, with chrony or another NTP client",
-            )
+def clock_facts(skews: Mapping[int, float]) -> dict[str, str]:
+    """Return how far the worst clocks are, and how many there are.
+
+    Args:
+        skews: seconds that the clock of a rank is ahead of that of rank 0.
+    """
+    worst = _worst_first(skews)[:_MOST_CLOCKS]
+    facts = {f"rank {rank}": f"{1e3 * skews[rank]:+.3g} ms" for rank in worst}
+    if len(skews) > len(worst):
+        facts |= {"the others": f"{len(skews) - len(worst)}, no further from that of rank 0"}
+    return facts
+
+
+def clock_problems(skews: Mapping[int, float]) -> Iterator[Problem]:
+    """Yield whose clock is wrong, the worst first."""
+    wrong = [rank for rank in _worst_first(skews) if abs(skews[rank]) > _MOST_SKEW_S]
+    mend = "synchronise the clocks of all hosts, with chrony or another NTP client"
+    for rank in wrong[:_MOST_CLOCKS]:
+        yield Problem(f"the clock of rank {rank} is {skews[rank]:+.1f} s from that of rank 0", mend)
+    if more := len(wrong[_MOST_CLOCKS:]):
+        yield Problem(f"the clocks of {more} more hosts are over {_MOST_SKEW_S:g} s off", mend)
+
+
+def _worst_first(skews: Mapping[int, float]) -> list[int]:
+    return sorted(skews, key=lambda rank: -abs(skews[rank]))
 
 
 def all_agree(own: bool) -> bool:

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 import torch
 from tiny import tiny_config
 
-from megatron.doctor import devices, disk, host, network, run, versions
+from megatron.doctor import devices, disk, examine, host, network, run, versions
 from megatron.doctor.findings import (
     Examined,
     Problem,
@@ -112,6 +113,44 @@ def test_limits_of_this_machine_are_found(monkeypatch):
     section = host.host_section(processes=1)
     assert section.facts["open files"] == "100, at most 100"
     assert any("may open 100 files" in problem.what for problem in section.problems)
+
+
+def test_of_many_clocks_the_worst_are_told_and_the_others_counted():
+    skews = {rank: 0.001 * rank * (-1) ** rank for rank in range(1, 1001)}
+    facts = network.clock_facts(skews)
+    assert [*facts] == [*(f"rank {rank}" for rank in range(1000, 992, -1)), "the others"]
+    assert (facts["rank 999"], facts["the others"][:5]) == ("-999 ms", "992, ")
+    assert network.clock_facts({1: 0.5}) == {"rank 1": "+500 ms"}
+    assert [*network.clock_problems(skews)] == []
+    problems = told(network.clock_problems({rank: 2 * skew for rank, skew in skews.items()}))
+    assert len(problems) == 9
+    assert problems[0].startswith("the clock of rank 1000 is +2.0 s")
+    assert problems[-1].startswith("the clocks of 492 more hosts are over 1 s off")
+
+
+@pytest.mark.parametrize(
+    ("rank", "is_told", "is_written"), [(0, True, True), (1, False, False), (2, True, False)]
+)
+def test_ranks_that_do_not_meet_examine_each_host_once(
+    monkeypatch, tmp_path, capsys, rank, is_told, is_written
+):
+    """Of four ranks on two hosts; only the first of all writes the file."""
+    place = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_WORLD_SIZE": 2}
+    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1, "DS_ACCELERATOR": "cpu"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    apart = Section("network", {"state": "not met"}, (Problem("they did not meet", "look"),))
+    monkeypatch.setattr(examine, "meet", lambda launch: apart)
+    report = tmp_path / "report.json"
+    words = ["--device", "cpu", "--path", str(tmp_path / "none"), "--json", str(report)]
+    tool = runpy.run_path(str(REPOSITORY / "tools" / "doctor.py"))
+    with pytest.raises(SystemExit) as left:
+        tool["main"](words)
+    assert left.value.code == int(is_told)
+    lines = capsys.readouterr().out
+    assert ("PROBLEM: they did not meet: look" in lines) == is_told
+    assert (lines != "") == is_told
+    assert report.exists() == is_written
 
 
 def test_gpus_are_counted_whether_or_not_they_can_be_used(tmp_path):
