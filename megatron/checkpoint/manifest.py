@@ -6,7 +6,7 @@ Written last and read first, without torch.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -63,12 +63,22 @@ class Manifest:
     format: int = CHECKPOINT_FORMAT
 
 
-def record_file(file: Path) -> FileRecord:
-    """Return name, size and hash of `file`, after making sure that it is on disk."""
+def record_file(file: Path, name: str = "") -> FileRecord:
+    """Return name, size and hash of `file`, after making sure that it is on disk.
+
+    Args:
+        name: what it is called in the record; as the file if not said.
+    """
     with file.open("rb", buffering=0) as stream:
         os.fsync(stream.fileno())
         found = hash_of(stream)
-        return FileRecord(file.name, stream.tell(), found)
+        return FileRecord(name or file.name, stream.tell(), found)
+
+
+def names_in(folder: Path) -> Iterator[str]:
+    """Yield the names of all files in `folder` and below, relative to it."""
+    for place, _, names in os.walk(folder):
+        yield from (str((Path(place) / name).relative_to(folder)) for name in names)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -2,12 +2,15 @@
 
 import os
 import shutil
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from megatron.checkpoint.manifest import sync_folder
+from megatron.checkpoint.manifest import FileRecord, Manifest, sync_folder, write_manifest
 from megatron.checkpoint.names import (
     KEEP,
     LATEST,
+    MANIFEST,
     REPLACED,
     STAGING,
     iteration_of,
@@ -34,6 +37,26 @@ def clear_staging(directory: Path, iteration: int) -> Path:
     except OSError as error:
         raise CheckpointError(f"--save {directory}: {error}") from error
     return staging
+
+
+def publish_written(directory: Path, manifest: Manifest, records: Iterable[FileRecord]) -> None:
+    """Make the staged checkpoint of `manifest` count, whose files are all on disk.
+
+    Args:
+        manifest: all of it but the files.
+        records: the files of all ranks, in any order.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
+    """
+    iteration = manifest.state["iteration"]
+    by_name = {record.name: record for record in records}
+    files = tuple(by_name[name] for name in sorted(by_name))
+    try:
+        write_manifest(directory / staging_tag_of(iteration), replace(manifest, files=files))
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST}: {error.strerror or error}") from error
+    publish(directory, iteration)
 
 
 def publish(directory: Path, iteration: int) -> None:

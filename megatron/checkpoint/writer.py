@@ -2,8 +2,10 @@
 
 import io
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
@@ -53,6 +55,19 @@ class StateWriter:
         """Write `state` to `file` as torch.save does; what becomes of it stands in `files`."""
         kept = self._copies.of(state) if self._copies else state
         self.files.append(self._executor.submit(write_state, kept, file))
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Write nothing in the background inside the block: who copies would wait for it."""
+        if self._copies is None:
+            yield
+            return
+        is_copied = threading.Event()
+        self._executor.submit(is_copied.wait)
+        try:
+            yield
+        finally:
+            is_copied.set()
 
 
 def write_state(state: Any, file: Path) -> FileRecord:

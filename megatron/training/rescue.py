@@ -5,12 +5,12 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from megatron.checkpoint.manifest import FileRecord, Manifest, record_file, write_manifest
+from megatron.checkpoint.manifest import FileRecord, Manifest, names_in, record_file
 from megatron.checkpoint.names import MANIFEST, staging_tag_of
-from megatron.checkpoint.publish import publish
+from megatron.checkpoint.publish import publish_written
 from megatron.errors import CheckpointError
 
 SILENCE_S = 20.0
@@ -27,11 +27,13 @@ class UnderWay:
         directory: --save.
         manifest: all of it but the files.
         files: those that this rank writes.
+        publication: what makes it count, on rank 0 when all ranks have written theirs.
     """
 
     directory: Path
     manifest: Manifest
     files: Sequence[Future[FileRecord]]
+    publication: Future[None] | None = None
 
 
 def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SILENCE_S) -> bool:
@@ -44,8 +46,10 @@ def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SI
     Raises:
         CheckpointError: some rank could not write, or is gone.
     """
-    iteration = save.manifest.state["iteration"]
-    folder = save.directory / staging_tag_of(iteration)
+    if save.publication:
+        save.publication.result()
+        return True
+    folder = save.directory / staging_tag_of(save.manifest.state["iteration"])
     if not folder.is_dir():
         return False  # it was published, and the others are not told any more
     try:
@@ -54,12 +58,9 @@ def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SI
             return False
         lists = _everyones(folder, ranks, silence_s)
         records = {record.name: record for own in lists for record in own}
-        for file in filter(Path.is_file, folder.rglob("*")):
-            if (name := str(file.relative_to(folder))) not in {*records, MANIFEST}:
-                records[name] = replace(record_file(file), name=name)
-        files = tuple(records[name] for name in sorted(records))
-        write_manifest(folder, replace(save.manifest, files=files))
-        publish(save.directory, iteration)
+        others = [name for name in names_in(folder) if name not in {*records, MANIFEST}]
+        found = [record_file(folder / name, name) for name in others]
+        publish_written(save.directory, save.manifest, [*records.values(), *found])
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{folder}: {error}") from error
     return True

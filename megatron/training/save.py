@@ -12,15 +12,9 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron.checkpoint.lock import locked
-from megatron.checkpoint.manifest import (
-    FileRecord,
-    Manifest,
-    damage,
-    record_file,
-    write_manifest,
-)
+from megatron.checkpoint.manifest import FileRecord, Manifest, damage, names_in, record_file
 from megatron.checkpoint.names import published_tags, staging_tag_of, tag_of
-from megatron.checkpoint.publish import clear_staging, publish
+from megatron.checkpoint.publish import clear_staging, publish_written
 from megatron.checkpoint.retention import prune, removable
 from megatron.checkpoint.space import expected_size, is_full_disk, require_space
 from megatron.checkpoint.writer import AtOnce, StateWriter
@@ -75,7 +69,7 @@ class Checkpoints(Hook):
         self._copies = HostCopies() if in_background else None
         self._stage: _Stage | None = None
         self._unpublished: UnderWay | None = None
-        self._unread: tuple[FileRecord, ...] = ()
+        self._unread: list[FileRecord] = []
 
     @property
     def is_under_way(self) -> bool:
@@ -111,7 +105,7 @@ class Checkpoints(Hook):
         writer = StateWriter(self._executor, self._copies)
         self._write(tag, state.iteration, writer)
         self._saved = state.iteration
-        self._stage = _Stage(writer.files, lambda: self._publish(writer, manifest))
+        self._stage = _Stage(writer.files, lambda: self._gathering(writer, manifest))
         self._unpublished = UnderWay(self._directory, manifest, writer.files)
         if self._plan.checkpoint.in_background:
             seconds = time.perf_counter() - started_at
@@ -141,12 +135,12 @@ class Checkpoints(Hook):
         Communication: every rank must call this, in step.
         """
         newest = self._directory / tag_of(self._saved)
-        if problems := list(gathered(damage(newest, share_of([*self._unread])))):
+        if problems := list(gathered(damage(newest, share_of(self._unread)))):
             raise CheckpointError(
                 f"--save {self._directory}: what was written is not what the disk holds, and the "
                 f"next start goes on from an older checkpoint: {'; '.join(problems)}"
             )
-        self._unread = ()
+        self._unread = []
 
     def rescue(self) -> None:
         """Publish what is being written in the background, if anything is, for a run that fails.
@@ -189,14 +183,15 @@ class Checkpoints(Hook):
 
     def _write(self, tag: str, iteration: int, writer: StateWriter) -> None:
         try:
-            self._engine.save(
-                self._directory,
-                tag,
-                {"iteration": iteration},
-                optimizer=self._plan.checkpoint.saves_optimizer,
-                streams=self._plan.checkpoint.saves_streams,
-                write=writer.write,
-            )
+            with writer.copying():
+                self._engine.save(
+                    self._directory,
+                    tag,
+                    {"iteration": iteration},
+                    optimizer=self._plan.checkpoint.saves_optimizer,
+                    streams=self._plan.checkpoint.saves_streams,
+                    write=writer.write,
+                )
         except (OSError, RuntimeError) as error:
             if not is_full_disk(error):
                 raise
@@ -208,35 +203,43 @@ class Checkpoints(Hook):
             f"({why}); the older ones are as they were"
         )
 
-    def _publish(self, writer: StateWriter, manifest: Manifest) -> _Stage | None:
-        """Make the files that all ranks have written count."""
-        iteration = manifest.state["iteration"]
-        folder = self._directory / staging_tag_of(iteration)
-        files = self._all_files(folder, [file.result() for file in writer.files])
+    def _gathering(self, writer: StateWriter, manifest: Manifest) -> _Stage | None:
+        """List what all ranks have written, and have files that DeepSpeed wrote by itself hashed."""
+        folder = self._directory / staging_tag_of(manifest.state["iteration"])
+        records = list(gathered([file.result() for file in writer.files]))
+        # Rank 0's list: another node may see the newest names a moment later.
+        others = from_rank_0(
+            lambda: sorted(set(names_in(folder)) - {record.name for record in records})
+        )
+        if not others:
+            return self._publication(manifest, records)
+        found = [
+            self._executor.submit(record_file, folder / name, name) for name in share_of(others)
+        ]
+        return _Stage(
+            found,
+            lambda: self._publication(
+                manifest, [*records, *gathered([file.result() for file in found])]
+            ),
+        )
 
-        def finish() -> None:
-            try:
-                write_manifest(folder, replace(manifest, files=files))
-            except OSError as error:
-                raise self._not_written(iteration, error) from error
-            publish(self._directory, iteration)
+    def _publication(self, manifest: Manifest, records: list[FileRecord]) -> _Stage:
+        """Have rank 0 make the files count, which are all on disk."""
+        unpublished, self._unpublished = self._unpublished, None
+        assert unpublished
+        work = []
+        if dist.get_rank() == 0:
+            work = [self._executor.submit(publish_written, self._directory, manifest, records)]
+            self._unpublished = replace(unpublished, publication=work[0])
+        return _Stage(work, lambda: self._published(manifest.state["iteration"], records))
 
-        from_rank_0(finish)
+    def _published(self, iteration: int, files: list[FileRecord]) -> _Stage | None:
         self._unpublished = None
         self._tell_saved(iteration)
         self._unread = files
         return self._verification(iteration, files)
 
-    def _all_files(self, folder: Path, own: list[FileRecord]) -> tuple[FileRecord, ...]:
-        """Return every rank's records, and those of files that DeepSpeed has written by itself."""
-        records = {record.name: record for record in gathered(own)}
-        # Rank 0's list: another node may see the newest names a moment later.
-        others = from_rank_0(lambda: sorted(set(_names_in(folder)) - set(records)))
-        found = gathered([replace(record_file(folder / n), name=n) for n in share_of(others)])
-        records |= {record.name: record for record in found}
-        return tuple(records[name] for name in sorted(records))
-
-    def _verification(self, iteration: int, files: tuple[FileRecord, ...]) -> _Stage | None:
+    def _verification(self, iteration: int, files: list[FileRecord]) -> _Stage | None:
         """Read again what was written, if older checkpoints go because of it."""
         names = from_rank_0(
             lambda: removable(
@@ -249,7 +252,7 @@ class Checkpoints(Hook):
         if not names:
             return None
         newest = self._directory / tag_of(iteration)
-        found = self._executor.submit(damage, newest, share_of(list(files)))
+        found = self._executor.submit(damage, newest, share_of(files))
         return _Stage([found], lambda: self._removal(names, found.result()))
 
     def _removal(self, names: list[str], found: list[str]) -> _Stage:
@@ -259,7 +262,7 @@ class Checkpoints(Hook):
                 f"--save {self._directory}: what was written is not what the disk holds, so no "
                 f"older checkpoint is removed: {'; '.join(problems)}"
             )
-        self._unread = ()
+        self._unread = []
         removes = dist.get_rank() == 0
         work = [self._executor.submit(prune, self._directory, names)] if removes else []
         return _Stage(work, lambda: None)
@@ -301,10 +304,6 @@ def _errors(stage: _Stage) -> list[str]:
         str(error) if isinstance(error, MegatronError) else repr(error) for error in errors if error
     )
     return [f"rank {dist.get_rank()}: {word}" for word in words]
-
-
-def _names_in(folder: Path) -> Iterator[str]:
-    return (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 @contextmanager

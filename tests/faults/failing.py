@@ -20,6 +20,20 @@ def slow_writes() -> None:
     writer.write_state = slow
 
 
+def without_patience(slow: int, rank: int) -> None:
+    """Do not wait long for what a killed rank has not written; one rank's files take a while."""
+    from forked import without_head_start
+
+    from megatron.training import rescue
+
+    without_head_start(rank)
+    defaults = rescue.finish_alone.__kwdefaults__
+    assert defaults
+    defaults["silence_s"] = 0.3
+    if rank == slow:
+        slow_writes()
+
+
 def fails_in_step(failing: str, struck: int, iteration: int, rank: int) -> None:
     """Have the loss be no number on all ranks, or reading data fail on one, in that step."""
     from forked import without_head_start

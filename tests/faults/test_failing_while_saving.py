@@ -5,8 +5,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from failing import fails_in_step
-from forked import Killed, without_head_start
+from failing import fails_in_step, without_patience
+from forked import FLUSH, Killed, without_head_start
 from small_job import Job, is_same
 
 from megatron.checkpoint.manifest import damage, read_manifest
@@ -14,6 +14,7 @@ from megatron.checkpoint.names import iteration_of, published_tags
 from megatron.training.failure import FAILURE
 
 BEHIND = ["--async-save", "--max-nan-steps", "1"]
+OWN_FILE = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,33 @@ def test_a_checkpoint_under_way_is_finished_before_a_run_fails(
         "manifest.json",
     }
     job_of_two.run(save).succeeded()
+    assert is_same(save, job_of_two.save)
+
+
+@pytest.mark.parametrize(
+    ("rank", "event", "stands"),
+    [
+        # Rank 0 has written its files, and rank 1 has not.
+        (1, f"{FLUSH} staging-global_step4/{OWN_FILE}", 2),
+        (0, f"{FLUSH} staging-global_step4/manifest.json", 2),
+        (0, "os.rename staging-global_step4 to global_step4", 2),
+        (0, "os.rename latest.staging to latest", 4),
+    ],
+)
+def test_what_is_being_published_counts_when_all_of_it_is_on_disk(
+    job_of_two: Job, tmp_path: Path, rank: int, event: str, stands: int
+) -> None:
+    save = tmp_path / "killed"
+    number = int(event.startswith("os.rename latest"))  # the second one is of iteration 4
+    killed = Killed(number, rank=rank, only=event)
+    setup = partial(without_patience, 1)
+    ended = job_of_two.run(save, "--async-save", killed=killed, setup=setup)
+    assert ended.codes[rank] == -9, "\n".join(ended.outputs)
+    newest = published_tags(save)[0]
+    assert iteration_of(newest) == stands
+    assert damage(save / newest, read_manifest(save / newest).files) == []
+    again = job_of_two.run(save, "--async-save").succeeded()
+    assert f"at iteration {stands}\n" in again.outputs[0]
     assert is_same(save, job_of_two.save)
 
 

@@ -1,6 +1,7 @@
 """A checkpoint written while training goes on is the one that training would have waited for."""
 
 import tempfile
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -141,6 +142,36 @@ def a_disk_that_is_full_for_one_rank_ends_all(rank):
             assert published_tags(to) == ["global_step5"]
 
 
+def nothing_counts_before_all_files_do(rank):
+    engine, plan, _ = engine_of("--micro-batch-size", "1", "--zero-stage", "1")
+    write_state = writer.write_state
+
+    with shared_folder() as folder:
+
+        def wait_and_write(state, file):
+            assert is_released.wait(30)
+            return write_state(state, file)
+
+        is_released = threading.Event()
+        checkpoints = checkpoints_in(folder, engine, plan, in_background=True)
+        writer.write_state = wait_and_write if rank == 1 else write_state
+        try:
+            checkpoints.save(TrainState(iteration=5))
+            written = [file.result() for file in checkpoints._stage.work] if rank == 0 else []
+            assert all((folder / "staging-global_step5" / file.name).exists() for file in written)
+            for iteration in (6, 7, 8):
+                checkpoints.after_step(TrainState(iteration=iteration), None)
+            assert checkpoints.is_under_way
+            assert not (folder / "staging-global_step5" / "manifest.json").exists()
+            assert published_tags(folder) == []
+            dist.barrier()
+            is_released.set()
+            checkpoints.finish()
+        finally:
+            writer.write_state = write_state
+        assert published_tags(folder) == ["global_step5"]
+
+
 CHECKS = [
     shards_are_written_behind,
     stages_are_written_behind,
@@ -148,6 +179,7 @@ CHECKS = [
     replicas_at_zero_2_are_written_behind,
     replicas_at_zero_3_are_written_behind,
     a_disk_that_is_full_for_one_rank_ends_all,
+    nothing_counts_before_all_files_do,
 ]
 
 

@@ -104,7 +104,8 @@ class Taken:
     """What a side took, in seconds.
 
     Args:
-        cpu: of all threads of this process, the kernel's work for them included.
+        cpu: of all threads of this process, the kernel's work for them included; for a standstill,
+            of the thread that trains alone.
     """
 
     wall: float = 0.0
@@ -167,12 +168,12 @@ class Sides:
         """Save in the background; the time for which steps stand still, until all is done."""
         empty(self.folder / "async")
         iteration = 10 * turn
-        with timed() as taken:
+        with timed(cpu=time.thread_time) as taken:
             self.saves_behind.save(TrainState(iteration=iteration))
         while self.saves_behind.is_under_way:
             self.engine.train_batch(self.batches)
             iteration += 1
-            with timed(taken):
+            with timed(taken, cpu=time.thread_time):
                 self.saves_behind.after_step(TrainState(iteration=iteration), NO_STEP)
         return taken
 
@@ -280,13 +281,15 @@ def in_halves(whole: WholeCheckpoint, dims: Mapping[str, int]) -> WholeCheckpoin
 
 
 @contextmanager
-def timed(taken: Taken | None = None) -> Iterator[Taken]:
+def timed(
+    taken: Taken | None = None, *, cpu: Callable[[], float] = time.process_time
+) -> Iterator[Taken]:
     """Give what the block takes, or add it to `taken`; it is there behind the block."""
     taken = taken or Taken()
-    wall, cpu = time.perf_counter(), time.process_time()
+    started, cpu_before = time.perf_counter(), cpu()
     yield taken
-    taken.wall += time.perf_counter() - wall
-    taken.cpu += time.process_time() - cpu
+    taken.wall += time.perf_counter() - started
+    taken.cpu += cpu() - cpu_before
 
 
 @contextmanager

@@ -10,12 +10,11 @@ import torch
 from tiny import tiny_config, tiny_plan
 from torch import nn
 
-from megatron.checkpoint import writer
+from megatron.checkpoint import publish, writer
 from megatron.checkpoint.manifest import Manifest, damage, read_manifest, record_file
 from megatron.checkpoint.names import published_tags
 from megatron.checkpoint.publish import clear_staging
 from megatron.errors import CheckpointError, ConfigError
-from megatron.training import save
 from megatron.training.rescue import UnderWay, finish_alone
 from megatron.training.save import Checkpoints
 from megatron.training.state import TrainState
@@ -51,6 +50,27 @@ def disk(monkeypatch):
     monkeypatch.setattr(writer, "write_state", write_later)
     yield Disk
     Disk.open.set()
+
+
+@pytest.fixture
+def slow_manifest(monkeypatch):
+    """A manifest whose flush waits until it may go on, and fails if it shall."""
+
+    class Slow:
+        begun, open = threading.Event(), threading.Event()
+        fails = None
+
+    def write_later(folder, manifest):
+        Slow.begun.set()
+        assert Slow.open.wait(30)
+        if Slow.fails:
+            raise Slow.fails
+        write_manifest(folder, manifest)
+
+    write_manifest = publish.write_manifest
+    monkeypatch.setattr(publish, "write_manifest", write_later)
+    yield Slow
+    Slow.open.set()
 
 
 @pytest.fixture
@@ -92,6 +112,45 @@ def test_training_goes_on_while_a_checkpoint_is_written(start, disk, tmp_path):
     assert published_tags(tmp_path / "async") == ["global_step5"]
     read = torch.load(tmp_path / "async" / "global_step5" / "weights.pt")
     assert torch.equal(read["weight"], expected)
+
+
+def test_training_goes_on_while_a_checkpoint_is_published(start, slow_manifest, tmp_path):
+    _, checkpoints = start("--async-save")
+    after(checkpoints, 5)
+    until(slow_manifest.begun.is_set, checkpoints)
+    for iteration in (6, 7):
+        after(checkpoints, iteration)
+    assert checkpoints.is_under_way
+    assert published_tags(tmp_path / "async") == []
+    slow_manifest.open.set()
+    until(lambda: not checkpoints.is_under_way, checkpoints)
+    assert published_tags(tmp_path / "async") == ["global_step5"]
+
+
+def test_a_checkpoint_that_cannot_be_published_ends_the_run(start, slow_manifest, tmp_path):
+    _, checkpoints = start("--async-save")
+    slow_manifest.open.set()
+    after(checkpoints, 5)
+    checkpoints.finish()
+    slow_manifest.fails = OSError(28, "No space left on device")
+    after(checkpoints, 10)
+    told = r"of iteration 10 cannot be written \(rank 0: manifest.json: No space"
+    with pytest.raises(CheckpointError, match=told):
+        until(lambda: False, checkpoints)
+    checkpoints.rescue()  # has nothing to do
+    assert published_tags(tmp_path / "async") == ["global_step5"]
+
+
+def test_a_run_that_fails_waits_for_what_is_being_published(start, slow_manifest, tmp_path, told):
+    _, checkpoints = start("--async-save")
+    after(checkpoints, 5)
+    until(slow_manifest.begun.is_set, checkpoints)
+    threading.Timer(0.2, slow_manifest.open.set).start()
+    checkpoints.rescue()
+    folder = tmp_path / "async" / "global_step5"
+    assert damage(folder, read_manifest(folder).files) == []
+    assert (tmp_path / "async" / "latest").read_text() == "global_step5"
+    assert len([text for text in told if "successfully saved" in text]) == 1
 
 
 def test_the_files_are_those_of_a_save_that_training_waits_for(start, tmp_path):
@@ -224,13 +283,13 @@ def test_nothing_goes_when_the_new_one_is_not_what_was_written(start, tmp_path, 
     _, checkpoints = start("--async-save", "--keep-last", "1")
     after(checkpoints, 5)
     checkpoints.finish()
-    publish = save.publish
+    publish_whole = publish.publish
 
     def publish_and_break(directory, iteration):
-        publish(directory, iteration)
+        publish_whole(directory, iteration)
         (directory / f"global_step{iteration}" / "weights.pt").write_bytes(b"")
 
-    monkeypatch.setattr(save, "publish", publish_and_break)
+    monkeypatch.setattr(publish, "publish", publish_and_break)
     after(checkpoints, 10)
     with pytest.raises(CheckpointError, match="weights.pt has 0 bytes .*"):
         checkpoints.finish()

@@ -11,11 +11,12 @@ import torch
 from tiny import tiny_config, tiny_plan
 from torch import nn
 
+from megatron.checkpoint import publish
 from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import MANIFEST, published_tags
 from megatron.errors import CheckpointError
 from megatron.parallel.sharding import sharded
-from megatron.training import pretrain, save
+from megatron.training import pretrain
 from megatron.training.choose import choose
 from megatron.training.journal import Journal, read_journal
 from megatron.training.resume import resume
@@ -268,13 +269,13 @@ def test_old_checkpoints_go_when_the_new_one_is_verified(job, told):
 def test_nothing_goes_when_the_new_one_is_not_what_was_written(job, monkeypatch):
     job.save(5)
     plan = tiny_plan(*job.flags, "--keep-last", "1")
-    publish = save.publish
+    publish_whole = publish.publish
 
     def publish_and_break(directory, iteration):
-        publish(directory, iteration)
+        publish_whole(directory, iteration)
         (directory / f"global_step{iteration}" / "weights.pt").write_bytes(b"")
 
-    monkeypatch.setattr(save, "publish", publish_and_break)
+    monkeypatch.setattr(publish, "publish", publish_and_break)
     with pytest.raises(CheckpointError, match="weights.pt has 0 bytes .*"):
         Checkpoints(job.engine, plan, job.config).save(TrainState(iteration=10))
     assert job.resume().iteration == 5
@@ -351,7 +352,7 @@ def test_a_manifest_that_cannot_be_written_ends_all_ranks_alike(job, monkeypatch
     def fill(folder, manifest):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(save, "write_manifest", fill)
+    monkeypatch.setattr(publish, "write_manifest", fill)
     with pytest.raises(CheckpointError, match="of iteration 10 cannot be written .*No space left"):
         job.save(10)
     assert job.resume().iteration == 5
