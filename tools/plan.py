@@ -6,6 +6,7 @@ With --search it looks for the fastest layouts instead.
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
@@ -28,6 +29,7 @@ from megatron.plan.parallel_plan import fewest_processes
 from megatron.plan.plan import plan
 from megatron.tool import run_tool
 
+TRAINING_DEVICES = ("auto", "cpu", "cuda")
 NOT_NEEDED = {
     "schedule": {"lr": 1e-4},
     "training": {"micro_batch_size": 1},
@@ -42,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
         ConfigError: lists all that cannot be done as asked.
     """
     config, own = parse_config_for_checkpoint(
-        argv, NOT_NEEDED, {"planning": PlanningConfig}, description=__doc__ or ""
+        _with_kind_of_gpu(argv), NOT_NEEDED, {"planning": PlanningConfig}, description=__doc__ or ""
     )
     config, planning = with_some_data(config), own["planning"]
     raise_if_any(_problems(planning))
@@ -50,6 +52,20 @@ def main(argv: Sequence[str]) -> None:
         _tell_plan(config, planning)
     else:
         _tell_search(config, planning, planning.search)
+
+
+def _with_kind_of_gpu(argv: Sequence[str]) -> list[str]:
+    """Return the flags with `--device h100-80gb` as `--gpu h100-80gb`.
+
+    Training's own --device says cpu or cuda, and keeps its meaning.
+    """
+    words: list[str] = []
+    for word in argv:
+        words += word.split("=", 1) if word.startswith("--device=") else [word]
+    for i, (word, value) in enumerate(pairwise(words)):
+        if word == "--device" and value not in TRAINING_DEVICES:
+            words[i] = "--gpu"
+    return words
 
 
 def _problems(planning: PlanningConfig) -> list[str]:

@@ -21,7 +21,7 @@ def run(*flags):
 def test_a_run_is_planned_to_its_cost():
     done = run(
         *("--num-gpus", "16", "--tensor-model-parallel-size", "2", "--micro-batch-size", "4"),
-        *("--gpu", "h100-80gb", "--mfu", "0.4", "--price-per-gpu-hour", "3"),
+        *("--device=h100-80gb", "--mfu", "0.4", "--price-per-gpu-hour", "3"),
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -33,7 +33,7 @@ def test_a_run_is_planned_to_its_cost():
 
 
 def test_a_search_ends_in_flags_to_take():
-    done = run("--search", "16", "--gpu", "h100-80gb", "--show", "3")
+    done = run("--search", "16", "--device", "h100-80gb", "--show", "3")
     assert done.returncode == 0, done.stderr
     assert "flags of the first: --tensor-model-parallel-size" in done.stdout
     assert "do not run (tp 16): more than the 8 GPUs of a node" in done.stdout
@@ -47,6 +47,7 @@ def test_weighted_data_need_not_be_there():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--device", "h1000"), "h1000 is none of v100-16gb"),
         (("--mfu", "2", "--gpu", "h200"), "--mfu 2 must be more than 0 and at most 1"),
         (("--price-per-gpu-hour", "2"), "give --gpu too"),
         (("--search", "0"), "--search 0 must be at least 1"),
