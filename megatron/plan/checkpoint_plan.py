@@ -1,5 +1,6 @@
 """What is saved and loaded, decided."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ class CheckpointPlan:
     saves_streams: bool
     keep_last: int  # the newest checkpoints; 0: all
     keep_every: int  # iterations; 0: none besides the newest
-    load: str
+    load: str  # the text of `save` where it is the same directory
     step: int  # iteration whose checkpoint is loaded; 0: the newest
     universal: bool  # whether checkpoints without a layout count, too
     reshape_buffer_bytes: int  # for what is on its way from another layout
@@ -44,7 +45,7 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
         saves_streams=not checkpoint.no_save_rng,
         keep_last=checkpoint.keep_last or int(checkpoint.keep_every is not None),
         keep_every=checkpoint.keep_every or 0,
-        load=_directory(checkpoint.load),
+        load=_directory(checkpoint.save if goes_on(checkpoint) else checkpoint.load),
         step=checkpoint.ckpt_step or 0,
         universal=checkpoint.universal_checkpoint,
         reshape_buffer_bytes=checkpoint.reshape_buffer_mb << 20,
@@ -57,12 +58,13 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
 
 def goes_on(checkpoint: CheckpointConfig) -> bool:
     """Return whether --load is the directory of --save, however the two are written."""
-    save = _directory(checkpoint.save)
-    return save != "" and save == _directory(checkpoint.load)
+    if not (checkpoint.save and checkpoint.load):
+        return False
+    return os.path.realpath(checkpoint.save) == os.path.realpath(checkpoint.load)
 
 
 def _directory(path: str | None) -> str:
-    """Return `path` in one spelling, so that the same directory is the same text."""
+    """Return `path` without what says nothing."""
     return str(Path(path)) if path else ""
 
 

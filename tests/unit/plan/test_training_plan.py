@@ -166,3 +166,16 @@ def test_weights_alone_are_loaded_to_finetune_or_evaluate():
     assert parts("--no-load-optim") == (False, True, True)
     assert parts("--no-load-rng") == (True, False, True)
     assert parts("--eval-only")[:2] == (False, False)
+
+
+def test_a_directory_is_the_same_however_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("run")
+    save = ["--save", "run", "--save-interval", "1"]
+    for written in ("run", "./run/", "other/../run", str(tmp_path / "run"), "link"):
+        plan = tiny_plan(*save, "--load", written).checkpoint
+        assert (plan.load, plan.must_exist) == ("run", False)
+        with pytest.raises(ConfigError, match="--finetune with --load and --save on one directory"):
+            tiny_plan(*save, "--load", written, "--finetune")
+    plan = tiny_plan(*save, "--load", "run2/").checkpoint
+    assert (plan.load, plan.must_exist) == ("run2", True)
