@@ -11,6 +11,7 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -92,9 +93,10 @@ def continued(address: str, prompt: str, tokens: int, key: str | None) -> str:
         MegatronError: it cannot be reached.
     """
     body = {"prompts": [prompt], "tokens_to_generate": tokens, "add_BOS": not prompt}
-    headers = {"Content-Type": "application/json; charset=UTF-8"}
+    headers: dict[str, Any] = {"Content-Type": "application/json; charset=UTF-8"}
     if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
+        # As bytes: of texts only those in Latin-1 can be sent, and not as the server reads them.
+        headers["Authorization"] = f"Bearer {key}".encode()
     url, data = f"http://{address}/api", json.dumps(body).encode()
     try:
         with urlopen(Request(url, data, headers=headers, method="PUT")) as response:

@@ -91,8 +91,8 @@ def test_the_key_is_read_from_its_file(server_tool, tmp_path):
 
 def test_what_is_typed_is_continued(group, client_tool, tmp_path, monkeypatch, capsys):
     key = tmp_path / "key"
-    key.write_text("sesame\n")
-    with serving(group, api_key="sesame") as running:
+    key.write_text("sésame €\n", encoding="utf-8")
+    with serving(group, api_key="sésame €") as running:
         address = f"127.0.0.1:{running.port}"
         typed = "The cat\n5\n\n1\nThe\nmany\nThe\n999\n"
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
