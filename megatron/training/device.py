@@ -1,10 +1,14 @@
 """Which device this process computes on, decided before anything is imported that asks too."""
 
+import logging
+
 import torch
 
 from megatron.config.parallel import ParallelConfig
 from megatron.errors import ConfigError
-from megatron.training.environment import Launch, export_launch, read_launch
+from megatron.training.environment import Launch, export_launch, launch_notices, read_launch
+
+log = logging.getLogger(__name__)
 
 
 def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
@@ -14,6 +18,8 @@ def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
         ConfigError: what the launcher said contradicts itself or the machine.
     """
     launch = read_launch(parallel.local_rank)
+    for notice in launch_notices():
+        log.warning("%s", notice)
     device = choose_device(parallel.device, launch)
     divides = parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1
     export_launch(launch, device.type, device_index=device.index, sequence_parallel=divides)

@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -181,6 +182,9 @@ def read_launch(local_rank: int | None) -> Launch:
     return Launch(rank, world_size, local, size)
 
 
+_APART = "for separate runs start each as a task of its own (srun --ntasks 1, mpirun -n 1)"
+
+
 def _require_agreement(managed: _Managed, rank: int, world_size: int) -> None:
     """Refuse a place that contradicts the one that MPI or SLURM tells.
 
@@ -189,28 +193,43 @@ def _require_agreement(managed: _Managed, rank: int, world_size: int) -> None:
     """
     names, tasks = managed.names, managed.launch.world_size
     started = f"{names.world_size}={tasks}"
-    if tasks == 1:
+    launcher = read_launcher().name
+    # Torch's may begin, or go on after a failure, with fewer nodes; see `launch_notices`.
+    if tasks == 1 or launcher == "torch":
         return
-    if launcher := read_launcher().name:
-        nodes_name = "GROUP_WORLD_SIZE" if launcher == "torch" else "CROSS_SIZE"
-        nodes = _number(nodes_name, tasks)
-        # After a failure torch's launcher may go on with fewer nodes.
-        if nodes != tasks and not read_launcher().restarts:
-            flag = "--nnodes" if launcher == "torch" else "--num_nodes"
+    if launcher:
+        nodes = _number("CROSS_SIZE", tasks)
+        if nodes != tasks:
             raise ConfigError(
-                f"{started} but {nodes_name}={nodes}: {tasks} tasks were started, each of which "
+                f"{started} but CROSS_SIZE={nodes}: {tasks} tasks were started, each of which "
                 f"began a launcher that knows of {nodes}; start one task a node, and give the "
-                f"launcher {flag} {tasks}"
+                f"launcher --num_nodes {tasks}; {_APART}"
             )
         return
     if world_size not in (tasks, tasks * _number("LOCAL_WORLD_SIZE", 1)):
         raise ConfigError(
-            f"{started} but WORLD_SIZE={world_size}: unset WORLD_SIZE, or start so many tasks"
+            f"{started} but WORLD_SIZE={world_size}: unset WORLD_SIZE, or start so many tasks; "
+            f"{_APART}"
         )
     if world_size == tasks and rank != managed.launch.rank:
         raise ConfigError(
             f"{names.rank}={managed.launch.rank} but RANK={rank}: unset RANK, or set it to "
             f"{names.rank} in each task, not in the script that starts them"
+        )
+
+
+def launch_notices() -> Iterator[str]:
+    """Yield what may be a mistake of how this process was started, or may be meant so."""
+    managed = _manager()
+    if not managed or read_launcher().name != "torch":
+        return
+    tasks = managed.launch.world_size
+    nodes = _number("GROUP_WORLD_SIZE", tasks)
+    if nodes < tasks:
+        yield (
+            f"{managed.names.world_size}={tasks} but GROUP_WORLD_SIZE={nodes}: {tasks} tasks were "
+            f"started, and this run goes on with {nodes}; if all were to share it, give each "
+            f"launcher --nnodes {tasks}"
         )
 
 
@@ -288,6 +307,12 @@ def _port_of_rank_0(launch: Launch) -> int:
     # All find the same one without talking, and jobs side by side on a node different ones. It is
     # below those that systems give to connections.
     job = " ".join(os.environ.get(name, "") for name in managed.names.job)
+    if not job.strip():
+        raise ConfigError(
+            f"{managed.names.world_size}={launch.world_size} but MASTER_PORT is not set, and none "
+            f"of {', '.join(managed.names.job)}, by which processes find a port: set MASTER_PORT "
+            "to one that is free where rank 0 runs, the same for all processes"
+        )
     return 20000 + crc32(job.encode()) % 10000
 
 

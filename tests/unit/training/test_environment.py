@@ -11,6 +11,7 @@ from megatron.training.environment import (
     export_determinism,
     export_launch,
     first_host,
+    launch_notices,
     read_launch,
     tasks_per_node,
     verbosity,
@@ -98,6 +99,20 @@ def open_mpi(rank, size):
     }
 
 
+def said(rank, size, **more):
+    """What a launcher or a script says, in any case."""
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank % 4), **more}
+
+
+def torch_launcher(rank, size, *, nodes):
+    elastic = {"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": str(nodes)}
+    return said(rank, size, LOCAL_WORLD_SIZE="4", **elastic)
+
+
+def deepspeed_launcher(rank, size, *, nodes):
+    return said(rank, size, LOCAL_SIZE="4", CROSS_SIZE=str(nodes))
+
+
 HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
 
@@ -131,40 +146,24 @@ HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
             {**open_mpi(1, 2), **slurm(0, 1, 0)}, Launch(1, 2, 1, 2), id="mpirun starts by srun"
         ),
         pytest.param(
-            {
-                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
-                **{"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "2"},
-                **slurm(0, 2, 0),
-            },
+            {**torch_launcher(5, 8, nodes=2), **slurm(0, 2, 0)},
             Launch(5, 8, 1, 4),
             id="srun of torch's launcher",
         ),
         pytest.param(
-            {
-                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"},
-                **{"CROSS_SIZE": "2"},
-                **slurm(0, 1, 0),
-            },
+            {**deepspeed_launcher(5, 8, nodes=2), **slurm(0, 1, 0)},
             Launch(5, 8, 1, 4),
             id="srun of one deepspeed launcher, which starts the others",
         ),
         pytest.param(
-            {
-                **{"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
-                **slurm(1, 2, 0),
-            },
+            {**said(5, 8, LOCAL_WORLD_SIZE="4"), **slurm(1, 2, 0)},
             Launch(5, 8, 1, 4),
             id="a script starts four processes in each task",
         ),
         pytest.param(
-            {
-                **{"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-                **{"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"},
-                **{"TORCHELASTIC_RESTART_COUNT": "1"},
-                **slurm(0, 2, 0),
-            },
-            Launch(0, 1, 0, 1),
-            id="torch's launcher goes on with fewer nodes",
+            {**torch_launcher(1, 4, nodes=1), **slurm(0, 2, 0)},
+            Launch(1, 4, 1, 4),
+            id="torch's launcher began with fewer nodes",
         ),
     ],
 )
@@ -178,7 +177,8 @@ def test_the_place_is_read_from_whatever_started_the_process(environment, variab
     [
         (
             {**slurm(1, 4, 1), "WORLD_SIZE": "2"},
-            "SLURM_STEP_NUM_TASKS=4 but WORLD_SIZE=2: unset WORLD_SIZE, or start so many tasks",
+            "SLURM_STEP_NUM_TASKS=4 but WORLD_SIZE=2: unset WORLD_SIZE, or start so many tasks; "
+            "for separate runs start each as a task of its own",
         ),
         (
             {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "WORLD_SIZE": "2", "RANK": "1"},
@@ -190,20 +190,12 @@ def test_the_place_is_read_from_whatever_started_the_process(environment, variab
         ),
         ({**HYDRA, "RANK": "5", "WORLD_SIZE": "4"}, "PMI_SIZE=8 but WORLD_SIZE=4"),
         (
-            {
-                **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"},
-                **{"CROSS_SIZE": "1"},
-                **slurm(1, 4, 1),
-            },
-            "SLURM_STEP_NUM_TASKS=4 but CROSS_SIZE=1: 4 tasks .* --num_nodes 4",
+            {**deepspeed_launcher(1, 4, nodes=1), **slurm(1, 4, 1)},
+            "SLURM_STEP_NUM_TASKS=4 but CROSS_SIZE=1: 4 tasks .* --num_nodes 4; for separate runs",
         ),
         (
-            {
-                **{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"},
-                **{"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"},
-                **slurm(1, 4, 1),
-            },
-            "SLURM_STEP_NUM_TASKS=4 but GROUP_WORLD_SIZE=1: 4 tasks .* --nnodes 4",
+            {**slurm(1, 2, 1), **said(0, 1)},
+            "SLURM_STEP_NUM_TASKS=2 but WORLD_SIZE=1: .* for separate runs",
         ),
         ({**slurm(0, 1, 0), "WORLD_SIZE": "2"}, "WORLD_SIZE=2 but RANK is not set"),
     ],
@@ -212,6 +204,23 @@ def test_sources_that_disagree_are_named_both(environment, variables, message):
     environment(**variables)
     with pytest.raises(ConfigError, match=message):
         read_launch(None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_told"),
+    [
+        ({**torch_launcher(1, 4, nodes=1), **slurm(0, 2, 0)}, True),
+        ({**torch_launcher(5, 8, nodes=2), **slurm(0, 2, 0)}, False),
+        ({**torch_launcher(1, 4, nodes=1), **slurm(0, 1, 0)}, False),
+        (torch_launcher(1, 4, nodes=1), False),
+        (slurm(0, 2, 0), False),
+    ],
+)
+def test_a_launcher_of_fewer_nodes_than_tasks_is_told(environment, variables, is_told):
+    environment(**variables)
+    notices = list(launch_notices())
+    assert len(notices) == is_told
+    assert all("SLURM_STEP_NUM_TASKS=2 but GROUP_WORLD_SIZE=1" in notice for notice in notices)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +252,7 @@ def test_processes_of_a_job_find_its_port_and_others_another(environment):
 def test_processes_of_pbs_meet_at_the_first_node_of_its_file(environment, tmp_path):
     nodes = tmp_path / "nodes"
     nodes.write_text("r1i0n3\nr1i0n3\nr1i0n4\n")
-    environment(**HYDRA, PBS_NODEFILE=str(nodes))
+    environment(**HYDRA, PBS_NODEFILE=str(nodes), PBS_JOBID="7.head")
     export_launch(read_launch(None), "cpu")
     assert os.environ["MASTER_ADDR"] == "r1i0n3"
     environment(MASTER_ADDR="", PBS_NODEFILE=str(tmp_path / "none"))
@@ -257,8 +266,18 @@ def test_processes_on_several_nodes_need_an_address(environment):
         export_launch(read_launch(None), "cpu")
 
 
+def test_processes_without_the_name_of_a_job_need_a_port(environment):
+    """Otherwise all such jobs of a machine would take the same."""
+    environment(**HYDRA, MASTER_ADDR="there")
+    with pytest.raises(ConfigError, match="PMI_SIZE=8 but MASTER_PORT is not set, and none of SLU"):
+        export_launch(read_launch(None), "cpu")
+    environment(MASTER_PORT="6000")
+    export_launch(read_launch(None), "cpu")
+    assert os.environ["MASTER_PORT"] == "6000"
+
+
 def test_deepspeed_takes_the_number_of_the_device_from_the_local_rank(environment):
-    environment(**open_mpi(1, 2))
+    environment(**open_mpi(1, 2), PMIX_NAMESPACE="7")
     export_launch(read_launch(None), "cuda", device_index=0)
     assert os.environ["LOCAL_RANK"] == os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == "0"
 
