@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.manifest import Manifest
+from megatron.checkpoint.manifest import Manifest, sync_folder
 from megatron.checkpoint.names import STAGING
 from megatron.checkpoint.writer import write_state
 from megatron.errors import CheckpointError, ConfigError, raise_if_any
@@ -92,11 +92,15 @@ def write_megatron(
             file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
             parts = _parts(manifest, whole, (stage, rank), (pipeline, tensor), rows)
             _write({**common, "model": _nested(dict(parts))}, file)
+        sync_folder(staging)
         os.rename(staging, folder)
+        sync_folder(output)
         # Last: it says that the files are whole.
         (output / _TRACKER).write_text(str(iteration), encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"{folder}: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
     return folder
 
 
@@ -108,6 +112,7 @@ def _write(content: Mapping[str, Any], file: Path) -> None:
     try:
         file.parent.mkdir(parents=True)
         write_state(content, file)
+        sync_folder(file.parent)
     except (OSError, CheckpointError) as error:
         raise CheckpointError(f"{file.parent}: {error}") from error
 

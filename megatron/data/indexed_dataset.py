@@ -260,7 +260,10 @@ def existing_pair(prefix: str) -> tuple[Path, Path]:
     if prefix.endswith((".bin", ".idx")):
         hint = f"give the path without its suffix: {prefix[:-4]}"
     elif prefix.endswith("_tokens_document"):
-        hint = "tools/preprocess_data.py --conversations makes them; --data-path is its prefix"
+        hint = (
+            "tools/preprocess_data.py --conversations makes them, for --data-path "
+            f"{prefix.removesuffix('_tokens_document')}"
+        )
     raise DataError(f"no token files at {prefix}: {' and '.join(missing)} missing; {hint}")
 
 

@@ -24,5 +24,5 @@ def test_the_prefix_of_preprocessing_is_no_pair_but_those_it_made_are_named(tmp_
     assert message.endswith(f"did you mean {prefix}_text_document or {prefix}_text_sentence?")
     with pytest.raises(DataError, match="without its suffix$"):
         open_token_files(tmp_path / "other", impl)
-    with pytest.raises(DataError, match="--conversations makes them; --data-path is its prefix$"):
+    with pytest.raises(DataError, match="--conversations makes them, for --data-path .*/other$"):
         open_token_files(tmp_path / "other_tokens_document", impl)
