@@ -2,6 +2,7 @@
 
 import os
 import time
+from threading import Event
 from typing import Any
 
 MOMENTS = {
@@ -18,17 +19,26 @@ def signal_in(moment: str, struck: int, number: int, rank: int) -> None:
     """Have the rank `struck` get the signal `number` when it is first at `moment`, and be slow."""
     from pkgutil import resolve_name
 
+    from megatron.training.save import Checkpoints
+
     if rank != struck:
         return
     where, name = MOMENTS[moment]
     owner = resolve_name(where)
-    usual, calls = getattr(owner, name), []
+    usual, save, is_struck = getattr(owner, name), Checkpoints.save, Event()
 
     def struck_first(*words: Any, **named: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 1:
+        if not is_struck.is_set():
             os.kill(os.getpid(), number)
+            is_struck.set()
             time.sleep(0.2)
         return usual(*words, **named)
 
+    def wait_and_save(*words: Any) -> None:
+        save(*words)
+        # The thread that writes in the background may begin after the next step.
+        assert is_struck.wait(30)
+
     setattr(owner, name, struck_first)
+    if moment == "save":
+        Checkpoints.save = wait_and_save
