@@ -1,11 +1,12 @@
 """What GPUs can do, by their makers' data sheets."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron.errors import ConfigError
 
 GIB = 2**30
+_PCIE_GB_S = 32.0  # sixteen lanes of the fourth generation, in one direction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,10 +119,12 @@ def device_of(name: str) -> Device:
 def known_device(name: str, memory_bytes: int) -> Device | None:
     """Return the device that calls itself `name`, as in "NVIDIA A100-SXM4-80GB"; None if unknown.
 
-    Boards for PCIe, also in pairs (NVL), are slower than those of DEVICES, and not known.
+    Boards for PCIe, also in pairs (NVL), compute slower than those of DEVICES and are not known,
+    but for the A100's, whose data sheet gives both the same but for the way to others.
     """
     words = re.findall(r"[a-z0-9]+", name.lower())
-    if {"pcie", "nvl"} & set(words):
-        return None
     family = [d for d in DEVICES.values() if d.name.partition("-")[0] in words]
-    return min(family, key=lambda d: abs(d.memory_gib * GIB - memory_bytes), default=None)
+    found = min(family, key=lambda d: abs(d.memory_gib * GIB - memory_bytes), default=None)
+    if found is None or not {"pcie", "nvl"} & set(words):
+        return found
+    return replace(found, node_gb_s=_PCIE_GB_S) if "a100" in words else None

@@ -244,16 +244,25 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones():
         device_of("abacus")
 
 
+def test_a_board_for_pcie_that_computes_as_fast_sends_slower():
+    board = known_device("NVIDIA A100 80GB PCIe", int(79.2 * GIB))
+    assert board == replace(A100, node_gb_s=board.node_gb_s)
+    assert board.node_gb_s < A100.node_gb_s / 8
+
+
 @pytest.mark.parametrize(
     ("name", "gib", "known"),
     [
         ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
         ("NVIDIA A100-SXM4-80GB", 79.3, "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", 79.2, "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", 39.4, "a100-40gb"),
         ("NVIDIA H200", 139.8, "h200"),
         ("Tesla V100-SXM2-32GB", 31.7, "v100-32gb"),
     ],
 )
 def test_a_gpu_is_known_by_what_it_calls_itself(name, gib, known):
     assert known_device(name, int(gib * GIB)).name == known
-    for other in ("Abacus 3000", "NVIDIA H100 PCIe", "NVIDIA H200 NVL", "NVIDIA GB200"):
+    slower = ("Tesla V100-PCIE-32GB", "NVIDIA H100 PCIe", "NVIDIA H200 NVL")
+    for other in ("Abacus 3000", "NVIDIA GB200", *slower):
         assert known_device(other, int(gib * GIB)) is None
