@@ -3,7 +3,6 @@
 Everything is in namespaces, and ends when the process does that started it.
 """
 
-import contextlib
 import os
 import random
 import shutil
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import IO
+
+from ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare")
@@ -54,6 +55,7 @@ CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 GresTypes=gpu
 FirstJobId={first_job}
 KillWait=5
+MessageTimeout=5
 MinJobAge=3600
 SlurmdTimeout=6
 ReturnToService=2
@@ -189,7 +191,8 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
     """Start two nodes of 64 cores and eight GPUs each, pretended ones; jobs work in `jobs`."""
     # The path of a socket may have 107 characters.
     folder = Path(mkdtemp(prefix="slurm-", dir="/tmp"))
-    ports = [*_free_ports(3), "10001-10126"]
+    # Below those of jobs.
+    ports = [*(free_port(11000, 20000) for _ in range(3)), "10001-10126"]
     settings = _CONF.format(folder=folder, ports=ports, first_job=random.randrange(1, 12000))
     (folder / "slurm.conf").write_text(settings)
     for number in range(8):
@@ -234,13 +237,3 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
         keeper.kill()
         keeper.wait()
         shutil.rmtree(folder)
-
-
-def _free_ports(number: int) -> list[int]:
-    """Return ports below those of jobs, and those that systems give to connections."""
-    ports: list[int] = []
-    while len(ports) < number:
-        port = random.randrange(11000, 20000)
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            ports.append(port)
-    return ports

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from forked import run_job, steps
+from ports import free_port
 
 from megatron.data.indexed_dataset import IndexedDatasetWriter
 
@@ -87,14 +88,6 @@ class Hosts:
             text=True,
             start_new_session=True,
         )
-
-
-def free_port() -> int:
-    """Return a port below those that systems give to connections."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            return port
 
 
 def obstacle() -> str:
@@ -180,10 +173,10 @@ def losses_of(save: Path) -> list[float]:
 def test_two_hosts_take_the_steps_of_one(hosts: Hosts, flags: list[str]) -> None:
     save, length = hosts.folder / "two-hosts", ["--train-iters", str(STEPS)]
     job = hosts.start(*flags, "--save", str(save), *length)
-    output, _ = job.communicate(timeout=TIMEOUT_S)
-    assert job.returncode == 0, output
     alone = hosts.folder / "one-host"
     run_job([*flags, "--save", str(alone), *length], alone, ranks=2).succeeded()
+    output, _ = job.communicate(timeout=TIMEOUT_S)
+    assert job.returncode == 0, output
     assert len(losses_of(alone)) == STEPS
     assert losses_of(save) == losses_of(alone)
 

@@ -3,15 +3,15 @@
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PRETRAIN = str(REPOSITORY / "pretrain_gpt.py")
@@ -112,14 +112,6 @@ def launched(ranks: int, *flags: str) -> Finished:
     launcher = str(Path(sys.executable).with_name("deepspeed"))
     port = str(free_port())
     return start(launcher, "--num_gpus", str(ranks), "--master_port", port, PRETRAIN, *flags)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, below those that systems give to connections."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            return port
 
 
 def clean_environment() -> dict[str, str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-from jobs import REPOSITORY, free_port, journal, start
+from jobs import REPOSITORY, journal, start
+from ports import free_port
 
 from megatron.config.config import parse_config
 from megatron.config.flags import argparse_form

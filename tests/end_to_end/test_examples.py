@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, Corpus, Finished, clean_environment, free_port, journal, start
+from jobs import REPOSITORY, Corpus, Finished, clean_environment, journal, start
+from ports import free_port
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 

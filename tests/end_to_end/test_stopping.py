@@ -17,10 +17,10 @@ from jobs import (
     TIMEOUT_S,
     Corpus,
     clean_environment,
-    free_port,
     journal,
     start_ranks,
 )
+from ports import free_port
 
 from megatron.checkpoint.names import published_tags
 from megatron.errors import ExitCode

@@ -5,7 +5,6 @@ ranks of the new layout on this machine's CPUs, which hold the whole state of tr
 """
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.flags import parse_sections
 from megatron.errors import CheckpointError, ConfigError
 from megatron.tool import run_tool
+from megatron.training.environment import places_here
 
 _LOOK_S = 0.1
 
@@ -31,21 +31,9 @@ def main(argv: Sequence[str]) -> None:
     if (Path(config.output_folder) / tag_of(manifest.state["iteration"])).exists():
         raise ConfigError(f"--output_folder {config.output_folder} holds this iteration already")
     tensor, pipeline, data = layout(config, manifest)
-    world = tensor * pipeline * data
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, *argv],
-            env={
-                **os.environ,
-                **{"RANK": str(rank), "LOCAL_RANK": str(rank)},
-                **{"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-            },
-        )
-        for rank in range(world)
+        subprocess.Popen([sys.executable, __file__, *argv], env=place)
+        for place in places_here(tensor * pipeline * data)
     ]
     try:
         # One that has failed is not waited for by others that wait for it.

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -53,6 +54,9 @@ def test_what_cannot_be_watched_is_told_in_a_line(journal, tmp_path):
 def test_a_run_is_followed_while_it_writes(journal, tmp_path):
     words = [sys.executable, TOOL, str(tmp_path), "--every", "0.05"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as following:
+        # It tells for ever: without an end a line that never comes would be waited for as long.
+        timer = threading.Timer(60, following.kill)
+        timer.start()
         try:
             wait_for(following, "iteration      1\n")
             with journal.open("a") as file:
@@ -62,6 +66,7 @@ def test_a_run_is_followed_while_it_writes(journal, tmp_path):
                 file.write(step(2)[9:])
             wait_for(following, "iteration      2\n")
         finally:
+            timer.cancel()
             following.kill()
 
 

@@ -1,0 +1,13 @@
+"""Ports for jobs of tests."""
+
+import contextlib
+import random
+import socket
+
+
+def free_port(first: int = 20000, end: int = 32000) -> int:
+    """Return a port that nobody listens on, below those that systems give to connections."""
+    while True:
+        port = random.randrange(first, end)
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
