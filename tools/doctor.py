@@ -15,8 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.config.config import parse_config_for_checkpoint
+from megatron.config.config import SECTIONS, parse_config_for_checkpoint
 from megatron.config.doctor import DoctorConfig
+from megatron.config.flags import switch_words
 from megatron.doctor.findings import Examined, as_json, problems_of, report_lines
 from megatron.doctor.host import host_section
 from megatron.doctor.versions import versions_section
@@ -30,12 +31,14 @@ EXAMPLE = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-len
 NOT_NEEDED = {"schedule": {"lr": 1e-4}, "training": {"micro_batch_size": 1, "train_iters": 1}}
 """Values for required flags of training that change nothing here."""
 
-_OWN = {"--nproc", "--path", "--json", "--device", "--local_rank", "--local-rank", "--help"}
+_OF_NO_RUN = {"--device", "--local_rank", "--local-rank"}
+"""Flags of training that may stand beside the example."""
 
 
 def main(argv: Sequence[str]) -> None:
     """Print what was found; exit with 1 if a problem was."""
-    is_example = {word.partition("=")[0] for word in argv if word.startswith("--")} <= _OWN
+    said = {word.partition("=")[0] for word in argv}
+    is_example = said.isdisjoint(switch_words(SECTIONS).keys() - _OF_NO_RUN)
     words = [*EXAMPLE.split(), *argv] if is_example else argv
     config, own = parse_config_for_checkpoint(
         words, NOT_NEEDED, {"doctor": DoctorConfig}, description=__doc__ or ""

@@ -1,14 +1,16 @@
 """What can be asked of the tools that look at data, besides the flags of training."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from megatron.config.flags import Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldConfig:
     """The run that the flags of training are for."""
 
-    world_size: int | None = None
+    world_size: Annotated[int | None, Spelling("--world-size", ("--num-gpus",))] = None
     """Processes of the run; the fewest that the flags allow when not said. Without
     --global-batch-size it decides how many samples the run takes."""
 

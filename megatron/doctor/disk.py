@@ -35,7 +35,8 @@ def disk_section(folder: Path, *, seconds: float = 1.0) -> Section:
     Args:
         seconds: how long it is written to, and read from.
     """
-    title = f"disk of {folder}"
+    # A fact, not a part of the title: hosts may have been given different folders.
+    where = {"folder": str(folder)}
     try:
         disk = measure_disk(folder, seconds=seconds)
     except OSError as error:
@@ -44,13 +45,13 @@ def disk_section(folder: Path, *, seconds: float = 1.0) -> Section:
             f"--path {folder}: cannot be written to ({why})",
             "make the folder, give it to this user, or give another one",
         )
-        return Section(title, {"state": why}, (problem,))
-    facts = {
+        return Section("disk", where | {"state": why}, (problem,))
+    facts = where | {
         "free": told_bytes(disk.free_bytes),
         "write": f"{told_bytes(disk.written)}/s, flushed to the disk",
         "read": f"{told_bytes(disk.read)}/s",
     }
-    return Section(title, facts, tuple(disk_problems(folder, disk)))
+    return Section("disk", facts, tuple(disk_problems(folder, disk)))
 
 
 def disk_problems(folder: Path, disk: Disk) -> Iterator[Problem]:

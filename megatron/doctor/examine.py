@@ -84,7 +84,13 @@ def _host(
             now=time.time(),
         ),
         disk_section(Path(wishes.path).absolute()),
-        kernels_section(config, device, is_example=is_example),
+        kernels_section(
+            config,
+            device,
+            is_example=is_example,
+            # One process examines a machine; the run will have more.
+            processes=launch.world_size if launch.world_size > 1 else None,
+        ),
         tokenizer_section(config),
     ]
     return Examined(socket.gethostname(), [*sections, *more])

@@ -55,8 +55,9 @@ def report_lines(examined: Sequence[Examined]) -> Iterator[str]:
     """Yield the report as text: facts that hosts share once, and all problems at the end."""
     titles = dict.fromkeys(section.title for one in examined for section in one.sections)
     for title in titles:
-        yield f"{title}:"
         values = _values(examined, title)
+        if values:
+            yield f"{title}:"
         width = max(map(len, values), default=0)
         for name, hosts_of in values.items():
             yield from (f"  {name:{width}}  {text}" for text in _told(hosts_of))

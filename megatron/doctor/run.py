@@ -19,29 +19,39 @@ from megatron.tokenizer.fast import FastTokenizer, load_fast
 _VOCABULARY = 50257  # of GPT-2; the tokenizer's files are not read for kernels
 
 
-def plan_of(config: Config, device: torch.device) -> Plan | Problem:
-    """Return the smallest run of `config`, or why there is none."""
+def plan_of(
+    config: Config, device: torch.device, *, processes: int | None = None
+) -> Plan | Problem:
+    """Return the run of `config` in so many processes, or why there is none.
+
+    Args:
+        processes: the fewest that the flags allow when None.
+    """
     try:
         return plan(
             with_some_data(config),
-            world_size=fewest_processes(config),
+            world_size=processes or fewest_processes(config),
             vocab_size=_VOCABULARY,
             device=device.type,
         )
     except ConfigError as error:
+        by = f" by {processes} processes" if processes else ""
         return Problem(
-            "the flags of the run cannot be honoured: " + "; ".join(error.problems),
+            f"the flags of the run cannot be honoured{by}: " + "; ".join(error.problems),
             "change them, or leave them out",
         )
 
 
-def kernels_section(config: Config, device: torch.device, *, is_example: bool) -> Section:
+def kernels_section(
+    config: Config, device: torch.device, *, is_example: bool, processes: int | None = None
+) -> Section:
     """Return what computes each operation, as the start of a run tells it.
 
     Args:
         is_example: whether the flags are not those of a run.
+        processes: that the run is to have; the fewest that the flags allow when None.
     """
-    decided = plan_of(config, device)
+    decided = plan_of(config, device, processes=processes)
     if isinstance(decided, Problem):
         return Section("kernels", {}, (decided,))
     network = decided.model

@@ -23,6 +23,7 @@ from megatron.doctor.findings import (
     report_lines,
 )
 from megatron.doctor.sizes import GIB, MIB, told_bytes
+from megatron.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CPU = torch.device("cpu")
@@ -170,7 +171,7 @@ def test_versions_are_those_installed_and_tell_of_what_was_tested(tmp_path):
 
 def test_a_disk_is_measured_and_left_as_it_was(tmp_path):
     section = disk.disk_section(tmp_path, seconds=0.01)
-    assert set(section.facts) == {"free", "write", "read"}
+    assert set(section.facts) == {"folder", "free", "write", "read"}
     assert [*tmp_path.iterdir()] == []
     missing = disk.disk_section(tmp_path / "none", seconds=0.01)
     assert "cannot be written to (No such file or directory)" in told(missing.problems)[0]
@@ -201,6 +202,21 @@ def test_flags_that_cannot_be_honoured_are_told():
     assert "apex is not installed" in f"{problem.what}: {problem.mend}"
 
 
+def test_flags_must_suit_the_processes_that_examine():
+    config = tiny_config("--pipeline-model-parallel-size", "4", "--num-layers", "4")
+    assert run.kernels_section(config, CPU, is_example=False).problems == ()
+    assert run.kernels_section(config, CPU, is_example=False, processes=4).problems == ()
+    (problem,) = run.kernels_section(config, CPU, is_example=False, processes=2).problems
+    assert "cannot be honoured by 2 processes: 2 processes cannot hold" in problem.what
+
+
+def test_a_misspelt_flag_of_the_doctor_does_not_ask_for_those_of_a_run():
+    tool = runpy.run_path(str(REPOSITORY / "tools" / "doctor.py"))
+    with pytest.raises(ConfigError) as refused:
+        tool["main"](["--npoc", "2"])
+    assert refused.value.problems == ("unknown flag --npoc; did you mean --nproc?",)
+
+
 def test_compilers_are_needed_by_what_compiles(monkeypatch):
     monkeypatch.setattr(run, "find_spec", lambda name: name)
     plain, compiled = tiny_config(), tiny_config("--optimizer-impl", "deepspeed")
@@ -225,7 +241,7 @@ FULL = Problem("the disk is full", "make room")
 
 
 def test_hosts_that_agree_are_told_once():
-    there = replace(HERE, host="b")
+    there = replace(HERE, host="b", sections=[*HERE.sections, Section("clocks", {})])
     assert [*report_lines([HERE, there])] == [
         *("versions:", "  torch  2.1", "host:", "  cores  8", "no problems found")
     ]
@@ -249,6 +265,18 @@ def test_what_differs_is_told_by_host_and_versions_must_not():
         "hosts": ["b", "c"],
     }
     assert len(problems_of(examined)) == 2
+
+
+def test_different_disks_are_told_by_host(tmp_path):
+    examined = []
+    for host_name in ("a", "b"):
+        folder = tmp_path / host_name
+        folder.mkdir()
+        examined.append(Examined(host_name, [disk.disk_section(folder, seconds=0.01)]))
+    title, first, second, *_ = report_lines(examined)
+    assert title == "disk:"
+    assert first.split() == ["folder", str(tmp_path / "a"), "(a)"]
+    assert second.split() == ["folder", str(tmp_path / "b"), "(b)"]
 
 
 def test_sizes_have_units():
