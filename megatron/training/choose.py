@@ -12,6 +12,8 @@ from megatron.checkpoint.manifest import Manifest, read_manifest
 from megatron.checkpoint.names import LOCK, iteration_of, published_tags, tag_of
 from megatron.checkpoint.publish import other_latest, restore_replaced
 from megatron.checkpoint.universal import with_universal
+from megatron.data.datasets import CorpusUse
+from megatron.data.order import other_order
 from megatron.errors import CheckpointError, NewerCheckpointError
 from megatron.plan.checkpoint_plan import CheckpointPlan
 from megatron.plan.plan import Plan
@@ -75,6 +77,37 @@ def tell_changes(plan: Plan, chosen: Chosen) -> None:
         return
     if found := [*other_wishes(then, as_json(asdict(going_on(plan, chosen))))]:
         log.warning("going on from %s with other settings:\n%s", folder, table(found))
+
+
+def tell_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> None:
+    """Warn if the samples come in another order than those of the run that saved `chosen`.
+
+    Args:
+        uses: what is read of each corpus for training.
+    """
+    if not _goes_on(plan):
+        return
+    then, seq_length = chosen.manifest.plan, plan.model.seq_length
+    reasons = [
+        f"{flag} was {before} and is {now}"
+        for flag, before, now in (
+            (
+                "--seed",
+                then.get("training", {}).get("seed", plan.training.seed),
+                plan.training.seed,
+            ),
+            ("--seq-length", then["model"].get("seq_length", seq_length), seq_length),
+        )
+        if before != now
+    ]
+    reasons += other_order(then.get("data", {}), plan.data, uses, seq_length=seq_length)
+    if reasons:
+        log.warning(
+            "going on from %s, the training samples come in another order: some come again and "
+            "others never (%s); the flags of before keep the order, and --exit-interval ends a "
+            "run before its --train-iters",
+            *(chosen.folder, "; ".join(reasons)),
+        )
 
 
 def going_on(plan: Plan, chosen: Chosen) -> Plan:

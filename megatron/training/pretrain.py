@@ -168,7 +168,8 @@ def _build(
     state = TrainState()
     if chosen:
         with watchdog.during("loading", longer=True):
-            plan = resume(engine, plan, state, chosen)
+            uses = sets.uses["train", plan.data.train.name]
+            plan = resume(engine, plan, state, chosen, uses=uses)
     batches = partial(
         setup.batches_of,
         plan=plan,

@@ -1,6 +1,7 @@
 """Going on from a checkpoint that was chosen: its files, whatever layout they are in."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,21 +17,39 @@ from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import damage
 from megatron.checkpoint.universal import is_universal, read_universal
 from megatron.checkpoint.unpickle import read_state
+from megatron.data.datasets import CorpusUse
 from megatron.engine.engine import Engine
 from megatron.errors import CheckpointError
 from megatron.parallel.random import renewed_seed
 from megatron.plan.plan import Plan
 from megatron.training.agree import from_rank_0, gathered, share_of
-from megatron.training.choose import Chosen, as_json, going_on, next_older, tell_changes
+from megatron.training.choose import (
+    Chosen,
+    as_json,
+    going_on,
+    next_older,
+    tell_changes,
+    tell_other_order,
+)
 from megatron.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
 
-def resume(engine: Engine, plan: Plan, state: TrainState, chosen: Chosen) -> Plan:
+def resume(
+    engine: Engine,
+    plan: Plan,
+    state: TrainState,
+    chosen: Chosen,
+    *,
+    uses: Sequence[CorpusUse] | None = None,
+) -> Plan:
     """Fill `engine` and `state` from `chosen`, or from the next older one that is not damaged.
 
     Return how the run goes on; see `going_on`.
+
+    Args:
+        uses: what is read of each corpus for training; None where nothing is read.
 
     Raises:
         CheckpointError: none is whole, or it does not fit.
@@ -41,6 +60,8 @@ def resume(engine: Engine, plan: Plan, state: TrainState, chosen: Chosen) -> Pla
         log.warning("%s is passed over: %s", chosen.folder, "; ".join(problems))
         chosen = next_older(plan, chosen)
     tell_changes(plan, chosen)
+    if uses is not None:
+        tell_other_order(plan, chosen, uses)
     plan = going_on(plan, chosen)
     load(engine, plan, chosen)
     if plan.checkpoint.loads_progress:

@@ -14,6 +14,7 @@ from torch import nn
 from megatron.checkpoint import publish
 from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import MANIFEST, published_tags
+from megatron.data.datasets import CorpusUse
 from megatron.errors import CheckpointError
 from megatron.parallel.sharding import sharded
 from megatron.training import pretrain
@@ -393,3 +394,20 @@ def test_a_run_goes_back_behind_damaged_checkpoints(job, told):
 def test_passed_over_spikes_are_part_of_the_state(job):
     job.checkpoints.save(TrainState(iteration=5, spikes=((3, 4),)))
     assert job.resume() == TrainState(iteration=5, spikes=((3, 4),))
+
+
+def test_another_order_of_samples_is_told_when_a_run_goes_on(job, told):
+    job.save(5)
+    use = CorpusUse("corpus", 1.0, 4, tokens=61, samples_wanted=20, epochs=2.0)
+    for flags, reason in (
+        ([], ""),
+        (["--seed", "7"], "--seed was 1234 and is 7"),
+        (["--train-iters", "5"], "corpus is shuffled over 1 epoch, and was over 2"),
+        (["--train-iters", "5", "--finetune", "--save", "elsewhere"], ""),
+    ):
+        told.clear()
+        plan = tiny_plan(*job.flags, "--override-opt_param-scheduler", *flags)
+        resume(job.engine, plan, TrainState(), choose(plan), uses=[use])
+        warnings = [line for line in told if "come in another order" in line]
+        assert len(warnings) == bool(reason)
+        assert all(reason in line and "--exit-interval" in line for line in warnings)

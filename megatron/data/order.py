@@ -1,0 +1,53 @@
+"""Whether the samples of a run come in the order of the run that it goes on from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from megatron.data.blend import samples_wanted
+from megatron.data.datasets import CorpusUse
+from megatron.data.sample_index import Epochs, plan_epochs
+from megatron.plan.data_plan import DataPlan
+
+_OF_ORDER = {"split": "--split", "order": "--dataloader-type", "kind": "the objective"}
+
+
+def other_order(
+    then: Mapping[str, Any], now: DataPlan, uses: Sequence[CorpusUse], *, seq_length: int
+) -> Iterator[str]:
+    """Yield every reason why the training samples of `now` come in another order than `then`.
+
+    The length of the run is one: Megatron shuffles all epochs that it wants together. Other paths
+    are none, because files may have moved; texts are packed in an order that the length does not
+    change.
+
+    Args:
+        then: the `DataPlan` of the saved run, as a manifest holds it.
+        uses: what `now` takes of each corpus for training.
+        seq_length: of both runs.
+    """
+    for name, flag in _OF_ORDER.items():
+        if name in then and then[name] != getattr(now, name):
+            yield f"{flag} was {then[name]} and is {getattr(now, name)}"
+    train = then.get("train", {})
+    if "num_samples" not in train or train["num_samples"] == now.train.num_samples:
+        return
+    counts = train["num_samples"], now.train.num_samples
+    asks = f"the run asks for {counts[1]} training samples in all, and did for {counts[0]}"
+    if now.order == "cyclic" and (now.train.is_blend or now.kind != "documents"):
+        yield f"{asks}, which --dataloader-type cyclic permutes"
+    if now.kind != "documents":
+        return
+    shares = [use.share for use in uses]
+    wanted = [samples_wanted(shares, n) if now.train.is_blend else [n] for n in counts]
+    for use, *numbers in zip(uses, *wanted, strict=True):
+        before, after = (
+            plan_epochs(use.tokens, num_samples=n, seq_length=seq_length) for n in numbers
+        )
+        if before != after:
+            yield f"{asks}: {use.prefix} is shuffled over {_told(after)}, and was over {_told(before)}"
+
+
+def _told(epochs: Epochs) -> str:
+    number = epochs.num_epochs
+    apart = " (the last shuffled apart)" if epochs.has_separate_last else ""
+    return f"{number} epoch{'s' if number > 1 else ''}{apart}"
