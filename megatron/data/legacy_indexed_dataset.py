@@ -1,6 +1,8 @@
 """The older .bin/.idx pair, of `--dataset-impl lazy` and `cached`, read as the mmap format is."""
 
+import difflib
 import glob
+import os
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +111,7 @@ def _pair_or_hint(prefix: str) -> tuple[Path, Path]:
     try:
         return existing_pair(prefix)
     except DataError as error:
-        if found := _pairs_made_of(prefix):
+        if found := _pairs_made_of(prefix) or _pairs_named_like(prefix):
             raise DataError(f"{error}; did you mean {' or '.join(found)}?") from error
         raise
 
@@ -123,6 +125,14 @@ def _pairs_made_of(output_prefix: str) -> list[str]:
         for path in sorted(glob.glob(f"{glob.escape(prefix)}_*_{level}.idx"))
     ]
     return [each for each in found if Path(each + ".bin").is_file()][:_SHOWN]
+
+
+def _pairs_named_like(prefix: str) -> list[str]:
+    """Return the pairs of the same folder that a slip of a few letters made `prefix` of."""
+    folder, name = os.path.split(prefix.removesuffix(".bin").removesuffix(".idx"))
+    pairs = (path.stem for path in Path(folder).glob("*.idx") if path.with_suffix(".bin").is_file())
+    nearest = difflib.get_close_matches(name, sorted(pairs), n=_SHOWN, cutoff=0.8)
+    return [os.path.join(folder, each) for each in nearest]
 
 
 def _read_header(idx_path: Path) -> tuple[np.dtype, int, int]:

@@ -146,7 +146,7 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
             f"{batch.size_at(0)} samples"
         )
         return
-    yield from schedule_problems(config.schedule, plan_rates(config, steps))
+    yield from schedule_problems(config.schedule, config.training, plan_rates(config, steps))
     zero, pipeline = plan_division(config, user), config.parallel.pipeline_model_parallel_size
     yield from zero_problems(
         zero,

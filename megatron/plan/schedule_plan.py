@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megatron.config.schedule import ScheduleConfig
+from megatron.config.training import TrainingConfig
 from megatron.plan.batch_plan import BatchPlan
 from megatron.plan.training_plan import TrainingPlan
 
@@ -71,7 +72,9 @@ def plan_schedule(
     )
 
 
-def schedule_problems(schedule: ScheduleConfig, plan: SchedulePlan) -> Iterator[str]:
+def schedule_problems(
+    schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan
+) -> Iterator[str]:
     """Yield every reason why the learning rate has no such path."""
     fraction = schedule.lr_warmup_fraction
     if schedule.lr < 0 or schedule.min_lr < 0:
@@ -91,11 +94,8 @@ def schedule_problems(schedule: ScheduleConfig, plan: SchedulePlan) -> Iterator[
     if plan.decay < 1:
         yield f"the learning rate decays over {plan.decay} {plan.unit}; at least 1 is needed"
     elif plan.warmup >= plan.decay:
-        yield (
-            f"the warm-up ({plan.warmup} {plan.unit}) is not shorter than the decay "
-            f"({plan.decay} {plan.unit})"
-        )
-    yield from _wsd_problems(schedule, plan)
+        yield f"{_warmup(schedule, plan)} is not shorter than {_decay(schedule, training, plan)}"
+    yield from _wsd_problems(schedule, training, plan)
     if schedule.override_opt_param_scheduler and schedule.use_checkpoint_opt_param_scheduler:
         yield (
             "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude each "
@@ -103,7 +103,30 @@ def schedule_problems(schedule: ScheduleConfig, plan: SchedulePlan) -> Iterator[
         )
 
 
-def _wsd_problems(schedule: ScheduleConfig, plan: SchedulePlan) -> Iterator[str]:
+def _warmup(schedule: ScheduleConfig, plan: SchedulePlan) -> str:
+    flags = [f"lr_warmup_{unit}" for unit in ("fraction", "tokens", "samples", "iters")]
+    return _said(schedule, flags, plan.warmup, plan.unit)
+
+
+def _decay(schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan) -> str:
+    flags = [f"lr_decay_{unit}" for unit in ("tokens", "samples", "iters")]
+    if said := _said(schedule, flags, plan.decay, plan.unit):
+        return said
+    return _said(training, ["train_samples", "train_iters"], plan.decay, plan.unit)
+
+
+def _said(config: object, names: list[str], length: int, unit: str) -> str:
+    """Return the first of these flags that was given, with its length in `unit`; "" for none."""
+    for name in names:
+        if value := getattr(config, name):
+            flag = f"--{name.replace('_', '-')} {value}"
+            return flag if name.endswith(unit) else f"{flag} ({length} {unit})"
+    return ""
+
+
+def _wsd_problems(
+    schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan
+) -> Iterator[str]:
     said = schedule.lr_wsd_decay_iters is not None or schedule.lr_wsd_decay_samples is not None
     if schedule.lr_decay_style != "WSD":
         if said:
@@ -114,7 +137,8 @@ def _wsd_problems(schedule: ScheduleConfig, plan: SchedulePlan) -> Iterator[str]
             "last part is"
         )
     elif plan.anneal > plan.decay - plan.warmup:
-        yield (
-            f"the last part of WSD ({plan.anneal} {plan.unit}) does not fit between the warm-up "
-            f"({plan.warmup}) and the end of the decay ({plan.decay})"
+        last = _said(
+            schedule, ["lr_wsd_decay_samples", "lr_wsd_decay_iters"], plan.anneal, plan.unit
         )
+        after = f" after {_warmup(schedule, plan)}" if plan.warmup else ""
+        yield f"{last} does not fit into {_decay(schedule, training, plan)}{after}"

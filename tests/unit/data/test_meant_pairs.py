@@ -22,6 +22,8 @@ def test_the_prefix_of_preprocessing_is_no_pair_but_those_it_made_are_named(tmp_
     message = str(error.value)
     assert message.startswith(f"no token files at {prefix}{suffix}: ")
     assert message.endswith(f"did you mean {prefix}_text_document or {prefix}_text_sentence?")
+    with pytest.raises(DataError, match=r"did you mean .*/my \[corpus\]_text_document\?$"):
+        open_token_files(tmp_path / f"my [corpu]_text_document{suffix}", impl)
     with pytest.raises(DataError, match="without its suffix$"):
         open_token_files(tmp_path / "other", impl)
     with pytest.raises(DataError, match="--conversations makes them, for --data-path .*/other$"):

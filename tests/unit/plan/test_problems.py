@@ -231,8 +231,12 @@ def problems(line, *, world_size=1, device="cpu"):
         ),
         (
             "--lr-decay-style WSD --lr-wsd-decay-iters 9 --lr-warmup-iters 2",
-            "the last part of WSD (18 samples) does not fit between the warm-up (4) and the end of "
-            "the decay (20)",
+            "--lr-wsd-decay-iters 9 (18 samples) does not fit into --train-iters 10 (20 samples) "
+            "after --lr-warmup-iters 2 (4 samples)",
+        ),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-iters 9 --lr-decay-iters 8",
+            "--lr-wsd-decay-iters 9 (18 samples) does not fit into --lr-decay-iters 8 (16 samples)",
         ),
         (
             "--override-lr-scheduler --use-checkpoint-lr-scheduler",
@@ -286,7 +290,19 @@ def problems(line, *, world_size=1, device="cpu"):
         ),
         (
             "--lr-warmup-iters 10",
-            "the warm-up (20 samples) is not shorter than the decay (20 samples)",
+            "--lr-warmup-iters 10 (20 samples) is not shorter than --train-iters 10 (20 samples)",
+        ),
+        (
+            "--lr-warmup-iters 5 --lr-decay-iters 4",
+            "--lr-warmup-iters 5 (10 samples) is not shorter than --lr-decay-iters 4 (8 samples)",
+        ),
+        (
+            "--lr-warmup-fraction 1 --lr-decay-tokens 24",
+            "--lr-warmup-fraction 1.0 (24 tokens) is not shorter than --lr-decay-tokens 24",
+        ),
+        (
+            f"{SAMPLES} --lr-warmup-samples 100",
+            "--lr-warmup-samples 100 is not shorter than --train-samples 100",
         ),
         ("--log-interval 0", "--log-interval 0 must be at least 1"),
         ("--tensorboard-log-interval 0", "--tensorboard-log-interval 0 must be at least 1"),
