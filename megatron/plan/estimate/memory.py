@@ -49,7 +49,7 @@ def memory_of_stages(plan: Plan, *, device: str = "cuda") -> list[Memory]:
     """Return the memory of one rank of every stage; tensor-parallel ranks and replicas are alike.
 
     Args:
-        device: "cuda" or "cpu".
+        device: "cuda" or "cpu", where buffers count as far as they are written to.
     """
     return [_memory(plan, stage, device) for stage in stages_of(plan)]
 
@@ -75,7 +75,7 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
         weights=sizes.of_weights(held) + sizes.persistent(plan, stage),
         gradients=sizes.of_gradients(held),
         optimizer=0 if sizes.optimizer_on_host else sizes.of_optimizer(held),
-        buffers=sizes.buckets(),
+        buffers=sizes.buckets(held, device),
         activations=under_way * _activations(plan, stage, activations) + (inputs if stays else 0),
         logits=logits + _left_over(plan, stage, activations, logits * sizes.weight // 4),
         transient=max([*again, loss]) + gathered,
@@ -212,15 +212,18 @@ class _Sizes:
         each = self.plan.optimizer.state_bytes + (_MASTER if has_masters else 0)
         return held.total * each if self.stage == 0 else self._divided(held, each)
 
-    def buckets(self) -> int:
-        """Return the buffers that gradients are collected in on their way to other replicas."""
+    def buckets(self, held: Weights, device: str) -> int:
+        """Return the buffers that gradients are collected in on their way to other replicas.
+
+        DeepSpeed allocates them in full. On CPUs, what is never written to takes no memory.
+        """
         if self.stage == 0 or self.is_bf16_optimizer or not self.plan.evaluation.optimizer:
             return 0
         if not value_at(self.zero, "contiguous_gradients", True):
             return 0
         overlaps = value_at(self.zero, "overlap_comm", False) and self.stage < 3
-        size = int(value_at(self.zero, "reduce_bucket_size", _BUCKET))
-        return size * self.weight * (2 if overlaps else 1)
+        size = int(value_at(self.zero, "reduce_bucket_size", _BUCKET)) * (2 if overlaps else 1)
+        return (size if device == "cuda" else min(size, held.total)) * self.weight
 
     def on_host(self, held: Weights) -> int:
         """Return what is offloaded."""

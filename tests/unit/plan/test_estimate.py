@@ -168,6 +168,14 @@ def test_zero_divides_more_with_every_stage():
     assert (memory.optimizer, memory.host) == (0, weights * (12 + 4))
 
 
+def test_buffers_that_nothing_is_written_to_take_no_memory_on_a_cpu():
+    decided = tiny_plan("--zero-stage", "2", world_size=2)
+    (gpu,), (cpu,) = (memory_of_stages(decided, device=device) for device in ("cuda", "cpu"))
+    assert (gpu.buffers, cpu.buffers) == (4 * 500_000_000, 4 * decided.model.num_parameters)
+    small = tiny_plan("--zero-stage", "2", "--zero-reduce-bucket-size", "1000", world_size=2)
+    assert memory_of_stages(small, device="cpu")[0].buffers == 4 * 1000
+
+
 def test_recomputation_takes_activations_and_adds_work():
     plain, selective, full = (
         tiny_plan("--attention-impl", "fused-softmax", *flags)
