@@ -2,9 +2,11 @@
 
     python tools/why_step.py STEP --load DIR
 
-DIR is where the run saved. Of a step that was taken more than once, every attempt is told.
+DIR is where the run saved. Of a step that was taken more than once, every attempt is told, with
+what it saw by its own flags.
 """
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,18 +16,18 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.checkpoint.saved_run import run_behind
-from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.flags import value_in
+from megatron.checkpoint.saved_run import Run, run_behind
+from megatron.config.config import SECTIONS, parse_config_for_checkpoint
+from megatron.config.flags import options_of, value_in
 from megatron.data.datasets import build_datasets
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, MegatronError
 from megatron.plan.samples_plan import plan_samples
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.traces import lines_of_step
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tool import run_tool
-from megatron.training.journal import every_attempt, read_journal
+from megatron.training.journal import every_attempt, read_journal, starts_of
 from megatron.training.step_records import STEP
 
 _NEIGHBOURS = 20
@@ -46,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(f"step {step}: the journal in --load {load} does not tell of it")
     for line in how_it_went(records, list(read_journal(directory))):
         print(line)
-    for line in what_it_saw(argv[1:], load, records[-1]):
+    for line in what_was_seen(argv[1:], load, records):
         print(line)
 
 
@@ -74,9 +76,41 @@ def how_it_went(
             yield f"  median {name} of the {len(values)} steps around it: {median(values):.6g}"
 
 
-def what_it_saw(argv: Sequence[str], load: str, record: dict[str, Any]) -> Iterator[str]:
-    """Yield where each sample of the step comes from, and its text."""
-    run = run_behind(load)
+def what_was_seen(
+    argv: Sequence[str], load: str, records: Sequence[dict[str, Any]]
+) -> Iterator[str]:
+    """Yield what the step saw; of each attempt that did not see the same, by itself."""
+    starts = {start.get("attempt"): start for start in starts_of(Path(load))}
+    newest = run_behind(load)
+    runs = [run_of(starts.get(record.get("attempt"), {}), newest) for record in records]
+    seen: dict[tuple[str, ...], dict[str, None]] = {}  # by what: the attempts, each once
+    for record, run in zip(records, runs, strict=True):
+        try:
+            lines = tuple(what_it_saw(argv, run, record["first_sample"], record["samples"]))
+        except MegatronError as error:
+            if run == runs[-1]:
+                raise
+            lines = (f"  what it saw cannot be told: {error}",)
+        seen.setdefault(lines, {})[str(record.get("attempt"))] = None
+    for lines, attempts in seen.items():
+        if len(seen) > 1:
+            yield f"attempt {' and '.join(attempts)} saw"
+        yield from lines
+
+
+def run_of(start: dict[str, Any], newest: Run) -> Run:
+    """Return what a start was asked for, as the journal tells; otherwise as the newest one was."""
+    flags = start.get("flags")
+    if not flags:
+        return newest
+    said = {name: flags[flag] for name, flag in options_of(SECTIONS).items() if flag in flags}
+    devices = re.findall(r"(?:^|, )(\d+) x ", start.get("with", {}).get("devices", ""))
+    world_size = sum(map(int, devices)) or newest.world_size
+    return Run({"said": said}, world_size, newest.objective)
+
+
+def what_it_saw(argv: Sequence[str], run: Run, first: int, last: int) -> Iterator[str]:
+    """Yield where each sample from `first` to before `last` comes from, and its text."""
     config, _ = parse_config_for_checkpoint(argv, run.config, {}, description=__doc__ or "")
     tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
     decided = plan_samples(config, world_size=run.world_size, objective=run.objective)
@@ -86,8 +120,8 @@ def what_it_saw(argv: Sequence[str], load: str, record: dict[str, Any]) -> Itera
     sources = build_datasets(plan, seq_length=decided.seq_length, seed=seed).train
     texts = build_datasets(plan, seq_length=decided.seq_length, seed=seed, view=view).train
     yield from lines_of_step(
-        record["first_sample"],
-        record["samples"],
+        first,
+        last,
         sources=sources,
         texts=texts,
         tokenizer=tokenizer,

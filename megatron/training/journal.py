@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, WrongCheckpointError
 
 JOURNAL = "journal.jsonl"
 START, ROLLBACK = "start", "rollback"
@@ -36,8 +36,8 @@ class Journal:
                 if stream.tell() and not _ends_a_line(stream):
                     stream.write(b"\n")
         except OSError as error:
-            raise CheckpointError(f"--save {directory}: {error}") from error
-        starts = [record for record in _records(directory) if record["event"] == START]
+            raise WrongCheckpointError(f"--save {directory}: {error}") from error
+        starts = starts_of(directory)
         self.attempt = len(starts)
         named = (record["run"] for record in starts if "run" in record)
         self.run = next(named, None) or secrets.token_hex(4)
@@ -95,6 +95,11 @@ def read_journal(directory: Path) -> Iterator[dict[str, Any]]:
             standing = [r for r in standing if r["iteration"] <= record["iteration"]]
         standing.append(record)
     yield from standing
+
+
+def starts_of(directory: Path) -> list[dict[str, Any]]:
+    """Return the records of all starts of a run, the oldest first."""
+    return [record for record in _records(directory) if record["event"] == START]
 
 
 def every_attempt(directory: Path, iteration: int) -> list[dict[str, Any]]:

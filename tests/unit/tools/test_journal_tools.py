@@ -1,16 +1,22 @@
 """The tools that read a run's journal: why_step and tb/rebuild."""
 
+import json
 import math
+import string
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import tiny_config, tiny_plan
 
 from megatron.checkpoint.manifest import Manifest, write_manifest
+from megatron.data.datasets import build_datasets
+from megatron.data.indexed_dataset import IndexedDatasetWriter
+from megatron.training.flags_file import flags_said
 from megatron.training.journal import Journal
 from megatron.training.loop import StepResult
 from megatron.training.state import TrainState
@@ -102,3 +108,51 @@ def test_every_attempt_at_a_step_is_told(run):
     assert "lm_loss 9.0" in lines[1]
     assert "lm_loss no number | grad_norm no number" in lines[3]
     assert "median lm_loss of the 3 steps around it: 2.5" in lines[4]
+
+
+def test_each_attempt_is_told_what_it_saw_by_its_own_flags(tmp_path):
+    letters = {letter: i for i, letter in enumerate([*string.ascii_letters, "<|endoftext|>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with IndexedDatasetWriter(tmp_path / "corpus", "u2") as writer:
+        for i in range(52):
+            writer.append(np.full(6, i))
+    data = ("--data-path", str(tmp_path / "corpus"), "--split", "1,0,0", "--seed", "5")
+    data += ("--vocab-file", str(tmp_path / "vocab.json"))
+    data += ("--merge-file", str(tmp_path / "merges.txt"))
+    # An epoch has 51 samples, of two a step: the second attempt reads one, the others two.
+    lengths, samples = ("50", "20", "50"), []
+    for length in lengths:
+        flags = (*data, "--train-iters", length)
+        config, plan = (made(*flags, without=("--data-path",)) for made in (tiny_config, tiny_plan))
+        journal = Journal(tmp_path)
+        journal.start(6, {"devices": "1 x CPU"}, flags_said(config))
+        state = TrainState(iteration=7, samples=14, tokens=84)
+        StepRecords(journal).after_step(state, taken(2.0))
+        read = build_datasets(plan.data, seq_length=6, seed=5).train
+        samples.append([[piece.document for piece in read.origin(i).pieces] for i in (12, 13)])
+    assert samples[0] == samples[2] != samples[1]
+
+    done = tool("why_step.py", 7, "--load", tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    heads = [i for i, line in enumerate(lines) if line.endswith(" saw")]
+    assert [lines[i] for i in heads] == ["attempt 1 and 3 saw", "attempt 2 saw"]
+    for head, documents in zip(heads, samples, strict=False):
+        for line, there in zip(lines[head + 1 : head + 5 : 2], documents, strict=True):
+            told = line.partition(" documents ")[2].split()
+            assert [int(piece.partition("[")[0]) for piece in told] == there
+
+    # An attempt that cannot be told hides no other.
+    for length in ("21", "50"):
+        journal = Journal(tmp_path)
+        prefix = str(tmp_path / "corpus") if length == "50" else "gone"
+        flags = flags_said(config) | {"--data-path": [prefix], "--train-iters": int(length)}
+        journal.start(6, {"devices": "1 x CPU"}, flags)
+        StepRecords(journal).after_step(state, taken(2.0))
+        done = tool("why_step.py", 7, "--load", tmp_path)
+        assert done.returncode == (2 if prefix == "gone" else 0)
+    told = done.stdout.splitlines()
+    at = told.index("attempt 4 saw")
+    assert told[at + 1].startswith("  what it saw cannot be told: no token files at gone")
+    assert "attempt 1 and 3 and 5 saw" in told
