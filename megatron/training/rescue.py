@@ -3,8 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from megatron.checkpoint.publish import publish_written
 from megatron.errors import CheckpointError
 
 SILENCE_S = 20.0
-"""How long rank 0 waits for the lists of others while nothing in the folder grows."""
+"""How long ranks wait for each other while nothing in the folder grows."""
 
 _PAUSE_S = 0.1
 
@@ -41,7 +42,8 @@ def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SI
 
     A run fails on one rank, and the others find out when that one has left: nobody can ask
     another. So each rank leaves a list of its files in the staging folder, and rank 0 waits for
-    the lists.
+    the lists. The others wait until it has published them: a launcher kills those that are left
+    half a minute after the first one has gone.
 
     Raises:
         CheckpointError: some rank could not write, or is gone.
@@ -55,6 +57,7 @@ def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SI
     try:
         _leave_list(folder, rank, save.files)
         if rank:
+            _waited(folder, lambda: not folder.is_dir(), silence_s)
             return False
         lists = _everyones(folder, ranks, silence_s)
         records = {record.name: record for own in lists for record in own}
@@ -84,21 +87,30 @@ def _leave_list(folder: Path, rank: int, files: Sequence[Future[FileRecord]]) ->
 
 def _everyones(folder: Path, ranks: int, silence_s: float) -> list[list[FileRecord]]:
     """Return what all ranks have written, and take their lists away."""
-    size, give_up_at = -1, 0.0
-    while missing := [rank for rank in range(ranks) if not _list_of(folder, rank).exists()]:
-        grown = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        if grown != size:
-            size, give_up_at = grown, time.monotonic() + silence_s
-        elif time.monotonic() > give_up_at:
-            raise CheckpointError(f"ranks {missing} have not said that they have written theirs")
-        time.sleep(_PAUSE_S)
     lists = [_list_of(folder, rank) for rank in range(ranks)]
+    if not _waited(folder, lambda: all(file.exists() for file in lists), silence_s):
+        missing = [rank for rank, file in enumerate(lists) if not file.exists()]
+        raise CheckpointError(f"ranks {missing} have not said that they have written theirs")
     told = [json.loads(file.read_text(encoding="utf-8")) for file in lists]
     if errors := [own["error"] for own in told if "error" in own]:
         raise CheckpointError("; ".join(errors))
     for file in lists:
         file.unlink()
     return [[FileRecord(**record) for record in own["files"]] for own in told]
+
+
+def _waited(folder: Path, is_over: Callable[[], bool], silence_s: float) -> bool:
+    """Wait until it is over; return False if nothing in `folder` grows for so long before that."""
+    size, give_up_at = -1, 0.0
+    while not is_over():
+        with suppress(FileNotFoundError):  # renamed meanwhile
+            grown = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            if grown != size:
+                size, give_up_at = grown, time.monotonic() + silence_s
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
 
 
 def _list_of(folder: Path, rank: int) -> Path:
