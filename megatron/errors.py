@@ -14,7 +14,7 @@ class ExitCode(IntEnum):
     """An error; the same command may fail again."""
 
     MISUSED = 2
-    """The flags cannot be honoured; nothing was done."""
+    """The flags, or the files and folders they name, cannot be honoured; nothing was done."""
 
     RESUMABLE = 75
     """Stopped on request before its end; the same command goes on. (EX_TEMPFAIL of sysexits.h)"""
@@ -50,8 +50,22 @@ class DataError(MegatronError):
     """An input or token file is missing, damaged, or of another kind than expected."""
 
 
+class WrongDataError(DataError):
+    """A file that a flag names is not there, or not what the other flags need."""
+
+    exit_code = ExitCode.MISUSED
+    is_final = True
+
+
 class CheckpointError(MegatronError):
     """A checkpoint is missing, incomplete, or of another network."""
+
+
+class WrongCheckpointError(CheckpointError):
+    """--save or --load cannot be used, or not together with the other flags."""
+
+    exit_code = ExitCode.MISUSED
+    is_final = True
 
 
 class NewerCheckpointError(CheckpointError):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from megatron.checkpoint.differences import Difference, table
-from megatron.errors import CheckpointError
+from megatron.errors import WrongCheckpointError
 from megatron.plan.flag_names import told
 
 _NOT_IN_WEIGHTS = (
@@ -73,7 +73,7 @@ def require_same(
         with_schedule: whether the learning rate must be that of the saved run.
 
     Raises:
-        CheckpointError: lists every difference.
+        WrongCheckpointError: lists every difference.
     """
     same_optimizer = ("name", "biases_only")
     adapters = _ADAPTERS if adds_adapters(then, now) and not with_optimizer else ()
@@ -104,7 +104,7 @@ def require_same(
             )
         refusals.append(text)
     if refusals:
-        raise CheckpointError("\n".join(refusals))
+        raise WrongCheckpointError("\n".join(refusals))
 
 
 def _of_schedule(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
@@ -117,7 +117,9 @@ def _of_schedule(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Differ
 def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> None:
     """Refuse a checkpoint of another network; see `require_same`."""
     if found := [*_differences(then, now, "model", skip=_not_in_weights(now))]:
-        raise CheckpointError(f"{folder} holds another network than asked for:\n{table(found)}")
+        raise WrongCheckpointError(
+            f"{folder} holds another network than asked for:\n{table(found)}"
+        )
 
 
 def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
@@ -151,7 +153,7 @@ def require_reshapable(
         with_optimizer: whether its state is taken too.
 
     Raises:
-        CheckpointError: says why.
+        WrongCheckpointError: says why.
     """
     reasons = []
     if then["model"].get("num_experts"):
@@ -161,7 +163,7 @@ def require_reshapable(
             "Adam's 8-bit state is scaled in blocks of its layout: write --no-load-optim"
         )
     if changes and reasons:
-        raise CheckpointError(
+        raise WrongCheckpointError(
             f"{folder} was saved in another layout, and cannot be reshaped ({'; '.join(reasons)}):\n"
             + table(changes)
         )

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from megatron.checkpoint.names import LOCK
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, WrongCheckpointError
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +44,15 @@ def locked(
     `silence_s`, which is waited for. No clock is compared with another host's.
 
     Raises:
-        CheckpointError: another run writes there, or nobody can.
+        CheckpointError: another run writes there.
+        WrongCheckpointError: nobody can.
     """
     file = directory / LOCK
     try:
         directory.mkdir(parents=True, exist_ok=True)
         me = _take(file, silence_s)
     except OSError as error:
-        raise CheckpointError(f"--save {directory}: {error}") from error
+        raise WrongCheckpointError(f"--save {directory}: {error}") from error
     ended = threading.Event()
     threading.Thread(target=_beat, args=(file, ended, beat_s), daemon=True).start()
     try:

@@ -19,7 +19,7 @@ from megatron.data.index_files import (
     starts_and_ends,
 )
 from megatron.data.publish import publish, temporary_beside, write_errors_name
-from megatron.errors import DataError
+from megatron.errors import DataError, WrongDataError
 
 
 def best_dtype(vocab_size: int) -> np.dtype:
@@ -251,7 +251,7 @@ def _pair(prefix: str) -> tuple[Path, Path]:
 
 
 def existing_pair(prefix: str) -> tuple[Path, Path]:
-    """Return the paths of .bin and .idx, or raise a DataError that says what is missing."""
+    """Return the paths of .bin and .idx, or raise a WrongDataError that says what is missing."""
     pair = _pair(prefix)
     missing = [str(path) for path in pair if not path.is_file()]
     if not missing:
@@ -264,7 +264,7 @@ def existing_pair(prefix: str) -> tuple[Path, Path]:
             "tools/preprocess_data.py --conversations makes them, for --data-path "
             f"{prefix.removesuffix('_tokens_document')}"
         )
-    raise DataError(f"no token files at {prefix}: {' and '.join(missing)} missing; {hint}")
+    raise WrongDataError(f"no token files at {prefix}: {' and '.join(missing)} missing; {hint}")
 
 
 def _read_header(idx_path: Path) -> tuple[np.dtype, int, int]:

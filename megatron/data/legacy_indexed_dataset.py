@@ -22,7 +22,7 @@ from megatron.data.indexed_dataset import (
     map_file,
     require_length,
 )
-from megatron.errors import DataError
+from megatron.errors import DataError, WrongDataError
 
 _SHOWN = 4  # pairs that a message suggests
 
@@ -110,9 +110,9 @@ def _pair_or_hint(prefix: str) -> tuple[Path, Path]:
     """Return the paths of .bin and .idx; the error names pairs that may be meant."""
     try:
         return existing_pair(prefix)
-    except DataError as error:
+    except WrongDataError as error:
         if found := _pairs_made_of(prefix) or _pairs_named_like(prefix):
-            raise DataError(f"{error}; did you mean {' or '.join(found)}?") from error
+            raise WrongDataError(f"{error}; did you mean {' or '.join(found)}?") from error
         raise
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from megatron.errors import DataError
+from megatron.errors import DataError, WrongDataError
 from megatron.tokenizer.tokenizer import Tokenizer
 
 SUFFIX = ".tokenizer.json"
@@ -154,11 +154,11 @@ def require_same(prefix: str | Path, current: TokenizerRecord) -> None:
     """Raise if the token files `prefix` say that another tokenizer made them.
 
     Raises:
-        DataError: it names what differs. Files without a record pass.
+        WrongDataError: it names what differs. Files without a record pass.
     """
     stored = read_record(prefix)
     if stored is not None and (found := differences(stored, current)):
-        raise DataError(
+        raise WrongDataError(
             f"{prefix}.bin was made with another tokenizer ({stored.name}) than the one of this "
             f"run ({current.name}): {'; '.join(found)}"
         )

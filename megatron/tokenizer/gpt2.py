@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from megatron.errors import DataError
+from megatron.errors import DataError, WrongDataError
 from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary, no_tokens, texts_by_id
 
 END_OF_TEXT = "<|endoftext|>"
@@ -72,7 +72,7 @@ def _read_text(path: Path, flag: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {flag} {path}: {error}") from error
+        raise WrongDataError(f"cannot read {flag} {path}: {error}") from error
 
 
 def _read_vocab(path: Path) -> dict[str, int]:

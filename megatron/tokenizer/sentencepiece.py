@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.errors import ConfigError, DataError
+from megatron.errors import ConfigError, WrongDataError
 from megatron.tokenizer.tokenizer import Role, Tokenizer, Vocabulary, no_tokens
 
 # Megatron-LM gives these ids after those of the model, in this order.
@@ -141,4 +141,4 @@ def _load(path: Path) -> Any:
         return SentencePieceProcessor(model_proto=path.read_bytes())
     except (OSError, RuntimeError) as error:
         reason = str(error) if isinstance(error, OSError) else "not a SentencePiece model"
-        raise DataError(f"cannot read --tokenizer-model {path}: {reason}") from error
+        raise WrongDataError(f"cannot read --tokenizer-model {path}: {reason}") from error

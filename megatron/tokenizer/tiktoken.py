@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from megatron.errors import ConfigError, DataError, raise_if_any
+from megatron.errors import ConfigError, DataError, WrongDataError, raise_if_any
 from megatron.tokenizer.tokenizer import (
     Role,
     Tokenizer,
@@ -217,7 +217,9 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read the file of TikTokenizer {path}: {error.strerror}") from error
+        raise WrongDataError(
+            f"cannot read the file of TikTokenizer {path}: {error.strerror}"
+        ) from error
 
 
 def _encoding(name: str, pattern: str, ranks: dict[bytes, int], special: dict[str, int]) -> Any:

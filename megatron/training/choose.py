@@ -14,7 +14,7 @@ from megatron.checkpoint.publish import other_latest, restore_replaced
 from megatron.checkpoint.universal import with_universal
 from megatron.data.datasets import CorpusUse
 from megatron.data.order import other_order
-from megatron.errors import CheckpointError, NewerCheckpointError
+from megatron.errors import CheckpointError, NewerCheckpointError, WrongCheckpointError
 from megatron.plan.checkpoint_plan import CheckpointPlan
 from megatron.plan.plan import Plan
 from megatron.plan.schedule_plan import SchedulePlan
@@ -152,8 +152,8 @@ def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
         raise _none_whole(plan)
     if plan.checkpoint.must_exist:
         if not directory.exists():
-            raise CheckpointError(f"--load {directory}: there is no such directory")
-        raise CheckpointError(
+            raise WrongCheckpointError(f"--load {directory}: there is no such directory")
+        raise WrongCheckpointError(
             f"--load {directory} holds no complete checkpoint; give the directory that a run "
             "saved to with --save"
         )
@@ -170,7 +170,7 @@ def _find(plan: Plan) -> list[str]:
     tags = published_tags(directory)
     if wished.step:
         if tag_of(wished.step) not in tags:
-            raise CheckpointError(
+            raise WrongCheckpointError(
                 f"--ckpt-step {wished.step}: --load {directory} holds no complete checkpoint of "
                 f"that iteration, but {', '.join(tags) or 'none at all'}"
             )
@@ -223,7 +223,7 @@ def _require_parts(manifest: Manifest, wished: CheckpointPlan, folder: str) -> N
     ):
         # Checkpoints of versions before these flags hold everything.
         if wants and not held.get(part, True):
-            raise CheckpointError(
+            raise WrongCheckpointError(
                 f"{folder} was saved with --no-{'save-optim' if 'optim' in flag else 'save-rng'}: "
                 f"write {flag}, or --finetune for its weights alone"
             )

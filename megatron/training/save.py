@@ -20,7 +20,7 @@ from megatron.checkpoint.space import expected_size, is_full_disk, require_space
 from megatron.checkpoint.writer import AtOnce, StateWriter
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
-from megatron.errors import CheckpointError, MegatronError
+from megatron.errors import CheckpointError, MegatronError, WrongCheckpointError
 from megatron.parallel.experts import whole_name
 from megatron.parallel.host_copy import HostCopies
 from megatron.parallel.sharding import shard_of
@@ -327,14 +327,14 @@ def require_own(plan: Plan) -> None:
     from the newest would mix two runs.
 
     Raises:
-        CheckpointError: it holds some.
+        WrongCheckpointError: it holds some.
     """
     wished = plan.checkpoint
     if not wished.save or wished.load == wished.save or plan.evaluation.only:
         return
     if tags := published_tags(Path(wished.save)):
         without = "" if wished.loads_progress else " without --finetune or --reset-progress"
-        raise CheckpointError(
+        raise WrongCheckpointError(
             f"--save {wished.save} holds checkpoints already (the newest is {tags[0]}), and this "
             f"run does not go on from them but would replace them: write --load {wished.save}"
             f"{without} to go on, give another --save, or move them away"

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.errors import ConfigError, ExitCode
+from megatron.errors import ExitCode, MegatronError
 from megatron.training.failure import Failure, FailureFile, failure_of
 from megatron.training.launchers import Launchers
 from megatron.training.peers import Peers
@@ -73,15 +73,14 @@ class Watchdog:
     def watching(self) -> Iterator[None]:
         """Watch inside the `with` block; write down the exception that leaves it.
 
-        Wrong flags are no failure of a run: nothing was begun.
+        Wrong flags, or files that they name, are no failure of a run: nothing was begun.
         """
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         try:
             yield
-        except ConfigError:
-            raise
         except (Exception, KeyboardInterrupt) as error:
-            self.write_down(error)
+            if not (isinstance(error, MegatronError) and error.exit_code == ExitCode.MISUSED):
+                self.write_down(error)
             raise
         finally:
             self._ended.set()

@@ -111,7 +111,7 @@ def test_generation_continues_prompts_from_a_run_of_torch_distributed(
     assert all(1 <= s["length"] <= 4 for s in samples)
 
     refused = start(*tool, "--prompt", "x", "--hidden-size", "64")
-    assert refused.codes == [1]
+    assert refused.codes == [2]
     assert re.search(r"--hidden-size +32 +64\n", refused.outputs[0])
 
 

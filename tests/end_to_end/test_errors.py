@@ -78,7 +78,7 @@ def test_a_directory_without_checkpoint_is_refused(corpus: Corpus, tmp_path: Pat
     (tmp_path / "empty").mkdir()
     fails(
         2,
-        1,
+        2,
         f"--load {tmp_path / 'empty'} holds no complete checkpoint",
         flags=[*RUN, *corpus.flags, "--load", str(tmp_path / "empty")],
         save=tmp_path / "save",
@@ -149,7 +149,8 @@ def test_another_network_is_refused_with_all_differences(corpus: Corpus, tmp_pat
     wishes = ["--num-layers", "3", "--ffn-hidden-size", "16", "--bf16"]
     both = ["--load", str(tmp_path), "--save", str(tmp_path)]
     done = start_ranks(1, *flags, *wishes, *both)
-    assert done.codes == [1]
+    assert done.codes == [2]
+    assert not (tmp_path / "failure.json").exists()
     for difference in (
         "--num-layers +2 +3\n",
         "--ffn-hidden-size +128 +16\n",

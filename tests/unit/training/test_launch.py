@@ -12,6 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys
 from megatron.errors import CheckpointError, ConfigError, DataError
+from megatron.errors import WrongCheckpointError, WrongDataError
 from megatron.training import launch
 
 launch._HEAD_START_S = 0.0
@@ -59,6 +60,8 @@ def test_success_is_0():
     [
         ("raise ConfigError('first', 'second')", 2, "error: first\n  second\n"),
         ("raise DataError('no data')", 1, "error: no data\n"),
+        ("raise WrongDataError('no file')", 2, "error: no file\n"),
+        ("raise WrongCheckpointError('no folder')", 2, "error: no folder\n"),
         ("raise CheckpointError('none')", 1, "error: none\n"),
         ("raise KeyboardInterrupt", 130, "interrupted\n"),
     ],

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from megatron.errors import ConfigError, DataError, ExitCode
+from megatron.errors import (
+    ConfigError,
+    DataError,
+    ExitCode,
+    WrongCheckpointError,
+    WrongDataError,
+)
 from megatron.training import watchdog as module
 from megatron.training.failure import FAILURE, FailureFile
 from megatron.training.launchers import Launchers
@@ -214,9 +220,10 @@ def test_only_a_rank_that_left_without_a_word_is_said_to_have_vanished(tmp_path,
     assert read(tmp_path)["message"] == "DataError: no such sample"
 
 
-def test_wrong_flags_are_no_failure_of_a_run(tmp_path):
-    with pytest.raises(ConfigError), Watchdog(FailureFile(str(tmp_path / "x")), rank=0).watching():
-        raise ConfigError("--seed 0")
+@pytest.mark.parametrize("kind", [ConfigError, WrongDataError, WrongCheckpointError])
+def test_wrong_flags_and_what_they_name_are_no_failure_of_a_run(tmp_path, kind):
+    with pytest.raises(kind), Watchdog(FailureFile(str(tmp_path / "x")), rank=0).watching():
+        raise kind("--seed 0")
     assert not (tmp_path / "x").exists()
 
 
