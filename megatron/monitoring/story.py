@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint.names import MANIFEST, iteration_of, published_tags
-from megatron.monitoring.failures import Failure, failures_in, time_of
-from megatron.training.journal import END, ROLLBACK, START
+from megatron.training.failure import Failure, failures_of
+from megatron.training.journal import END, ROLLBACK, START, time_of
 
 _STEP, _TRAIN, _EVALUATION, _RANKS = "step", "train", "evaluation", "ranks"
 _CURVES = ("loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second")
@@ -172,7 +172,7 @@ def checkpoints_in(directory: Path) -> list[Checkpoint]:
 def events_in(story: Story, directory: Path) -> list[Event]:
     """Return the events of a run, its failures among them, the oldest first."""
     known = list(_with_times(story.events))
-    for failure in failures_in(directory):
+    for failure in failures_of(directory):
         at = failure.at.timestamp() if failure.at else math.inf
         event = Event(failure.at, failure.iteration, "failure", failure.text, is_bad=True)
         known.append((event, at))
@@ -181,7 +181,7 @@ def events_in(story: Story, directory: Path) -> list[Event]:
 
 def failure_now(story: Story, directory: Path) -> Failure | None:
     """Return what ended the last start, if that has failed."""
-    for failure in failures_in(directory)[-1:]:
+    for failure in failures_of(directory)[-1:]:
         began = time_of(story.starts[-1].get("at")) if story.starts else None
         # Failures are told in whole seconds.
         if not (began and failure.at) or failure.at >= began.replace(microsecond=0):

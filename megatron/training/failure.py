@@ -6,12 +6,13 @@ import re
 import socket
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
 from megatron.checkpoint.names import LOCK
+from megatron.training.journal import time_of
 from megatron.training.peers import Peers
 
 FAILURE = "failure.json"
@@ -47,6 +48,17 @@ class Failure:
     time: str = field(
         default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
     )
+
+    @property
+    def at(self) -> datetime | None:
+        """When it was; None if the record does not tell."""
+        return time_of(self.time)
+
+    @property
+    def text(self) -> str:
+        """Kind, place and message."""
+        where = f"rank {self.rank} on {self.host}, {self.stage}"
+        return f"{self.kind} ({where}): {self.message}"
 
     @property
     def signature(self) -> tuple[str, int, str]:
@@ -189,18 +201,21 @@ class FailureFile:
         return _identity_of(self._directory / FAILURE) if self._directory else None
 
 
-def failures_of(directory: str) -> list[Failure]:
+def failures_of(directory: Path) -> list[Failure]:
     """Return what ended the attempts that left their records in `directory`, the oldest first."""
-    if not directory:
-        return []
-    numbered = sorted(_numbered(Path(directory)).items())
-    files = [*(file for _, file in numbered), Path(directory) / FAILURE]
+    numbered = sorted(_numbered(directory).items())
+    files = [*(file for _, file in numbered), directory / FAILURE]
     return [failure for file in files if (failure := _read(file))]
 
 
 def _read(file: Path) -> Failure | None:
+    """Return the record in `file`; None of one that is somebody else's, or just being written."""
     try:
-        return Failure(**json.loads(file.read_text(encoding="utf-8")))
+        told = json.loads(file.read_text(encoding="utf-8"))
+        # Another version may write more or less; its defaults are not of this process.
+        known = {each.name: told[each.name] for each in fields(Failure) if each.name in told}
+        failure = Failure(**{"host": "", "pid": 0, "time": "", **known})
+        return replace(failure, iteration=int(failure.iteration))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -83,6 +83,16 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="milliseconds")
 
 
+def time_of(text: Any) -> datetime | None:
+    """Return the time, with its zone, that a record tells; None if it does not."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        return None
+
+
 def read_journal(directory: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a run, the oldest first.
 

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from megatron.config.training import TrainingConfig
@@ -53,7 +54,7 @@ def require_hope(save: str, launcher: Launcher) -> None:
     """
     if launcher.restarts < 2:
         return
-    last = failures_of(save)[-2:]
+    last = failures_of(Path(save))[-2:] if save else []
     if len(last) == 2 and last[0].signature == last[1].signature:
         raise RepeatedFailureError(
             f"the last two attempts have failed alike at step {last[1].iteration} "

@@ -56,6 +56,7 @@ def records():
 @pytest.fixture
 def story(tmp_path):
     told = {"kind": EVIL, "iteration": 180, "message": EVIL, "time": "2026-01-02T03:30:00+00:00"}
+    told |= {"rank": 0, "stage": EVIL}
     (tmp_path / "failure.json").write_text(json.dumps(told))
     (tmp_path / "global_step100").mkdir()
     (tmp_path / "global_step100" / "manifest.json").write_text(EVIL)

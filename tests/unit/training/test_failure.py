@@ -43,7 +43,7 @@ def test_what_came_of_a_cause_gives_way_to_it(tmp_path):
     assert FailureFile(str(tmp_path)).record(LOST)
     assert FailureFile(str(tmp_path)).record(failure("cause"))
     assert told(tmp_path) == "cause"
-    assert [f.message for f in failures_of(str(tmp_path))] == [LOST.message, "cause"]
+    assert [f.message for f in failures_of(tmp_path)] == [LOST.message, "cause"]
 
 
 def here(rank, pid, *, numbers=None):
@@ -100,7 +100,7 @@ def test_that_of_an_earlier_attempt_is_put_away(tmp_path):
     early = FailureFile(str(tmp_path))
     early.record(failure("attempt 3"))
     assert told(tmp_path) == "attempt 3"
-    assert [f.message for f in failures_of(str(tmp_path))] == [f"attempt {i}" for i in (1, 2, 3)]
+    assert [f.message for f in failures_of(tmp_path)] == [f"attempt {i}" for i in (1, 2, 3)]
 
 
 def test_a_directory_of_another_run_is_left_alone(tmp_path):
@@ -135,7 +135,7 @@ def test_of_many_processes_one_writes(tmp_path):
     for process in processes:
         process.join()
     assert sum(wins) >= 1
-    messages = [f.message for f in failures_of(str(tmp_path))]
+    messages = [f.message for f in failures_of(tmp_path)]
     assert "earlier" in messages
     assert told(tmp_path).startswith("of ")
     assert sorted(file.name for file in tmp_path.iterdir() if "failure" not in file.name) == []
