@@ -17,7 +17,7 @@ fi
 
 launch tasks/main.py \
     --task "$task" "${strict[@]}" \
-    --valid-data "${VALID_DATA:?the file of the task}" \
+    --valid-data "${VALID_DATA:?set it to the file of the task}" \
     --load "${CHECKPOINT_PATH:-checkpoints}" \
     --micro-batch-size "${MICRO_BATCH_SIZE:-8}" \
     --log-interval "${LOG_INTERVAL:-10}" \

@@ -12,7 +12,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 
 # DATA_PATH may be a blend, "0.7 one_text_document 0.3 other_text_document",
 # PRECISION is --bf16, --fp16 or, for 32 bits, nothing.
-read -ra data_path <<< "${DATA_PATH:?the token files, without .bin and .idx}"
+read -ra data_path <<< "${DATA_PATH:?set it to the token files, without .bin and .idx}"
 read -ra precision <<< "${PRECISION---bf16}"
 
 launch pretrain_gpt.py \

@@ -13,7 +13,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 
 NNODES=${NNODES:-128} GPUS_PER_NODE=${GPUS_PER_NODE:-8}
-read -ra data_path <<< "${DATA_PATH:?the token files, without .bin and .idx}"
+read -ra data_path <<< "${DATA_PATH:?set it to the token files, without .bin and .idx}"
 read -ra precision <<< "${PRECISION---bf16}"
 read -ra ramp <<< "${RAMPUP_BATCH_SIZE:-16 16 5_859_375}"
 

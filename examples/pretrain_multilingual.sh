@@ -11,7 +11,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
 
 part=${TRAIN_PART:-0.95} training= validation=()
-for language in ${LANGUAGES:?NAME:WEIGHT:TOKEN_FILES of each language, with spaces between them}; do
+for language in ${LANGUAGES:?set it to NAME:WEIGHT:TOKEN_FILES of each language, with spaces between them}; do
     IFS=: read -r name weight prefix <<< "$language"
     training+="${training:+, }$weight 0:$part $prefix"
     validation+=("$name: 1 $part:1 $prefix")
@@ -22,7 +22,7 @@ launch pretrain_gpt.py \
     --train-weighted-split-paths "all: $training" \
     --valid-weighted-split-paths "${validation[@]}" \
     --tokenizer-type PretrainedFromHF \
-    --tokenizer-name-or-path "${TOKENIZER:?a tokenizer of the Hugging Face hub, or its folder}" \
+    --tokenizer-name-or-path "${TOKENIZER:?set it to a tokenizer of the Hugging Face hub, or its folder}" \
     --num-layers "${NUM_LAYERS:-24}" \
     --hidden-size "${HIDDEN_SIZE:-2048}" \
     --num-attention-heads "${NUM_ATTENTION_HEADS:-16}" \

@@ -40,9 +40,15 @@ check_shared() {
     rm "$mark"
 }
 
+require_save() {
+    [[ -n ${SAVE:-} ]] || fail "set SAVE to the folder of the checkpoints"
+}
+
 # Begins a run in SAVE, or goes on there, with the flags given; gives its exit code.
 train() {
-    local word from=(--load "${SAVE:?the folder of the checkpoints}")
+    local word from
+    require_save
+    from=(--load "$SAVE")
     for word in "$@"; do
         case $word in
             --save | --save=* | --load | --load=* | --finetune | --reset-progress)

@@ -201,11 +201,16 @@ def test_mistakes_are_told_before_the_run_begins(cluster: Cluster, data: Path) -
     )
     unwritable = cluster.submit("train_multi_node.slurm", *FLAGS, SAVE=READ_ONLY)
     nowhere = cluster.submit("train_single_node.slurm", *FLAGS)
-    cluster.end(wrong, unwritable, nowhere)
+    lost = cluster.submit("train_single_node.slurm", *FLAGS, REPOSITORY="moved")
+    empty = cluster.submit("evaluate_checkpoints.slurm", SAVE="empty")
+    jobs = (wrong, unwritable, nowhere, lost, empty)
+    cluster.end(*jobs)
     for job, said in (
         (wrong, "error: 3 processes cannot hold whole replicas of 2 ("),
         (unwritable, f"error: the nodes named above cannot write to {READ_ONLY}"),
-        (nowhere, "SAVE: the folder of the checkpoints"),
+        (nowhere, "error: set SAVE to the folder of the checkpoints"),
+        (lost, "error: set REPOSITORY to the folder of this repository"),
+        (empty, "error: no checkpoints are in empty: correct SAVE"),
     ):
         assert cluster.told(job, "JobState") == ["FAILED"]
         assert cluster.log(job).count(said) == 1, cluster.log(job)
@@ -213,7 +218,7 @@ def test_mistakes_are_told_before_the_run_begins(cluster: Cluster, data: Path) -
     assert cluster.log(wrong).count("3 processes cannot hold") == 2
     assert "n2\n" in cluster.log(unwritable)
     assert "n1\n" not in cluster.log(unwritable)
-    assert {cluster.told(job, "ExitCode")[0] for job in (wrong, unwritable)} == {"2:0"}
+    assert {cluster.told(job, "ExitCode")[0] for job in jobs} == {"2:0"}
 
 
 def test_layouts_are_accepted_at_full_size_and_run(cluster: Cluster) -> None:
