@@ -1,5 +1,6 @@
 """What ranks tell each other outside the training step. Errors included: all ranks raise alike."""
 
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -26,6 +27,27 @@ def from_rank_0(make: Callable[[], T]) -> T:
     if told[1] is not None:
         raise told[1]
     return told[0]
+
+
+def rank_0_first(make: Callable[[], T]) -> T:
+    """Return what `make` returns on this rank; rank 0 begins when all have come, the others after.
+
+    What it raises on one rank all raise, so that none meets a lost connection.
+
+    Communication: one broadcast, then one all-gather of errors.
+    """
+    made: list[T] = []
+    from_rank_0(lambda: made.append(make()))
+    errors: list[MegatronError] = []
+    if not made:
+        try:
+            made.append(make())
+        except MegatronError as error:
+            where = f"rank {dist.get_rank()} on {socket.gethostname()}"
+            errors.append(type(error)(f"{where}: {error}"))
+    for error in gathered(errors):
+        raise error
+    return made[0]
 
 
 def agreed(own: Sequence[bool]) -> list[bool]:

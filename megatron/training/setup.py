@@ -33,7 +33,7 @@ from megatron.parallel.groups import Groups, build_groups
 from megatron.parallel.topology import Topology
 from megatron.plan.plan import Plan
 from megatron.plan.watch_plan import WatchPlan
-from megatron.training.agree import from_rank_0
+from megatron.training.agree import from_rank_0, rank_0_first
 from megatron.training.batch import read_batches
 from megatron.training.environment import Launch, cpu_threads, export_determinism, verbosity
 from megatron.training.objective import Objective
@@ -252,12 +252,7 @@ def read_datasets(plan: Plan, view: View | None = None) -> Datasets:
         seed=plan.training.seed,
         view=view,
     )
-    if dist.get_rank() == 0:
-        sets = build()
-    dist.barrier()
-    if dist.get_rank() != 0:
-        sets = build()
-    return sets
+    return rank_0_first(build)
 
 
 def batches_of(
