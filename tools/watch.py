@@ -3,9 +3,10 @@
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
@@ -17,9 +18,9 @@ from megatron.monitoring.reader import JournalReader
 from megatron.monitoring.story import Story
 from megatron.monitoring.terminal import view
 from megatron.tool import run_tool, with_flag
+from megatron.training.failure import failures_of
 
 _CLEAR = "\x1b[H\x1b[2J"
-_PIPE_WIDE = 160
 
 
 def main(argv: Sequence[str]) -> None:
@@ -31,8 +32,8 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(f"--every {config.every:g} must be more than 0 seconds")
     directory = Path(config.run_dir)
     reader, story = JournalReader(directory), Story()
-    story.add(reader.new_records())
-    if story.is_empty:
+    story.add(news(reader, directory))
+    if story.is_empty and not failures_of(directory):
         raise CheckpointError(f"{directory}: the journal tells of no step yet")
     if config.html:
         write_page(Path(config.html), story, directory, datetime.now().astimezone())
@@ -43,13 +44,22 @@ def main(argv: Sequence[str]) -> None:
         if config.once:
             return
         time.sleep(config.every)
-        story.add(reader.new_records())
+        story.add(news(reader, directory))
+
+
+def news(reader: JournalReader, directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield what the journal tells next: nothing of a run that has failed before it had one."""
+    try:
+        yield from reader.new_records()
+    except CheckpointError:
+        if not failures_of(directory):
+            raise
 
 
 def show(story: Story, directory: Path) -> None:
     """Print how the run stands; on a terminal, in place of what stood there."""
     is_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else _PIPE_WIDE
+    width = shutil.get_terminal_size().columns if is_terminal else None
     text = view(story, directory, datetime.now().astimezone(), width=width)
     print(_CLEAR + text if is_terminal else text, flush=True)
 

@@ -87,7 +87,7 @@ def _require_dead(file: Path, silence_s: float) -> None:
         log.info("%s is of another run (%s): waiting whether it still lives", file, _told(owner))
         is_alive = _is_touched(file, silence_s)
     else:
-        is_alive = start_of(owner.pid) == owner.started
+        is_alive = _is_running(owner)
     if is_alive:
         raise CheckpointError(
             f"--save {file.parent}: another run writes there ({_told(owner)}); end it, or give another "
@@ -103,6 +103,21 @@ def _require_dead(file: Path, silence_s: float) -> None:
             return
         away.unlink()
         log.warning("%s was left by a run that has ended (%s): taken over", file, _told(owner))
+
+
+def dead_owner(directory: Path) -> str:
+    """Return which process left its lock in `directory`; "" unless it is known at once to be dead.
+
+    Of one on another host, or in another container, it is not known.
+    """
+    owner = _owner_in(directory / LOCK)
+    if owner is None or not owner.started or owner.numbers != numbers_of_processes():
+        return ""
+    return "" if _is_running(owner) else _told(owner)
+
+
+def _is_running(owner: Owner) -> bool:
+    return start_of(owner.pid) == owner.started
 
 
 def _told(owner: Owner | None) -> str:

@@ -13,7 +13,7 @@ from megatron.checkpoint.names import published_tags
 from megatron.errors import CheckpointError, ConfigError
 from megatron.monitoring.chart import Line, chart
 from megatron.monitoring.story import Event, Story, checkpoints_in, events_in
-from megatron.monitoring.summary import state_of, summary
+from megatron.monitoring.summary import NEXT_STEP, state_of, summary
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1c; --back: #fff; --faint: #8884; --bad: #b91c1c; }
@@ -80,6 +80,7 @@ def page(story: Story, directory: Path, now: datetime) -> str:
         f"<title>{escape(name)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(name)}</h1>",
         f"<p{_class(is_bad)}>{escape(state)}</p>",
+        f"<p>{escape(NEXT_STEP)}</p>" if is_bad else "",
         f"<p>{escape(str(directory))}, as of {now:%Y-%m-%d %H:%M:%S %z}</p>",
         _pairs(summary(story, directory, now)),
         *_charts(story, events),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint.names import MANIFEST, iteration_of, published_tags
-from megatron.training.failure import Failure, failures_of
+from megatron.training.failure import FAILURE, Failure, failures_of
 from megatron.training.journal import END, ROLLBACK, START, time_of
 
 _STEP, _TRAIN, _EVALUATION, _RANKS = "step", "train", "evaluation", "ranks"
@@ -181,6 +181,8 @@ def events_in(story: Story, directory: Path) -> list[Event]:
 
 def failure_now(story: Story, directory: Path) -> Failure | None:
     """Return what ended the last start, if that has failed."""
+    if not (directory / FAILURE).exists():
+        return None  # a start puts those of earlier ones away
     for failure in failures_of(directory)[-1:]:
         began = time_of(story.starts[-1].get("at")) if story.starts else None
         # Failures are told in whole seconds.

@@ -7,10 +7,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from megatron.checkpoint.lock import dead_owner
 from megatron.monitoring.story import Story, checkpoints_in, failure_now
 
 _SILENT_S, _SILENT_STEPS = 120.0, 20
 """A run that tells nothing for so long, and for so many times a step, is called silent."""
+
+NEXT_STEP = (
+    "what to do: docs/troubleshooting.md, by what is printed; "
+    "docs/stopping.md, for exit codes, failure.json and starting again"
+)
+"""For a run that somebody should look at."""
 
 _RECENT = 20  # steps whose pace is told
 
@@ -21,6 +28,8 @@ def state_of(story: Story, directory: Path, now: datetime) -> tuple[str, bool]:
         return f"ended: {story.end.get('reason', '')}", False
     if failure := failure_now(story, directory):
         return f"failed in iteration {failure.iteration}: {failure.text}", True
+    if owner := dead_owner(directory):
+        return f"killed: {owner}, is gone, and left no word", True
     if story.last_at is None:
         return "nothing is known of when it last did something", False
     age_s = max(0.0, (now - story.last_at).total_seconds())

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from statistics import mean
+from textwrap import wrap
 
 from megatron.monitoring.story import Story, events_in
-from megatron.monitoring.summary import number, state_of, summary
+from megatron.monitoring.summary import NEXT_STEP, number, state_of, summary
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVES = {"loss": "loss", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
@@ -15,15 +16,28 @@ _STEPS, _BARS_WIDE, _EVENTS = 240, 60, 8
 _NAME_WIDE = 14
 
 
-def view(story: Story, directory: Path, now: datetime, *, width: int) -> str:
-    """Return how the run stands, in lines of at most `width` characters."""
-    return "".join(f"{printable(line)[:width]}\n" for line in _lines(story, directory, now))
+def view(story: Story, directory: Path, now: datetime, *, width: int | None) -> str:
+    """Return how the run stands, in lines of at most `width` characters; of any length if None."""
+    return "".join(
+        f"{row}\n"
+        for line in map(printable, _lines(story, directory, now))
+        for row in _rows(line, width)
+    )
+
+
+def _rows(line: str, width: int | None) -> Sequence[str]:
+    if width is None or len(line) <= width:
+        return [line]
+    return wrap(line, max(width, 20), subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _lines(story: Story, directory: Path, now: datetime) -> Iterator[str]:
-    state, _ = state_of(story, directory, now)
-    yield f"run {story.run}, attempt {story.attempt} | {directory} | {now:%Y-%m-%d %H:%M:%S}"
+    state, is_bad = state_of(story, directory, now)
+    name = f"run {story.run}, attempt {story.attempt}" if story.starts else "run"
+    yield f"{name} | {directory} | {now:%Y-%m-%d %H:%M:%S}"
     yield state
+    if is_bad:
+        yield NEXT_STEP
     yield ""
     for name, text in summary(story, directory, now):
         yield f"{name:<{_NAME_WIDE}} {text}"

@@ -1,11 +1,14 @@
 """What a run did, put together from a journal that is still being written."""
 
 import json
+import os
+import socket
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 import pytest
 
+from megatron.checkpoint.lock import numbers_of_processes, start_of
 from megatron.errors import CheckpointError
 from megatron.monitoring.reader import JournalReader
 from megatron.monitoring.story import Story, checkpoints_in, events_in
@@ -118,6 +121,30 @@ def test_failures_stand_between_the_starts(tmp_path):
     assert state_of(story_of(tmp_path), tmp_path, now) == ("ended: done", False)
 
 
+def test_a_process_of_this_host_that_is_gone_is_known_at_once(tmp_path):
+    write(tmp_path, start(0, 0), step(1, 3.0, 1))
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": "then"}
+    owner |= {"started": start_of(os.getpid()), "numbers": numbers_of_processes()}
+
+    def state(**changes):
+        (tmp_path / "lock.json").write_text(json.dumps(owner | changes))
+        return state_of(story_of(tmp_path), tmp_path, BEGAN + timedelta(seconds=2))
+
+    assert state()[0].startswith("running")
+    assert state(started="1", numbers="another host")[0].startswith("running")
+    told, is_bad = state(started="1")
+    assert (
+        told.startswith(f"killed: process {os.getpid()} on {owner['host']}, since then") and is_bad
+    )
+    assert "docs/stopping.md" in view(story_of(tmp_path), tmp_path, BEGAN, width=None)
+
+
+def test_a_failure_that_a_new_start_has_put_away_is_not_how_it_stands(tmp_path):
+    failure(tmp_path, "failure-1.json", 70, "first")
+    state, is_bad = state_of(Story(), tmp_path, BEGAN)
+    assert state.startswith("nothing is known") and not is_bad
+
+
 def test_numbers_are_those_of_the_journal(tmp_path):
     write(tmp_path, start(0, 0), step(1, 3.0, 1), step(2, 2.0, 2))
     told = {"iteration": 2, "train_iters": 8, "eta_s": 90.0, "tflops": 1.5, "mfu": 0.25}
@@ -146,11 +173,13 @@ def test_numbers_are_those_of_the_journal(tmp_path):
 
 def test_the_view_fits_its_width_and_steers_no_terminal(tmp_path):
     write(tmp_path, start(0, 0), step(1, 3.0, 1))
-    failure(tmp_path, "failure.json", 30, "\x1b[2J\nno\x07" + "x" * 500)
+    failure(tmp_path, "failure.json", 30, "\x1b[2J\nno\x07" + "Z" * 500)
     text = view(story_of(tmp_path), tmp_path, BEGAN, width=70)
     assert all(len(line) <= 70 for line in text.splitlines())
     assert not {c for c in text if not c.isprintable()} - {"\n"}
-    assert "[2J no" in view(story_of(tmp_path), tmp_path, BEGAN, width=200)
+    # Wrapped, not cut: no letter is missing; in a pipe a line is one.
+    assert text.count("Z") == 2 * 500
+    assert f"[2J no {500 * 'Z'}\n" in view(story_of(tmp_path), tmp_path, BEGAN, width=None)
 
 
 @pytest.mark.parametrize(

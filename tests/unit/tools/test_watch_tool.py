@@ -51,6 +51,20 @@ def test_what_cannot_be_watched_is_told_in_a_line(journal, tmp_path):
     assert "the directory that a run saves to is missing" in watch().stderr
 
 
+def test_a_run_that_failed_before_it_had_a_journal_is_told_whole(tmp_path):
+    message = "CheckpointError: " + "a table " * 40 + "and the cause"
+    told = {"kind": "error", "rank": 0, "iteration": 0, "stage": "start", "message": message}
+    (tmp_path / "failure.json").write_text(json.dumps(told | {"time": "2026-01-02T03:04:05+00:00"}))
+    done = watch(tmp_path, "--once")
+    assert done.returncode == 0, done.stderr
+    first, state, next_step = done.stdout.splitlines()[:3]
+    assert first.startswith(f"run | {tmp_path} | ")
+    assert state == f"failed in iteration 0: error (rank 0 on , start): {message}"
+    assert "docs/troubleshooting.md" in next_step and "docs/stopping.md" in next_step
+    assert watch(tmp_path, "--html", tmp_path / "page.html").returncode == 0
+    assert "and the cause" in (tmp_path / "page.html").read_text()
+
+
 def test_a_run_is_followed_while_it_writes(journal, tmp_path):
     words = [sys.executable, TOOL, str(tmp_path), "--every", "0.05"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as following:
