@@ -1,7 +1,8 @@
 """Tell what a run will need before it is started: memory, time, traffic, disk, money.
 
 Takes the flags of pretrain_gpt.py, needs neither GPU nor data, and refuses what training refuses.
-With --search it looks for the fastest layouts instead.
+With --search it looks for the fastest layouts instead. The exit code is 1 if the run, or every
+layout, does not fit the given kind of GPU.
 """
 
 import sys
@@ -11,12 +12,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.config.config import Config, parse_config_for_checkpoint
+from megatron.config.config import SECTIONS, Config, parse_config_for_checkpoint
+from megatron.config.files import with_file_flags
+from megatron.config.flags import options_of, value_in
 from megatron.config.planning import PlanningConfig
-from megatron.errors import ConfigError, raise_if_any
+from megatron.errors import ConfigError, ExitCode, raise_if_any
 from megatron.plan.data_plan import with_some_data
 from megatron.plan.estimate.devices import device_of
-from megatron.plan.estimate.search import search
+from megatron.plan.estimate.search import DECIDED, obstacle, search
 from megatron.plan.estimate.speed import speed_of
 from megatron.plan.estimate.summary import (
     device_lines,
@@ -36,6 +39,9 @@ NOT_NEEDED = {
 }
 """Values for required flags of training that hardly matter to a plan."""
 
+_UNSAID = {section: dict.fromkeys(names) for section, names in DECIDED.items()}
+"""Values of the fields that a search decides, by which it is seen whether the user has as well."""
+
 
 def main(argv: Sequence[str]) -> None:
     """Print the plan of the run that `argv` asks for.
@@ -43,11 +49,16 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         ConfigError: lists all that cannot be done as asked.
     """
+    words = _with_kind_of_gpu(argv)
+    searches = value_in(with_file_flags(words, SECTIONS), "--search") is not None
     config, own = parse_config_for_checkpoint(
-        _with_kind_of_gpu(argv), NOT_NEEDED, {"planning": PlanningConfig}, description=__doc__ or ""
+        words,
+        NOT_NEEDED | _UNSAID if searches else NOT_NEEDED,
+        {"planning": PlanningConfig},
+        description=__doc__ or "",
     )
     config, planning = with_some_data(config), own["planning"]
-    raise_if_any(_problems(planning))
+    raise_if_any([*_problems(planning), *(_layout_problems(config) if searches else ())])
     if planning.search is None:
         _tell_plan(config, planning)
     else:
@@ -91,6 +102,19 @@ def _problems(planning: PlanningConfig) -> list[str]:
     return problems
 
 
+def _layout_problems(config: Config) -> list[str]:
+    options = options_of(SECTIONS)
+    said = [
+        options[name]
+        for section, names in DECIDED.items()
+        for name in names
+        if getattr(getattr(config, section), name) is not None
+    ]
+    if not said:
+        return []
+    return [f"--search decides {', '.join(said)} itself: leave out what it decides, or --search"]
+
+
 def _tell_plan(config: Config, planning: PlanningConfig) -> None:
     device = device_of(planning.gpu) if planning.gpu else None
     kind = "cpu" if config.parallel.device == "cpu" else "cuda"
@@ -108,6 +132,8 @@ def _tell_plan(config: Config, planning: PlanningConfig) -> None:
         speed = speed_of(decided, device, gpus_per_node=planning.gpus_per_node, mfu=planning.mfu)
         price = planning.price_per_gpu_hour
         print(*device_lines(decided, device, speed, price_per_gpu_hour=price), sep="\n")
+        if obstacle(decided, device):
+            sys.exit(ExitCode.FAILED)
 
 
 def _tell_search(config: Config, planning: PlanningConfig, num_gpus: int) -> None:
@@ -124,7 +150,10 @@ def _tell_search(config: Config, planning: PlanningConfig, num_gpus: int) -> Non
         device=device_of(planning.gpu or "a100-80gb"),
         gpus_per_node=planning.gpus_per_node,
     )
-    print(*search_lines(found, most=planning.show), sep="\n")
+    price = planning.price_per_gpu_hour
+    print(*search_lines(found, most=planning.show, price_per_gpu_hour=price), sep="\n")
+    if not found.fitting:
+        sys.exit(ExitCode.FAILED)
 
 
 if __name__ == "__main__":

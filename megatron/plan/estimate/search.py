@@ -1,50 +1,39 @@
 """Which layouts fit a number of GPUs, the fastest first, and why the others do not."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from megatron.config.config import Config
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.estimate.devices import GIB, RESERVED_BYTES, Device
+from megatron.plan.estimate.layouts import Axis, Layout, layouts_of, places
 from megatron.plan.estimate.memory import memory_of_stages
-from megatron.plan.estimate.speed import speed_of
+from megatron.plan.estimate.speed import Speed, speed_of
 from megatron.plan.estimate.stages import stages_of
 from megatron.plan.objective_plan import ObjectiveName
 from megatron.plan.plan import Plan, plan
 
-_RECOMPUTED = ("none", "selective", "full")
-
-
-@dataclass(frozen=True, order=True, kw_only=True)
-class Layout:
-    """One way to divide the work."""
-
-    tensor: int
-    pipeline: int
-    data: int
-    zero_stage: int
-    micro_batch_size: int
-    recompute: str  # none, selective or full
-
-    def __str__(self) -> str:
-        return (
-            f"tp {self.tensor} pp {self.pipeline} dp {self.data} | ZeRO {self.zero_stage} | "
-            f"micro-batch {self.micro_batch_size} | recompute {self.recompute}"
-        )
-
-    def flags(self) -> str:
-        """Return the flags that ask for it."""
-        words = (
-            f"--tensor-model-parallel-size {self.tensor} "
-            f"--pipeline-model-parallel-size {self.pipeline} --zero-stage {self.zero_stage} "
-            f"--micro-batch-size {self.micro_batch_size}"
-        )
-        if self.tensor > 1:
-            words += " --sequence-parallel"
-        if self.recompute == "selective":
-            words += " --recompute-activations"
-        return words + (" --checkpoint-activations" if self.recompute == "full" else "")
+DECIDED = {
+    "parallel": (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "ds_sequence_parallel_size",
+        "sequence_parallel",
+    ),
+    "training": ("micro_batch_size",),
+    "deepspeed": ("zero_stage",),
+    "recompute": (
+        "recompute_granularity",
+        "recompute_activations",
+        "checkpoint_activations",
+        "recompute_method",
+        "recompute_num_layers",
+        "distribute_saved_activations",
+        "contiguous_checkpointing",
+        "checkpoint_in_cpu",
+    ),
+}
+"""Fields of a Config, by section, that a search sets: what they say is not looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +41,7 @@ class Fitting:
     """A layout that can be run."""
 
     layout: Layout
-    step_s: float
-    mfu: float
+    speed: Speed
     peak_bytes: int  # of the fullest rank
 
 
@@ -64,11 +52,14 @@ class Refusal:
     Args:
         why: the reason that they share.
         where: what they have in common, such as "tp 16", in the order of the search.
+        partly: the same where other layouts of that kind fit, with what those that do not have
+            alone, such as "tp 1 pp 2 with micro-batch 8".
         count: how many there are.
     """
 
     why: str
     where: tuple[str, ...]
+    partly: tuple[str, ...]
     count: int
 
 
@@ -91,8 +82,8 @@ def search(
 ) -> Found:
     """Try every layout of `num_gpus` devices for what `config` trains.
 
-    What `config` itself says of the layout is not looked at; tensor-parallel ranks divide the
-    sequence as well.
+    What `config` itself says of the layout, see DECIDED, is not looked at; tensor-parallel ranks
+    divide the sequence as well.
 
     Args:
         gpus_per_node: tensor parallelism stays within a node.
@@ -100,15 +91,15 @@ def search(
     Raises:
         ConfigError: something is wrong that no layout mends.
     """
-    fitting, refused = [], defaultdict[str, Counter[str]](Counter)
-    batch = config.training.global_batch_size
-    for layout in _layouts(num_gpus, config.model.num_layers):
-        if layout.tensor > gpus_per_node:
-            refused[f"more than the {gpus_per_node} GPUs of a node"][f"tp {layout.tensor}"] += 1
-            continue
-        if batch and batch % (layout.data * layout.micro_batch_size):
-            uneven = f"--global-batch-size {batch} is not a multiple of micro-batch * replicas"
-            refused[uneven][f"dp {layout.data}"] += 1
+    if config.precision.bf16 and not device.has_bf16:
+        raise ConfigError(_no_bf16(device))
+    layouts = [*layouts_of(num_gpus, config.model.num_layers)]
+    fitting: list[Fitting] = []
+    refused = defaultdict[tuple[Axis, str], list[Layout]](list)
+    asked: list[tuple[str, ...]] = []  # what training itself refuses of each layout
+    for layout in layouts:
+        if uneven := _uneven(layout, config.training.global_batch_size, gpus_per_node):
+            refused[uneven].append(layout)
             continue
         try:
             decided = plan(
@@ -119,25 +110,42 @@ def search(
                 objective=objective,
             )
         except ConfigError as error:
-            refused[error.problems[0]][f"tp {layout.tensor} pp {layout.pipeline}"] += 1
+            asked.append(error.problems)
+            refused["tp pp", error.problems[0]].append(layout)
             continue
-        if why := obstacle(decided, device):
-            refused[why][f"tp {layout.tensor} pp {layout.pipeline}"] += 1
+        asked.append(())
+        if reason := obstacle(decided, device):
+            refused["tp pp", reason].append(layout)
             continue
         speed = speed_of(decided, device, gpus_per_node=gpus_per_node)
         peak = max(memory.total for memory in memory_of_stages(decided))
-        fitting.append(Fitting(layout=layout, step_s=speed.step_s, mfu=speed.mfu, peak_bytes=peak))
-    fitting.sort(key=lambda found: (found.step_s, found.peak_bytes, found.layout))
-    return Found(
-        tuple(fitting),
-        tuple(Refusal(why, tuple(where), where.total()) for why, where in refused.items()),
-    )
+        fitting.append(Fitting(layout=layout, speed=speed, peak_bytes=peak))
+    if asked:
+        raise_if_any(p for p in asked[0] if all(p in problems for problems in asked))
+    fitting.sort(key=lambda one: (one.speed.step_s, one.peak_bytes, one.layout))
+    fit = [one.layout for one in fitting]
+    refusals = []
+    for (axis, why), those in refused.items():
+        found = [*places(those, fit, layouts, axis)]
+        where = tuple(value for value, apart in found if not apart)
+        partly = tuple(f"{value} with {apart}" for value, apart in found if apart)
+        refusals.append(Refusal(why, where, partly, len(those)))
+    return Found(tuple(fitting), tuple(refusals))
+
+
+def _uneven(layout: Layout, batch: int | None, gpus_per_node: int) -> tuple[Axis, str] | None:
+    """Return why `layout` is not even planned, and by which axis; None when it is."""
+    if layout.tensor > gpus_per_node:
+        return "tp", f"more than the {gpus_per_node} GPUs of a node"
+    if batch and batch % (layout.data * layout.micro_batch_size):
+        return "dp", f"--global-batch-size {batch} is not a multiple of micro-batch * replicas"
+    return None
 
 
 def obstacle(plan: Plan, device: Device) -> str | None:
     """Return why `plan` does not run on GPUs of this kind; None when it does."""
     if plan.precision.dtype == "bf16" and not device.has_bf16:
-        return f"{device.name} has no bf16; write --fp16"
+        return _no_bf16(device)
     for stage in stages_of(plan):
         if not stage.layers:
             return f"stage {stage.index} would have no transformer layer"
@@ -147,31 +155,8 @@ def obstacle(plan: Plan, device: Device) -> str | None:
     return None
 
 
-def _layouts(num_gpus: int, num_layers: int) -> Iterator[Layout]:
-    for tensor in _powers_of_two(16):
-        if num_gpus % tensor:
-            continue
-        for pipeline in range(1, min(num_layers, num_gpus // tensor) + 1):
-            if num_gpus // tensor % pipeline:
-                continue
-            for zero_stage in (1,) if pipeline > 1 else (1, 2, 3):
-                for micro in _powers_of_two(8):
-                    for recompute in _RECOMPUTED:
-                        yield Layout(
-                            tensor=tensor,
-                            pipeline=pipeline,
-                            data=num_gpus // tensor // pipeline,
-                            zero_stage=zero_stage,
-                            micro_batch_size=micro,
-                            recompute=recompute,
-                        )
-
-
-def _powers_of_two(most: int) -> Iterator[int]:
-    number = 1
-    while number <= most:
-        yield number
-        number *= 2
+def _no_bf16(device: Device) -> str:
+    return f"{device.name} has no bf16; write --fp16"
 
 
 def _asked(config: Config, layout: Layout) -> Config:

@@ -94,36 +94,52 @@ def work_lines(plan: Plan) -> Iterator[str]:
 def device_lines(
     plan: Plan, device: Device, speed: Speed, *, price_per_gpu_hour: float | None
 ) -> Iterator[str]:
-    """Yield whether the run fits devices of this kind, how long it takes, and what it costs."""
+    """Yield whether the run fits devices of this kind and, if so, its length and its cost."""
     why = obstacle(plan, device)
     usable = device.memory_gib - RESERVED_BYTES / GIB
     fullest = max(memory.total for memory in memory_of_stages(plan))
-    yield (
-        f"{device.name}: {'does not run: ' + why if why else 'fits'} | fullest rank: "
-        f"{_size(fullest)} of {usable:.1f} GiB"
-    )
+    room = f"fullest rank: {_size(fullest)} of {usable:.1f} GiB"
+    if why:
+        yield room
+        yield f"does not run on {device.name}: {why}"
+        return
+    yield f"{device.name}: fits | {room}"
     yield (
         f"step: {speed.step_s:.2f} s | MFU: {100 * speed.mfu:.1f}% | "
         f"tokens per second: {speed.tokens_per_second:,.0f}"
     )
-    run = f"run: {timedelta(seconds=round(speed.run_s))} | GPU hours: {speed.gpu_hours:,.0f}"
-    if price_per_gpu_hour is not None:
-        run += f" | cost: {speed.gpu_hours * price_per_gpu_hour:,.0f}"
-    yield run
+    yield "run: " + " | ".join(_price(speed, price_per_gpu_hour))
 
 
-def search_lines(found: Found, *, most: int) -> Iterator[str]:
+def search_lines(
+    found: Found, *, most: int, price_per_gpu_hour: float | None = None
+) -> Iterator[str]:
     """Yield the fastest layouts, at most so many, and why the others cannot be run."""
     yield f"{len(found.fitting)} layouts fit"
     for place, fitting in enumerate(found.fitting[:most], 1):
-        yield (
-            f"{place}. {fitting.layout} | step {fitting.step_s:.2f} s | MFU "
-            f"{100 * fitting.mfu:.1f}% | fullest rank {_size(fitting.peak_bytes)}"
+        speed = fitting.speed
+        line = (
+            f"{place}. {fitting.layout} | step {speed.step_s:.2f} s | MFU "
+            f"{100 * speed.mfu:.1f}% | fullest rank {_size(fitting.peak_bytes)}"
         )
+        if price_per_gpu_hour is not None:
+            line += " | run " + " | ".join(_price(speed, price_per_gpu_hour))
+        yield line
     if found.fitting:
         yield f"flags of the first: {found.fitting[0].layout.flags()}"
     for refusal in found.refused:
-        yield f"{refusal.count} do not run ({', '.join(refusal.where)}): {refusal.why}"
+        where = f" ({', '.join(refusal.where)})" if refusal.where else ""
+        yield f"{refusal.count} do not run{where}: {refusal.why}"
+        yield from (f"  {part}" for part in refusal.partly)
+    if not found.fitting:
+        yield "no layout can be run: take more or larger GPUs, or another batch size"
+
+
+def _price(speed: Speed, price_per_gpu_hour: float | None) -> Iterator[str]:
+    yield f"{timedelta(seconds=round(speed.run_s))}"
+    yield f"GPU hours: {speed.gpu_hours:,.0f}"
+    if price_per_gpu_hour is not None:
+        yield f"cost: {speed.gpu_hours * price_per_gpu_hour:,.0f}"
 
 
 def _size(count: float) -> str:

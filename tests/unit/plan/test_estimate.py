@@ -16,6 +16,7 @@ from megatron.config.config import parse_config
 from megatron.errors import ConfigError
 from megatron.plan.estimate.checkpoint import checkpoint_bytes
 from megatron.plan.estimate.devices import DEVICES, GIB, device_of, known_device
+from megatron.plan.estimate.layouts import layouts_of, places
 from megatron.plan.estimate.memory import (
     memory_of_stages,
     micro_batches_under_way,
@@ -209,6 +210,9 @@ def test_the_summary_says_what_was_computed():
     speed = replace(speed_of(decided, A100), gpu_hours=1000.0)
     *_, run = device_lines(decided, A100, speed, price_per_gpu_hour=2.5)
     assert run.endswith("cost: 2,500")
+    small = device_of("a100-40gb")
+    *_, last = device_lines(decided, small, speed, price_per_gpu_hour=2.5)
+    assert last.startswith("does not run on a100-40gb: needs more than")
 
 
 def test_the_search_ranks_what_fits_and_groups_what_does_not():
@@ -217,7 +221,7 @@ def test_the_search_ranks_what_fits_and_groups_what_does_not():
     config = replace(config, training=training)
     found = search(config, num_gpus=384, vocab_size=250680, device=A100)
     assert len(found.fitting) > 10
-    times = [fitting.step_s for fitting in found.fitting]
+    times = [fitting.speed.step_s for fitting in found.fitting]
     assert times == sorted(times)
     assert all(f.peak_bytes < 77 * GIB for f in found.fitting)
     told = {refusal.why: refusal.where for refusal in found.refused}
@@ -237,14 +241,35 @@ def test_the_search_ranks_what_fits_and_groups_what_does_not():
     assert (decided.parallel.tensor, decided.parallel.pipeline) == (best.tensor, best.pipeline)
     assert decided.recompute.granularity == best.recompute
     assert speed_of(decided, A100).step_s == pytest.approx(
-        found.fitting[0].step_s, rel=0.02
+        found.fitting[0].speed.step_s, rel=0.02
     )  # the search cuts stages by layers alone
 
 
-def test_what_no_layout_mends_is_told_by_the_search():
-    found = search(tiny_config("--clip-grad", "-1"), num_gpus=2, vocab_size=11, device=A100)
-    assert found.fitting == ()
-    assert {refusal.why for refusal in found.refused} == {"--clip-grad -1.0 must be at least 0"}
+def test_what_no_layout_mends_is_refused_by_the_search():
+    with pytest.raises(ConfigError) as refused:
+        search(tiny_config("--clip-grad", "-1"), num_gpus=2, vocab_size=11, device=A100)
+    assert refused.value.problems == ("--clip-grad -1.0 must be at least 0",)
+    with pytest.raises(ConfigError, match="v100-16gb has no bf16"):
+        search(tiny_config("--bf16"), num_gpus=2, vocab_size=11, device=device_of("v100-16gb"))
+
+
+def test_the_search_tells_layouts_that_do_not_run_from_those_that_do():
+    config, _ = parse_config(BLOOM_176B.split())
+    config = replace(config, training=replace(config.training, rampup_batch_size=None))
+    found = search(config, num_gpus=384, vocab_size=250680, device=A100)
+    fit = {f"tp {one.layout.tensor} pp {one.layout.pipeline}" for one in found.fitting}
+    for refusal in found.refused:
+        assert fit.isdisjoint(refusal.where)
+        assert all(" with " in part for part in refusal.partly)
+    layouts = [*layouts_of(8, 24)]
+    several = [one for one in layouts if (one.tensor, one.pipeline) == (1, 1)]
+    some = [one for one in several if one.zero_stage < 3 and one.recompute != "full"]
+    some = [one for one in some if one.micro_batch_size > 2]
+    some += [one for one in layouts if one.tensor == 8]
+    assert [*places(some, several, layouts, "tp pp")] == [
+        ("tp 1 pp 1", "ZeRO 1/2 recompute none/selective micro-batch 4/8"),
+        ("tp 8 pp 1", ""),
+    ]
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones():

@@ -1,5 +1,6 @@
 """The planner as it is typed."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,12 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[3]
 NETWORK = (
     *("--num-layers", "24", "--hidden-size", "2048", "--num-attention-heads", "16"),
-    *("--seq-length", "2048", "--bf16", "--global-batch-size", "512", "--train-iters", "1000"),
+    *("--seq-length", "2048", "--global-batch-size", "512", "--train-iters", "1000"),
 )
 
 
-def run(*flags):
-    words = (sys.executable, str(REPOSITORY / "tools" / "plan.py"), *NETWORK, *flags)
+def run(*flags, bits="--bf16"):
+    words = (sys.executable, str(REPOSITORY / "tools" / "plan.py"), *NETWORK, bits, *flags)
     return subprocess.run(words, capture_output=True, text=True, timeout=100)
 
 
@@ -39,6 +40,28 @@ def test_a_search_ends_in_flags_to_take():
     assert "do not run (tp 16): more than the 8 GPUs of a node" in done.stdout
 
 
+def test_a_price_is_reckoned_for_the_layouts_of_a_search():
+    done = run("--search", "8", "--gpu", "h200", "--show", "1", "--price-per-gpu-hour", "3")
+    assert done.returncode == 0, done.stderr
+    (first,) = (line for line in done.stdout.splitlines() if line.startswith("1. "))
+    hours, cost = re.search(r"GPU hours: ([0-9,]+) \| cost: ([0-9,]+)$", first).groups()
+    assert int(cost.replace(",", "")) == pytest.approx(3 * int(hours.replace(",", "")), abs=3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "last"),
+    [
+        (("--num-gpus", "8", "--micro-batch-size", "64"), "does not run on v100-32gb: needs more"),
+        (("--search", "1", "--hidden-size", "8192"), "no layout can be run"),
+    ],
+)
+def test_what_does_not_fit_has_no_time_and_fails(flags, last):
+    done = run(*flags, "--gpu", "v100-32gb", bits="--fp16")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[-1].startswith(last)
+    assert "GPU hours" not in done.stdout
+
+
 def test_weighted_data_need_not_be_there():
     done = run("--num-gpus", "8", "--train-weighted-split-paths", "ALL: 1 0:0.9 nowhere")
     assert done.returncode == 0, done.stderr
@@ -52,6 +75,12 @@ def test_weighted_data_need_not_be_there():
         (("--price-per-gpu-hour", "2"), "give --gpu too"),
         (("--search", "0"), "--search 0 must be at least 1"),
         (("--num-gpus", "3", "--tensor-model-parallel-size", "2"), "3 processes cannot hold"),
+        (
+            ("--search", "8", "--zero-stage", "1", "--sequence-parallel"),
+            "--search decides --sequence-parallel, --zero-stage itself",
+        ),
+        (("--search", "8", "--train-samples", "10"), "give exactly one of --train-iters"),
+        (("--search", "8", "--gpu", "v100-16gb"), "v100-16gb has no bf16"),
         (("--search", "8", "--deepspeed_config", "x.json"), "leave --deepspeed_config out"),
     ],
 )

@@ -1,0 +1,128 @@
+"""Ways to divide the work between GPUs, and words for some of them."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+Axis = Literal["tp", "dp", "tp pp"]
+"""What layouts are gathered by."""
+
+_RECOMPUTED = ("none", "selective", "full")
+_MICRO_BATCHES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Layout:
+    """One way to divide the work."""
+
+    tensor: int
+    pipeline: int
+    data: int
+    zero_stage: int
+    micro_batch_size: int
+    recompute: str  # none, selective or full
+
+    def __str__(self) -> str:
+        return (
+            f"tp {self.tensor} pp {self.pipeline} dp {self.data} | ZeRO {self.zero_stage} | "
+            f"micro-batch {self.micro_batch_size} | recompute {self.recompute}"
+        )
+
+    def flags(self) -> str:
+        """Return the flags that ask for it."""
+        words = (
+            f"--tensor-model-parallel-size {self.tensor} "
+            f"--pipeline-model-parallel-size {self.pipeline} --zero-stage {self.zero_stage} "
+            f"--micro-batch-size {self.micro_batch_size}"
+        )
+        if self.tensor > 1:
+            words += " --sequence-parallel"
+        if self.recompute == "selective":
+            words += " --recompute-activations"
+        return words + (" --checkpoint-activations" if self.recompute == "full" else "")
+
+
+def layouts_of(num_gpus: int, num_layers: int) -> Iterator[Layout]:
+    """Yield every layout of `num_gpus` devices that a search looks at."""
+    for tensor in (1, 2, 4, 8, 16):
+        if num_gpus % tensor:
+            continue
+        for pipeline in range(1, min(num_layers, num_gpus // tensor) + 1):
+            if num_gpus // tensor % pipeline:
+                continue
+            for zero_stage in (1,) if pipeline > 1 else (1, 2, 3):
+                for micro in _MICRO_BATCHES:
+                    for recompute in _RECOMPUTED:
+                        yield Layout(
+                            tensor=tensor,
+                            pipeline=pipeline,
+                            data=num_gpus // tensor // pipeline,
+                            zero_stage=zero_stage,
+                            micro_batch_size=micro,
+                            recompute=recompute,
+                        )
+
+
+def places(
+    some: Iterable[Layout], fitting: Iterable[Layout], known: Sequence[Layout], axis: Axis
+) -> Iterator[tuple[str, str]]:
+    """Yield what `some` layouts have in common, each value of `axis` once, and what they alone have.
+
+    Args:
+        fitting: other layouts; "" is told besides a value that none of them has.
+        known: all layouts of the search.
+    """
+    gathered = defaultdict[str, list[Layout]](list)
+    for layout in some:
+        gathered[_along(layout, axis)].append(layout)
+    mixed = {_along(layout, axis) for layout in fitting}
+    for value, those in gathered.items():
+        stages = {layout.zero_stage for layout in known if _along(layout, axis) == value}
+        yield value, _apart(those, stages) if value in mixed else ""
+
+
+def _along(layout: Layout, axis: Axis) -> str:
+    sizes = {"tp": layout.tensor, "pp": layout.pipeline, "dp": layout.data}
+    return " ".join(f"{name} {sizes[name]}" for name in axis.split())
+
+
+def _apart(layouts: Iterable[Layout], stages: set[int]) -> str:
+    """Return the ZeRO stages, recomputation and micro-batches of `layouts`, where they are few.
+
+    Args:
+        stages: of ZeRO that there could be.
+    """
+    sizes = defaultdict[int, dict[str, list[int]]](dict)
+    for layout in layouts:
+        of_stage = sizes[layout.zero_stage].setdefault(layout.recompute, [])
+        if layout.micro_batch_size not in of_stage:
+            of_stage.append(layout.micro_batch_size)
+    by_stage = {
+        stage: [
+            _listed("recompute", names, _RECOMPUTED) + _listed("micro-batch", micro, _MICRO_BATCHES)
+            for micro, names in _with_same_value({r: tuple(m) for r, m in of_stage.items()})
+        ]
+        for stage, of_stage in sizes.items()
+    }
+    return " or ".join(
+        (_listed("ZeRO", numbers, stages) + words).strip()
+        for each, numbers in _with_same_value({s: tuple(texts) for s, texts in by_stage.items()})
+        for words in each
+    )
+
+
+def _with_same_value(values: Mapping[K, V]) -> list[tuple[V, list[K]]]:
+    """Return each value with its keys."""
+    keys = defaultdict[V, list[K]](list)
+    for key, value in values.items():
+        keys[value].append(key)
+    return [*keys.items()]
+
+
+def _listed(name: str, some: Sequence[object], everything: Iterable[object]) -> str:
+    """Return `name` and its values; nothing when there are no others."""
+    return "" if set(some) == set(everything) else f"{name} {'/'.join(map(str, some))} "
