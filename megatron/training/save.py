@@ -178,8 +178,12 @@ class Checkpoints(Hook):
 
     def _make_room(self, iteration: int) -> None:
         """Have an empty folder to write to, on a disk that the checkpoint fits on."""
-        clear_staging(self._directory, iteration)
-        require_space(self._directory, expected_size(self._directory, self._plan))
+        staging = clear_staging(self._directory, iteration)
+        try:
+            require_space(self._directory, expected_size(self._directory, self._plan))
+        except CheckpointError:
+            staging.rmdir()
+            raise
 
     def _write(self, tag: str, iteration: int, writer: StateWriter) -> None:
         try:
@@ -200,7 +204,8 @@ class Checkpoints(Hook):
     def _not_written(self, iteration: int, why: object) -> CheckpointError:
         return CheckpointError(
             f"--save {self._directory}: the checkpoint of iteration {iteration} cannot be written "
-            f"({why}); the older ones are as they were"
+            f"({why}); the older ones are as they were, and what there is of it, in "
+            f"{staging_tag_of(iteration)}, goes with the next start or save"
         )
 
     def _gathering(self, writer: StateWriter, manifest: Manifest) -> _Stage | None:

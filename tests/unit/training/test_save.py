@@ -290,6 +290,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(job, monkeypa
     with pytest.raises(CheckpointError, match=r"needs [\d,]+ bytes and 10 are free"):
         job.save(10)
     assert job.engine.saved is None
+    assert not list(job.directory.glob("staging-*"))
     assert job.resume().iteration == 5
 
 
@@ -301,8 +302,10 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_older_checkpoints(job, mo
         raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")
 
     monkeypatch.setattr(job.engine, "save", fill)
-    with pytest.raises(CheckpointError, match="iteration 10 cannot be written .*file write failed"):
+    told = "iteration 10 cannot be written .*file write failed.*in staging-global_step10, goes with"
+    with pytest.raises(CheckpointError, match=told):
         job.save(10)
+    assert (job.directory / "staging-global_step10" / "weights.pt").exists()
     assert job.resume().iteration == 5
 
 
