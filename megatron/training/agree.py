@@ -45,8 +45,8 @@ def rank_0_first(make: Callable[[], T]) -> T:
         except MegatronError as error:
             where = f"rank {dist.get_rank()} on {socket.gethostname()}"
             errors.append(type(error)(f"{where}: {error}"))
-    for error in gathered(errors):
-        raise error
+    for met in gathered(errors):
+        raise met
     return made[0]
 
 
