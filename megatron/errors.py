@@ -76,6 +76,10 @@ class TrainingError(MegatronError):
     """The training itself goes wrong: the loss is no number, or ranks have come apart."""
 
 
+class PeerLeftError(TrainingError):
+    """Another rank has ended the run, and has written down why."""
+
+
 class RepeatedFailureError(TrainingError):
     """Two attempts have failed alike, so another one would."""
 

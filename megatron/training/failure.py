@@ -138,6 +138,11 @@ class FailureFile:
         self._stale = self._identity()
         self._owns = False
 
+    @property
+    def file(self) -> Path:
+        """Where the cause is, if it is written."""
+        return self._directory / FAILURE if self._directory else Path(FAILURE)
+
     def own(self, *, tidies: bool) -> None:
         """Note that this run alone writes to the directory.
 

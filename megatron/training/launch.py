@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from megatron import log
-from megatron.errors import ExitCode, MegatronError
+from megatron.errors import ExitCode, MegatronError, PeerLeftError
 from megatron.training.environment import read_launch, read_launcher
 from megatron.training.failure import is_lost_peer
 from megatron.training.restarts import code_for, end_launcher
@@ -38,7 +38,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
     except MegatronError as error:
         _heed_the_launcher()
         lines = str(error).replace("\n", "\n  ")
-        if rank == 0:
+        if rank == 0 and not isinstance(error, PeerLeftError):
             _tell(f"error: {lines}")
         else:
             claim = _claim(lines)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.errors import ExitCode, MegatronError
+from megatron.errors import ExitCode, MegatronError, PeerLeftError
 from megatron.training.failure import Failure, FailureFile, failure_of
 from megatron.training.launchers import Launchers
 from megatron.training.peers import Peers
@@ -62,6 +62,7 @@ class Watchdog:
         self.peers = Peers(())
         self._rank = rank
         self._written_down: BaseException | None = None
+        self._is_told_elsewhere = False
         self._launchers = launchers or Launchers(is_parent=False)
         self._lost_at: float | None = None
         self._hangs: Hangs | None = None
@@ -73,6 +74,7 @@ class Watchdog:
     def watching(self) -> Iterator[None]:
         """Watch inside the `with` block; write down the exception that leaves it.
 
+        A connection that was lost to a rank that wrote down why it left becomes a PeerLeftError.
         Wrong flags, or files that they name, are no failure of a run: nothing was begun.
         """
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
@@ -81,6 +83,10 @@ class Watchdog:
         except (Exception, KeyboardInterrupt) as error:
             if not (isinstance(error, MegatronError) and error.exit_code == ExitCode.MISUSED):
                 self.write_down(error)
+            if self._is_told_elsewhere:
+                raise PeerLeftError(
+                    f"another rank has ended the run: {self.failures.file} says why"
+                ) from error
             raise
         finally:
             self._ended.set()
@@ -94,6 +100,7 @@ class Watchdog:
             )
             is_news = self.failures.record(failure) or not self.failures.is_written()
             # A rank that wrote down why it left has told it too.
+            self._is_told_elsewhere = failure.kind in ("lost rank", "lost peer") and not is_news
             if failure.kind == "lost rank" and is_news:
                 log.error(failure.message)
 

@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 PROGRAM = """
 import sys
-from megatron.errors import CheckpointError, ConfigError, DataError
+from megatron.errors import CheckpointError, ConfigError, DataError, PeerLeftError
 from megatron.errors import WrongCheckpointError, WrongDataError
 from megatron.training import launch
 
@@ -112,6 +112,12 @@ def test_of_ranks_with_the_same_error_one_speaks() -> None:
     assert sorted(same)[:2] == ["", ""]
     assert "".join(same) in {f"error [rank {rank}]: same\n" for rank in (1, 2, 3)}
     assert {rank.returncode for rank in ranks} == {1}
+
+
+def test_a_rank_whose_peer_has_told_why_it_left_waits_for_it():
+    told = "import time; time.sleep = lambda s: print('waits'); raise PeerLeftError('left')"
+    code, out, err = end(told, RANK="0", WORLD_SIZE="2")
+    assert (code, out.splitlines()[1:], err) == (1, ["waits"], "error [rank 0]: left\n")
 
 
 def test_a_broken_environment_does_not_hide_the_error():
