@@ -87,7 +87,7 @@ _TIMES = (
 )
 _DOCSTRINGS = cache(flags.field_docstrings)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_TIMED_TAGS = ("time", "throughput", "second", "flops")
+_TIMED_TAGS = ("time", "throughput", "second", "flops", "memory")
 
 
 def observe(
