@@ -1,7 +1,6 @@
 """The first contact between processes, through DeepSpeed."""
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,9 +26,6 @@ def start(backend: str, log_level: str = "warning", *, timeout_minutes: int = 0)
         log_level: least level of DeepSpeed's own messages.
         timeout_minutes: how long one operation may wait for other ranks; 0: the default.
 
-    Raises:
-        TrainingError: not all processes have come in time, or they cannot reach the place.
-
     Communication: waits for every rank.
     """
     deepspeed_logger.setLevel(log_level.upper())
@@ -37,19 +33,21 @@ def start(backend: str, log_level: str = "warning", *, timeout_minutes: int = 0)
     # inference kernels call; an empty table of operators says that there is none to load.
     deepspeed.ops.__compatible_ops__ = {}
     waits = {"timeout": timedelta(minutes=timeout_minutes)} if timeout_minutes else {}
-    with _meeting():
-        deepspeed.init_distributed(dist_backend=backend, verbose=False, **waits)
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, **waits)
 
 
 @contextmanager
-def _meeting() -> Iterator[None]:
-    """Say it when processes do not find each other inside the `with` block."""
-    place, size = (
-        ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT")),
-        os.environ.get("WORLD_SIZE", "1"),
-    )
+def meeting(place: str, world_size: int) -> Iterator[None]:
+    """Say it when processes do not find each other inside the `with` block.
+
+    Args:
+        place: where they look for each other, for messages.
+
+    Raises:
+        TrainingError: not all processes have come in time, or they cannot reach the place.
+    """
     tells = threading.Timer(
-        _SILENCE_S, log.info, ("waiting at %s until all %s processes have come", place, size)
+        _SILENCE_S, log.info, ("waiting at %s until all %d processes have come", place, world_size)
     )
     tells.daemon = True
     tells.start()
@@ -58,7 +56,7 @@ def _meeting() -> Iterator[None]:
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         reason = str(error).partition("\n")[0]
         raise TrainingError(
-            f"the {size} processes have not met at {place} ({reason}); look whether all were "
+            f"the {world_size} processes have not met at {place} ({reason}); look whether all were "
             "started and none has failed, whether every host reaches that address and port (a "
             "firewall, another run on the port), and which network card is taken "
             "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); --distributed-timeout-minutes is how long "

@@ -274,6 +274,11 @@ def export_launch(
         os.environ["MASTER_PORT"] = str(_port_of_rank_0(launch))
 
 
+def meeting_place() -> str:
+    """Return where processes look for each other, HOST:PORT."""
+    return ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+
 def _address_of_rank_0(launch: Launch) -> str:
     if launch.world_size <= launch.local_size:
         return "127.0.0.1"

@@ -35,7 +35,13 @@ from megatron.plan.plan import Plan
 from megatron.plan.watch_plan import WatchPlan
 from megatron.training.agree import from_rank_0, rank_0_first
 from megatron.training.batch import read_batches
-from megatron.training.environment import Launch, cpu_threads, export_determinism, verbosity
+from megatron.training.environment import (
+    Launch,
+    cpu_threads,
+    export_determinism,
+    meeting_place,
+    verbosity,
+)
 from megatron.training.objective import Objective
 from megatron.training.stream import shortened
 from megatron.training.watchdog import Hangs, Watchdog
@@ -70,6 +76,7 @@ def start_processes(
 
     Raises:
         ConfigError: two processes have the same GPU.
+        TrainingError: the processes do not find each other.
 
     Communication: waits for every rank.
     """
@@ -84,7 +91,8 @@ def start_processes(
     default = "nccl" if device.type == "cuda" else "gloo"
     backend = config.parallel.distributed_backend or default
     try:
-        distributed.start(backend, level, timeout_minutes=timeout_minutes)
+        with distributed.meeting(meeting_place(), launch.world_size):
+            distributed.start(backend, level, timeout_minutes=timeout_minutes)
     except RuntimeError as error:
         if "Duplicate GPU" in str(error):  # NCCL finds it out as processes meet
             raise _shared_device(launch) from error
