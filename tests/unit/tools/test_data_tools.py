@@ -92,7 +92,8 @@ def test_a_whole_command_line_of_training_is_accepted(directory):
         f"--pipeline-model-parallel-size 2 --distributed-backend nccl {TOKENIZER} "
         "--save run --save-interval 5 --load run --dataloader-type cyclic"
     )
-    (training, *_) = output("build_index.py", f"{RUN} {line} --world-size 8")
+    notice, training, *_ = output("build_index.py", f"{RUN} {line} --world-size 8")
+    assert notice.startswith("WARNING [rank 0]: --deepspeed: every run goes through DeepSpeed")
     assert training.startswith("training set train: samples wanted: 60 | samples: ")
 
 
