@@ -3,25 +3,11 @@
 import math
 
 import pytest
+from steps import step
 
 from megatron.errors import TrainingError
-from megatron.training.loop import StepResult
 from megatron.training.nan_guard import NanGuard
 from megatron.training.state import TrainState
-
-
-def step(loss, norm, *, skipped=False):
-    return StepResult(
-        loss=loss,
-        lr=0.1,
-        batch_size=4,
-        seq_length=8,
-        seconds=1.0,
-        grad_norm=norm,
-        loss_scale=1.0,
-        skipped=skipped,
-    )
-
 
 GOOD, NAN, INFINITE = step(1.0, 1.0), step(math.nan, math.inf, skipped=True), step(1.0, math.inf)
 

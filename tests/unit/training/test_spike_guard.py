@@ -7,11 +7,11 @@ import random
 import numpy as np
 import pytest
 import torch.distributed as dist
+from steps import step
 from tiny import tiny_plan
 
 from megatron.errors import TrainingError
 from megatron.training.journal import Journal
-from megatron.training.loop import StepResult
 from megatron.training.skip import Skip
 from megatron.training.spikes import (
     Spike,
@@ -34,19 +34,6 @@ def _one_rank(group):
 
 def policy(text="zscore=5,window=4"):
     return tiny_plan(*SAVE, "--spike-policy", text).guards.spikes
-
-
-def step(loss, norm=1.0):
-    return StepResult(
-        loss=loss,
-        lr=0.1,
-        batch_size=4,
-        seq_length=8,
-        seconds=1.0,
-        grad_norm=norm,
-        loss_scale=1.0,
-        skipped=False,
-    )
 
 
 def watch(steps, text="zscore=5,window=4", before=()):
