@@ -1,5 +1,6 @@
 """The tokens of a block of lines, as they will lie on disk, and what there is to say about them."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,9 +13,9 @@ from megatron.data.inputs import Block
 from megatron.data.quality import (
     MOST_CHARS,
     SAMPLE_ONE_IN,
+    LongRuns,
     Tally,
     hash_documents,
-    longest_runs,
 )
 from megatron.data.sentences import SentenceSplitter
 from megatron.errors import DataError
@@ -118,6 +119,7 @@ class BlockEncoder:
     def __init__(self, encoder: Encoder, rules: EncodingRules):
         self._encoder = encoder
         self._rules = rules
+        self._long_runs: dict[int, LongRuns] = defaultdict(LongRuns)  # of each key
         self._odd = np.zeros(max(encoder.vocab_size, *rules.odd_ids, 0) + 1, np.bool_)
         self._odd[list(rules.odd_ids)] = True
 
@@ -129,8 +131,8 @@ class BlockEncoder:
             for _, sizes, firsts in columns:
                 keep &= _totals(sizes, firsts) > (self._rules.end is not None)
         keys = [
-            self._finish(column, texts, keep)
-            for column, texts in zip(columns, documents.texts, strict=True)
+            self._finish(column, texts, keep, self._long_runs[key])
+            for key, (column, texts) in enumerate(zip(columns, documents.texts, strict=True))
         ]
         kept = int(keep.sum())
         return Encoded(
@@ -180,7 +182,11 @@ class BlockEncoder:
         return tokens, sizes, np.cumsum(counts) - counts
 
     def _finish(
-        self, column: tuple[NDArray, NDArray, NDArray], texts: Sequence[str], keep: NDArray
+        self,
+        column: tuple[NDArray, NDArray, NDArray],
+        texts: Sequence[str],
+        keep: NDArray,
+        long_runs: LongRuns,
     ) -> EncodedKey:
         tokens, sizes, firsts = column
         tokens = self._to_disk(tokens)
@@ -198,6 +204,7 @@ class BlockEncoder:
         ends = np.cumsum(sizes)[np.append(firsts[1:], len(sizes)) - 1] if len(firsts) else firsts
         hashes = hash_documents(tokens, ends)
         tally = self._tally(tokens, ends, hashes, texts)
+        tally.runs = long_runs(tokens, ends)
         tokens, sizes = self._with_suffix(tokens, sizes, firsts, ends)
         return EncodedKey(tokens, sizes.astype("<i4"), counts, hashes, tally)
 
@@ -225,7 +232,7 @@ class BlockEncoder:
     def _tally(
         self, tokens: NDArray, ends: NDArray, hashes: NDArray[np.uint64], texts: Sequence[str]
     ) -> Tally:
-        tally = Tally(runs=longest_runs(tokens, ends))
+        tally = Tally()
         if self._rules.odd_ids:
             tally.odd_tokens = int(np.count_nonzero(self._odd[tokens]))
         for i in np.flatnonzero(hashes % SAMPLE_ONE_IN == 0).tolist():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from megatron.data.block_encoder import BlockEncoder, Encoder, EncodingRules
 from megatron.data.documents import BadLine, Documents, read_documents
 from megatron.data.inputs import Block, read_range
-from megatron.data.quality import Tally, longest_runs
+from megatron.data.quality import Tally
 from megatron.errors import DataError
 
 KEYS = ("tokens", "loss_mask")
@@ -70,7 +70,7 @@ class ConversationEncoder(BlockEncoder):
         self, tokens: NDArray, ends: NDArray, hashes: NDArray[np.uint64], texts: object
     ) -> Tally:
         # Tokens of a template are not decoded to the text of the line.
-        return Tally(runs=longest_runs(tokens, ends))
+        return Tally()
 
 
 def block_encoder(encoder: Any, rules: EncodingRules) -> BlockEncoder:

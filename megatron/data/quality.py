@@ -64,27 +64,49 @@ class Tally:
         return cls(**{**said, "runs": [Run(**run) for run in said["runs"]]})
 
 
-def longest_runs(tokens: NDArray, ends: NDArray) -> list[Run]:
-    """Return the longest runs of at least SHORTEST_RUN equal tokens within a document.
+class LongRuns:
+    """Finds the longest runs of equal tokens within documents, which come piece by piece.
 
-    Shapes: tokens [tokens]; ends [documents], where each document ends.
+    What cannot be among the longest of all any more is not looked at.
     """
-    if tokens.size < SHORTEST_RUN:
-        return []
+
+    def __init__(self) -> None:
+        self._lengths = [SHORTEST_RUN - 1] * _MOST_RUNS  # of the longest so far, shortest first
+
+    def __call__(self, tokens: NDArray, ends: NDArray) -> list[Run]:
+        """Return the longest runs that are longer than all but a few before, the longest first.
+
+        Shapes: tokens [tokens]; ends [documents], where each document ends.
+        """
+        runs = runs_longer_than(self._lengths[0], tokens, ends)[:_MOST_RUNS]
+        self._lengths = sorted([*self._lengths, *(run.length for run in runs)])[-_MOST_RUNS:]
+        return runs
+
+
+def runs_longer_than(length: int, tokens: NDArray, ends: NDArray) -> list[Run]:
+    """Return the runs of more than `length` equal tokens within a document, the longest first.
+
+    Args:
+        length: 15 or more.
+    """
     equal = np.zeros(tokens.size // 8 * 8 + 8, np.bool_)
-    np.equal(tokens[1:], tokens[:-1], out=equal[: tokens.size - 1])
-    # Fifteen neighbours in a row that are equal cover an aligned eight of them.
-    if not (equal.view(np.uint64) == _EIGHT_EQUAL).any():
+    np.equal(tokens[1:], tokens[:-1], out=equal[: max(tokens.size - 1, 0)])
+    # So many neighbours that are equal cover whole eights of them, in a row.
+    eights = np.flatnonzero(equal.view(np.uint64) == _EIGHT_EQUAL)
+    in_a_row = (length - 7) // 8
+    first = eights[: max(eights.size - in_a_row + 1, 0)]
+    if not (eights[in_a_row - 1 :] - first == in_a_row - 1).any():
         return []
     borders = ends[(ends > 0) & (ends < tokens.size)]
     equal[borders - 1] = False
     edges = np.flatnonzero(np.diff(equal.view(np.int8), prepend=0, append=0))
     starts, lengths = edges[::2], edges[1::2] - edges[::2] + 1
-    longest = np.argsort(-lengths, kind="stable")[:_MOST_RUNS]
+    long = np.flatnonzero(lengths > length)
+    long = long[np.argsort(-lengths[long], kind="stable")]
+    documents = np.searchsorted(ends, starts[long], "right")
     return [
-        Run(int(lengths[i]), int(tokens[starts[i]]), int(np.searchsorted(ends, starts[i], "right")))
-        for i in longest
-        if lengths[i] >= SHORTEST_RUN
+        Run(int(lengths[i]), int(tokens[starts[i]]), int(document))
+        for i, document in zip(long, documents, strict=True)
     ]
 
 

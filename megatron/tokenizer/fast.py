@@ -212,7 +212,9 @@ class FastEncoder:
         places = np.flatnonzero(tokens == self._separator)
         if len(places) != len(texts):
             raise ValueError(f"a text holds {_SEPARATOR!r}")
-        return tokens, np.diff(places, prepend=-1)
+        lengths = places + 1  # of all texts up to here; np.diff takes twice as long
+        lengths[1:] -= places[:-1] + 1
+        return tokens, lengths
 
     def _listed(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         layout = self._gigatoken.encode_batch(list(texts), parallel=False).layout

@@ -1,6 +1,7 @@
 """Speed of preprocessing, beside the ways of others to tokenize the same file in the same run.
 
-All sides take turns in this process, and the first turn counts for nothing:
+All sides take turns, each time as a new process whose tokenizer has seen another text before the
+clock starts, as in the midst of a large corpus, but not this one; the first turn counts for nothing:
 
 - gigatoken encode_files: the library reads the file and returns the tokens, which nobody writes.
 - gigatoken in batches: lines parsed by orjson, encoded 10 000 documents at a time on this thread,
@@ -11,11 +12,12 @@ All sides take turns in this process, and the first turn counts for nothing:
 
 The last two are slow, so they get the first 4 MB of the file. Then come tokenizers that the fast
 library does not know, on a fifth as much text, beside `encode_batch` on all cores; and at last
-tools/preprocess_data.py on 8 MB as a process of its own, start-up included. The texts are made up:
-words of a Zipf distribution, some of them never seen before.
+tools/preprocess_data.py on 8 MB as a process of its own, start-up included. texts.py says of what the
+texts are.
 """
 
 import json
+import multiprocessing
 import os
 import resource
 import subprocess
@@ -28,7 +30,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
@@ -36,18 +39,23 @@ import awkward as ak
 import gigatoken
 import numpy as np
 import orjson
+from texts import CHARACTERS_PER_DOCUMENT, Texts
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, SentencePieceUnigramTokenizer
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from megatron.data.conversion import Conversion
 from megatron.data.preprocess import preprocess
 from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.null import NullTokenizer
 from megatron.tool import run_tool
 
 TOOL = Path(__file__).resolve().parents[1] / "preprocess_data.py"
 BATCH = 10_000  # documents, of the peer that works in batches
 SLOW_BYTES = 4_000_000  # of the file, for the slow peers
-WORDS_PER_DOCUMENT = {"mixed": 800, "short": 40, "long": 170_000}
+FORK = multiprocessing.get_context("fork")
+WARM_MB, SLOW_WARM_MB = 8, 1  # of another text
+
+Result = TypeVar("Result")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -59,117 +67,144 @@ def main(argv: Sequence[str]) -> None:
         "--vocab-file", help="GPT-2's vocab.json; a small one is made when not said"
     )
     parser.add_argument("--merge-file", help="GPT-2's merges.txt")
-    parser.add_argument("--jsonl", help="a file of texts to measure on, besides those made up")
+    parser.add_argument(
+        "--prose", nargs="*", default=(), help="plain text to put texts together from"
+    )
     said = parser.parse_args(argv)
+    texts = Texts(said.prose)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        files = {kind: make_texts(directory, kind, said.mb) for kind in WORDS_PER_DOCUMENT}
-        if said.jsonl:
-            files["given"] = directory / "given.jsonl"  # so that outputs go elsewhere
-            files["given"].symlink_to(Path(said.jsonl).resolve())
         vocab, merges = said.vocab_file, said.merge_file
         if not (vocab and merges):
-            vocab, merges = make_vocabulary(directory, files["mixed"])
-        for kind, file in files.items():
-            print(compare(kind, file, vocab, merges, said.rounds), flush=True)
-        fifth = make_texts(directory, "mixed", max(said.mb // 5, 1))
+            file = texts.write(directory / "v.jsonl", "mixed", 8, seed=2)
+            vocab, merges = in_a_process(partial(make_vocabulary, file))
+        for kind in CHARACTERS_PER_DOCUMENT:
+            file = texts.write(directory / f"{kind}.jsonl", kind, said.mb)
+            before = texts.write(directory / f"{kind}-before.jsonl", kind, WARM_MB, seed=1)
+            print(compare(kind, file, before, vocab, merges, said.rounds), flush=True)
+            file.unlink()
+        fifth = texts.write(directory / "fifth.jsonl", "mixed", max(said.mb // 5, 1))
         for kind in ("WordPiece", "Unigram"):
             print(compare_other(kind, fifth, said.rounds), flush=True)
-        print(whole_process(directory, vocab, merges, said.rounds))
+        eight = texts.write(directory / "eight.jsonl", "mixed", 8)
+        print(whole_process(eight, vocab, merges, said.rounds))
 
 
-def make_texts(directory: Path, kind: str, megabytes: int) -> Path:
-    """Write a file of JSON lines."""
-    random = np.random.default_rng(0)
-    letters = np.array(list("etaoinshrdlucmfwypvbgkjqxz"))
-    shares = np.arange(26, 0, -1) / sum(range(27))
-    lengths = random.integers(1, 11, 50_000)
-    vocabulary = ["".join(random.choice(letters, n, p=shares)) for n in lengths]
-    path = directory / f"{kind}.jsonl"
-    with path.open("w") as file:
-        while file.tell() < megabytes * 1_000_000:
-            count = int(random.integers(1, 2 * WORDS_PER_DOCUMENT[kind]))
-            ranks = np.minimum(random.zipf(1.2, count), 50_000) - 1
-            words = [vocabulary[rank] for rank in ranks]
-            for i in range(0, count, 50):  # two percent that nobody has seen before
-                words[i] = "".join(random.choice(letters, 7)).capitalize()
-            file.write(json.dumps({"text": " ".join(words), "id": count}) + "\n")
-    return path
-
-
-def make_vocabulary(directory: Path, file: Path) -> tuple[str, str]:
+def make_vocabulary(file: Path) -> tuple[str, str]:
     """Train a small byte-level BPE."""
-    texts = [json.loads(line)["text"] for line in file.open()][:2000]
+    texts = texts_of(file.read_bytes().splitlines())[:2000]
     tokenizer = ByteLevelBPETokenizer()
     special = ["<|endoftext|>"]
     tokenizer.train_from_iterator(texts, 16_000, special_tokens=special, show_progress=False)
-    tokenizer.save_model(str(directory))
-    return str(directory / "vocab.json"), str(directory / "merges.txt")
+    return tuple(tokenizer.save_model(str(file.parent)))
 
 
-def compare(kind: str, file: Path, vocab: str, merges: str, rounds: int) -> str:
+def compare(kind: str, file: Path, before: Path, vocab: str, merges: str, rounds: int) -> str:
     """Return a line with the speed of each side, and ours as a multiple of the others."""
     reference = ByteLevelBPETokenizer(vocab, merges)
-    fast = gigatoken.Tokenizer.from_json(reference._tokenizer.to_str())
-    eod = reference.token_to_id("<|endoftext|>")
-    texts = [json.loads(line)["text"] for line in file.open()]
-    lines = file.read_bytes().splitlines()
-    lines = lines[: max(len(lines) * SLOW_BYTES // file.stat().st_size, 1)]
-    part = texts[: len(lines)]
-    source = gigatoken.JsonlFileSource([str(file)], "text")
+    definition, eod = reference._tokenizer.to_str(), reference.token_to_id("<|endoftext|>")
     of_gpt2 = {"tokenizer_type": "GPT2BPETokenizer", "vocab_file": vocab, "merge_file": merges}
-    conversion = wishes(file, of_gpt2)
-    ours = build_tokenizer(**of_gpt2)
-    conversion = replace(conversion, make_encoder=lambda: ours)
+    lines, lines_before = first_lines(file, SLOW_BYTES), first_lines(before, SLOW_WARM_MB * 10**6)
+
+    def ours() -> Callable[[], object]:
+        tokenizer = build_tokenizer(**of_gpt2)
+        first, then = (replace(wishes(it), make_encoder=lambda: tokenizer) for it in (before, file))
+        preprocess(first)
+        return lambda: preprocess(then)
+
+    def encode_files() -> Callable[[], object]:
+        fast = gigatoken.Tokenizer.from_json(definition)
+        first, then = (gigatoken.JsonlFileSource([str(it)], "text") for it in (before, file))
+        fast.encode_files(first, parallel=False)
+        return lambda: fast.encode_files(then, parallel=False)
+
+    def in_batches() -> Callable[[], object]:
+        fast = gigatoken.Tokenizer.from_json(definition)
+        write_batches(before, fast, eod)
+        return lambda: write_batches(file, fast, eod)
+
+    def encode_batch() -> Callable[[], object]:
+        slow = ByteLevelBPETokenizer(vocab, merges)
+        slow.encode_batch(texts_of(lines_before))
+        texts = texts_of(lines)
+        return lambda: slow.encode_batch(texts)
+
+    def in_a_loop() -> Callable[[], object]:
+        slow = ByteLevelBPETokenizer(vocab, merges)
+        write_in_a_loop(lines_before, slow, eod, before)
+        return lambda: write_in_a_loop(lines, slow, eod, file)
+
     whole, share = file.stat().st_size, sum(map(len, lines))
     found = by_turns(
         {
-            "ours": (whole, lambda: preprocess(conversion)),
-            "gigatoken encode_files": (whole, lambda: fast.encode_files(source, parallel=False)),
-            "gigatoken in batches": (whole, lambda: write_batches(file, fast, eod)),
-            "encode_batch": (share, lambda: reference.encode_batch(part)),
-            "a loop over documents": (share, lambda: write_in_a_loop(lines, reference, eod, file)),
+            "ours": (whole, ours),
+            "gigatoken encode_files": (whole, encode_files),
+            "gigatoken in batches": (whole, in_batches),
+            "encode_batch": (share, encode_batch),
+            "a loop over documents": (share, in_a_loop),
         },
         rounds,
     )
     return f"{kind}: {described(found, of='CPU')}"
 
 
+def first_lines(file: Path, num_bytes: int) -> list[bytes]:
+    """Return as many of the first lines of `file` as make about so many bytes, at least one."""
+    lines = file.read_bytes().splitlines()
+    return lines[: max(len(lines) * num_bytes // file.stat().st_size, 1)]
+
+
+def texts_of(lines: Sequence[bytes]) -> list[str]:
+    """Return the texts of JSON lines."""
+    return [json.loads(line)["text"] for line in lines]
+
+
 def compare_other(kind: str, file: Path, rounds: int) -> str:
     """Return a line on a tokenizer that the fast library does not know, by wall time."""
-    texts = [json.loads(line)["text"] for line in file.open()]
-    trained = SentencePieceUnigramTokenizer() if kind == "Unigram" else BertWordPieceTokenizer()
     special = ["<unk>", "</s>"] if kind == "Unigram" else ["[UNK]", "[CLS]", "[SEP]"]
-    more = {"unk_token": "<unk>"} if kind == "Unigram" else {}
-    trained.train_from_iterator(
-        texts[:2000], 16_000, special_tokens=special, show_progress=False, **more
-    )
-    directory = file.with_name(kind)
-    directory.mkdir()
-    trained.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": special[-1]}))
+    directory = in_a_process(partial(train_other, kind, file, special))
     asked = {"tokenizer_type": "PretrainedFromHF", "tokenizer_name_or_path": str(directory)}
-    conversion = wishes(file, asked)
-    raw = HuggingFaceTokenizer.from_file(str(directory / "tokenizer.json"))
+    conversion = replace(wishes(file), make_encoder=partial(build_tokenizer, **asked))
     cores = len(os.sched_getaffinity(0))
-    size = file.stat().st_size
+
+    def encode_batch() -> Callable[[], object]:
+        slow = HuggingFaceTokenizer.from_file(str(directory / "tokenizer.json"))
+        texts = texts_of(file.read_bytes().splitlines())
+        return lambda: slow.encode_batch(texts)
+
+    many, size = replace(conversion, workers=cores), file.stat().st_size
     found = by_turns(
         {
-            "ours": (size, lambda: preprocess(conversion)),
-            f"{cores} workers": (size, lambda: preprocess(replace(conversion, workers=cores))),
-            "encode_batch on all cores": (size, lambda: raw.encode_batch(texts)),
+            "ours": (size, lambda: partial(preprocess, conversion)),
+            f"{cores} workers": (size, lambda: partial(preprocess, many)),
+            "encode_batch on all cores": (size, encode_batch),
         },
         rounds,
     )
     return f"{kind}: {described(found, of='wall')}"
 
 
-def wishes(file: Path, of_tokenizer: Mapping[str, Any]) -> Conversion:
-    """Return the conversion of `file` by one process."""
+def train_other(kind: str, file: Path, special: Sequence[str]) -> Path:
+    """Train a tokenizer, and return its folder."""
+    texts = texts_of(file.read_bytes().splitlines())[:2000]
+    trained = SentencePieceUnigramTokenizer() if kind == "Unigram" else BertWordPieceTokenizer()
+    more = {"unk_token": "<unk>"} if kind == "Unigram" else {}
+    trained.train_from_iterator(
+        texts, 16_000, special_tokens=list(special), show_progress=False, **more
+    )
+    directory = file.with_name(kind)
+    directory.mkdir()
+    trained.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": special[-1]}))
+    return directory
+
+
+def wishes(file: Path) -> Conversion:
+    """Return the conversion of `file` by one process, but for its tokenizer."""
     return Conversion(
         inputs=(str(file),),
         output_prefix=str(file.with_name("out")),
-        make_encoder=partial(build_tokenizer, **of_tokenizer),
+        make_encoder=NullTokenizer,
         append_eod=True,
         log_interval=10**9,
     )
@@ -203,22 +238,39 @@ def write_in_a_loop(
 
 
 def by_turns(
-    sides: Mapping[str, tuple[int, Callable[[], object]]], rounds: int
+    sides: Mapping[str, tuple[int, Callable[[], Callable[[], object]]]], rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Return the best speeds of each side, in MB a second by CPU and by wall time.
+    """Return the median speeds of each side, in MB a second by CPU and by wall time.
 
-    The best, since whatever else runs on the machine only takes from them.
+    A side is its bytes, and what prepares a turn and returns the work that is measured.
     """
     speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for turn in range(rounds + 1):
-        for name, (num_bytes, work) in sides.items():
-            cpu_s, started_at = cpu_time(), time.monotonic()
-            work()
-            wall_s, cpu_s = time.monotonic() - started_at, cpu_time() - cpu_s
-            if turn:  # the first turn warms up
+        for name, (num_bytes, prepare) in sides.items():
+            cpu_s, wall_s = in_a_process(partial(timed, prepare))
+            if turn:  # the first turn warms up the machine
                 speeds[name].append((num_bytes / cpu_s / 1e6, num_bytes / wall_s / 1e6))
-    best = {name: map(max, zip(*of, strict=True)) for name, of in speeds.items()}
-    return {name: dict(zip(("CPU", "wall"), of, strict=True)) for name, of in best.items()}
+    found = {name: map(median, zip(*of, strict=True)) for name, of in speeds.items()}
+    return {name: dict(zip(("CPU", "wall"), of, strict=True)) for name, of in found.items()}
+
+
+def timed(prepare: Callable[[], Callable[[], object]]) -> tuple[float, float]:
+    """Return the CPU and wall seconds of the work that `prepare` returns."""
+    work = prepare()
+    cpu_s, started_at = cpu_time(), time.monotonic()
+    work()
+    return cpu_time() - cpu_s, time.monotonic() - started_at
+
+
+def in_a_process(work: Callable[[], Result]) -> Result:
+    """Return what `work` returns in a process that ends with it."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=lambda: sender.send(work()))
+    process.start()
+    sender.close()
+    result = receiver.recv()
+    process.join()
+    return result
 
 
 def cpu_time() -> float:
@@ -236,13 +288,12 @@ def described(found: Mapping[str, Mapping[str, float]], *, of: str) -> str:
     )
 
 
-def whole_process(directory: Path, vocab: str, merges: str, rounds: int) -> str:
-    """Return a line with the CPU time of the tool on 8 MB."""
-    file = make_texts(directory, "mixed", 8)
+def whole_process(file: Path, vocab: str, merges: str, rounds: int) -> str:
+    """Return a line with the CPU time of the tool on a file of 8 MB."""
     command = [sys.executable, str(TOOL), "--input", str(file)]
     command += ["--tokenizer-type", "GPT2BPETokenizer", "--append-eod"]
     command += ["--vocab-file", vocab, "--merge-file", merges]
-    command += ["--output-prefix", str(directory / "whole")]
+    command += ["--output-prefix", str(file.with_name("whole"))]
     found = []
     for _ in range(rounds):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from megatron.data import lengths, quality, report, round_trip
 from megatron.data.conversion import Conversion
 from megatron.data.preprocess import preprocess
-from megatron.data.quality import Run, Tally, hash_documents, longest_runs
+from megatron.data.quality import LongRuns, Run, Tally, hash_documents, runs_longer_than
 from megatron.data.report import count_repeated
 
 DOCUMENTS = st.lists(
@@ -35,11 +35,26 @@ def test_runs_are_those_of_counting_one_by_one(described):
         for i, document in enumerate(documents)
         for token, run in groupby(document)
     ]
-    expected = [run for run in expected if run.length >= quality.SHORTEST_RUN]
     expected.sort(key=lambda run: -run.length)
-    found = longest_runs(*flat(documents))
-    assert [run.length for run in found] == [run.length for run in expected][:10]
-    assert set(found) <= set(expected)
+    for length in (15, 16, 23, 24, 40):
+        assert runs_longer_than(length, *flat(documents)) == [
+            run for run in expected if run.length > length
+        ]
+
+
+@given(st.lists(DOCUMENTS, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_runs_that_come_in_pieces_are_those_of_the_whole(described):
+    pieces = [
+        [[t for token, count in runs for t in [token] * count] for runs in documents]
+        for documents in described
+    ]
+    long_runs, tally, num_before = LongRuns(), Tally(), 0
+    for documents in pieces:
+        tally.add(Tally(runs=long_runs(*flat(documents))), num_before)
+        num_before += len(documents)
+    whole = flat([document for documents in pieces for document in documents])
+    assert tally.runs == runs_longer_than(quality.SHORTEST_RUN - 1, *whole)[:10]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=20))
