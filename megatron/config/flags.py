@@ -135,13 +135,19 @@ def finite(text: str) -> float:
     Raises:
         ArgumentTypeError: it is none, or not finite.
     """
+    number = finite_or_none(text)
+    if number is None:
+        raise ArgumentTypeError(f"{text!r} is not a finite number")
+    return number
+
+
+def finite_or_none(text: str) -> float | None:
+    """Return the finite number that `text` says; None when it says none."""
     try:
         number = float(text)
     except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ArgumentTypeError(f"{text!r} is not a finite number")
-    return number
+        return None
+    return number if math.isfinite(number) else None
 
 
 def truth(text: str) -> bool:

@@ -1,11 +1,11 @@
 """Which faults a run injects into itself, decided."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 from megatron.config.checkpoint import CheckpointConfig
+from megatron.config.flags import finite_or_none
 from megatron.config.training import TrainingConfig
 from megatron.plan.checkpoint_plan import goes_on
 
@@ -40,7 +40,9 @@ _WORDS = {field.name: field.type for field in fields(ChaosPlan)}
 
 def plan_chaos(training: TrainingConfig) -> ChaosPlan:
     """Return which faults are injected."""
-    said: dict[str, Any] = {key: _number(number) for key, number in _pairs(training.chaos or "")}
+    said: dict[str, Any] = {
+        key: finite_or_none(number) for key, number in _pairs(training.chaos or "")
+    }
     return ChaosPlan(**said | {"seed": int(said.get("seed", 0))})
 
 
@@ -52,7 +54,7 @@ def chaos_problems(
     if text is None:
         return
     for key, number in _pairs(text):
-        value = _number(number)
+        value = finite_or_none(number)
         if key not in _WORDS:
             yield f"--chaos {text}: {key} is none of {', '.join(_WORDS)}"
         elif value is None or value < 0:
@@ -81,11 +83,3 @@ def chaos_problems(
 def _pairs(text: str) -> list[tuple[str, str]]:
     words = (word.partition("=") for word in text.split(",") if word)
     return [(key.strip(), number.strip()) for key, _, number in words]
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

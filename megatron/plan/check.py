@@ -8,14 +8,9 @@ from megatron.config.config import Config
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.chaos_plan import chaos_problems
 from megatron.plan.checkpoint_plan import checkpoint_problems
-from megatron.plan.curriculum_plan import (
-    curriculum_is_asked,
-)
+from megatron.plan.curriculum_plan import curriculum_is_asked
 from megatron.plan.data_plan import data_problems
-from megatron.plan.ds_config import (
-    ds_config_problems,
-    read_ds_config,
-)
+from megatron.plan.ds_config import ds_config_problems, read_ds_config
 from megatron.plan.evaluation_plan import evaluation_problems, plan_evaluation
 from megatron.plan.expert_plan import expert_problems
 from megatron.plan.guards_plan import guards_problems
@@ -32,23 +27,11 @@ from megatron.plan.logging_plan import logging_problems
 from megatron.plan.lora_plan import lora_problems
 from megatron.plan.model_problems import model_problems
 from megatron.plan.model_spec import num_query_groups_of
-from megatron.plan.objective_plan import (
-    ObjectiveName,
-    objective_problems,
-)
+from megatron.plan.objective_plan import ObjectiveName, objective_problems
 from megatron.plan.optimizer_plan import optimizer_problems, plan_optimizer
-from megatron.plan.parallel_plan import (
-    parallel_problems,
-    replica_size,
-    sequence_problems,
-)
-from megatron.plan.precision_plan import (
-    plan_precision,
-    precision_problems,
-)
-from megatron.plan.recompute_plan import (
-    recompute_problems,
-)
+from megatron.plan.parallel_plan import parallel_problems, replica_size, sequence_problems
+from megatron.plan.precision_plan import plan_precision, precision_problems
+from megatron.plan.recompute_plan import recompute_problems
 from megatron.plan.schedule_plan import schedule_problems
 from megatron.plan.watch_plan import watch_problems
 from megatron.plan.zero_plan import zero_problems
@@ -87,7 +70,7 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
     except ConfigError as error:
         yield from error.problems
         user = {}
-    parallel = config.parallel
+    parallel, zero_stage = config.parallel, plan_division(config, user).asked_stage
     tensor = max(1, parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
     yield from lora_problems(config)
@@ -95,7 +78,7 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
         parallel,
         world_size=world_size,
         num_layers=config.model.num_layers,
-        zero_stage=plan_division(config, user).asked_stage,
+        zero_stage=zero_stage,
     )
     yield from sequence_problems(
         parallel,
@@ -107,16 +90,9 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
     yield from precision_problems(config.precision, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
     yield from data_problems(config.data)
-    yield from evaluation_problems(config, zero_stage=plan_division(config, user).asked_stage)
-    yield from checkpoint_problems(
-        config.checkpoint, user, zero_stage=plan_division(config, user).asked_stage
-    )
-    yield from logging_problems(
-        config,
-        world_size=world_size,
-        device=device,
-        zero_stage=plan_division(config, user).asked_stage,
-    )
+    yield from evaluation_problems(config, zero_stage=zero_stage)
+    yield from checkpoint_problems(config.checkpoint, user, zero_stage=zero_stage)
+    yield from logging_problems(config, world_size=world_size, device=device, zero_stage=zero_stage)
     yield from watch_problems(config)
     trains = not plan_evaluation(config.evaluation).only
     yield from chaos_problems(config.training, config.checkpoint, trains=trains)
@@ -162,11 +138,7 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
     yield from expert_problems(config, user, data=data, tokens=tokens, zero=zero)
     owned = owned_keys(config, user, batch)
     yield from ds_config_problems(
-        user,
-        owned,
-        batch,
-        config.deepspeed.deepspeed_config,
-        pipeline=pipeline,
+        user, owned, batch, config.deepspeed.deepspeed_config, pipeline=pipeline
     )
 
 

@@ -1,10 +1,10 @@
 """What looks after a run, decided."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron.config.checkpoint import CheckpointConfig
+from megatron.config.flags import finite_or_none
 from megatron.config.guards import GuardsConfig
 
 _DEFAULTS = {
@@ -91,7 +91,7 @@ def _policy_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Iter
         key, _, number = word.partition("=")
         if key not in _DEFAULTS:
             yield f"--spike-policy {text}: {word} has none of the keys {', '.join(_DEFAULTS)}"
-        elif (value := _number(number)) is None or value < _LEAST[key]:
+        elif (value := finite_or_none(number)) is None or value < _LEAST[key]:
             yield f"--spike-policy {text}: {key} is a number from {_LEAST[key]} on"
         elif isinstance(_DEFAULTS[key], int) and value != int(value):
             yield f"--spike-policy {text}: {key} counts, and {number} is no whole number"
@@ -107,12 +107,4 @@ def _policy_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Iter
 
 def _numbers(text: str) -> dict[str, float]:
     words = (word.partition("=") for word in text.split(","))
-    return {key: _number(number) or 0 for key, _, number in words}
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
+    return {key: finite_or_none(number) or 0 for key, _, number in words}

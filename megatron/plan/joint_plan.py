@@ -7,33 +7,13 @@ from typing import Any
 from megatron.config.config import Config
 from megatron.config.parallel import ParallelConfig
 from megatron.plan.batch_plan import BatchPlan, batch_problems, plan_batch
-from megatron.plan.curriculum_plan import (
-    CurriculumPlan,
-    curriculum_problems,
-    plan_curriculum,
-)
-from megatron.plan.ds_config import (
-    Twin,
-    step_twins,
-    value_at,
-)
-from megatron.plan.parallel_plan import (
-    plan_parallel,
-)
-from megatron.plan.precision_plan import (
-    plan_precision,
-    precision_twins,
-)
-from megatron.plan.recompute_plan import (
-    Storage,
-    plan_storage,
-)
+from megatron.plan.curriculum_plan import CurriculumPlan, curriculum_problems, plan_curriculum
+from megatron.plan.ds_config import Twin, step_twins, value_at
+from megatron.plan.parallel_plan import plan_parallel
+from megatron.plan.precision_plan import plan_precision, precision_twins
+from megatron.plan.recompute_plan import Storage, plan_storage
 from megatron.plan.schedule_plan import SchedulePlan, plan_schedule
-from megatron.plan.training_plan import (
-    TrainingPlan,
-    plan_training,
-    training_problems,
-)
+from megatron.plan.training_plan import TrainingPlan, plan_training, training_problems
 from megatron.plan.zero_plan import ZeroPlan, plan_zero, zero_twins
 
 
