@@ -120,6 +120,7 @@ class Run:
         saving = self.chaos.on_faulty_disk(self.engine) if self.chaos else self.engine
         if plan.checkpoint.save:
             self._checkpoints = Checkpoints(saving, plan, self.config, saved=saved or -1)
+            self.watchdog.before_leaving = self._checkpoints.rescue
         checkpoints = self._checkpoints
         stream = Stream(batches, state.samples)
         energy = _build_energy(plan, self.groups.rank, launch)

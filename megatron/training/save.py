@@ -1,6 +1,7 @@
 """Checkpoints of a run: written by all ranks, published once."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -69,6 +70,7 @@ class Checkpoints(Hook):
         self._copies = HostCopies() if in_background else None
         self._stage: _Stage | None = None
         self._unpublished: UnderWay | None = None
+        self._taking = threading.Lock()
         self._unread: list[FileRecord] = []
 
     @property
@@ -145,10 +147,10 @@ class Checkpoints(Hook):
     def rescue(self) -> None:
         """Publish what is being written in the background, if anything is, for a run that fails.
 
-        The ranks need not be in step. What cannot be done is told, and raised is nothing: the run
-        ends for another reason.
+        The ranks need not be in step, and the thread may be another than that of the run. What
+        cannot be done is told, and raised is nothing: the run ends for another reason.
         """
-        save, self._unpublished = self._unpublished, None
+        save = self._take_unpublished()
         if save is None or not self._plan.checkpoint.in_background:
             return
         iteration = save.manifest.state["iteration"]
@@ -230,13 +232,20 @@ class Checkpoints(Hook):
 
     def _publication(self, manifest: Manifest, records: list[FileRecord]) -> _Stage:
         """Have rank 0 make the files count, which are all on disk."""
-        unpublished, self._unpublished = self._unpublished, None
-        assert unpublished
+        unpublished = self._take_unpublished()
+        if unpublished is None:
+            raise CheckpointError("the run, which hung, goes on while its watchdog ends it")
         work = []
         if dist.get_rank() == 0:
             work = [self._executor.submit(publish_written, self._directory, manifest, records)]
             self._unpublished = replace(unpublished, publication=work[0])
         return _Stage(work, lambda: self._published(manifest.state["iteration"], records))
+
+    def _take_unpublished(self) -> UnderWay | None:
+        """Return it to one thread only."""
+        with self._taking:
+            taken, self._unpublished = self._unpublished, None
+        return taken
 
     def _published(self, iteration: int, files: list[FileRecord]) -> _Stage | None:
         self._unpublished = None

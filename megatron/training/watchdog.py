@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,10 @@ from megatron.training.stacks import grouped, read_places, take_stacks, write_st
 log = logging.getLogger(__name__)
 
 LONGER = 5
-"""How many times the limit of a step the first step, loading and a save may take."""
+"""How many times the limit of a step the first step, loading and a save may take.
+
+What is done before a hung run ends may take as long.
+"""
 
 SAVING_GRACE_S = 120.0
 """How long a run may take to save and leave after its launcher has ended."""
@@ -60,6 +63,8 @@ class Watchdog:
         self.saves_when_lost = False
         # Who else there is, as soon as that is known.
         self.peers = Peers(())
+        # What a hung run still does, beside the main thread.
+        self.before_leaving: Callable[[], None] = lambda: None
         self._rank = rank
         self._written_down: BaseException | None = None
         self._is_told_elsewhere = False
@@ -69,6 +74,7 @@ class Watchdog:
         self._factor = LONGER
         self._moved_at = time.monotonic()
         self._ended = threading.Event()
+        self._leaving = threading.Event()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -116,7 +122,9 @@ class Watchdog:
         self.moves()
 
     def moves(self) -> None:
-        """Note that something was done."""
+        """Note that something was done; one that comes loose when its run is ended stays here."""
+        if self._leaving.is_set():
+            threading.Event().wait()
         self._moved_at = time.monotonic()
 
     @contextmanager
@@ -160,7 +168,8 @@ class Watchdog:
             message=message,
         )
         self.failures.record(failure)
-        self._leave(message)
+        self._tell(message)
+        self._leave()
 
     def _is_stuck(self, hangs: Hangs) -> bool:
         """Whether this rank has not moved for too long, or another one says so of itself."""
@@ -168,6 +177,7 @@ class Watchdog:
         return passed > hangs.timeout_s * self._factor or hangs.folder.exists()
 
     def _end_hung(self, hangs: Hangs) -> None:
+        self._leaving.set()
         host, pid = socket.gethostname(), os.getpid()
         stage = f"{self.stage} {self.iteration}" if self.stage == _STEP else self.stage
         with suppress(OSError):
@@ -188,14 +198,20 @@ class Watchdog:
         # One rank speaks; the others leave a moment for that. Where nothing can be written, none
         # has been the first.
         if self.failures.record(failure) or (self._rank == 0 and not self.failures.is_written()):
-            self._leave("\n  ".join(lines))
-        time.sleep(_LOOK_S)
-        self._leave("")
+            self._tell("\n  ".join(lines))
+        else:
+            time.sleep(_LOOK_S)
+        # A thread, as it may wait for a dead disk.
+        last = threading.Thread(target=self.before_leaving, name="before leaving", daemon=True)
+        last.start()
+        last.join(LONGER * hangs.timeout_s)
+        self._leave()
 
-    def _leave(self, message: str) -> None:
-        if message:
-            prefix = f"[rank {self._rank}] " if self._rank else ""
-            print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
+    def _tell(self, message: str) -> None:
+        prefix = f"[rank {self._rank}] " if self._rank else ""
+        print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
+
+    def _leave(self) -> None:
         # Past the main thread, which may wait inside compiled code for ever.
         os._exit(ExitCode.FAILED)
 

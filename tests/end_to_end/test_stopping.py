@@ -22,12 +22,14 @@ from jobs import (
 )
 from ports import free_port
 
+from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import published_tags
 from megatron.errors import ExitCode
 from megatron.training.requests import SAVE_FILE
 
 STALLS = """
 import os, sys, time
+from pathlib import Path
 
 sys.path.insert(0, {repository!r})
 from megatron.training.entry import train_from
@@ -35,8 +37,17 @@ from megatron.training.launch import run_rank
 
 
 def main(argv):
+    from megatron.checkpoint import writer
     from megatron.training.stream import Stream
 
+    write = writer.write_state
+
+    def write_when_it_hangs(state, file):
+        while not list(Path(file).parents[1].glob("hang-*")):
+            time.sleep(0.05)
+        return write(state, file)
+
+    writer.write_state = write_when_it_hangs
     read, count = Stream.__next__, iter(range(1, 1000))
 
     def read_from_a_dead_disk(self):
@@ -107,7 +118,8 @@ def test_a_hang_of_one_rank_ends_all_and_says_where_they_were(
 ) -> None:
     script = tmp_path / "stalls.py"
     script.write_text(STALLS.format(repository=str(REPOSITORY)))
-    ended = start_ranks(2, *endless, "--hang-timeout", "3", script=str(script))
+    saves = ("--async-save", "--save-interval", "6")
+    ended = start_ranks(2, *endless, *saves, "--hang-timeout", "3", script=str(script))
     assert ended.codes == [ExitCode.FAILED] * 2, "\n".join(ended.outputs)
     record = json.loads((tmp_path / "failure.json").read_text())
     assert (record["kind"], record["iteration"]) == ("hang", 9)
@@ -118,3 +130,8 @@ def test_a_hang_of_one_rank_ends_all_and_says_where_they_were(
     assert stalls in told
     (folder,) = tmp_path.glob("hang-*")
     assert sorted(file.name for file in folder.iterdir()) == ["rank-0.json", "rank-1.json"]
+    # What was being written in the background is finished: rank 1, which stalls, has written too.
+    assert published_tags(tmp_path) == ["global_step6"]
+    files = read_manifest(tmp_path / "global_step6").files
+    assert damage(tmp_path / "global_step6", files) == []
+    assert "successfully saved checkpoint at iteration       6" in ended.outputs[0]

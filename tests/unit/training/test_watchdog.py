@@ -78,6 +78,32 @@ def test_a_hang_ends_all_ranks_and_says_who_was_where(tmp_path):
     assert "stuck_in_data" in str(stacks["threads"])
 
 
+def hangs_while_it_saves(rank, directory, seconds):
+    watchdog, loose = Watchdog(FailureFile(str(directory)), rank=0), threading.Event()
+
+    def publish():
+        assert read(directory)["kind"] == "hang"
+        loose.set()
+        time.sleep(seconds)
+        (directory / "published").touch()
+
+    watchdog.before_leaving = publish
+    with watchdog.watching():
+        watchdog.arm(Hangs(0.2, directory / "hang", 1))
+        for iteration in (1, 2):
+            watchdog.begins_step(iteration)
+        loose.wait()
+        watchdog.begins_step(3)
+        (directory / "went on").touch()
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(0.2, ["published"]), (600, [])])
+def test_a_hung_run_publishes_what_it_writes_and_waits_only_so_long(tmp_path, seconds, left):
+    codes = in_processes(1, hangs_while_it_saves, tmp_path, seconds)
+    assert codes == [ExitCode.FAILED]
+    assert [name for name in ("published", "went on") if (tmp_path / name).exists()] == left
+
+
 def tells(rank, directory):
     sys.stderr = (directory / f"said-{rank}").open("w")
     # Nobody can write there: the link to the record fails.
