@@ -18,7 +18,7 @@ from megatron.config.flags import value_in
 from megatron.data.datasets import build_datasets
 from megatron.errors import ConfigError
 from megatron.plan.samples_plan import plan_samples
-from megatron.preparation.traces import reader, told
+from megatron.preparation.traces import described, reader
 from megatron.tool import run_tool
 
 
@@ -45,7 +45,9 @@ def main(argv: Sequence[str]) -> None:
         start, stop = (decided.batch.samples_before(count) for count in (step - 1, step))
         print(f"step {step}: samples {start} to {stop - 1}")
         for i in range(start, stop):
-            print(f"  sample {i} | {reader(decided.batch, i - start)} | {told(train.origin(i))}")
+            print(
+                f"  sample {i} | {reader(decided.batch, i - start)} | {described(train.origin(i))}"
+            )
 
 
 def step_range(steps: Sequence[int], train_iters: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from megatron.checkpoint.differences import Difference, table
 from megatron.errors import WrongCheckpointError
-from megatron.plan.flag_names import told
+from megatron.plan.flag_names import flag_and_value
 
 _NOT_IN_WEIGHTS = (
     "attention_dropout",
@@ -208,7 +208,9 @@ def _differences(
         saved, asked = (_as_json(plan[section].get(name)) for plan in (then, now))
         # What the saving program did not know of was off.
         if saved != asked and (asked or name in then[section]):
-            (flag, saved), (_, asked) = (told(f"{section}.{name}", v) for v in (saved, asked))
+            (flag, saved), (_, asked) = (
+                flag_and_value(f"{section}.{name}", v) for v in (saved, asked)
+            )
             yield Difference(flag, saved, asked)
 
 

@@ -65,7 +65,7 @@ _NO_FLAG = (
 """Decisions that are more than the flag of their name."""
 
 
-def told(field: str, value: Any) -> tuple[str, Any]:
+def flag_and_value(field: str, value: Any) -> tuple[str, Any]:
     """Return the flag that a decision comes from and its value there.
 
     Where no single flag has the value, that is the field itself.

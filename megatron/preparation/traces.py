@@ -29,7 +29,7 @@ def lines_of_step(
         most: characters of a text; all when None.
     """
     for i in range(first, last):
-        yield f"  sample {i} | {reader(batch, i - first)} | {told(sources.origin(i))}"
+        yield f"  sample {i} | {reader(batch, i - first)} | {described(sources.origin(i))}"
         yield f"    {tokenizer.decode(np.atleast_2d(texts[i])[0].tolist())[:most]!r}"
 
 
@@ -39,7 +39,7 @@ def reader(batch: BatchPlan, place: int) -> str:
     return f"replica {within // batch.micro_batch_size} micro-batch {turn}"
 
 
-def told(origin: Origin) -> str:
+def described(origin: Origin) -> str:
     """Return where a sample comes from: document[first token:token after the last]."""
     pieces = " ".join(f"{piece.document}[{piece.start}:{piece.stop}]" for piece in origin.pieces)
     return f"{origin.prefix} sample {origin.sample} | documents {pieces}"

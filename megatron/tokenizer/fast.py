@@ -3,9 +3,10 @@
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain, zip_longest
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary, with_ends
 log = logging.getLogger(__name__)
 
 BackendWish = Literal["auto", "fast", "reference"]
+Ids = TypeVar("Ids")
 
 # It does not begin as it ends, so that none can be made of the end of a text and a part of it.
 _SEPARATOR = "\x1e<|the next text|>\x1d"
@@ -68,13 +70,7 @@ class FastTokenizer(Tokenizer):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
-        encoder = self._decide()
-        if encoder is not None:
-            try:
-                return encoder.encode(text)
-            except Exception:  # of any type; the reference says what is wrong with this text
-                return self.reference.encode(text)
-        return self.reference.encode(text)
+        return self._encoded(lambda encoder: encoder.encode(text))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text."""
@@ -84,25 +80,13 @@ class FastTokenizer(Tokenizer):
 
     def encode_array(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the ids of all texts back to back, and how many ids each text has."""
-        encoder = self._decide()
-        if encoder is not None:
-            try:
-                return encoder.encode_array(texts)
-            except Exception:  # of any type; the reference says what is wrong with these texts
-                return self.reference.encode_array(texts)
-        return self.reference.encode_array(texts)
+        return self._encoded(lambda encoder: encoder.encode_array(texts))
 
     def encode_ended(
         self, texts: Sequence[str], end: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return what `encode_array` does, with the id `end` after the ids of each text."""
-        encoder = self._decide()
-        if encoder is not None:
-            try:
-                return encoder.encode_ended(texts, end)
-            except Exception:  # of any type; the reference says what is wrong with these texts
-                return self.reference.encode_ended(texts, end)
-        return self.reference.encode_ended(texts, end)
+        return self._encoded(lambda encoder: encoder.encode_ended(texts, end))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`."""
@@ -127,6 +111,14 @@ class FastTokenizer(Tokenizer):
         if self._vocabulary is None:  # kept, since it takes longer than encoding a megabyte
             self._vocabulary = self.reference.vocabulary()
         return self._vocabulary
+
+    def _encoded(self, encode: "Callable[[Tokenizer | FastEncoder], Ids]") -> Ids:
+        """Return what `encode` gets from the fast encoder, or from the reference if that fails."""
+        encoder = self._decide()
+        if encoder is not None:
+            with suppress(Exception):  # of any type; the reference says what is wrong with a text
+                return encode(encoder)
+        return encode(self.reference)
 
     def _decide(self) -> "FastEncoder | None":
         if not self._is_decided:

@@ -9,7 +9,7 @@ from megatron.checkpoint.compare import _WISHES
 from megatron.config.config import SECTIONS
 from megatron.config.flags import options_of
 from megatron.plan import flag_names
-from megatron.plan.flag_names import told
+from megatron.plan.flag_names import flag_and_value
 
 PLAN = asdict(tiny_plan())
 FIELDS = [f"{part}.{name}" for part in ("model", "parallel", *_WISHES) for name in PLAN[part]]
@@ -24,7 +24,7 @@ def test_the_tables_name_decisions_and_flags_that_exist(table):
 
 def test_the_network_is_told_by_its_flags():
     fields = [field for field in FIELDS if field.startswith("model.")]
-    assert [field for field in fields if not told(field, 1)[0].startswith("--")] == [
+    assert [field for field in fields if not flag_and_value(field, 1)[0].startswith("--")] == [
         "model.vocab_size",
         "model.rotary_dim",
         "model.window",
@@ -50,4 +50,4 @@ def test_the_network_is_told_by_its_flags():
     ],
 )
 def test_a_decision_is_told_by_its_flag_or_by_its_name(field, value, expected):
-    assert told(field, value) == expected
+    assert flag_and_value(field, value) == expected
