@@ -211,7 +211,7 @@ def test_two_runs_do_not_write_to_one_stage(directory):
     command = [sys.executable, str(directory / "run.py")]
     first = subprocess.Popen(command, cwd=directory)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not (directory / "out.stage" / "00000-of-00001").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
