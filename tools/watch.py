@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.config.flags import parse_sections
 from megatron.config.monitoring import WatchConfig
 from megatron.errors import CheckpointError, ConfigError
-from megatron.monitoring.page import write_page
-from megatron.monitoring.reader import JournalReader
-from megatron.monitoring.story import Story
+from megatron.monitoring.history import History
+from megatron.monitoring.html_page import write_page
+from megatron.monitoring.journal_reader import JournalReader
 from megatron.monitoring.terminal import view
 from megatron.tool import run_tool, with_flag
 from megatron.training.failure import failures_of
@@ -31,20 +31,20 @@ def main(argv: Sequence[str]) -> None:
     if config.every <= 0:
         raise ConfigError(f"--every {config.every:g} must be more than 0 seconds")
     directory = Path(config.run_dir)
-    reader, story = JournalReader(directory), Story()
-    story.add(news(reader, directory))
-    if story.is_empty and not failures_of(directory):
+    reader, history = JournalReader(directory), History()
+    history.add(news(reader, directory))
+    if history.is_empty and not failures_of(directory):
         raise CheckpointError(f"{directory}: the journal tells of no step yet")
     if config.html:
-        write_page(Path(config.html), story, directory, datetime.now().astimezone())
+        write_page(Path(config.html), history, directory, datetime.now().astimezone())
         print(f"written to {config.html}")
         return
     while True:
-        show(story, directory)
+        show(history, directory)
         if config.once:
             return
         time.sleep(config.every)
-        story.add(news(reader, directory))
+        history.add(news(reader, directory))
 
 
 def news(reader: JournalReader, directory: Path) -> Iterator[dict[str, Any]]:
@@ -56,11 +56,11 @@ def news(reader: JournalReader, directory: Path) -> Iterator[dict[str, Any]]:
             raise
 
 
-def show(story: Story, directory: Path) -> None:
+def show(history: History, directory: Path) -> None:
     """Print how the run stands; on a terminal, in place of what stood there."""
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
-    text = view(story, directory, datetime.now().astimezone(), width=width)
+    text = view(history, directory, datetime.now().astimezone(), width=width)
     print(_CLEAR + text if is_terminal else text, flush=True)
 
 

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from megatron.checkpoint.lock import dead_owner
-from megatron.monitoring.story import Story, checkpoints_in, failure_now
+from megatron.monitoring.history import History, checkpoints_in, failure_now
 
 _SILENT_S, _SILENT_STEPS = 120.0, 20
 """A run that tells nothing for so long, and for so many times a step, is called silent."""
@@ -22,42 +22,42 @@ NEXT_STEP = (
 _RECENT = 20  # steps whose pace is told
 
 
-def state_of(story: Story, directory: Path, now: datetime) -> tuple[str, bool]:
+def state_of(history: History, directory: Path, now: datetime) -> tuple[str, bool]:
     """Return what the run is doing, and whether somebody should look at it."""
-    if story.end:
-        return f"ended: {story.end.get('reason', '')}", False
-    if failure := failure_now(story, directory):
+    if history.end:
+        return f"ended: {history.end.get('reason', '')}", False
+    if failure := failure_now(history, directory):
         return f"failed in iteration {failure.iteration}: {failure.text}", True
     if owner := dead_owner(directory):
         return f"killed: {owner}, is gone, and left no word", True
-    if story.last_at is None:
+    if history.last_at is None:
         return "nothing is known of when it last did something", False
-    age_s = max(0.0, (now - story.last_at).total_seconds())
-    if age_s > max(_SILENT_S, _SILENT_STEPS * _recent(story, "seconds", default=0.0)):
+    age_s = max(0.0, (now - history.last_at).total_seconds())
+    if age_s > max(_SILENT_S, _SILENT_STEPS * _recent(history, "seconds", default=0.0)):
         return f"silent for {duration(age_s)}: killed, or in something that takes long", True
     return f"running: the last record is {duration(age_s)} old", False
 
 
-def summary(story: Story, directory: Path, now: datetime) -> Iterator[tuple[str, str]]:
+def summary(history: History, directory: Path, now: datetime) -> Iterator[tuple[str, str]]:
     """Yield what there is to tell, each with its name."""
-    last = story.intervals[-1] if story.intervals else {}
-    yield "iteration", _place(story, last)
-    if story.consumed:
-        yield "consumed", ", ".join(f"{n:,} {name}" for name, n in story.consumed.items())
-    if "eta_s" in last and not story.end:
+    last = history.intervals[-1] if history.intervals else {}
+    yield "iteration", _place(history, last)
+    if history.consumed:
+        yield "consumed", ", ".join(f"{n:,} {name}" for name, n in history.consumed.items())
+    if "eta_s" in last and not history.end:
         yield "left", f"{duration(last['eta_s'])}, as of iteration {last['iteration']}"
-    if len(story.steps.iterations):
-        pace = _recent(story, "tokens_per_second")
-        yield "speed", f"{1000 * _recent(story, 'seconds'):.1f} ms a step, {pace:,.0f} tokens/s"
+    if len(history.steps.iterations):
+        pace = _recent(history, "tokens_per_second")
+        yield "speed", f"{1000 * _recent(history, 'seconds'):.1f} ms a step, {pace:,.0f} tokens/s"
     yield from _of_interval(last)
-    for name, record in {str(r.get("set")): r for r in story.evaluations}.items():
+    for name, record in {str(r.get("set")): r for r in history.evaluations}.items():
         told = f"loss {number(record.get('lm_loss'))}, perplexity {number(record.get('ppl'))}"
         yield f"{name} set", f"{told}, at iteration {record['iteration']}"
-    if story.ranks:
-        ranks = story.ranks[-1]
+    if history.ranks:
+        ranks = history.ranks[-1]
         where = f"rank {ranks.get('slowest')} on {ranks.get('host')}"
         yield "slowest", f"{where}: {number(ranks.get('slowness'))} times the median"
-    yield "checkpoint", _newest(directory, story.iteration, now)
+    yield "checkpoint", _newest(directory, history.iteration, now)
 
 
 def duration(seconds: float) -> str:
@@ -90,15 +90,15 @@ def _of_interval(last: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "energy", f"{number(last['energy_kwh'])} kWh, {number(last.get('co2_kg'))} kg of CO2"
 
 
-def _place(story: Story, last: dict[str, Any]) -> str:
+def _place(history: History, last: dict[str, Any]) -> str:
     whole = last.get("train_iters")
     if not whole:
-        return str(story.iteration)
-    return f"{story.iteration} of {whole} ({story.iteration / whole:.1%})"
+        return str(history.iteration)
+    return f"{history.iteration} of {whole} ({history.iteration / whole:.1%})"
 
 
-def _recent(story: Story, curve: str, default: float = math.nan) -> float:
-    known = _finite(story.steps.curves[curve][-_RECENT:])
+def _recent(history: History, curve: str, default: float = math.nan) -> float:
+    known = _finite(history.steps.curves[curve][-_RECENT:])
     return mean(known) if known else default
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from textwrap import wrap
 
-from megatron.monitoring.story import Story, events_in
+from megatron.monitoring.history import History, events_in
 from megatron.monitoring.summary import NEXT_STEP, number, state_of, summary
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -16,11 +16,11 @@ _STEPS, _BARS_WIDE, _EVENTS = 240, 60, 8
 _NAME_WIDE = 14
 
 
-def view(story: Story, directory: Path, now: datetime, *, width: int | None) -> str:
+def view(history: History, directory: Path, now: datetime, *, width: int | None) -> str:
     """Return how the run stands, in lines of at most `width` characters; of any length if None."""
     return "".join(
         f"{row}\n"
-        for line in map(printable, _lines(story, directory, now))
+        for line in map(printable, _lines(history, directory, now))
         for row in _rows(line, width)
     )
 
@@ -31,26 +31,26 @@ def _rows(line: str, width: int | None) -> Sequence[str]:
     return wrap(line, max(width, 20), subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _lines(story: Story, directory: Path, now: datetime) -> Iterator[str]:
-    state, is_bad = state_of(story, directory, now)
-    name = f"run {story.run}, attempt {story.attempt}" if story.starts else "run"
+def _lines(history: History, directory: Path, now: datetime) -> Iterator[str]:
+    state, is_bad = state_of(history, directory, now)
+    name = f"run {history.run}, attempt {history.attempt}" if history.starts else "run"
     yield f"{name} | {directory} | {now:%Y-%m-%d %H:%M:%S}"
     yield state
     if is_bad:
         yield NEXT_STEP
     yield ""
-    for name, text in summary(story, directory, now):
+    for name, text in summary(history, directory, now):
         yield f"{name:<{_NAME_WIDE}} {text}"
     yield ""
-    shown = len(story.steps.iterations[-_STEPS:])
+    shown = len(history.steps.iterations[-_STEPS:])
     for curve, name in _CURVES.items():
-        values = story.steps.curves[curve][-_STEPS:]
+        values = history.steps.curves[curve][-_STEPS:]
         if any(map(math.isfinite, values)):
             yield f"{name:<{_NAME_WIDE}} {sparkline(values)} {number(values[-1])}"
     if shown:
         yield f"{'':<{_NAME_WIDE}} the last {shown} steps"
     yield ""
-    events = events_in(story, directory)
+    events = events_in(history, directory)
     if len(events) > _EVENTS:
         yield f"{len(events) - _EVENTS} events before these"
     for event in events[-_EVENTS:]:

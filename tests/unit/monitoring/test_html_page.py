@@ -13,8 +13,8 @@ from browser import CHROMIUM, browser
 
 from megatron.errors import ConfigError
 from megatron.monitoring.chart import Line, chart, thinned
-from megatron.monitoring.page import page, write_page
-from megatron.monitoring.story import Story
+from megatron.monitoring.history import History
+from megatron.monitoring.html_page import page, write_page
 
 ARTIFACTS = Path(os.environ.get("TEST_ARTIFACTS") or Path(__file__).parents[2] / "artifacts")
 NOW = datetime(2026, 1, 2, 4, tzinfo=timezone.utc)
@@ -54,13 +54,13 @@ def records():
 
 
 @pytest.fixture
-def story(tmp_path):
+def history(tmp_path):
     told = {"kind": EVIL, "iteration": 180, "message": EVIL, "time": "2026-01-02T03:30:00+00:00"}
     told |= {"rank": 0, "stage": EVIL}
     (tmp_path / "failure.json").write_text(json.dumps(told))
     (tmp_path / "global_step100").mkdir()
     (tmp_path / "global_step100" / "manifest.json").write_text(EVIL)
-    made = Story()
+    made = History()
     made.add(records())
     return made
 
@@ -73,8 +73,8 @@ def figures(root):
     return {f.find("figcaption").text: f.find(f"{SVG}svg") for f in root.iter("figure")}
 
 
-def test_everything_of_the_run_is_text_and_nothing_comes_from_elsewhere(story, tmp_path):
-    root = parsed(page(story, tmp_path, NOW))
+def test_everything_of_the_run_is_text_and_nothing_comes_from_elsewhere(history, tmp_path):
+    root = parsed(page(history, tmp_path, NOW))
     used = {element.tag.removeprefix(SVG) for element in root.iter()}
     assert used <= {
         *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "table", "tr", "th"),
@@ -91,8 +91,8 @@ def test_everything_of_the_run_is_text_and_nothing_comes_from_elsewhere(story, t
     assert root.find("body/p").get("class") == "bad"
 
 
-def test_curves_are_those_of_the_journal(story, tmp_path):
-    drawn = figures(parsed(page(story, tmp_path, NOW)))
+def test_curves_are_those_of_the_journal(history, tmp_path):
+    drawn = figures(parsed(page(history, tmp_path, NOW)))
     assert [*drawn] == [
         *("Loss", "Validation loss", "Gradient norm, logarithmic", "Learning rate"),
         *("Tokens per second", "Seconds per step", "Use of the device (part of its peak)"),
@@ -134,15 +134,15 @@ def test_nothing_to_draw_is_no_picture():
     assert chart("t", [Line("a", [1, 2], [math.nan, math.nan]), Line("b", [], [])]) == ""
 
 
-def test_a_page_that_cannot_be_written_is_told(story, tmp_path):
+def test_a_page_that_cannot_be_written_is_told(history, tmp_path):
     with pytest.raises(ConfigError, match="--html .*none/page.html: No such file"):
-        write_page(tmp_path / "none" / "page.html", story, tmp_path, NOW)
+        write_page(tmp_path / "none" / "page.html", history, tmp_path, NOW)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page is not looked at")
-def test_the_page_as_a_browser_shows_it(story, tmp_path):
+def test_the_page_as_a_browser_shows_it(history, tmp_path):
     file = tmp_path / "page.html"
-    write_page(file, story, tmp_path, NOW)
+    write_page(file, history, tmp_path, NOW)
     assert [f.name for f in tmp_path.iterdir() if "page" in f.name] == ["page.html"]
     with browser(tmp_path / "profile") as shown:
         shown.open(file.as_uri())

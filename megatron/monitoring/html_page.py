@@ -12,7 +12,7 @@ from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.names import published_tags
 from megatron.errors import CheckpointError, ConfigError
 from megatron.monitoring.chart import Line, chart
-from megatron.monitoring.story import Event, Story, checkpoints_in, events_in
+from megatron.monitoring.history import Event, History, checkpoints_in, events_in
 from megatron.monitoring.summary import NEXT_STEP, state_of, summary
 
 _STYLE = """
@@ -54,7 +54,7 @@ _OF_INTERVALS = (
 )
 
 
-def write_page(file: Path, story: Story, directory: Path, now: datetime) -> None:
+def write_page(file: Path, history: History, directory: Path, now: datetime) -> None:
     """Write the page to `file`, whole or not at all.
 
     Raises:
@@ -62,17 +62,17 @@ def write_page(file: Path, story: Story, directory: Path, now: datetime) -> None
     """
     made = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        made.write_text(page(story, directory, now), encoding="utf-8")
+        made.write_text(page(history, directory, now), encoding="utf-8")
         made.replace(file)
     except OSError as error:
         raise ConfigError(f"--html {file}: {error.strerror}") from error
 
 
-def page(story: Story, directory: Path, now: datetime) -> str:
+def page(history: History, directory: Path, now: datetime) -> str:
     """Return the page of a run. All that comes from its files is escaped."""
-    name = f"Run {story.run}"
-    state, is_bad = state_of(story, directory, now)
-    events = events_in(story, directory)
+    name = f"Run {history.run}"
+    state, is_bad = state_of(history, directory, now)
+    events = events_in(history, directory)
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"/>',
@@ -82,8 +82,8 @@ def page(story: Story, directory: Path, now: datetime) -> str:
         f"<p{_class(is_bad)}>{escape(state)}</p>",
         f"<p>{escape(NEXT_STEP)}</p>" if is_bad else "",
         f"<p>{escape(str(directory))}, as of {now:%Y-%m-%d %H:%M:%S %z}</p>",
-        _pairs(summary(story, directory, now)),
-        *_charts(story, events),
+        _pairs(summary(history, directory, now)),
+        *_charts(history, events),
         "<h2>Events</h2>",
         _events(events),
         "<h2>Checkpoints</h2>",
@@ -91,35 +91,35 @@ def page(story: Story, directory: Path, now: datetime) -> str:
             ("iteration", "written"),
             ((str(c.iteration), f"{c.at:%Y-%m-%d %H:%M:%S}") for c in checkpoints_in(directory)),
         ),
-        *_settings(story, directory),
+        *_settings(history, directory),
         "</body></html>\n",
     ]
     return "\n".join(filter(None, parts))
 
 
-def _charts(story: Story, events: Sequence[Event]) -> Iterator[str]:
+def _charts(history: History, events: Sequence[Event]) -> Iterator[str]:
     marks = [
         (event.iteration, f"{event.kind}: {event.text}")
         for event in events
         if event.kind in ("start", "rollback", "failure") and event.iteration
     ]
-    steps = story.steps
+    steps = history.steps
     for curve, title in _CURVES:
         if curve == "grad_norm":
-            yield chart("Validation loss", _validation(story), marks=marks, falls=True)
+            yield chart("Validation loss", _validation(history), marks=marks, falls=True)
         line = Line(title, steps.iterations, steps.curves[curve])
         yield chart(title, [line], marks=marks, falls=curve in ("loss", "grad_norm"))
     for title, names in _OF_INTERVALS:
-        lines = [_of(story.intervals, key, name) for key, name in names.items()]
+        lines = [_of(history.intervals, key, name) for key, name in names.items()]
         yield chart(title, lines, marks=marks)
-    if story.ranks:
+    if history.ranks:
         title = "The slowest rank's time over the median"
-        yield chart(title, [_of(story.ranks, "slowness", title)], marks=marks)
+        yield chart(title, [_of(history.ranks, "slowness", title)], marks=marks)
 
 
-def _validation(story: Story) -> list[Line]:
+def _validation(history: History) -> list[Line]:
     sets: dict[str, list[dict[str, Any]]] = {}
-    for record in story.evaluations:
+    for record in history.evaluations:
         sets.setdefault(str(record.get("set")), []).append(record)
     return [_of(records, "lm_loss", name) for name, records in sets.items()]
 
@@ -148,9 +148,9 @@ def _events(events: Sequence[Event]) -> str:
     return f'<table id="events"><tr>{heads}</tr>{"".join(rows)}</table>'
 
 
-def _settings(story: Story, directory: Path) -> Iterator[str]:
+def _settings(history: History, directory: Path) -> Iterator[str]:
     """Yield what was asked for and decided, as far as journal and checkpoints tell."""
-    start = story.starts[-1] if story.starts else {}
+    start = history.starts[-1] if history.starts else {}
     for title, told in (("Flags", start.get("flags")), ("Runs with", start.get("with"))):
         if isinstance(told, Mapping) and told:
             yield f"<h2>{title}</h2>"

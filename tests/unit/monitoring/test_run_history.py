@@ -10,8 +10,8 @@ import pytest
 
 from megatron.checkpoint.lock import numbers_of_processes, start_of
 from megatron.errors import CheckpointError
-from megatron.monitoring.reader import JournalReader
-from megatron.monitoring.story import Story, checkpoints_in, events_in
+from megatron.monitoring.history import History, checkpoints_in, events_in
+from megatron.monitoring.journal_reader import JournalReader
 from megatron.monitoring.summary import state_of, summary
 from megatron.monitoring.terminal import sparkline, view
 
@@ -52,24 +52,24 @@ def write(folder, *records):
 
 
 def story_of(folder):
-    story = Story()
-    story.add(JournalReader(folder).new_records())
-    return story
+    history = History()
+    history.add(JournalReader(folder).new_records())
+    return history
 
 
 def test_steps_that_were_taken_again_stand_in_it_once(tmp_path):
     write(tmp_path, start(0, 0), *(step(i, 10.0 - i, i) for i in range(1, 6)))
     write(tmp_path, {"event": "train", "iteration": 5, "train_iters": 8, "eta_s": 9.0})
     write(tmp_path, start(3, 10, attempt=2, lr=0.5), step(4, 1.0, 11), step(5, None, 12))
-    story = story_of(tmp_path)
-    assert [*story.steps.iterations] == [1, 2, 3, 4, 5]
-    assert [*story.steps.curves["loss"]][:4] == [9.0, 8.0, 7.0, 1.0]
-    assert story.steps.curves["tokens_per_second"][0] == 4 * 10 / 0.5
-    assert story.intervals == []  # told of iteration 5 of the first attempt
-    assert (story.run, story.attempt, story.iteration) == ("abc", 2, 5)
-    kinds = [(event.kind, event.iteration) for event in story.events]
+    history = story_of(tmp_path)
+    assert [*history.steps.iterations] == [1, 2, 3, 4, 5]
+    assert [*history.steps.curves["loss"]][:4] == [9.0, 8.0, 7.0, 1.0]
+    assert history.steps.curves["tokens_per_second"][0] == 4 * 10 / 0.5
+    assert history.intervals == []  # told of iteration 5 of the first attempt
+    assert (history.run, history.attempt, history.iteration) == ("abc", 2, 5)
+    kinds = [(event.kind, event.iteration) for event in history.events]
     assert kinds == [("start", 0), ("start", 3), ("step", 5)]
-    assert "other flags: --lr 0.5 (before: not said)" in story.events[1].text
+    assert "other flags: --lr 0.5 (before: not said)" in history.events[1].text
 
 
 def test_what_is_not_finished_is_read_later_and_what_is_no_record_never(tmp_path):
@@ -78,17 +78,17 @@ def test_what_is_not_finished_is_read_later_and_what_is_no_record_never(tmp_path
         [*lines[:2], '{"event": "st', "[1]", '{"event": 3, "iteration": 1}', lines[2]]
     )
     whole += "\n"
-    reader, story, written = JournalReader(tmp_path), Story(), 0
+    reader, history, written = JournalReader(tmp_path), History(), 0
     with (tmp_path / "journal.jsonl").open("w") as file:
         # Cut everywhere: the same records come, each once.
         for begin, end in pairwise([*range(0, len(whole), 7), len(whole)]):
             file.write(whole[begin:end])
             file.flush()
             written = end
-            story.add(reader.new_records())
+            history.add(reader.new_records())
     assert written == len(whole)
-    assert [*story.steps.curves["loss"]] == [3.0, 2.0]
-    assert story.events == story_of(tmp_path).events
+    assert [*history.steps.curves["loss"]] == [3.0, 2.0]
+    assert history.events == story_of(tmp_path).events
 
 
 def test_steps_thrown_away_one_after_the_other_are_one_event(tmp_path):
@@ -107,15 +107,15 @@ def test_failures_stand_between_the_starts(tmp_path):
     write(tmp_path, start(0, 0), step(1, 3.0, 1), start(1, 60, attempt=2), step(2, 2.0, 61))
     failure(tmp_path, "failure-1.json", 30, "first")
     (tmp_path / "failure-2.json").write_text("{")
-    story = story_of(tmp_path)
-    kinds = [event.kind for event in events_in(story, tmp_path)]
+    history = story_of(tmp_path)
+    kinds = [event.kind for event in events_in(history, tmp_path)]
     assert kinds == ["start", "failure", "start"]
     now = BEGAN + timedelta(seconds=63)
-    assert state_of(story, tmp_path, now) == ("running: the last record is 0:00:02 old", False)
+    assert state_of(history, tmp_path, now) == ("running: the last record is 0:00:02 old", False)
     later = now + timedelta(hours=1)
-    assert state_of(story, tmp_path, later)[0].startswith("silent for 1:00:02")
+    assert state_of(history, tmp_path, later)[0].startswith("silent for 1:00:02")
     failure(tmp_path, "failure.json", 70, "second")
-    state, is_bad = state_of(story, tmp_path, now)
+    state, is_bad = state_of(history, tmp_path, now)
     assert state.endswith("error (rank 3 on node2, a step): second") and is_bad
     write(tmp_path, {"event": "end", "iteration": 2, "reason": "done", "exit_code": 0})
     assert state_of(story_of(tmp_path), tmp_path, now) == ("ended: done", False)
@@ -141,7 +141,7 @@ def test_a_process_of_this_host_that_is_gone_is_known_at_once(tmp_path):
 
 def test_a_failure_that_a_new_start_has_put_away_is_not_how_it_stands(tmp_path):
     failure(tmp_path, "failure-1.json", 70, "first")
-    state, is_bad = state_of(Story(), tmp_path, BEGAN)
+    state, is_bad = state_of(History(), tmp_path, BEGAN)
     assert state.startswith("nothing is known") and not is_bad
 
 

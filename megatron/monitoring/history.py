@@ -58,7 +58,7 @@ class Steps:
 
 
 @dataclass
-class Story:
+class History:
     """A run up to now. Steps that were taken again stand in it once, events always."""
 
     run: str = ""
@@ -169,9 +169,9 @@ def checkpoints_in(directory: Path) -> list[Checkpoint]:
     return found
 
 
-def events_in(story: Story, directory: Path) -> list[Event]:
+def events_in(history: History, directory: Path) -> list[Event]:
     """Return the events of a run, its failures among them, the oldest first."""
-    known = list(_with_times(story.events))
+    known = list(_with_times(history.events))
     for failure in failures_of(directory):
         at = failure.at.timestamp() if failure.at else math.inf
         event = Event(failure.at, failure.iteration, "failure", failure.text, is_bad=True)
@@ -179,12 +179,12 @@ def events_in(story: Story, directory: Path) -> list[Event]:
     return [event for event, _ in sorted(known, key=itemgetter(1))]
 
 
-def failure_now(story: Story, directory: Path) -> Failure | None:
+def failure_now(history: History, directory: Path) -> Failure | None:
     """Return what ended the last start, if that has failed."""
     if not (directory / FAILURE).exists():
         return None  # a start puts those of earlier ones away
     for failure in failures_of(directory)[-1:]:
-        began = time_of(story.starts[-1].get("at")) if story.starts else None
+        began = time_of(history.starts[-1].get("at")) if history.starts else None
         # Failures are told in whole seconds.
         if not (began and failure.at) or failure.at >= began.replace(microsecond=0):
             return failure
