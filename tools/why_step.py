@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from megatron.checkpoint.saved_run import Run, run_behind
-from megatron.config.config import SECTIONS, parse_config_for_checkpoint
+from megatron.config.config import SECTIONS, flatten, parse_config_for_checkpoint
 from megatron.config.flags import options_of, value_in
 from megatron.data.datasets import build_datasets
 from megatron.errors import ConfigError, MegatronError
@@ -83,6 +83,9 @@ def what_was_seen(
     starts = {start.get("attempt"): start for start in starts_of(Path(load))}
     newest = run_behind(load)
     runs = [run_of(starts.get(record.get("attempt"), {}), newest) for record in records]
+    flags = {name: None for run in runs for name in flatten(run.config)}
+    if unknown := flags.keys() - options_of(SECTIONS).keys():
+        yield f"  flags that this version does not know, and leaves out: {', '.join(sorted(unknown))}"
     seen: dict[tuple[str, ...], dict[str, None]] = {}  # by what: the attempts, each once
     for record, run in zip(records, runs, strict=True):
         try:
@@ -103,7 +106,8 @@ def run_of(start: dict[str, Any], newest: Run) -> Run:
     flags = start.get("flags")
     if not flags:
         return newest
-    said = {name: flags[flag] for name, flag in options_of(SECTIONS).items() if flag in flags}
+    names = {flag: name for name, flag in options_of(SECTIONS).items()}
+    said = {names.get(flag, flag): value for flag, value in flags.items()}
     devices = re.findall(r"(?:^|, )(\d+) x ", start.get("with", {}).get("devices", ""))
     world_size = sum(map(int, devices)) or newest.world_size
     return Run({"said": said}, world_size, newest.objective)

@@ -148,11 +148,15 @@ def test_each_attempt_is_told_what_it_saw_by_its_own_flags(tmp_path):
         journal = Journal(tmp_path)
         prefix = str(tmp_path / "corpus") if length == "50" else "gone"
         flags = flags_said(config) | {"--data-path": [prefix], "--train-iters": int(length)}
+        flags["--of-another-version"] = 1
         journal.start(6, {"devices": "1 x CPU"}, flags)
         StepRecords(journal).after_step(state, taken(2.0))
         done = tool("why_step.py", 7, "--load", tmp_path)
         assert done.returncode == (2 if prefix == "gone" else 0)
     told = done.stdout.splitlines()
+    unknown = "  flags that this version does not know, and leaves out: --of-another-version"
+    assert [line for line in told if "does not know" in line] == [unknown]
+    assert "does not know" not in "".join(lines)
     at = told.index("attempt 4 saw")
     assert told[at + 1].startswith("  what it saw cannot be told: no token files at gone")
     assert "attempt 1 and 3 and 5 saw" in told
