@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from megatron.data.blend import BlendedDataset, samples_wanted, shares_of
 from megatron.data.chat_dataset import ChatDataset
@@ -43,6 +43,7 @@ class CorpusUse:
     tokens: int
     samples_wanted: int
     epochs: float  # how often the samples wanted read the documents
+    size_for: Callable[[int], int] = field(compare=False)  # samples there, by samples wanted
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,13 @@ class _Builder:
         ]
         self.uses[role, plan.name] = [
             CorpusUse(
-                source.prefix, share, len(documents), part.num_tokens, count, part.epochs(count)
+                source.prefix,
+                share,
+                len(documents),
+                part.num_tokens,
+                count,
+                part.epochs(count),
+                part.size_for,
             )
             for (source, documents), share, part, count in zip(
                 sources, shares_of(weights), parts, wanted, strict=True

@@ -78,6 +78,11 @@ class GPTDataset:
         """Return how often the documents are read by `num_samples` samples."""
         return num_samples * self.seq_length / self.num_tokens
 
+    def size_for(self, num_samples: int) -> int:
+        """Return how many samples there are where so many are wanted: those of whole epochs."""
+        wanted = {"num_samples": num_samples, "seq_length": self.seq_length}
+        return plan_epochs(self.num_tokens, **wanted).num_samples
+
     def origin(self, i: int) -> Origin:
         """Return where the tokens of sample i are on disk."""
         (first, offset), (last, end) = self._ends(i)

@@ -33,7 +33,7 @@ def other_order(
         return
     counts = train["num_samples"], now.train.num_samples
     asks = f"the run asks for {counts[1]} training samples in all, and did for {counts[0]}"
-    if now.order == "cyclic" and (now.train.is_blend or now.kind != "documents"):
+    if now.order == "cyclic" and _permutes_others(now, uses, *counts):
         yield f"{asks}, which --dataloader-type cyclic permutes"
     if now.kind != "documents":
         return
@@ -45,6 +45,17 @@ def other_order(
         )
         if before != after:
             yield f"{asks}: {use.prefix} is shuffled over {_told(after)}, and was over {_told(before)}"
+
+
+def _permutes_others(now: DataPlan, uses: Sequence[CorpusUse], before: int, after: int) -> bool:
+    """Whether a permutation is one of another number of samples.
+
+    A blend has as many as are wanted, texts alone those of the epochs that hold as many.
+    """
+    if now.train.is_blend or now.kind == "documents":
+        return now.train.is_blend
+    (use,) = uses
+    return use.size_for(before) != use.size_for(after)
 
 
 def _told(epochs: Epochs) -> str:

@@ -5,12 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from numpy.typing import NDArray
 
 from megatron.data.index_cache import cached_maps, cached_sizes
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.origin import Origin, Piece
-from megatron.data.packing import Packing, pack
+from megatron.data.packing import Packing, fitting, pack
 from megatron.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class PackedDataset(ABC):
         cache_directory: str | Path | None = None,
     ):
         self.row_length = seq_length + 1
-        self._first, self._num_texts = parts[0], len(texts)
+        self._first, self._texts = parts[0], texts
 
         def build() -> dict[str, NDArray]:
             for part in parts:
@@ -89,7 +90,21 @@ class PackedDataset(ABC):
 
     def epochs(self, num_samples: int) -> float:
         """Return how often the texts are read by `num_samples` samples."""
-        return int(self.packing.row_starts[num_samples]) / self._num_texts
+        return int(self.packing.row_starts[num_samples]) / len(self._texts)
+
+    def size_for(self, num_samples: int) -> int:
+        """Return how many samples there are where so many are wanted.
+
+        That many itself if it is more than there are here: how many more is not known.
+        """
+        num_fitting = int(fitting(self.lengths(self._texts), self.row_length).sum())
+        # An epoch closes the rows behind which it has another text.
+        ends = self.packing.row_starts[1:]
+        size = epochs = 0
+        while size < min(num_samples, len(self)):
+            epochs += 1
+            size = int(np.searchsorted(ends, epochs * num_fitting))
+        return max(size, num_samples)
 
     def origin(self, i: int) -> Origin:
         """Return which texts sample i holds; the tokens of a piece are all that it has there."""

@@ -14,6 +14,11 @@ class Packing:
     row_starts: NDArray
 
 
+def fitting(lengths: NDArray, row_length: int) -> NDArray:
+    """Return which pairs a row can take. Shapes: lengths [pairs] -> [pairs] bool."""
+    return (lengths > 0) & (lengths <= row_length)
+
+
 def pack(lengths: NDArray, pairs: range, *, num_rows: int, row_length: int, seed: int) -> Packing:
     """Pack `pairs` into at least `num_rows` rows, going through all of them as often as needed.
 
@@ -29,11 +34,9 @@ def pack(lengths: NDArray, pairs: range, *, num_rows: int, row_length: int, seed
     Shapes: lengths [len(pairs)] int64 -> pair_order [pairs used], row_starts [rows + 1] int64.
     Randomness: one generator, numpy.random.RandomState(seed), shuffles each epoch in turn.
     """
-    fitting = np.flatnonzero((lengths > 0) & (lengths <= row_length))
-    if not len(fitting):
+    fits = fitting(lengths, row_length)
+    if not fits.any():
         raise ValueError(f"none of them fits into {row_length} tokens")
-    fits = np.zeros(len(pairs), bool)
-    fits[fitting] = True
     rng = np.random.RandomState(seed % 2**32)
     closed: list[NDArray] = []
     starts, before = [0], 0

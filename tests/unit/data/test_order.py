@@ -26,6 +26,17 @@ def prefixes(tmp_path_factory):
     return made
 
 
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """Conversations of which up to three fit into a sample, and some of which do not."""
+    prefix = str(tmp_path_factory.mktemp("chats") / "c")
+    for suffix in ("_tokens_document", "_loss_mask_document"):
+        with IndexedDatasetWriter(prefix + suffix, "i4") as writer:
+            for i in range(1, 100):
+                writer.append(np.full(2 + i % 9, i))
+    return [prefix]
+
+
 def decided(prefixes, samples, *flags):
     words = ("--train-iters", str(samples // 2), "--data-path", *prefixes)
     words = (*words, "--split", "1,0,0", "--global-batch-size", "2")
@@ -33,11 +44,14 @@ def decided(prefixes, samples, *flags):
     return replace(plan, train=replace(plan.train, num_samples=samples))
 
 
-@pytest.mark.parametrize("blend", [False, True], ids=["one", "blend"])
+@pytest.mark.parametrize("data", ["one", "blend", "chats"])
 @pytest.mark.parametrize("order", ["single", "cyclic"])
-def test_the_order_is_told_to_be_another_when_it_is(prefixes, blend, order):
-    paths = ["3", prefixes[0], "1", prefixes[1]] if blend else prefixes[:1]
-    plans = [decided(paths, n, "--dataloader-type", order) for n in LENGTHS]
+def test_the_order_is_told_to_be_another_when_it_is(prefixes, chats, data, order):
+    paths = {"one": prefixes[:1], "blend": ["3", prefixes[0], "1", prefixes[1]], "chats": chats}
+    kind = "conversations" if data == "chats" else "documents"
+    plans = [
+        replace(decided(paths[data], n, "--dataloader-type", order), kind=kind) for n in LENGTHS
+    ]
     sets = [build_datasets(plan, seq_length=8, seed=3) for plan in plans]
     seen = {True: 0, False: 0}
     for then, before in zip(plans, sets, strict=True):
@@ -50,7 +64,8 @@ def test_the_order_is_told_to_be_another_when_it_is(prefixes, blend, order):
             told = [*other_order(saved, now, after.uses["train", now.train.name], seq_length=8)]
             assert bool(told) == is_other, (then.train.num_samples, now.train.num_samples, told)
             seen[is_other] += 1
-    assert all(seen.values())
+    # Conversations are packed one after the other, however many are wanted.
+    assert all(seen.values()) == ((data, order) != ("chats", "single"))
 
 
 def test_reasons_name_flags_and_epochs(prefixes):

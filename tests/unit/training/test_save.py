@@ -15,7 +15,7 @@ from megatron.checkpoint import publish
 from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import MANIFEST, published_tags
 from megatron.data.datasets import CorpusUse
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, WrongCheckpointError
 from megatron.parallel.sharding import sharded
 from megatron.training import pretrain
 from megatron.training.choose import choose
@@ -373,7 +373,7 @@ def test_a_damaged_checkpoint_of_the_step_asked_for_has_no_stand_in(job):
     job.save(5)
     job.save(10)
     (job.directory / "global_step10" / "weights.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"is whole \(global_step10 is damaged\)"):
+    with pytest.raises(WrongCheckpointError, match=r"is whole \(global_step10 is damaged\)"):
         job.resume("--ckpt-step", "10")
 
 
@@ -401,7 +401,7 @@ def test_passed_over_spikes_are_part_of_the_state(job):
 
 def test_another_order_of_samples_is_told_when_a_run_goes_on(job, told):
     job.save(5)
-    use = CorpusUse("corpus", 1.0, 4, tokens=61, samples_wanted=20, epochs=2.0)
+    use = CorpusUse("corpus", 1.0, 4, tokens=61, samples_wanted=20, epochs=2.0, size_for=int)
     for flags, reason in (
         ([], ""),
         (["--seed", "7"], "--seed was 1234 and is 7"),
