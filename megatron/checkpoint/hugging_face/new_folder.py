@@ -16,17 +16,22 @@ def new_folder(output: Path) -> Iterator[Path]:
     """Give a folder beside `output` to write to, which gets its name when nothing went wrong.
 
     Raises:
-        CheckpointError: `output` holds something, or cannot be replaced or written to; nothing is
-            left of what was written.
+        CheckpointError: `output` holds something, is the current folder, or cannot be replaced or
+            written to; nothing is left of what was written.
     """
+    whole = output.resolve()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"--save {output} holds something already: give a new folder")
+    if whole == Path.cwd():
+        raise CheckpointError(
+            f"--save {output} is the current folder, which the finished one would take from under "
+            "the shell: give a new folder"
+        )
     if os.path.ismount(output):
         raise CheckpointError(
             f"--save {output} is where a disk is mounted, which no finished folder can take the "
             f"place of: give a folder in it, such as {output / 'model'}"
         )
-    whole = output.resolve()
     staging = whole.with_name(f"{STAGING}{whole.name}")
     try:
         shutil.rmtree(staging, ignore_errors=True)

@@ -1,6 +1,7 @@
 """A folder that is there as a whole or not at all."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,22 @@ def test_nothing_is_left_of_what_went_wrong(tmp_path):
             (staging / "file").touch()
             raise error
     assert [*tmp_path.iterdir()] == []
+
+
+def test_where_somebody_works_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    refused = (
+        (".", "the current folder"),
+        (tmp_path / "here", "the current folder"),
+        ("..", "holds something already"),
+    )
+    for output, told in refused:
+        with pytest.raises(CheckpointError, match=told), new_folder(Path(output)):
+            raise AssertionError("it was begun")
+    with new_folder(Path("model")):
+        pass
+    assert [*(tmp_path / "here").iterdir()] == [tmp_path / "here/model"]
 
 
 def test_a_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
