@@ -10,8 +10,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.util import find_spec
 from pathlib import Path
+from signal import Signals
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
@@ -101,17 +103,21 @@ def write(file: Path, text: str) -> None:
 def start_processes(number: int, argv: Sequence[str]) -> int:
     """Run this program in `number` processes here; return 1 if any of them did not return 0.
 
-    One that fails ends the others: they would wait for it.
+    One that fails, whichever is the first, ends the others: they would wait for it.
     """
     words = [sys.executable, str(Path(__file__).resolve()), *argv]
     processes = [subprocess.Popen(words, env=place) for place in places_here(number)]
-    try:
-        for process in processes:
-            process.wait()
-    finally:
-        for process in processes:
-            process.kill()
-    return int(any(process.returncode for process in processes))
+    with ThreadPoolExecutor(number) as threads:
+        ranks = {threads.submit(process.wait): rank for rank, process in enumerate(processes)}
+        try:
+            codes = ((ended.result(), ranks[ended]) for ended in as_completed(ranks))
+            code, rank = next((one for one in codes if one[0]), (0, 0))
+        finally:
+            for process in processes:
+                process.kill()
+    if code < 0:  # it could not say so itself
+        print(f"error: rank {rank} was ended by {Signals(-code).name}", file=sys.stderr)
+    return int(code != 0)
 
 
 if __name__ == "__main__":

@@ -306,6 +306,20 @@ def test_the_tool_examines_two_processes_and_fails_on_a_problem(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("dies", "told"), [("os.kill(os.getpid(), 9)", "rank 1 was ended by SIGKILL"), ("exit(1)", "")]
+)
+def test_a_process_that_dies_ends_those_that_wait_for_it(tmp_path, capfd, dies, told):
+    tool = runpy.run_path(str(REPOSITORY / "tools" / "doctor.py"))
+    script = tmp_path / "rank.py"
+    script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {dies}\ntime.sleep(600)\n")
+    start = tool["start_processes"]
+    start.__globals__["__file__"] = str(script)
+    assert start(3, []) == 1
+    assert told in (said := capfd.readouterr().err)
+    assert bool(said) == bool(told)
+
+
 def test_processes_are_not_started_beside_those_of_a_launcher():
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "tools" / "doctor.py"), "--nproc", "3"],
