@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +17,10 @@ from megatron.errors import CheckpointError
 SILENCE_S = 20.0
 """How long ranks wait for each other while nothing in the folder grows."""
 
+FLUSH_S = 600.0
+"""How long a rank says that it is at work while its files do not grow: the disk may be flushing."""
+
+_BEAT_S = 1.0
 _PAUSE_S = 0.1
 
 
@@ -72,13 +76,20 @@ def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SI
 def _leave_list(folder: Path, rank: int, files: Sequence[Future[FileRecord]]) -> None:
     """Tell rank 0 what this one has written, or why it has not.
 
+    Until that is known, what will be the list grows: for who waits, a sign of life.
+
     Raises:
         CheckpointError: it has not.
     """
+    made = folder / f".list-{rank}"
+    beats = int(FLUSH_S / _BEAT_S)
+    while beats and wait(files, timeout=_BEAT_S).not_done:
+        beats -= 1
+        with made.open("ab") as stream:
+            stream.write(b".")
     errors = [repr(error) for file in files if (error := file.exception())]
     told = {"error": f"rank {rank}: {'; '.join(errors)}"} if errors else {}
     records = [asdict(file.result()) for file in files] if not errors else []
-    made = folder / f".list-{rank}"
     made.write_text(json.dumps({"files": records, **told}), encoding="utf-8")
     os.replace(made, _list_of(folder, rank))
     if errors:

@@ -15,6 +15,7 @@ from megatron.checkpoint.manifest import Manifest, damage, read_manifest, record
 from megatron.checkpoint.names import published_tags
 from megatron.checkpoint.publish import clear_staging
 from megatron.errors import CheckpointError, ConfigError
+from megatron.training import rescue
 from megatron.training.rescue import UnderWay, finish_alone
 from megatron.training.save import Checkpoints
 from megatron.training.state import TrainState
@@ -224,7 +225,7 @@ def test_a_run_that_fails_because_it_cannot_write_leaves_the_older_ones(
     assert "iteration 10 is not finished (rank 0: OSError('no space'))" in told[-1]
 
 
-def a_save_of_two(directory, *, is_there=True):
+def a_save_of_two(directory, *, is_there=True, later=0.2):
     """Return what two ranks know of a save whose second file is written later, or never."""
     folder = clear_staging(directory, 5)
     saves, written = [], [Future(), Future()]
@@ -235,7 +236,7 @@ def a_save_of_two(directory, *, is_there=True):
         saves.append(UnderWay(directory, manifest, [file]))
         if rank == 0 or is_there:
             threading.Timer(
-                0.2 * rank, lambda f=file, r=rank: f.set_result(write_one(folder, r))
+                later * rank, lambda f=file, r=rank: f.set_result(write_one(folder, r))
             ).start()
     return saves, written
 
@@ -258,6 +259,24 @@ def test_rank_0_publishes_when_all_ranks_have_written(tmp_path):
     assert {file.name for file in folder.iterdir()} == {"of-0", "of-1", "manifest.json"}
     # The other rank finds that all is done.
     assert finish_alone(saves[1], rank=1, ranks=2) is False
+
+
+@pytest.mark.parametrize(("flush_s", "is_awaited"), [(60.0, True), (0.0, False)])
+def test_a_rank_whose_disk_is_flushing_is_waited_for(tmp_path, monkeypatch, flush_s, is_awaited):
+    monkeypatch.setattr(rescue, "_BEAT_S", 0.02)
+    monkeypatch.setattr(rescue, "FLUSH_S", flush_s)
+    saves, _ = a_save_of_two(tmp_path, later=1.5)
+    with ThreadPoolExecutor(2) as ranks:
+        done = [
+            ranks.submit(finish_alone, s, rank=r, ranks=2, silence_s=0.3)
+            for r, s in enumerate(saves)
+        ]
+        if is_awaited:
+            assert done[0].result() is True
+        else:
+            with pytest.raises(CheckpointError, match=r"ranks \[1\] have not said"):
+                done[0].result()
+    assert published_tags(tmp_path) == ["global_step5"] * is_awaited
 
 
 def test_rank_0_publishes_nothing_without_the_word_of_all(tmp_path):
