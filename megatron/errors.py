@@ -1,6 +1,7 @@
 """The errors a user can cause. Each message says what is wrong, where, and how to mend it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -11,10 +12,11 @@ class ExitCode(IntEnum):
     """All that was asked for is done."""
 
     FAILED = 1
-    """An error; the same command may fail again."""
+    """An error; another attempt may succeed."""
 
     MISUSED = 2
-    """The flags, or the files and folders they name, cannot be honoured; nothing was done."""
+    """The flags, or the files and folders they name, cannot be honoured; no step was taken, and
+    another attempt would end so too."""
 
     RESUMABLE = 75
     """Stopped on request before its end; the same command goes on. (EX_TEMPFAIL of sysexits.h)"""
@@ -68,7 +70,7 @@ class WrongCheckpointError(CheckpointError):
     is_final = True
 
 
-class NewerCheckpointError(CheckpointError):
+class NewerCheckpointError(WrongCheckpointError):
     """A newer version of this program wrote the checkpoint."""
 
 
@@ -84,6 +86,17 @@ class RepeatedFailureError(TrainingError):
     """Two attempts have failed alike, so another one would."""
 
     is_final = True
+
+
+@contextmanager
+def before_the_first_step() -> Iterator[None]:
+    """Have a DataError of the block be a WrongDataError: another attempt meets the same files."""
+    try:
+        yield
+    except WrongDataError:
+        raise
+    except DataError as error:
+        raise WrongDataError(str(error)) from error
 
 
 def raise_if_any(problems: Iterable[str]) -> None:

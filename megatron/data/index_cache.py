@@ -120,7 +120,7 @@ def cached_maps(
         else:
             return _read(place, key, shapes) or maps
     if directory:
-        raise DataError("; ".join(problems))
+        raise DataError(f"--data-cache-path: {'; '.join(problems)}; give a folder to write to")
     log.warning("%s; the index maps stay in memory", "; ".join(problems))
     return maps
 

@@ -43,7 +43,7 @@ def choose(plan: Plan) -> Chosen | None:
     One whose manifest is damaged is passed over for the next older one, and said.
 
     Raises:
-        CheckpointError: there is none to go on from, or it is of another run.
+        WrongCheckpointError: there is none to go on from, or it is of another run.
 
     Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
     """
@@ -186,10 +186,10 @@ def _find(plan: Plan) -> list[str]:
     return with_universal(directory, tags) if wished.universal else tags
 
 
-def _none_whole(plan: Plan) -> CheckpointError:
+def _none_whole(plan: Plan) -> WrongCheckpointError:
     tags = _find(plan)
     are = "is" if len(tags) == 1 else "are"
-    return CheckpointError(
+    return WrongCheckpointError(
         f"no checkpoint of --load {plan.checkpoint.load} is whole ({', '.join(tags)} {are} damaged); "
         "starting over would replace them: mend them, or move them away"
     )
@@ -233,7 +233,7 @@ def _saved_schedule(chosen: Chosen) -> SchedulePlan:
     try:
         return SchedulePlan(**chosen.manifest.plan["schedule"] | {"on_resume": "checkpoint"})
     except TypeError as error:
-        raise CheckpointError(
+        raise WrongCheckpointError(
             f"{chosen.folder} holds no learning rate that this version understands ({error}); "
             "write --override-opt_param-scheduler"
         ) from error

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.config.config import Config
 from megatron.data.datasets import Datasets
 from megatron.engine.engine import Engine
-from megatron.errors import ExitCode
+from megatron.errors import ExitCode, before_the_first_step
 from megatron.fused_kernels.choose import Choice, package_problems
 from megatron.fused_kernels.dispatch import Kernels
 from megatron.parallel.groups import Groups
@@ -160,7 +160,8 @@ def _build(
     chosen = choose(plan) if plan.checkpoint.load else None
     groups = setup.build_process_groups(plan)
     view = view_of(plan.objective, plan.masks, tokenizer, plan.training.seed)
-    sets = setup.read_datasets(plan, view)
+    with before_the_first_step():
+        sets = setup.read_datasets(plan, view)
     say_when("after dataloaders are built")
     engine = setup.build_gpt_engine(plan, groups, objective, kernels)
     say_when("after model, optimizer, and learning rate scheduler are built")
@@ -201,7 +202,8 @@ def _decide(
             package_problems(config.kernels),
         ),
     )
-    tokenizer = build_tokenizer(**wished)
+    with before_the_first_step():
+        tokenizer = build_tokenizer(**wished)
     decided = plan(
         config,
         world_size=launch.world_size,

@@ -67,7 +67,7 @@ def test_a_truncated_token_file_is_refused(corpus: Corpus, tmp_path: Path) -> No
     Path(f"{prefix}.bin").write_bytes(Path(corpus.prefix + ".bin").read_bytes()[:-10])
     fails(
         2,
-        1,
+        2,
         f"{prefix}.bin",
         flags=[*RUN, *corpus.flags, "--data-path", str(prefix)],
         save=tmp_path / "save",

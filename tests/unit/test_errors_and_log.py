@@ -11,6 +11,9 @@ from megatron.errors import (
     ConfigError,
     DataError,
     MegatronError,
+    NewerCheckpointError,
+    WrongDataError,
+    before_the_first_step,
     raise_if_any,
 )
 
@@ -26,11 +29,32 @@ def test_no_problem_is_no_error():
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ConfigError("x"), 2), (DataError("x"), 1), (CheckpointError("x"), 1)]
+    ("error", "code"),
+    [
+        (ConfigError("x"), 2),
+        (DataError("x"), 1),
+        (CheckpointError("x"), 1),
+        (NewerCheckpointError("x"), 2),
+    ],
 )
 def test_errors_have_their_exit_codes(error, code):
     assert isinstance(error, MegatronError)
     assert (error.exit_code, str(error)) == (code, "x")
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (DataError("x"), WrongDataError),
+        (WrongDataError("x"), WrongDataError),
+        (CheckpointError("x"), CheckpointError),
+        (OSError("x"), OSError),
+    ],
+)
+def test_data_that_is_wrong_before_the_first_step_is_wrong_for_every_attempt(error, seen):
+    with pytest.raises(seen, match="^x$") as caught, before_the_first_step():
+        raise error
+    assert type(caught.value) is seen
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from megatron.checkpoint.lock import locked, numbers_of_processes
 from megatron.checkpoint.names import LOCK
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, ExitCode
 
 
 def owned_by(file, **changes):
@@ -29,8 +29,10 @@ def owned_by(file, **changes):
 def test_two_runs_do_not_write_to_one_directory(tmp_path):
     with locked(tmp_path):
         refused = pytest.raises(CheckpointError, match=f"another run writes there.*{os.getpid()}")
-        with refused, locked(tmp_path):
+        with refused as error, locked(tmp_path):
             pass
+        # It will end, and another attempt may then go on.
+        assert error.value.exit_code == ExitCode.FAILED
         assert (tmp_path / LOCK).exists()
     assert not (tmp_path / LOCK).exists()
 
