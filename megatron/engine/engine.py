@@ -27,6 +27,7 @@ from megatron.engine.state_files import (
     Write,
     opened_once,
     save_plainly,
+    taken_literally,
     without_disk_errors,
 )
 from megatron.engine.timers import Timers
@@ -208,7 +209,7 @@ class Engine(ABC):
         states: dict[str, Any] = {}
         self._files.read = read
         try:
-            with opened_once():
+            with opened_once(), taken_literally():
                 found, _ = self._engine.load_checkpoint(
                     str(directory), tag=tag, load_module_only=not with_state
                 )

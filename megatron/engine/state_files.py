@@ -1,5 +1,6 @@
 """DeepSpeed's door to the files of a checkpoint: what it saves and loads goes through here."""
 
+import glob
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.pipe.module import PipelineModule
 from deepspeed.runtime.state_dict_factory import SDLoaderBase
 
 log = logging.getLogger(__name__)
@@ -70,6 +73,30 @@ def opened_once() -> Iterator[None]:
 
 def _require_files(loader: SDLoaderBase) -> None:
     assert loader.ckpt_list, "no file for this part of the network"
+
+
+@contextmanager
+def taken_literally() -> Iterator[None]:
+    """Let DeepSpeed find files in folders of any name inside the `with` block.
+
+    By itself it takes the whole path for a pattern, in which brackets and stars are no letters.
+    """
+    finders = (DeepSpeedEngine, "_get_all_ckpt_names"), (PipelineModule, "ckpt_layer_path_list")
+    usual = [getattr(owner, name) for owner, name in finders]
+    for (owner, name), find in zip(finders, usual, strict=True):
+        setattr(owner, name, _of_literal(find))
+    try:
+        yield
+    finally:
+        for (owner, name), find in zip(finders, usual, strict=True):
+            setattr(owner, name, find)
+
+
+def _of_literal(find: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    def find_in(holder: Any, directory: str, *words: Any) -> list[str]:
+        return find(holder, glob.escape(directory), *words)
+
+    return find_in
 
 
 def without_disk_errors(copy_script: Callable[[str], None]) -> Callable[[str], None]:

@@ -92,6 +92,15 @@ def test_two_runs_never_write_to_one_directory(keeping_job: Job, tmp_path: Path)
     assert not list((tmp_path / "run").glob("global_step*"))
 
 
+@pytest.mark.parametrize("more", [[], ["--num-layers", "2", "--pipeline-model-parallel-size", "2"]])
+def test_a_directory_may_have_any_name(job_of_two: Job, tmp_path: Path, more: list[str]) -> None:
+    save = tmp_path / "lr=1e-3 [a]*"
+    job_of_two.run(save, *more, "--exit-interval", "4").succeeded()
+    ended = job_of_two.run(save, *more).succeeded()
+    assert "at iteration 4\n" in ended.outputs[0]
+    assert more or is_same(save, job_of_two.save)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own that a checkpoint of the job nearly fills."""
