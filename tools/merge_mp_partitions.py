@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
+from megatron.config.checkpoint_conversion import parse_conversion
 from megatron.config.checkpoint_tools import PartitionsConfig
 from megatron.config.config import SECTIONS
-from megatron.config.conversion import parse_conversion
 from megatron.config.files import with_file_flags
 from megatron.config.flags import value_in
 from megatron.errors import ConfigError

@@ -12,7 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from megatron import log
 from megatron.config.preprocess import WorkerTrialConfig
 from megatron.data.preprocess import preprocess
-from megatron.preparation.conversion import read_flags, say_written
+from megatron.preparation.preprocess_command import read_flags, say_written
 from megatron.preparation.worker_counts import try_worker_counts
 from megatron.tool import run_tool
 

@@ -25,7 +25,7 @@ from megatron.data.shards import (
     wait_for_shards,
 )
 from megatron.errors import ConfigError
-from megatron.preparation.conversion import read_flags, say_written
+from megatron.preparation.preprocess_command import read_flags, say_written
 from megatron.tool import run_tool
 from megatron.training.environment import read_launch
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron import log
 from megatron.data.preprocess import preprocess
-from megatron.preparation.conversion import read_flags, say_written
+from megatron.preparation.preprocess_command import read_flags, say_written
 from megatron.tool import run_tool
 
 WORKERS_PER_PARTITION = 5  # divides 60 workers on 40 cores into 12 partitions

@@ -5,14 +5,15 @@ from functools import cache
 
 import regex
 
-Counter = Callable[[str], int]
+TokenCounter = Callable[[str], int]
+"""What says how many tokens a text has, or how many at least."""
 
 _PIECE = regex.compile(
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
 
 
-def piece_counter() -> Counter:
+def piece_counter() -> TokenCounter:
     """Return what counts the pieces GPT-2 cuts a text into; each becomes one token or more.
 
     Source: the pattern of GPT-2's encoder (Radford et al., 2019).
@@ -21,7 +22,7 @@ def piece_counter() -> Counter:
 
 
 @cache
-def gpt2_counter(vocab_file: str, merge_file: str) -> Counter:
+def gpt2_counter(vocab_file: str, merge_file: str) -> TokenCounter:
     """Return what counts the tokens of a text.
 
     Raises:

@@ -81,11 +81,6 @@ class Stage:
                 for name in self._names(num_keys):
                     self._files[name] = self._closing.enter_context((directory / name).open("ab"))
 
-    @property
-    def is_committed(self) -> bool:
-        """Whether a later run could go on from here."""
-        return (self.directory / STATE).exists()
-
     def append(self, encoded: Encoded) -> None:
         """Add what became of one block; it holds after the next commit."""
         position = self.position

@@ -21,9 +21,9 @@ def initialise(
     """Draw every matrix of `model` from a normal distribution; biases and norms are left alone.
 
     The first matrix of an adapter is drawn evenly from +-1 / sqrt(columns), as PEFT does, and the
-    second stays 0. Matrices in front of the residual stream get std / sqrt(2 * num_layers). The numbers depend on
-    the seed, the parameter's name and the row, so every shard, every stage and every holder of
-    experts gets its part of the same whole.
+    second stays 0. Matrices in front of the residual stream get std / sqrt(2 * num_layers). The
+    numbers depend on the seed, the parameter's name and the row, so every shard, every stage and
+    every holder of experts gets its part of the same whole.
 
     Args:
         model: a stage or the whole; its parameter names carry the layers' numbers.

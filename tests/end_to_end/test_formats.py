@@ -24,7 +24,7 @@ from megatron.checkpoint.lock import locked
 from megatron.checkpoint.manifest import read_manifest
 from megatron.data.index_files import DTYPES
 from megatron.data.preprocess import preprocess
-from megatron.preparation.conversion import read_flags
+from megatron.preparation.preprocess_command import read_flags
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 TEXTS = [f"def a{i}(): return {i}" for i in range(20)] + ["!" * 300, "#"]

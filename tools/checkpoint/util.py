@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from megatron.config.checkpoint_conversion import parse_conversion
 from megatron.config.checkpoint_tools import ConversionConfig
-from megatron.config.conversion import parse_conversion
-from megatron.config.legacy_conversion import CONVERSION_LEGACY
+from megatron.config.legacy_checkpoint_conversion import CONVERSION_LEGACY
 from megatron.errors import ConfigError
 from megatron.tool import run_tool
 

@@ -9,7 +9,7 @@ from megatron.data.chat_dataset import ChatDataset
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.preprocess import preprocess
 from megatron.errors import ConfigError, DataError
-from megatron.preparation.conversion import read_flags
+from megatron.preparation.preprocess_command import read_flags
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.hugging_face import PretrainedFromHF
 

@@ -32,7 +32,7 @@ _LEGACY = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class PreprocessCommand:
     """What a command line asks for.
 
     Args:
@@ -52,7 +52,7 @@ def read_flags(
     extra: dict[str, type] | None = None,
     legacy: Sequence[Legacy] = (),
     workers_per_partition: int | None = None,
-) -> Asked:
+) -> PreprocessCommand:
     """Return what `argv` asks for.
 
     Args:
@@ -73,6 +73,34 @@ def read_flags(
     if problems:
         texts = [] if config.conversations else config.input
         raise ConfigError(*problems, *input_problems(texts, config.json_keys))
+    conversion = _conversion(config, wishes, partitions)
+    notices = [*parsed.notices, *replacement_notices(conversion.prefixes)]
+    return PreprocessCommand(conversion, parsed.sections, tuple(notices))
+
+
+def say_written(results: Sequence[Written]) -> None:
+    """Print what the files hold."""
+    for written in results:
+        print(summary(written))
+        for line in written.report:
+            print("  " + line)
+
+
+def summary(written: Written) -> str:
+    """Return one line about a pair of token files."""
+    bad = f" | bad lines, left out: {written.bad}" if written.bad else ""
+    return (
+        f"{written.prefix}.bin, .idx: documents: {written.documents} | tokens: {written.tokens} | "
+        f"bytes of both files: {written.bytes} | documents without a token, left out: {written.dropped}{bad}"
+    )
+
+
+def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions: int) -> Conversion:
+    """Return the conversion that `config` asks for.
+
+    Args:
+        wishes: arguments of `build_tokenizer`.
+    """
     make_encoder: Callable[[], Tokenizer] = partial(_built, json.dumps(wishes))
     record = describe(make_encoder(), wishes)
     template = _template(config, wishes)
@@ -81,7 +109,7 @@ def read_flags(
         make_encoder = partial(_built_for_chats, json.dumps(wishes), template)
         make_encoder()  # refuses a tokenizer that cannot do it
         known_by["chat template"] = hashlib.sha256(repr(template).encode()).hexdigest()
-    conversion = Conversion(
+    return Conversion(
         inputs=tuple(config.input),
         output_prefix=config.output_prefix,
         json_keys=KEYS if template else tuple(config.json_keys),
@@ -105,25 +133,6 @@ def read_flags(
         bad_lines_path=config.on_error[1] if config.on_error[0] == "collect" else None,
         resume=config.resume,
         log_interval=config.log_interval,
-    )
-    notices = [*parsed.notices, *replacement_notices(conversion.prefixes)]
-    return Asked(conversion, parsed.sections, tuple(notices))
-
-
-def say_written(results: Sequence[Written]) -> None:
-    """Print what the files hold."""
-    for written in results:
-        print(summary(written))
-        for line in written.report:
-            print("  " + line)
-
-
-def summary(written: Written) -> str:
-    """Return one line about a pair of token files."""
-    bad = f" | bad lines, left out: {written.bad}" if written.bad else ""
-    return (
-        f"{written.prefix}.bin, .idx: documents: {written.documents} | tokens: {written.tokens} | "
-        f"bytes of both files: {written.bytes} | documents without a token, left out: {written.dropped}{bad}"
     )
 
 

@@ -8,11 +8,11 @@ from megatron.config.config import SECTIONS, Config, flatten
 from megatron.config.files import with_file_flags
 from megatron.config.flags import Legacy, parse_sections
 from megatron.config.legacy import LEGACY
-from megatron.config.legacy_conversion import ANY_RUN
+from megatron.config.legacy_checkpoint_conversion import ANY_RUN
 
 
 @dataclass(frozen=True)
-class Asked:
+class ConversionCommand:
     """What is asked of training and of the tool, and what the user should read."""
 
     config: Config
@@ -27,7 +27,7 @@ def parse_conversion(
     *,
     legacy: Sequence[Legacy] = (),
     description: str | None = None,
-) -> Asked:
+) -> ConversionCommand:
     """Return what `argv` asks for; what it does not say is what the files say.
 
     Args:
@@ -46,4 +46,4 @@ def parse_conversion(
         defaults=flatten(ANY_RUN),
     )
     said = parsed.sections.pop("own")
-    return Asked(Config(**parsed.sections), said, parsed.notices)
+    return ConversionCommand(Config(**parsed.sections), said, parsed.notices)
