@@ -4,13 +4,23 @@ import contextlib
 import random
 import socket
 
+_MARKS: list[socket.socket] = []
 
-def free_port(first: int = 20000, end: int = 32000) -> int:
-    """Return a port that nobody listens on, below those that systems give to connections.
 
-    Drawn from the system: where tests seed `random`, two processes of pytest draw the same.
+def free_port(first: int = 30000, end: int = 32700) -> int:
+    """Return a TCP port that nobody listens on, and that no other process of pytest gets.
+
+    A job takes seconds until it listens. The UDP port of the same number, which nobody here needs,
+    is held until this process ends, as the mark of a port that has been given away.
+
+    The usual range is above the ports that jobs under a manager choose, and below those that
+    systems give to connections. It is drawn from the system, as tests seed `random`.
     """
     while True:
         port = random.SystemRandom().randrange(first, end)
+        mark = socket.socket(type=socket.SOCK_DGRAM)
         with contextlib.suppress(OSError), socket.create_server(("", port)):
+            mark.bind(("", port))
+            _MARKS.append(mark)
             return port
+        mark.close()
