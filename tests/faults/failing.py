@@ -20,16 +20,21 @@ def slow_writes() -> None:
     writer.write_state = slow
 
 
+def waits(silence_s: float) -> None:
+    """Wait only so long for what another rank does not write."""
+    from megatron.training import rescue
+
+    defaults = rescue.finish_alone.__kwdefaults__
+    assert defaults
+    defaults["silence_s"] = silence_s
+
+
 def without_patience(slow: int, rank: int) -> None:
     """Do not wait long for what a killed rank has not written; one rank's files take a while."""
     from forked import without_head_start
 
-    from megatron.training import rescue
-
     without_head_start(rank)
-    defaults = rescue.finish_alone.__kwdefaults__
-    assert defaults
-    defaults["silence_s"] = 0.3
+    waits(0.3)
     if rank == slow:
         slow_writes()
 
@@ -43,6 +48,8 @@ def fails_in_step(failing: str, struck: int, iteration: int, rank: int) -> None:
     from megatron.training.stream import Stream
 
     without_head_start(rank)
+    # A rank that fails alone waits for rank 0, which does not know, but none gives up too early.
+    waits(4)
     slow_writes()
     take_step, read, steps = loop._take_step, Stream.__next__, []
 
