@@ -18,9 +18,8 @@ from megatron.config.tasks import TaskConfig
 from megatron.errors import raise_if_any
 from megatron.plan.task_plan import name_problems, stride_of, task_problems
 from megatron.serving.wishes import Source, read_wishes
-from megatron.tool import run_tool
 from megatron.training.environment import read_launch
-from megatron.training.launch import run_rank
+from megatron.training.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at once
     from megatron.evaluation.scores import Score
@@ -96,6 +95,4 @@ def reported(scores: "Iterable[Score]", source: Source, team: "Team") -> "Iterat
 
 
 if __name__ == "__main__":
-    if read_launch(None).world_size > 1:
-        run_rank(main, sys.argv[1:])
-    run_tool(main)
+    run_tool_or_rank(main)

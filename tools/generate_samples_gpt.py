@@ -19,9 +19,8 @@ from megatron.config.generation import GenerationConfig
 from megatron.errors import ConfigError, DataError, raise_if_any
 from megatron.plan.generation_plan import generation_problems
 from megatron.serving.wishes import read_wishes
-from megatron.tool import run_tool
 from megatron.training.environment import read_launch
-from megatron.training.launch import run_rank
+from megatron.training.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at once
     from megatron.serving.writer import Writer
@@ -138,6 +137,4 @@ def speed(tokens: int, started_at: float) -> str:
 
 
 if __name__ == "__main__":
-    if read_launch(None).world_size > 1:
-        run_rank(main, sys.argv[1:])
-    run_tool(main)
+    run_tool_or_rank(main)

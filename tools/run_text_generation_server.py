@@ -18,9 +18,8 @@ from megatron.config.serving import ServingConfig
 from megatron.errors import ConfigError, DataError, raise_if_any
 from megatron.plan.serving_plan import plan_limits, serving_problems
 from megatron.serving.wishes import read_wishes
-from megatron.tool import run_tool
 from megatron.training.environment import read_launch, read_launcher
-from megatron.training.launch import run_rank
+from megatron.training.launch import run_tool_or_rank
 from megatron.training.launchers import Launchers
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
@@ -100,6 +99,4 @@ def read_api_key(wishes: ServingConfig) -> str | None:
 
 
 if __name__ == "__main__":
-    if read_launch(None).world_size > 1:
-        run_rank(main, sys.argv[1:])
-    run_tool(main)
+    run_tool_or_rank(main)

@@ -12,6 +12,7 @@ from zlib import crc32
 
 from megatron import log
 from megatron.errors import ExitCode, MegatronError, PeerLeftError
+from megatron.tool import run_tool
 from megatron.training.environment import read_launch, read_launcher
 from megatron.training.failure import is_lost_peer
 from megatron.training.restarts import code_for, end_launcher
@@ -55,6 +56,13 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
         if is_lost_peer(error):
             time.sleep(_HEAD_START_S)
         _leave(f"[rank {rank}] {traceback.format_exc()}", ExitCode.FAILED)
+
+
+def run_tool_or_rank(main: Callable[[Sequence[str]], None]) -> None:
+    """Run `main` on the command line's words: as one rank of several, or as a tool alone."""
+    if read_launch(None).world_size > 1:
+        run_rank(main, sys.argv[1:])
+    run_tool(main)
 
 
 def _heed_the_launcher() -> None:

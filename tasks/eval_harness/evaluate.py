@@ -21,9 +21,8 @@ from megatron.config.tasks import HarnessConfig
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.task_plan import harness_problems
 from megatron.serving.wishes import Source, read_wishes
-from megatron.tool import run_tool
 from megatron.training.environment import read_launch
-from megatron.training.launch import run_rank
+from megatron.training.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # both take seconds to import, and wrong flags are told at once
     from lm_eval.tasks import TaskManager
@@ -173,6 +172,4 @@ def write(found: dict[str, Any], file: Path) -> None:
 
 
 if __name__ == "__main__":
-    if read_launch(None).world_size > 1:
-        run_rank(main, sys.argv[1:])
-    run_tool(main)
+    run_tool_or_rank(main)
