@@ -1,32 +1,24 @@
 """Whole training jobs that cost a fork each, and are killed at a chosen event of their files.
 
-A server process imports everything once; each rank is a fork of it that does what the entry script
-does. What a rank does to the files of its --save is counted as it happens, so that a job can be
-killed at any event of it: SIGKILL, as by an operator or by the kernel, not an exception.
+Each rank is a fork that does what the entry script does. What a rank does to the files of its
+--save is counted as it happens, so that a job can be killed at any event of it: SIGKILL, as by an
+operator or by the kernel, not an exception.
 """
 
 import json
-import multiprocessing
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+from forks import server
+
 TIMEOUT_S = 600
-_PRELOADED = [
-    "megatron.training.pretrain",
-    "torch._dynamo",
-    "torch._inductor.compile_fx",  # ZeRO imports it
-    "torch.utils.tensorboard",
-    "forked",
-]
 _WATCHED = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
-_ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 FLUSH = "fsync"
 
@@ -77,7 +69,7 @@ def run_job(
         save: the directory whose files are watched.
         setup: a function of a module, called on every rank before it starts.
     """
-    context = _server()
+    context = server()
     folder = save.parent / f".{save.name}-{os.urandom(4).hex()}"
     folder.mkdir(parents=True)
     processes = [
@@ -136,20 +128,6 @@ def without_numbers(event: str) -> str:
 
 def _text(folder: Path, name: str, ranks: int) -> list[str]:
     return [(folder / f"{name}{rank}").read_text(errors="replace") for rank in range(ranks)]
-
-
-def _server() -> Any:
-    context = multiprocessing.get_context("forkserver")
-    kept = {name: os.environ.get(name) for name in (*_ENVIRONMENT, "PYTHONPATH")}
-    os.environ.update(_ENVIRONMENT, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
-    context.set_forkserver_preload(_PRELOADED)
-    forkserver.ensure_running()
-    for name, value in kept.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
-    return context
 
 
 class _Events:

@@ -1,4 +1,8 @@
-"""Starting training jobs as a user would, and reading what they left."""
+"""Starting training jobs, and reading what they left.
+
+`launched` and `start` do it as a user would. The others do what is done in the processes that come
+of it, at the cost of a fork each.
+"""
 
 import contextlib
 import json
@@ -6,11 +10,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forks import Descriptor, exit_codes, run_script
 from ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -54,37 +60,45 @@ def start_ranks(
     folders: Sequence[Path | None] = (),
     script: str = PRETRAIN,
 ) -> Finished:
-    """Run `script` as `ranks` plain processes with the variables a launcher would set.
+    """Run `script` in `ranks` processes with the variables a launcher would set.
 
     Args:
         folders: each rank's working directory; this process's when not said.
     """
-    port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, *flags],
-            env={
-                **clean_environment(),
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            cwd=folders[rank] if folders else None,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return Finished([process.returncode for process in processes], outputs)
+    port = str(free_port())
+    common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    common |= {**clean_environment(), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return _run_forks(
+        [script, *flags],
+        [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)],
+        folders or [None] * ranks,
+    )
+
+
+def tool(script: str, *words: str, cwd: Path | None = None) -> Finished:
+    """Run a Python program of the repository, named from its root, to its end."""
+    return _run_forks([str(REPOSITORY / script), *words], [clean_environment()], [cwd])
+
+
+def _run_forks(
+    words: Sequence[str], environments: Sequence[dict[str, str]], folders: Sequence[Path | None]
+) -> Finished:
+    """Run `python words...` in one process per environment: forks of one that has imported all."""
+    with contextlib.ExitStack() as stack:
+        nothing = Descriptor(stack.enter_context(open(os.devnull)).fileno())
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in environments]
+        told = [Descriptor(file.fileno()) for file in files]
+        calls = [
+            (words, environment, str(folder or Path.cwd()), nothing, output, output)
+            for environment, folder, output in zip(environments, folders, told, strict=True)
+        ]
+        codes = exit_codes(run_script, calls, timeout_s=TIMEOUT_S)
+        for file in files:
+            file.seek(0)
+        texts = [file.read().decode(errors="replace") for file in files]
+    if None in codes:
+        raise TimeoutError("\n".join([f"no end after {TIMEOUT_S} s:", *texts]))
+    return Finished(codes, texts)
 
 
 def start(*words: str, cwd: Path | None = None, **environment: str) -> Finished:

@@ -2,10 +2,9 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
-from jobs import REPOSITORY, Corpus, journal, start, start_ranks
+from jobs import Corpus, journal, start_ranks, tool
 from test_resume import ITERATIONS, RUN, assert_same_files, told
 
 EXPERTS = ["--num-experts", "4", "--expert-interval", "1", "--topk", "2", "--mlp-type", "residual"]
@@ -34,7 +33,7 @@ def test_a_resumed_run_with_experts_equals_the_uninterrupted_one(
     other = start_ranks(2, *flags, *paths)
     assert other.codes[0] == 2
     assert re.search(r"--moe-expert-parallel-size +2 +1\n", other.outputs[0])
-    generate = [sys.executable, str(REPOSITORY / "tools/generate_samples_gpt.py")]
-    refused = start(*generate, "--load", str(whole), "--prompt", "import")
+    words = ["--load", str(whole), "--prompt", "import"]
+    refused = tool("tools/generate_samples_gpt.py", *words)
     assert refused.codes == [2]
     assert "a network with experts runs in DeepSpeed's engine alone" in refused.outputs[0]

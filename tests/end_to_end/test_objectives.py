@@ -3,11 +3,10 @@
 import json
 import random
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, Corpus, journal, losses, start, start_ranks
+from jobs import REPOSITORY, Corpus, journal, losses, start_ranks, tool
 
 RUN = [
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
@@ -32,8 +31,8 @@ def tasks(corpus: Corpus, tmp_path: Path) -> str:
         "".join(json.dumps({"inputs": word, "targets": str(len(word))}) + "\n" for word in words)
     )
     for key, end in (("inputs", []), ("targets", ["--append-eod"])):
-        start(
-            *(sys.executable, str(REPOSITORY / "tools/preprocess_data.py")),
+        tool(
+            "tools/preprocess_data.py",
             *("--input", str(file), "--output-prefix", str(tmp_path / "tasks")),
             *("--json-keys", key, "--tokenizer-type", "GPT2BPETokenizer", *end),
             *("--vocab-file", corpus.vocab_file, "--merge-file", corpus.merge_file),
@@ -59,10 +58,8 @@ def trained_and_resumed(script: str, ranks: int, flags: list[str], folder: Path)
 def test_prefix_language_modelling_in_two_stages(corpus: Corpus, tmp_path: Path) -> None:
     flags = [*RUN, *PREFIX_LM, *corpus.flags]
     save = trained_and_resumed("pretrain_prefix_lm.py", 2, flags, tmp_path)
-    samples = start(
-        *(sys.executable, str(REPOSITORY / "tools/samples_of_step.py")),
-        *("--load", str(save), "--steps", "4"),
-    ).succeeded()
+    words = ["--load", str(save), "--steps", "4"]
+    samples = tool("tools/samples_of_step.py", *words).succeeded()
     assert "sample 15 | replica 0 micro-batch 3" in samples.outputs[0]
 
 
@@ -71,8 +68,6 @@ def test_multitask_finetuning(corpus: Corpus, tasks: str, tmp_path: Path) -> Non
     save = trained_and_resumed("finetune_t0_non_causal_decoder.py", 1, flags, tmp_path)
     held_out = [record["lm_loss"] for record in journal(save, "evaluation")]
     assert held_out[-1] < held_out[0]
-    samples = start(
-        *(sys.executable, str(REPOSITORY / "tools/samples_of_step.py")),
-        *("--load", str(save), "--steps", "1"),
-    ).succeeded()
+    words = ["--load", str(save), "--steps", "1"]
+    samples = tool("tools/samples_of_step.py", *words).succeeded()
     assert f"{tasks}_inputs_document sample 0 | documents " in samples.outputs[0]

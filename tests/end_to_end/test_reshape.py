@@ -2,11 +2,10 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, Corpus, journal, losses, start, start_ranks
+from jobs import Corpus, journal, losses, start_ranks, tool
 
 RUN = [
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
@@ -41,7 +40,7 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     plain = tmp_path / "plain"
     convert = ["--input_folder", str(moved / "global_step6"), "--output_folder", str(plain / "six")]
     for _ in range(2):
-        tool("convert_checkpoint/ds_to_universal.py", *convert)
+        tool("tools/convert_checkpoint/ds_to_universal.py", *convert)
     files = sorted(file.name for file in (plain / "six" / "zero" / "6.bias").iterdir())
     assert files == ["exp_avg.pt", "exp_avg_sq.pt", "fp32.pt", "step.pt"]
     shutil.copytree(whole / "global_step3", plain / "global_step3")
@@ -52,18 +51,23 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     ).outputs
     assert f"reshaping {plain / 'six'} to this layout" in said
     assert losses(plain) == pytest.approx(expected[6:], rel=1e-5)
-    shown = tool("checkpoint/inspect.py", str(plain), "--parameters")
+    (shown,) = tool("tools/checkpoint/inspect.py", str(plain), "--parameters").outputs
     assert "parameters: 28 | numbers in them: 42880" in shown
     assert "6.bias [32] | fp32, exp_avg, exp_avg_sq | steps: 7" in shown
 
     words = ["--input_folder", str(moved / "global_step6"), "--output_folder", str(tmp_path / "tp")]
-    tool("convert_checkpoint/deepspeed_to_deepspeed.py", *words, "--target_tp=2", "--target_pp=1")
+    tool(
+        "tools/convert_checkpoint/deepspeed_to_deepspeed.py",
+        *words,
+        "--target_tp=2",
+        "--target_pp=1",
+    )
     assert digest(tmp_path / "tp") == digests[1]
     names = {file.name for file in (tmp_path / "tp" / "global_step6").glob("mp_rank_*")}
     assert names == {"mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt"}
 
     convert[1] = str(whole / "global_step3")
-    other = tool("convert_checkpoint/ds_to_universal.py", *convert)
+    (other,) = tool("tools/convert_checkpoint/ds_to_universal.py", *convert).outputs
     assert "exists and is another checkpoint: move it away" in other
 
 
@@ -82,12 +86,8 @@ def test_streams_begin_anew_but_the_same_each_time(corpus: Corpus, tmp_path: Pat
     assert losses(tmp_path / "stage") == pytest.approx(losses(tmp_path / "first")[3:], rel=1e-6)
 
 
-def tool(name: str, *words: str) -> str:
-    return start(sys.executable, str(REPOSITORY / "tools" / name), *words).outputs[0]
-
-
 def digest(folder: Path) -> str:
-    return tool("checkpoint/digest.py", str(folder)).split()[0]
+    return tool("tools/checkpoint/digest.py", str(folder)).outputs[0].split()[0]
 
 
 def both(directory: Path) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from forks import become_own_process, server
 
 TIMEOUT_S = 600
 PASSED = "passed"
@@ -30,8 +31,13 @@ def run_on_ranks(
 ) -> None:
     """Run body(rank, *words) in `world_size` processes; a failure or a hang of any rank fails."""
     store = folder / f"{body.__name__}.store"
-    context = mp.spawn(
-        _enter, args=(world_size, body, words, store, timeout_s), nprocs=world_size, join=False
+    server()
+    context = mp.start_processes(
+        _enter,
+        args=(world_size, body, words, store, timeout_s, dict(os.environ)),
+        nprocs=world_size,
+        join=False,
+        start_method="forkserver",
     )
     give_up_at = time.monotonic() + timeout_s
     try:
@@ -85,9 +91,9 @@ def _enter(
     words: Sequence[Any],
     store: Path,
     timeout_s: float,
+    environment: dict[str, str],
 ) -> None:
-    torch.set_num_threads(1)
-    os.environ["LOCAL_RANK"] = str(rank)
+    become_own_process({**environment, "LOCAL_RANK": str(rank)})
     dist.init_process_group(
         "gloo",
         init_method=f"file://{store}",
