@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def locked(
     except OSError as error:
         raise WrongCheckpointError(f"--save {directory}: {error}") from error
     ended = threading.Event()
-    threading.Thread(target=_beat, args=(file, ended, beat_s), daemon=True).start()
+    threading.Thread(target=_beat, args=(file, me, ended, beat_s), daemon=True).start()
     try:
         yield
     finally:
@@ -105,6 +105,22 @@ def _require_dead(file: Path, silence_s: float) -> None:
         log.warning("%s was left by a run that has ended (%s): taken over", file, _told(owner))
 
 
+def require_not_taken(directory: Path) -> None:
+    """Refuse to write to `directory` when another process has the lock there.
+
+    It took this one for dead: a machine or a process that stood still for long does not know.
+
+    Raises:
+        CheckpointError: it has.
+    """
+    owner = _owner_in(directory / LOCK)
+    if owner and owner != replace(_this_process(), since=owner.since):
+        raise CheckpointError(
+            f"--save {directory}: another run writes there by now ({_told(owner)}), which took this "
+            "one for dead; nothing more is written here: let that one go on"
+        )
+
+
 def dead_owner(directory: Path) -> str:
     """Return which process left its lock in `directory`; "" unless it is known at once to be dead.
 
@@ -153,8 +169,8 @@ def _touched_at(file: Path) -> int | None:
         return None
 
 
-def _beat(file: Path, ended: threading.Event, beat_s: float) -> None:
-    while not ended.wait(beat_s):
+def _beat(file: Path, me: Owner, ended: threading.Event, beat_s: float) -> None:
+    while not ended.wait(beat_s) and _owner_in(file) in (me, None):
         # The next beat may succeed; a run does not end because a touch failed.
         with suppress(OSError):
             os.utime(file)

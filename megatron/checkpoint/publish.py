@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from megatron.checkpoint.lock import require_not_taken
 from megatron.checkpoint.manifest import FileRecord, Manifest, sync_folder, write_manifest
 from megatron.checkpoint.names import (
     KEEP,
@@ -27,8 +28,9 @@ def clear_staging(directory: Path, iteration: int) -> Path:
     What a killed run left there is removed, after what counted before it is back in place.
 
     Raises:
-        CheckpointError: the directory cannot be written to.
+        CheckpointError: the directory cannot be written to, or another run writes there.
     """
+    require_not_taken(directory)
     staging = directory / staging_tag_of(iteration)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -63,8 +65,9 @@ def publish(directory: Path, iteration: int) -> None:
     """Give the staged checkpoint of `iteration` its name, then point `latest` at it.
 
     Raises:
-        CheckpointError: the directory cannot be written to.
+        CheckpointError: the directory cannot be written to, or another run writes there.
     """
+    require_not_taken(directory)
     target = directory / tag_of(iteration)
     replaced = directory / f"{REPLACED}{target.name}"
     try:

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from megatron.checkpoint.lock import locked, numbers_of_processes
-from megatron.checkpoint.names import LOCK
+from megatron.checkpoint.names import LOCK, staging_tag_of
+from megatron.checkpoint.publish import clear_staging, publish
 from megatron.errors import CheckpointError, ExitCode
 
 
@@ -98,3 +99,22 @@ def test_an_owner_touches_its_lock(tmp_path):
         while (tmp_path / LOCK).stat().st_mtime_ns == before and time.monotonic() < until:
             time.sleep(0.01)
         assert (tmp_path / LOCK).stat().st_mtime_ns > before
+
+
+def test_a_run_that_was_taken_for_dead_writes_nothing_more(tmp_path):
+    with locked(tmp_path, beat_s=0.01):
+        staging = clear_staging(tmp_path, 5)
+        owned_by(tmp_path / LOCK, pid=1)
+        refused = pytest.raises(CheckpointError, match="by now .process 1 on .* took this one for")
+        with refused:
+            publish(tmp_path, 5)
+        with refused:
+            clear_staging(tmp_path, 10)
+        assert [staging_tag_of(5)] == [path.name for path in tmp_path.iterdir() if path.is_dir()]
+        # Nor does it keep the lock of the other one alive.
+        time.sleep(0.1)
+        before = (tmp_path / LOCK).stat().st_mtime_ns
+        time.sleep(0.1)
+        assert (tmp_path / LOCK).stat().st_mtime_ns == before
+    assert staging.is_dir()
+    assert json.loads((tmp_path / LOCK).read_text())["pid"] == 1
