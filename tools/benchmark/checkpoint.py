@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import torch
+from timed_steps import random_batches
 
 from megatron import log
 from megatron.checkpoint.layouts import read_whole
@@ -35,7 +36,6 @@ from megatron.parallel.whole import Pieces, Whole, WholeCheckpoint
 from megatron.plan.plan import Plan, plan
 from megatron.tool import run_tool
 from megatron.training import setup
-from megatron.training.batch import gpt_micro_batch
 from megatron.training.choose import choose
 from megatron.training.device import prepare_process
 from megatron.training.loop import StepResult
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
 def measure(folder: Path, megabytes: int, rounds: int) -> None:
     """Print what saving, loading and reshaping take."""
     engine, decided, config = build(folder, megabytes)
-    batches = random_batches(decided)
+    batches = random_batches(decided, 1)
     engine.train_batch(batches)
     sides = Sides(engine, decided, config, folder, batches)
     seconds: dict[str, list[Taken]] = {}
@@ -216,14 +216,6 @@ def build(folder: Path, megabytes: int, *flags: str) -> tuple[Engine, Plan, Conf
     return engine, decided, config
 
 
-def random_batches(decided: Plan) -> Iterator[MicroBatch]:
-    """Yield micro-batches of random tokens without end."""
-    generator = torch.Generator().manual_seed(1)
-    while True:
-        rows = torch.randint(VOCAB_SIZE, (1, decided.model.seq_length + 1), generator=generator)
-        yield gpt_micro_batch(rows)
-
-
 def empty(folder: Path) -> None:
     """Remove what was saved before, so that each turn finds the same disk."""
     for checkpoint in folder.glob("global_step*"):
@@ -239,7 +231,7 @@ def measure_reshaping(folder: Path, megabytes: int) -> None:
     """Print the memory that loading from another layout needs beside what it fills."""
     engine, decided, _ = build(folder, megabytes, "--zero-stage", "2")
     # The optimizer's state is made by its first step.
-    engine.train_batch(random_batches(decided))
+    engine.train_batch(random_batches(decided, 1))
     (newest,) = (folder / "save").glob("global_step*")
     dims = {name: s.dim for name, p in engine.module.named_parameters() if (s := shard_of(p))}
     undivided = read_whole(newest, read_manifest(newest))
