@@ -11,20 +11,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import IO
 
+import psutil
 from ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare")
 NODES = ("n1", "n2")
 READ_ONLY = "read-only-on-n2"
-TIMEOUT_S = 240
-_START_TIMEOUT_S = 60
+TIMEOUT_S = 600
+_START_TIMEOUT_S = 240
 
 # Nodes 3 to 128 do not run: jobs of their size are accepted, and would wait.
 _CONF = """
@@ -55,9 +56,10 @@ CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 GresTypes=gpu
 FirstJobId={first_job}
 KillWait=5
-MessageTimeout=5
+MessageTimeout=60
+BatchStartTimeout=120
 MinJobAge=3600
-SlurmdTimeout=6
+SlurmdTimeout=10
 ReturnToService=2
 NodeName=n1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=64 Gres=gpu:8
 NodeName=n2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=64 Gres=gpu:8
@@ -193,7 +195,9 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
     folder = Path(mkdtemp(prefix="slurm-", dir="/tmp"))
     # Below those of jobs.
     ports = [*(free_port(11000, 20000) for _ in range(3)), "10001-10126"]
-    settings = _CONF.format(folder=folder, ports=ports, first_job=random.randrange(1, 12000))
+    # Jobs find ports by their numbers: another cluster of this machine is to have others.
+    first_job = random.SystemRandom().randrange(1, 12000)
+    settings = _CONF.format(folder=folder, ports=ports, first_job=first_job)
     (folder / "slurm.conf").write_text(settings)
     for number in range(8):
         os.mknod(folder / f"gpu{number}", 0o020666, os.makedev(1, 3))
@@ -203,7 +207,11 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
     (folder / "munge.key").chmod(0o400)
     (jobs / READ_ONLY).mkdir()
     of_a_job = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
-    environment = {k: v for k, v in os.environ.items() if k not in of_a_job} | {
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in of_a_job and not name.startswith(("SLURM_", "SBATCH_"))
+    } | {
         "SLURM_CONF": str(folder / "slurm.conf"),
         "REPOSITORY": str(REPOSITORY),
         "PYTHON": sys.executable,
@@ -234,6 +242,11 @@ def running_cluster(jobs: Path) -> Iterator[Cluster]:
             time.sleep(0.1)
         yield cluster
     finally:
-        keeper.kill()
+        keeper.stdin.close()
+        # The first process of the namespace ends when all others of it have, and nobody writes to
+        # the folder any more.
+        with suppress(psutil.NoSuchProcess):
+            for first in psutil.Process(keeper.pid).children():
+                first.kill()
         keeper.wait()
         shutil.rmtree(folder)
