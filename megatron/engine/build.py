@@ -13,10 +13,12 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import nn
 
-from megatron.engine.engine import Engine, PipelinedEngine, PlainEngine
+from megatron.engine.engine import Engine
 from megatron.engine.mpu import Mpu
 from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline import RECOMPUTED, pipeline_module
+from megatron.engine.pipelined_engine import PipelinedEngine
+from megatron.engine.plain_engine import PlainEngine
 from megatron.engine.recompute import (
     recomputation,
     recompute_attention,

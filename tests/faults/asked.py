@@ -9,7 +9,7 @@ MOMENTS = {
     "loading": ("megatron.engine.engine:Engine", "load"),
     "forward": ("megatron.model.layers:SequentialModel", "forward"),
     "data": ("megatron.training.stream:Stream", "__next__"),
-    "evaluation": ("megatron.engine.engine:PlainEngine", "evaluate"),
+    "evaluation": ("megatron.engine.plain_engine:PlainEngine", "evaluate"),
     "save": ("megatron.checkpoint.writer", "write_state"),
 }
 """What is done at each: a class or a module, and its function."""

@@ -1,7 +1,6 @@
 """Training runs inside this process, and everything about them that can be told from outside.
 
-A run is `pretrain` itself on a command line. What it must not do here, or what only a GPU could,
-is stood in for: process groups outlive it, and fp16 runs on the CPU.
+A run is `pretrain` itself on a command line; see `stood_in.py` for what it cannot do here.
 """
 
 import io
@@ -12,9 +11,9 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from functools import cache, partial
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -26,13 +25,11 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
-from deepspeed.ops.adam import cpu_adam
 from deepspeed.utils import logger as deepspeed_logger
+from stood_in import stood_in
 from torch import Tensor
 
 from megatron import log
-from megatron.config import flags
 from megatron.config.config import parse_config
 from megatron.errors import MegatronError
 from megatron.training import pretrain, run
@@ -85,7 +82,6 @@ _TIMES = (
     (re.compile(r"(?<=measured of the process: )\d+\.\d"), "M"),
     (re.compile(r"\d{4}-\d\d-\d\d[T_ ][\d:-]+"), "DATE"),
 )
-_DOCSTRINGS = cache(flags.field_docstrings)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _TIMED_TAGS = ("time", "throughput", "second", "flops", "memory")
 
@@ -119,7 +115,7 @@ def observe(
             _attention,
         ):
             stack.enter_context(watch(seen))
-        stack.enter_context(_stood_in(as_gpu=as_gpu))
+        stack.enter_context(stood_in(as_gpu=as_gpu))
         try:
             config, notices = parse_config(words)
             launch, device = prepare_process(config.parallel)
@@ -402,67 +398,6 @@ def _process(seen: Observation) -> Iterator[None]:
         signal.signal(number, usual)
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
-
-
-@contextmanager
-def _stood_in(*, as_gpu: bool) -> Iterator[None]:
-    """Let process groups outlive the run, and a plan for GPUs run on the CPU."""
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(dist, "destroy_process_group", lambda: None))
-        stack.enter_context(patch.object(dist, "new_group", _same_group))
-        stack.enter_context(patch.object(flags, "field_docstrings", _DOCSTRINGS))
-        stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", _NotCompiled))
-        build_requests = pretrain.build_requests
-
-        def hours_ago(*words: Any, started_at: float, **named: Any) -> Any:
-            return build_requests(*words, started_at=started_at - 7200, **named)
-
-        stack.enter_context(patch.object(pretrain, "build_requests", hours_ago))
-        if as_gpu:
-            supports: Callable[[], bool] = lambda: True  # noqa: E731
-            stack.enter_context(patch.object(get_accelerator(), "is_fp16_supported", supports))
-            for name in ("plan", "check"):
-                real = getattr(pretrain, name)
-                stack.enter_context(patch.object(pretrain, name, _for_gpu(real)))
-        yield
-
-
-_new_group = dist.new_group
-_groups: dict[str, Any] = {}
-
-
-def _same_group(ranks: Sequence[int] | None = None, **wishes: Any) -> Any:
-    """Return the group of an earlier run with these ranks: each has threads of its own."""
-    key = f"{ranks and list(ranks)} {wishes}"
-    if key not in _groups:
-        _groups[key] = _new_group(ranks, **wishes)
-    return _groups[key]
-
-
-class _NotCompiled:
-    """In place of DeepSpeed's operator of Adam for CPUs, which a compiler needs a minute for."""
-
-    def load(self) -> Any:
-        """Return the operator."""
-        return self
-
-    def create_adam(self, *words: Any) -> None:
-        """Begin."""
-
-    def destroy_adam(self, *words: Any) -> None:
-        """End."""
-
-    def adam_update(self, number: int, step: int, lr: float, *words: Any) -> None:
-        """Take a plain step along the gradient."""
-        weight, gradient = words[5:7]
-        weight.sub_(gradient, alpha=lr)
-
-
-def _for_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*words: Any, **named: Any) -> Any:
-        return partial(function, *words, **named)(device="cuda")
-
-    return called
 
 
 def _scalars(folder: Path) -> Any:

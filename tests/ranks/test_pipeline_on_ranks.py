@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 from megatron.engine import distributed
 from megatron.engine.build import build_engine
-from megatron.engine.engine import PipelinedEngine
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.pipeline import pipeline_module
+from megatron.engine.pipelined_engine import PipelinedEngine
 from megatron.engine.recompute import start_streams
 from megatron.errors import ConfigError
 from megatron.model.gpt import gpt_layers
