@@ -118,6 +118,7 @@ class Checkpoints(Hook):
     def goes_on_from(self, iteration: int) -> None:
         """Note that the run is where it saved `iteration`, and steps behind it come again."""
         self._saved = self._went_on_from = iteration
+        self._unread = []  # of steps that do not count any more
 
     def finish(self) -> None:
         """Wait until the save under way, if there is one, is published and the rest is removed.

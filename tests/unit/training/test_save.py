@@ -99,6 +99,15 @@ def test_what_was_written_last_is_read_again_before_the_run_leaves(job):
     job.checkpoints.verify()
 
 
+def test_a_run_that_has_gone_back_may_leave_at_once(job):
+    for iteration in (5, 10):
+        job.engine.module.weight.data.add_(1)
+        job.save(iteration)
+    job.checkpoints.goes_on_from(5)
+    job.save(5)
+    job.checkpoints.verify()
+
+
 def test_saving_is_due_at_multiples_of_the_interval(job):
     for iteration in range(1, 12):
         job.checkpoints.after_step(TrainState(iteration=iteration), step=None)
