@@ -82,12 +82,13 @@ def names_in(folder: Path) -> Iterator[str]:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest into `folder`, and make sure that it is on disk."""
+    """Write the manifest into `folder`; make sure that it and all names there are on disk."""
     with (folder / MANIFEST).open("w", encoding="utf-8") as stream:
         stream.write(sealed(asdict(manifest)))
         stream.flush()
         os.fsync(stream.fileno())
-    sync_folder(folder)
+    for place, _, _ in os.walk(folder):
+        sync_folder(Path(place))
 
 
 def sealed(content: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from megatron.checkpoint.manifest import (
     damage,
     read_manifest,
     record_file,
+    sync_folder,
     write_manifest,
 )
 from megatron.checkpoint.names import LATEST_UNIVERSAL, STAGING, iteration_of, tag_of
@@ -76,6 +77,7 @@ def write_universal(source: Path, output: Path, *, workers: int) -> None:
             records = _write_files(source, manifest, staging, workers)
             write_manifest(staging, replace(manifest, files=tuple(records)))
             os.rename(staging, output)
+            sync_folder(output.parent)
         hint = output.with_name(f"{LATEST_UNIVERSAL}.staging")
         hint.write_text(output.name, encoding="utf-8")
         os.replace(hint, output.with_name(LATEST_UNIVERSAL))

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import xxhash
@@ -176,3 +177,17 @@ def test_a_file_that_the_disk_does_not_give_back_is_damaged(tmp_path, manifest, 
     assert told == [
         f"{tmp_path / name} cannot be read: Input/output error" for name in ("a.pt", "b.pt")
     ]
+
+
+def test_the_names_in_all_folders_of_a_checkpoint_are_flushed(tmp_path, manifest, monkeypatch):
+    (tmp_path / "zero" / "weight").mkdir(parents=True)
+    flushed, usual = [], os.fsync
+
+    def fsync(descriptor):
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        usual(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_manifest(tmp_path, manifest)
+    assert flushed[0] == tmp_path / MANIFEST
+    assert {*flushed[1:]} == {tmp_path, tmp_path / "zero", tmp_path / "zero" / "weight"}
