@@ -14,6 +14,7 @@ from typing import get_type_hints
 import pytest
 from jobs import REPOSITORY, journal, start
 from ports import free_port
+from quick_python import write_python
 
 from megatron.config.config import parse_config
 from megatron.config.flags import argparse_form
@@ -71,8 +72,9 @@ def execute(block: Block, folder: Path) -> None:
     launchers.mkdir(exist_ok=True)
     launcher = launchers / "deepspeed"
     real = Path(sys.executable).with_name("deepspeed")
-    launcher.write_text(f'#!/bin/sh\nexec {real} --master_port {port} "$@"\n')
+    launcher.write_text(f'#!/bin/sh\nexec python {real} --master_port {port} "$@"\n')
     launcher.chmod(0o755)
+    write_python(launchers)
     script = f'set -euo pipefail\nPATH="{launchers}:$PATH"\n{block.text}'
     done = start("bash", "-c", script, cwd=folder, PET_MASTER_PORT=port)
     where = f"{block.page.relative_to(REPOSITORY)}, line {block.line}"
