@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.cleaning.fingerprints import Fingerprints, Place, Source, Texts, shingles
-from megatron.cleaning.parallel import ordered_map
+from megatron.cleaning.ordered_map import ordered_map
 
 SIMILAR = 0.5  # pairs are reported above this
 SIMILARITIES = ("union", "min", "max")

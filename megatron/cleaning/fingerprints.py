@@ -17,7 +17,7 @@ import numpy as np
 from datasketch import MinHash
 from numpy.typing import NDArray
 
-from megatron.cleaning.parallel import ordered_map
+from megatron.cleaning.ordered_map import ordered_map
 from megatron.cleaning.records import Line, batches, read_errors_name, read_lines
 from megatron.data.publish import publish, temporary_beside, write_errors_name
 from megatron.errors import ConfigError, DataError

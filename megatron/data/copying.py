@@ -75,7 +75,7 @@ def copy_extents(extents: Sequence[Extent], target: Path, *, workers: int = 1) -
             os.close(descriptor)
     if workers > 1:
         # Imported here: it takes as long as copying 100 MB, and one process does without.
-        from megatron.data.partitions import run_in_processes
+        from megatron.data.processes import run_in_processes
 
         parts = [part_of(extents, part, workers) for part in range(workers)]
         run_in_processes([partial(_copy_part, part, target) for part in parts], _nothing_to_report)

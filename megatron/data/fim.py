@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.data.draws import sample_rng
 from megatron.data.origin import Origin, TracedSource
+from megatron.data.sample_rng import sample_rng
 from megatron.plan.objective_plan import FimPlan
 
 _LOST = "\ufffd"  # where tokens are not whole characters, or not text at all

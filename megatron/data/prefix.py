@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.data.draws import sample_rng
 from megatron.data.origin import Origin, TracedSource
+from megatron.data.sample_rng import sample_rng
 
 
 class PrefixDataset:

@@ -26,7 +26,7 @@ from megatron.data.inputs import (
     read_blocks,
     split_sources,
 )
-from megatron.data.partitions import run_in_processes
+from megatron.data.processes import run_in_processes
 from megatron.data.progress import Progress
 from megatron.data.publish import staged_record, write_errors_name
 from megatron.data.round_trip import try_first_documents

@@ -13,7 +13,7 @@ from megatron.checkpoint.names import LOCK, iteration_of, published_tags, tag_of
 from megatron.checkpoint.publish import other_latest, restore_replaced
 from megatron.checkpoint.universal import with_universal
 from megatron.data.datasets import CorpusUse
-from megatron.data.order import other_order
+from megatron.data.order_changes import other_order
 from megatron.errors import CheckpointError, NewerCheckpointError, WrongCheckpointError
 from megatron.plan.checkpoint_plan import CheckpointPlan
 from megatron.plan.plan import Plan

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.cleaning.parallel import num_workers, ordered_map
+from megatron.cleaning.ordered_map import num_workers, ordered_map
 from megatron.cleaning.records import batches, new_files, read_lines, total_bytes
 from megatron.cleaning.repair import TASKS, RunTasks
 from megatron.config.flags import parse_sections

@@ -18,7 +18,7 @@ from megatron.cleaning.ngrams import (
     task_ngrams,
     to_dictionary,
 )
-from megatron.cleaning.parallel import num_workers, ordered_map
+from megatron.cleaning.ordered_map import num_workers, ordered_map
 from megatron.cleaning.records import (
     Line,
     batches,

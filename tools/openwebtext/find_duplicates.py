@@ -14,7 +14,7 @@ from typing import Literal
 
 from megatron.cleaning.duplicates import CompareBucket, similar_pairs
 from megatron.cleaning.fingerprints import Fingerprints, Texts, collect, save
-from megatron.cleaning.parallel import num_workers
+from megatron.cleaning.ordered_map import num_workers
 from megatron.cleaning.records import new_files, to_bytes, total_bytes
 from megatron.config.flags import parse_sections
 from megatron.errors import raise_if_any

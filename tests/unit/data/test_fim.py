@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.data.draws import sample_rng
 from megatron.data.fim import FimDataset, FimTokens
 from megatron.data.origin import Origin
+from megatron.data.sample_rng import sample_rng
 from megatron.plan.objective_plan import FimPlan
 
 SPECIAL = FimTokens(prefix=300, middle=301, suffix=302, pad=303, eod=304, split=None)

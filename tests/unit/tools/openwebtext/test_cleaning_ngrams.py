@@ -17,7 +17,7 @@ from megatron.cleaning.ngrams import (
     task_ngrams,
     words_of,
 )
-from megatron.cleaning.parallel import ordered_map
+from megatron.cleaning.ordered_map import ordered_map
 from megatron.cleaning.records import Line
 from megatron.errors import ConfigError, DataError
 

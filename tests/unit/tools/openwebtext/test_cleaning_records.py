@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.cleaning.parallel import num_workers, ordered_map
+from megatron.cleaning.ordered_map import num_workers, ordered_map
 from megatron.cleaning.records import Line, Output, batches, new_files, read_lines, to_bytes
 from megatron.errors import ConfigError, DataError
 

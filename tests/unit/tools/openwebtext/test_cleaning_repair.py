@@ -9,7 +9,7 @@ from texts import FRENCH, english
 from tokenizers import ByteLevelBPETokenizer
 
 from megatron.cleaning.language import is_english
-from megatron.cleaning.parallel import ordered_map
+from megatron.cleaning.ordered_map import ordered_map
 from megatron.cleaning.records import Line
 from megatron.cleaning.repair import TASKS, CleanDocuments, RunTasks, collapse_spaces
 from megatron.cleaning.tokens import gpt2_counter, piece_counter

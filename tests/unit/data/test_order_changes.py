@@ -9,7 +9,7 @@ from tiny import tiny_plan
 
 from megatron.data.datasets import build_datasets
 from megatron.data.indexed_dataset import IndexedDatasetWriter
-from megatron.data.order import other_order
+from megatron.data.order_changes import other_order
 
 LENGTHS = (20, 60, 80, 100, 159, 161, 230, 239, 245, 320)
 """Samples wanted; an epoch of the first corpus has 80."""
