@@ -125,7 +125,12 @@ def run_script(
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     become_own_process(environment)
     os.chdir(folder)
-    sys.argv = list(words)
     elsewhere = [place for place in sys.path if not place.startswith(_TESTS)]
-    sys.path[:] = [str(Path(words[0]).resolve().parent), *elsewhere]
-    runpy.run_path(words[0], run_name="__main__")
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        sys.path[:] = [folder, *elsewhere]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        sys.path[:] = [str(Path(words[0]).resolve().parent), *elsewhere]
+        runpy.run_path(words[0], run_name="__main__")
