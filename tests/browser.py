@@ -14,7 +14,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-_START_S = 30
+_START_S = 120
 
 
 class Page:
@@ -114,4 +114,4 @@ def browser(profile: Path) -> Iterator[Page]:
         process.stdin.close()
         process.stdout.close()
         process.terminate()
-        process.wait(30)
+        process.wait(_START_S)
