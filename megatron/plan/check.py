@@ -104,7 +104,10 @@ def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
         )
     yield from recompute_problems(config.recompute)
     yield from plan_activations(config, user, world_size=world_size, device=device).problems
-    yield from _step_problems(config, user, max(1, world_size // replica_size(parallel)))
+    replicas, left_over = divmod(world_size, replica_size(parallel))
+    # The number of processes will be another: what is told must hold for any.
+    fewest = max(1, config.experts.moe_expert_parallel_size)
+    yield from _step_problems(config, user, fewest if left_over else max(1, replicas))
 
 
 def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[str]:

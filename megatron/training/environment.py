@@ -251,7 +251,7 @@ def export_launch(
             None.
 
     Raises:
-        ConfigError: it is not known where the processes meet.
+        ConfigError: it is not known where the processes meet, or there is no such port.
     """
     if device == "cuda" and sequence_parallel:
         # One queue of work: collectives start in the order in which they were asked for.
@@ -272,6 +272,9 @@ def export_launch(
         os.environ["MASTER_ADDR"] = _address_of_rank_0(launch)
     if not os.environ.get("MASTER_PORT"):
         os.environ["MASTER_PORT"] = str(_port_of_rank_0(launch))
+    port = _number("MASTER_PORT", 0)
+    if not 0 < port < 65536:
+        raise ConfigError(f"MASTER_PORT={port} is no port: set it to one from 1 to 65535")
 
 
 def meeting_place() -> str:

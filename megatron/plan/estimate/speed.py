@@ -55,30 +55,41 @@ def speed_of(
         mfu: model FLOPs utilisation that is known from elsewhere; estimated when None, from
             BUSY_SHARE, the bubble, and communication that does not overlap with anything.
     """
-    parallel = plan.parallel
+    batch, world_size = plan.batch, plan.parallel.world_size
     model, hardware = (step_flops(plan, recomputed=r) for r in (False, True))
-    peak = parallel.world_size * device.peak_flops(plan.precision.dtype)
-    traffic = traffic_of(plan)
+    peak = world_size * device.peak_flops(plan.precision.dtype)
+    number = batch.num_micro_batches(batch.global_batch_size)
     if mfu:
-        step_s = model / (peak * mfu)
+        step_s, every_s = model / (peak * mfu), 0.0
     else:
-        node, network = 1e9 * device.node_gb_s, 1e9 * device.network_gb_s
-        near = parallel.tensor * parallel.sequence <= gpus_per_node
-        small = parallel.world_size <= gpus_per_node
-        layers = (traffic.tensor + traffic.sequence) / (node if near else network)
-        busy = hardware / (peak * BUSY_SHARE) + layers
-        between = (traffic.pipeline + traffic.data) / (node if small else network)
-        step_s = busy / (1 - bubble_of(plan)) + between
-    tokens = plan.batch.global_batch_size * plan.model.seq_length
-    run_s = step_s * plan.training.train_samples / plan.batch.global_batch_size
+        step_s, every_s = (_step_s(plan, device, n, gpus_per_node) for n in (number, 0))
+    tokens = batch.global_batch_size * plan.model.seq_length
+    # A step of a smaller batch, as in a ramp, is shorter in its micro-batches alone.
+    full_steps = plan.training.train_samples / batch.global_batch_size
+    run_s = (step_s - every_s) * full_steps + every_s * plan.training.train_iters
     return Speed(
         model_flops=model,
         hardware_flops=hardware,
         bubble=bubble_of(plan),
-        traffic=traffic,
+        traffic=traffic_of(plan, number),
         step_s=step_s,
         mfu=model / (peak * step_s),
         tokens_per_second=tokens / step_s,
         run_s=run_s,
-        gpu_hours=run_s * parallel.world_size / 3600,
+        gpu_hours=run_s * world_size / 3600,
     )
+
+
+def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int) -> float:
+    """Return how long a step of `number` micro-batches takes, at 0 what every step waits for."""
+    parallel, batch = plan.parallel, plan.batch
+    full = batch.num_micro_batches(batch.global_batch_size)
+    node, network = 1e9 * device.node_gb_s, 1e9 * device.network_gb_s
+    near = parallel.tensor * parallel.sequence <= gpus_per_node
+    small = parallel.world_size <= gpus_per_node
+    peak = parallel.world_size * device.peak_flops(plan.precision.dtype)
+    whole, sent = traffic_of(plan, full), traffic_of(plan, number)
+    busy = step_flops(plan, recomputed=True) / (peak * BUSY_SHARE)
+    busy += (whole.tensor + whole.sequence) / (node if near else network)
+    between = (sent.pipeline + sent.data) / (node if small else network)
+    return busy / full * (number + parallel.pipeline - 1) + between

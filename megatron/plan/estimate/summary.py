@@ -80,7 +80,7 @@ def work_lines(plan: Plan) -> Iterator[str]:
         f"FLOPs per step: {model:.4e} | with recomputation: {hardware:.4e} | "
         f"pipeline bubble: {100 * bubble_of(plan):.1f}% of a step"
     )
-    traffic = traffic_of(plan)
+    traffic = traffic_of(plan, plan.batch.num_micro_batches(plan.batch.global_batch_size))
     parts = {
         "tensor": traffic.tensor,
         "pipeline": traffic.pipeline,

@@ -18,11 +18,10 @@ class Traffic:
     sequence: float
 
 
-def traffic_of(plan: Plan) -> Traffic:
-    """Return the traffic of a step of the full batch."""
+def traffic_of(plan: Plan, number: int) -> Traffic:
+    """Return the traffic of a step of `number` micro-batches, at 0 what every step has."""
     parallel, spec = plan.parallel, plan.model
     stages = stages_of(plan)
-    number = plan.batch.num_micro_batches(plan.batch.global_batch_size)
     activations = Activations(plan, "cuda")
     width = BYTES[plan.precision.dtype]
     whole = activations.tokens * spec.hidden_size * width

@@ -95,6 +95,23 @@ def test_blooms_step_takes_as_long_as_it_took():
     assert checkpoint_bytes(bloom()) / 2**40 == pytest.approx(2.3, rel=0.05)
 
 
+def test_a_ramp_takes_as_long_as_its_steps():
+    """Each of them has the pipeline's bubble, and sums its gradients, however small its batch."""
+    sizes = range(512, 2049, 512)
+    step_s = {}
+    for size in sizes:
+        flat = BLOOM_176B.replace("--rampup-batch-size 192 16 9_765_625", "")
+        flat = flat.replace("--global-batch-size 2048", f"--global-batch-size {size}")
+        step_s[size] = speed_of(planned(flat, world_size=384), A100).step_s
+    ramp = BLOOM_176B.replace("192 16 9_765_625", "512 512 9_765_625")
+    decided, consumed, run_s = planned(ramp, world_size=384), 0, 0.0
+    while consumed < 220_000_000:
+        size = decided.batch.size_at(consumed)
+        consumed, run_s = consumed + size, run_s + step_s[size]
+    assert speed_of(decided, A100).run_s == pytest.approx(run_s, rel=1e-5)
+    assert run_s > step_s[2048] * 220e6 / 2048 + 10 * 3600
+
+
 def test_an_mfu_that_is_given_decides_the_time():
     decided = bloom()
     speed = speed_of(decided, A100, mfu=0.4)
@@ -192,7 +209,7 @@ def test_recomputation_takes_activations_and_adds_work():
 def test_traffic_of_rings():
     flags = ("--tensor-model-parallel-size", "2", "--zero-stage", "0")
     decided = tiny_plan(*flags, world_size=4)
-    traffic = traffic_of(decided)
+    traffic = traffic_of(decided, 1)
     hidden = 4 * 2 * 6 * 8  # bytes of [s, b, h]
     # Two layers, four all-reduces each, twice half a tensor per rank.
     assert traffic.tensor == 2 * 4 * 2 * hidden / 2

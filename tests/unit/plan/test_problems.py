@@ -333,6 +333,12 @@ def test_a_problem_is_told(line, message):
     assert [problem for problem in problems(line) if message in problem]
 
 
+def test_batches_are_not_blamed_for_processes_that_are_left_over():
+    line = "--tensor-model-parallel-size 2 --global-batch-size 4 --train-samples 40"
+    (told,) = problems(f"{line} --rampup-batch-size 2 2 8", world_size=7)
+    assert told.startswith("7 processes cannot hold whole replicas of 2")
+
+
 @pytest.mark.parametrize(
     ("line", "world_size", "message"),
     [

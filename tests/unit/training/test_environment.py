@@ -276,6 +276,16 @@ def test_processes_without_the_name_of_a_job_need_a_port(environment):
     assert os.environ["MASTER_PORT"] == "6000"
 
 
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [("abc", "MASTER_PORT='abc' is not a number"), ("70000", "MASTER_PORT=70000 is no port")],
+)
+def test_a_port_that_cannot_be_is_refused_before_anybody_waits_there(environment, port, said):
+    environment(MASTER_ADDR="localhost", MASTER_PORT=port)
+    with pytest.raises(ConfigError, match=said):
+        export_launch(Launch(0, 2, 0, 2), "cpu")
+
+
 def test_deepspeed_takes_the_number_of_the_device_from_the_local_rank(environment):
     environment(**open_mpi(1, 2), PMIX_NAMESPACE="7")
     export_launch(read_launch(None), "cuda", device_index=0)
