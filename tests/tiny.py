@@ -20,6 +20,17 @@ FLAGS = {
     "--make-vocab-size-divisible-by": "4",
 }
 
+ROTARY: dict[str, Any] = {"position_embedding": "rotary", "rotary_dim": 6}
+LLAMA = ROTARY | {
+    "normalization": "RMSNorm",
+    "activation": "swiglu",
+    "num_query_groups": 2,
+    "linear_bias": False,
+    "qkv_bias": False,
+    "tied_embeddings": False,
+}
+"""Changes of a ModelSpec whose heads are 6 wide."""
+
 
 def tiny_argv(*flags: str, without: tuple[str, ...] = ()) -> list[str]:
     """Return a command line of the smallest run, `flags` at its end."""

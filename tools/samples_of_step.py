@@ -18,7 +18,7 @@ from megatron.config.flags import value_in
 from megatron.data.datasets import build_datasets
 from megatron.errors import ConfigError
 from megatron.plan.samples_plan import plan_samples
-from megatron.preparation.traces import described, reader
+from megatron.preparation.sample_origins import described, reader
 from megatron.tool import run_tool
 
 

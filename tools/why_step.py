@@ -23,7 +23,7 @@ from megatron.data.datasets import build_datasets
 from megatron.errors import ConfigError, MegatronError
 from megatron.plan.samples_plan import plan_samples
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.preparation.traces import lines_of_step
+from megatron.preparation.sample_origins import lines_of_step
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tool import run_tool

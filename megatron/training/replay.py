@@ -13,7 +13,7 @@ from megatron.data.samplers import SampleSource
 from megatron.engine.engine import Engine
 from megatron.errors import TrainingError
 from megatron.plan.plan import Plan
-from megatron.preparation.traces import lines_of_step
+from megatron.preparation.sample_origins import lines_of_step
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training.agree import from_rank_0
 from megatron.training.journal import ROLLBACK, read_journal

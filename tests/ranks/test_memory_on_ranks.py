@@ -14,7 +14,7 @@ from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
 
 from megatron.engine import distributed
-from megatron.model.kept import MadeTensors
+from megatron.model.live_tensors import LiveTensors
 from megatron.plan.estimate.memory import memory_of_stages
 from megatron.training.objective import GPT
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
@@ -36,7 +36,7 @@ def agrees(*flags: str) -> None:
     groups = build_process_groups(plan)
     kernels, _ = choose(plan, torch.device("cpu"))
     fullest = 0
-    with MadeTensors() as made:
+    with LiveTensors() as made:
         engine = build_gpt_engine(plan, groups, GPT, kernels)
         batches = batches_of(plan, groups)
         engine.train_batch(batches)

@@ -18,7 +18,7 @@ from megatron import log
 from megatron.config.config import parse_config
 from megatron.engine import distributed
 from megatron.errors import ConfigError
-from megatron.model.kept import MadeTensors
+from megatron.model.live_tensors import LiveTensors
 from megatron.plan.plan import plan
 from megatron.tool import run_tool
 from megatron.training.batch import gpt_micro_batch
@@ -82,11 +82,11 @@ def measure(argv: Sequence[str]) -> Memory:
     tokens = torch.randint(VOCAB_SIZE, shape)
     batches = iter(lambda: gpt_micro_batch(tokens), None)
 
-    with MadeTensors() as made:
+    with LiveTensors() as made:
         engine.train_batch(batches)
     state = made.alive_bytes()
     kept: list[int] = []
-    with MadeTensors(peak=True) as made:
+    with LiveTensors(peak=True) as made:
         hook = engine.module.register_forward_hook(lambda *_: kept.append(made.alive_bytes()))
         engine.train_batch(batches)
     hook.remove()

@@ -11,7 +11,7 @@ from stages import (
     plainly_continued,
     random_model,
 )
-from tiny import tiny_spec
+from tiny import LLAMA, ROTARY, tiny_spec
 
 from megatron.errors import CheckpointError, ConfigError, MegatronError
 from megatron.evaluation.scores import judge
@@ -29,15 +29,6 @@ SIZES = {
     "max_position_embeddings": 14,
     "vocab_size": 29,
     "padded_vocab_size": 32,
-}
-ROTARY = {"position_embedding": "rotary", "rotary_dim": 6}
-LLAMA = ROTARY | {
-    "normalization": "RMSNorm",
-    "activation": "swiglu",
-    "num_query_groups": 2,
-    "linear_bias": False,
-    "qkv_bias": False,
-    "tied_embeddings": False,
 }
 NETWORKS = {
     "learned positions": {},

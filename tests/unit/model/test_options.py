@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_gpt import plain_logits
-from tiny import tiny_spec
+from tiny import LLAMA, ROTARY, tiny_spec
 
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
@@ -18,15 +18,6 @@ SIZES = {
     "head_dim": 6,
     "seq_length": 10,
     "max_position_embeddings": 10,
-}
-ROTARY = {"position_embedding": "rotary", "rotary_dim": 6}
-LLAMA = ROTARY | {
-    "normalization": "RMSNorm",
-    "activation": "swiglu",
-    "num_query_groups": 2,
-    "linear_bias": False,
-    "qkv_bias": False,
-    "tied_embeddings": False,
 }
 OPTIONS = {
     "plain": {},

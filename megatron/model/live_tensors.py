@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class MadeTensors(TorchDispatchMode):
+class LiveTensors(TorchDispatchMode):
     """Follows the tensors that are made inside the `with` block, autograd's own too.
 
     After a forward pass `alive_bytes()` is what backward will need, whoever holds it: autograd,
