@@ -214,3 +214,9 @@ def test_test_files_have_names_of_their_own():
     """Their folders are no packages: of two equal names pytest collects one."""
     names = sorted(file.name for file in (REPOSITORY / "tests").rglob("test_*.py"))
     assert [one for one, following in pairwise(names) if one == following] == []
+
+
+def test_nothing_is_imported_from_a_conftest():
+    """Of several, the one that bears the name depends on which tests are run."""
+    files = (REPOSITORY / "tests").rglob("*.py")
+    assert [str(file) for file in files if "conftest" in imported_libraries(file)] == []

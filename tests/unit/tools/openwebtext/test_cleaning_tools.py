@@ -1,11 +1,12 @@
 """Each tool as it is run: by its documented words, to its files and its exit code."""
 
 import json
+from pathlib import Path
 
 import pytest
-from conftest import TOOLS
 from texts import FRENCH, english
 
+TOOLS = Path(__file__).parents[4] / "tools" / "openwebtext"
 QUESTION = " ".join(f"secret{i}" for i in range(13))
 
 
