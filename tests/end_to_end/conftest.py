@@ -1,11 +1,10 @@
 """A small corpus with its own byte-level BPE, made once."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, Corpus, start
+from jobs import Corpus, tool
 from tokenizers import ByteLevelBPETokenizer
 
 
@@ -22,8 +21,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     trained.train_from_iterator(texts, vocab_size=500, special_tokens=["<|endoftext|>"])
     trained.save_model(str(folder))
     vocab_file, merge_file = str(folder / "vocab.json"), str(folder / "merges.txt")
-    start(
-        *(sys.executable, str(REPOSITORY / "tools/preprocess_data.py")),
+    tool(
+        "tools/preprocess_data.py",
         *("--input", str(text_file), "--output-prefix", str(folder / "small")),
         *("--tokenizer-type", "GPT2BPETokenizer", "--append-eod"),
         *("--vocab-file", vocab_file, "--merge-file", merge_file),

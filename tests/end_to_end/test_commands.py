@@ -5,7 +5,17 @@ import re
 import sys
 from pathlib import Path
 
-from jobs import PRETRAIN, REPOSITORY, Corpus, clean_environment, journal, launched, losses, start
+from jobs import (
+    PRETRAIN,
+    REPOSITORY,
+    Corpus,
+    clean_environment,
+    journal,
+    launched,
+    losses,
+    start,
+    tool,
+)
 
 from megatron.checkpoint.manifest import read_manifest
 
@@ -91,26 +101,27 @@ def test_generation_continues_prompts_from_a_run_of_torch_distributed(
         *("--tensor-model-parallel-size", "2", "--eval-iters", "0"),
         *("--save", str(save), "--save-interval", "10", *corpus.flags),
     ).succeeded()
-    tool = [sys.executable, str(REPOSITORY / "tools/generate_samples_gpt.py"), "--load", str(save)]
+    program, load = "tools/generate_samples_gpt.py", ["--load", str(save)]
 
-    said = start(*tool, "--prompt", "def main(", "--out-seq-length", "5", "--greedy").succeeded()
+    words = ["--prompt", "def main(", "--out-seq-length", "5", "--greedy"]
+    said = start(sys.executable, str(REPOSITORY / program), *load, *words).succeeded()
     assert "Context:\ndef main(\n\nMegatron-LM:\n" in said.outputs[0]
 
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("import os\nstop here\n\nthe last line")
-    start(*tool, "--sample-input-file", str(prompts), "--top_k", "5").succeeded()
+    tool(program, *load, "--sample-input-file", str(prompts), "--top_k", "5").succeeded()
     written = (tmp_path / "prompts.txt.out").read_text()
     assert written.count("Context:\n") == written.count("Megatron-LM:\n") == 4
     assert "Context:\nthe last line\n" in written
 
     genfile = tmp_path / "samples.jsonl"
     words = ["--num-samples", "3", "--genfile", str(genfile), "--top_p", "0.9"]
-    start(*tool, *words, "--out-seq-length", "4").succeeded()
+    tool(program, *load, *words, "--out-seq-length", "4").succeeded()
     samples = [json.loads(line) for line in genfile.read_text().splitlines()]
     assert [set(s) for s in samples] == [{"text", "length", "finished"}] * 3
     assert all(1 <= s["length"] <= 4 for s in samples)
 
-    refused = start(*tool, "--prompt", "x", "--hidden-size", "64")
+    refused = tool(program, *load, "--prompt", "x", "--hidden-size", "64")
     assert refused.codes == [2]
     assert re.search(r"--hidden-size +32 +64\n", refused.outputs[0])
 
@@ -136,8 +147,8 @@ def test_a_yaml_file_starts_the_same_run_as_its_flags(corpus: Corpus, tmp_path: 
         "--checkpoint-activations",
     ]
     assert "RANK" not in clean_environment()
-    runs = {"file": ["--config", str(file)], "flags": flags}
-    for name, words in runs.items():
-        save = str(tmp_path / name)
-        start(sys.executable, PRETRAIN, *words, *corpus.flags, "--save", save).succeeded()
-    assert losses(tmp_path / "file") == losses(tmp_path / "flags")
+    words = [*corpus.flags, "--save"]
+    saves = tmp_path / "file", tmp_path / "flags"
+    start(sys.executable, PRETRAIN, "--config", str(file), *words, str(saves[0])).succeeded()
+    tool("pretrain_gpt.py", *flags, *words, str(saves[1])).succeeded()
+    assert losses(saves[0]) == losses(saves[1])

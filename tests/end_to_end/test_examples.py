@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import REPOSITORY, Corpus, Finished, clean_environment, journal, start
 from ports import free_port
+from quick_python import write_python
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -59,7 +60,11 @@ RUN_ALONE = {
 def example(name: str, folder: Path, *flags: str, **variables: str) -> Finished:
     """Run a script from `folder`, on a port that other jobs do not use."""
     script = str(REPOSITORY / "examples" / name)
-    variables = {"MASTER_PORT": str(free_port()), **variables}
+    programs = folder / ".programs"
+    programs.mkdir(exist_ok=True)
+    write_python(programs)
+    path = f"{programs}:{clean_environment()['PATH']}"
+    variables = {"MASTER_PORT": str(free_port()), "PATH": path, **variables}
     return start("bash", script, *flags, cwd=folder, **variables).succeeded()
 
 
