@@ -40,14 +40,15 @@ check_shared() {
     rm "$mark"
 }
 
-require_save() {
-    [[ -n ${SAVE:-} ]] || fail "set SAVE to the folder of the checkpoints"
+# Fails unless the variable $1 is set, to what $2 says.
+require() {
+    [[ -n ${!1:-} ]] || fail "set $1 to $2"
 }
 
 # Begins a run in SAVE, or goes on there, with the flags given; gives its exit code.
 train() {
     local word from
-    require_save
+    require SAVE "the folder of the checkpoints"
     from=(--load "$SAVE")
     for word in "$@"; do
         case $word in

@@ -47,6 +47,20 @@ def start(
     )
 
 
+@pytest.mark.parametrize("name", ["DATA_PATH", "SHARDS", "SAVE"])
+def test_a_variable_that_is_not_set_is_asked_for(name: str, tmp_path: Path) -> None:
+    scripts = {
+        "DATA_PATH": LAYOUTS,
+        "SHARDS": [REPOSITORY / "slurm" / "preprocess_merge.slurm"],
+        "SAVE": [script for script in SCRIPTS if script.name.startswith(("train", "evaluate"))],
+    }
+    for script in scripts[name]:
+        done = start(script, tmp_path, **{name: ""})
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: set {name} to the "), script
+    assert not (tmp_path / "launched").exists()
+
+
 def launched(folder: Path, program: str) -> list[str]:
     """Return the flags of `program` in the last step that was started."""
     words = (folder / "launched").read_text().rstrip("\0").split("\0")
