@@ -47,8 +47,7 @@ def summary(history: History, directory: Path, now: datetime) -> Iterator[tuple[
     if "eta_s" in last and not history.end:
         yield "left", f"{duration(last['eta_s'])}, as of iteration {last['iteration']}"
     if len(history.steps.iterations):
-        pace = _recent(history, "tokens_per_second")
-        yield "speed", f"{1000 * _recent(history, 'seconds'):.1f} ms a step, {pace:,.0f} tokens/s"
+        yield "speed", _speed(history)
     yield from _of_interval(last)
     for name, record in {str(r.get("set")): r for r in history.evaluations}.items():
         told = f"loss {number(record.get('lm_loss'))}, perplexity {number(record.get('ppl'))}"
@@ -95,6 +94,16 @@ def _place(history: History, last: dict[str, Any]) -> str:
     if not whole:
         return str(history.iteration)
     return f"{history.iteration} of {whole} ({history.iteration / whole:.1%})"
+
+
+def _speed(history: History) -> str:
+    curves = history.steps.curves
+    recent = zip(curves["seconds"][-_RECENT:], curves["tokens_per_second"][-_RECENT:], strict=True)
+    steps = [(seconds, seconds * pace) for seconds, pace in recent if math.isfinite(pace)]
+    if not steps:
+        return "not known"
+    seconds, tokens = map(sum, zip(*steps, strict=True))
+    return f"{1000 * seconds / len(steps):.1f} ms a step, {tokens / seconds:,.0f} tokens/s"
 
 
 def _recent(history: History, curve: str, default: float = math.nan) -> float:

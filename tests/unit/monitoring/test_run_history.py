@@ -146,7 +146,10 @@ def test_a_failure_that_a_new_start_has_put_away_is_not_how_it_stands(tmp_path):
 
 
 def test_numbers_are_those_of_the_journal(tmp_path):
-    write(tmp_path, start(0, 0), step(1, 3.0, 1), step(2, 2.0, 2))
+    first, second = (
+        step(i, 3.0, i) | {"seconds": seconds} for i, seconds in ((1, 0.25), (2, 0.75))
+    )
+    write(tmp_path, start(0, 0), first, second)
     told = {"iteration": 2, "train_iters": 8, "eta_s": 90.0, "tflops": 1.5, "mfu": 0.25}
     write(
         tmp_path, {"event": "train", **told, "resident_gib": 1.25, "energy_kwh": 0.5, "co2_kg": 1}
