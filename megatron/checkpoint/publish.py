@@ -41,6 +41,17 @@ def clear_staging(directory: Path, iteration: int) -> Path:
     return staging
 
 
+def discard_staging(directory: Path, iteration: int) -> bool:
+    """Remove what there is of a checkpoint that cannot be written; return whether all of it went."""
+    try:
+        require_not_taken(directory)
+    except CheckpointError:
+        return False  # the other run may write one of that name
+    staging = directory / staging_tag_of(iteration)
+    shutil.rmtree(staging, ignore_errors=True)
+    return not staging.exists()
+
+
 def publish_written(directory: Path, manifest: Manifest, records: Iterable[FileRecord]) -> None:
     """Make the staged checkpoint of `manifest` count, whose files are all on disk.
 

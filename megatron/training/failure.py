@@ -163,15 +163,15 @@ class FailureFile:
         with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             made = self._directory / f"{FAILURE}.{failure.host}.{failure.pid}"
-            made.write_text(json.dumps(asdict(failure), indent=1) + "\n", encoding="utf-8")
             try:
+                made.write_text(json.dumps(asdict(failure), indent=1) + "\n", encoding="utf-8")
                 if gives_way := self._giving_way(failure):
                     self._put_away(gives_way)
                 # A link is made only where nothing is: one of several processes gets it.
                 os.link(made, self._directory / FAILURE)
                 return True
             finally:
-                made.unlink()
+                made.unlink(missing_ok=True)
         return False
 
     def is_written(self) -> bool:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.checkpoint.lock import locked
 from megatron.checkpoint.manifest import FileRecord, Manifest, damage, names_in, record_file
 from megatron.checkpoint.names import published_tags, staging_tag_of, tag_of
-from megatron.checkpoint.publish import clear_staging, publish_written
+from megatron.checkpoint.publish import clear_staging, discard_staging, publish_written
 from megatron.checkpoint.retention import prune, removable
 from megatron.checkpoint.space import expected_size, is_full_disk, require_space
 from megatron.checkpoint.writer import AtOnce, StateWriter
@@ -176,7 +176,9 @@ class Checkpoints(Hook):
         assert stage
         if problems := list(gathered(_errors(stage))):
             self._unpublished = None
-            raise self._not_written(self._saved, "; ".join(problems))
+            # What others still write cannot go yet.
+            busy = agreed([not _is_done(stage)])[0]
+            raise self._not_written(self._saved, "; ".join(problems), is_over=not busy)
         self._stage = stage.then()
 
     def _make_room(self, iteration: int) -> None:
@@ -202,13 +204,22 @@ class Checkpoints(Hook):
         except (OSError, RuntimeError) as error:
             if not is_full_disk(error):
                 raise
-            raise self._not_written(iteration, error) from error
+            raise self._not_written(iteration, error, is_over=False) from error
 
-    def _not_written(self, iteration: int, why: object) -> CheckpointError:
+    def _not_written(self, iteration: int, why: object, *, is_over: bool) -> CheckpointError:
+        """Return what is to be told; where nobody writes any more, give the room back before.
+
+        Args:
+            is_over: whether that is so. Communication: one broadcast then.
+        """
+        if is_over and from_rank_0(lambda: discard_staging(self._directory, iteration)):
+            left = "and nothing is left of it"
+        else:
+            tag = staging_tag_of(iteration)
+            left = f"and what there is of it, in {tag}, goes with the next start or save"
         return CheckpointError(
             f"--save {self._directory}: the checkpoint of iteration {iteration} cannot be written "
-            f"({why}); the older ones are as they were, and what there is of it, in "
-            f"{staging_tag_of(iteration)}, goes with the next start or save"
+            f"({why}); the older ones are as they were, {left}"
         )
 
     def _gathering(self, writer: StateWriter, manifest: Manifest) -> _Stage | None:

@@ -125,6 +125,8 @@ def test_a_full_disk_ends_the_run_and_the_run_goes_on_when_there_is_room(
     assert "error: --save" in ended.outputs[0]
     newest = max(int(path.name.removeprefix("global_step")) for path in save.glob("global_step*"))
     assert newest < LAST
+    # What was half written has given its room back.
+    assert not [*save.glob("staging-*"), *save.glob("failure.json.*")]
     subprocess.run(["mount", "-o", "remount,size=9m", str(small_disk)], check=True)
     again = keeping_job.run(save).succeeded()
     assert f"at iteration {newest}\n" in again.outputs[0]

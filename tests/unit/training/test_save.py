@@ -366,8 +366,11 @@ def test_a_manifest_that_cannot_be_written_ends_all_ranks_alike(job, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(publish, "write_manifest", fill)
-    with pytest.raises(CheckpointError, match="of iteration 10 cannot be written .*No space left"):
+    told = "of iteration 10 cannot be written .*No space left.* and nothing is left of it"
+    with pytest.raises(CheckpointError, match=told):
         job.save(10)
+    # The room is given back.
+    assert not list(job.directory.glob("staging-*"))
     assert job.resume().iteration == 5
 
 
