@@ -11,6 +11,7 @@ from megatron.generation.sampling import Sampling
 from megatron.serving.asked import Asked
 from megatron.serving.fields import MegatronBody
 from megatron.serving.front import Front
+from megatron.serving.spelling import texts_of_each
 
 Record = dict[str, Any]
 
@@ -137,8 +138,7 @@ def _written(front: Front, body: MegatronBody, done: Sequence[Completion]) -> Re
 
 
 def _texts(front: Front, sequences: Sequence[Sequence[int]]) -> Record:
-    decode = front.tokenizer.decode
     return {
-        "text": [decode(tokens) for tokens in sequences],
-        "segments": [[decode([token]) for token in tokens] for tokens in sequences],
+        "text": [front.tokenizer.decode(tokens) for tokens in sequences],
+        "segments": [texts_of_each(front.tokenizer, tokens) for tokens in sequences],
     }

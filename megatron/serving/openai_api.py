@@ -13,7 +13,7 @@ from megatron.serving.asked import Asked
 from megatron.serving.engine_loop import Unavailable
 from megatron.serving.fields import CompletionBody
 from megatron.serving.front import Front
-from megatron.serving.spelling import Parts, Spelling
+from megatron.serving.spelling import Parts, Spelling, text_after, texts_of_each
 
 Record = dict[str, Any]
 
@@ -114,7 +114,7 @@ class Completing:
         choices = [
             {
                 "index": index,
-                "text": self._echo(index) + self.spelling.text(one.tokens),
+                "text": self._echo(index) + self.spelling.text(one.prompt, one.tokens),
                 "logprobs": self._logprobs(index, one),
                 "finish_reason": one.reason,
             }
@@ -128,7 +128,8 @@ class Completing:
 
     async def stream(self, asked: Asked) -> AsyncIterator[str]:
         """Yield the lines of the answer as server-sent events."""
-        parts = [Parts(self.spelling) for _ in self.requests]
+        parts = [Parts(self.spelling, request.prompt) for request in self.requests]
+        last = [request.prompt[-1:] for request in self.requests]
         begun = [False] * len(parts)
         offsets = [0] * len(parts)
         num_new = 0
@@ -144,9 +145,11 @@ class Completing:
                         index if not begun[index] else None,
                         event.prompt_logprobs,
                         [event.choice] if event.choice else [],
+                        last[index],
                         offsets[index],
                     )
                     offsets[index] += sum(map(len, told["tokens"]))
+                    last[index] = (token,) if token is not None else ()
                 if not begun[index]:
                     text, begun[index] = self._echo(index) + text, True
                 yield self._line(index, text, told, event.reason)
@@ -171,20 +174,27 @@ class Completing:
     def _logprobs(self, index: int, done: Completion) -> Record | None:
         if self.body.logprobs is None:
             return None
-        return self._part_logprobs(index, done.prompt_logprobs, done.choices, 0)
+        return self._part_logprobs(index, done.prompt_logprobs, done.choices, done.prompt[-1:], 0)
 
     def _part_logprobs(
         self,
         index: int | None,
         of_prompt: Sequence[float],
         choices: Sequence[Choice],
+        last: Sequence[int],
         offset: int,
     ) -> Record:
-        """Return OpenAI's record of probabilities: of a prompt, if it is its turn, and of tokens."""
-        decode = self.front.tokenizer.decode
+        """Return OpenAI's record of probabilities: of a prompt, if it is its turn, and of tokens.
+
+        Args:
+            last: the token in front of the first of `choices`.
+        """
+        tokenizer = self.front.tokenizer
         before = self.requests[index].prompt if index is not None and self.body.echo else ()
         shown = [choice for choice in choices if choice.token not in self.spelling.stop_tokens]
-        tokens = [decode([token]) for token in (*before, *(choice.token for choice in shown))]
+        new = [choice.token for choice in shown]
+        earlier = [last, *([token] for token in new)]
+        tokens = [*texts_of_each(tokenizer, before), *texts_of_each(tokenizer, new, last)]
         offsets = []
         for token in tokens:
             offsets.append(offset)
@@ -195,16 +205,16 @@ class Completing:
             "token_logprobs": [*first, *of_prompt, *(choice.logprob for choice in shown)],
             "top_logprobs": [
                 *(None for _ in before),
-                *(self._likeliest(choice) for choice in shown),
+                *map(self._likeliest, shown, earlier),
             ],
             "text_offset": offsets,
         }
 
-    def _likeliest(self, choice: Choice) -> dict[str, float]:
+    def _likeliest(self, choice: Choice, last: Sequence[int]) -> dict[str, float]:
         found: dict[str, float] = {}
         for token, value in choice.top:
             # Parts of characters are spelled alike; the likeliest of them is told.
-            found.setdefault(self.front.tokenizer.decode([token]), value)
+            found.setdefault(text_after(self.front.tokenizer, last, [token]), value)
         return found
 
 

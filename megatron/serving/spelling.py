@@ -2,9 +2,33 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from megatron.generation.request import without_stop
 from megatron.tokenizer.tokenizer import Tokenizer
+
+
+def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """Return the text of `tokens` where they follow the tokens `before`.
+
+    SentencePiece leaves out the blank that the first token of a text begins with, and of a
+    continuation that blank is a part.
+    """
+    last = [token for token in before[-1:] if token not in tokenizer.special_ids.values()]
+    head = tokenizer.decode(last) if last else ""
+    # Bytes of one character may lie on both sides, where there is no text to begin behind.
+    if not last or head.endswith("\ufffd"):
+        return tokenizer.decode(tokens)
+    whole = tokenizer.decode([*last, *tokens])
+    return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(tokens)
+
+
+def texts_of_each(
+    tokenizer: Tokenizer, tokens: Sequence[int], before: Sequence[int] = ()
+) -> list[str]:
+    """Return the text of each token where it stands, `before` in front of them all."""
+    earlier = [before[-1:], *([token] for token in tokens)]
+    return [text_after(tokenizer, *pair) for pair in pairwise(earlier)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,14 +39,14 @@ class Spelling:
     stop_tokens: frozenset[int] = frozenset()
     stop_strings: tuple[str, ...] = ()
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of all tokens there will be."""
+    def text(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+        """Return the text of all tokens that there will be behind the prompt."""
         shown = [token for token in tokens if token not in self.stop_tokens]
-        return without_stop(self.tokenizer.decode(shown), self.stop_strings)
+        return without_stop(text_after(self.tokenizer, prompt, shown), self.stop_strings)
 
-    def certain(self, tokens: Sequence[int]) -> str:
+    def certain(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the beginning of the text that stays, whatever tokens follow."""
-        whole = self.text(tokens)
+        whole = self.text(prompt, tokens)
         # A character can take several tokens, and a stop string may be on its way.
         held = max((len(stop) for stop in self.stop_strings), default=0)
         return whole[: max(0, len(whole) - held)].rstrip("\ufffd")
@@ -31,8 +55,8 @@ class Spelling:
 class Parts:
     """The text of one continuation, token after token."""
 
-    def __init__(self, spelling: Spelling):
-        self._spelling = spelling
+    def __init__(self, spelling: Spelling, prompt: Sequence[int]):
+        self._spelling, self._prompt = spelling, prompt
         self._tokens: list[int] = []
         self._shown = ""
 
@@ -41,7 +65,7 @@ class Parts:
         if token is not None:
             self._tokens.append(token)
         spell = self._spelling.text if is_last else self._spelling.certain
-        certain = spell(self._tokens)
+        certain = spell(self._prompt, self._tokens)
         if not certain.startswith(self._shown):
             return ""
         part, self._shown = certain[len(self._shown) :], certain

@@ -77,7 +77,7 @@ class Writer:
             yield self.text(self._likeliest(request, self.wishes.beam_width))
             return
         self.engine.add(request)
-        parts = Parts(self.spelling)
+        parts = Parts(self.spelling, request.prompt)
         while self.engine.is_busy:
             for event in self.engine.step():
                 token = event.choice.token if event.choice else None
@@ -85,7 +85,7 @@ class Writer:
 
     def text(self, done: Completion) -> str:
         """Return the text of a continuation, without what it stopped at."""
-        return self.spelling.text(done.tokens)
+        return self.spelling.text(done.prompt, done.tokens)
 
     def sample(self, done: Completion) -> dict[str, Any]:
         """Return a continuation as a JSON object."""
