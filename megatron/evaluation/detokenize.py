@@ -6,7 +6,7 @@ The rules of each corpus are those under which its published perplexities were m
 import re
 from collections.abc import Callable
 
-from megatron.errors import DataError
+from megatron.errors import WrongDataError
 
 _PARTS_OF_NUMBERS = ((" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", "."))
 _MARKS = tuple((f" {mark} ", f"{mark} ") for mark in ":;.!?,")
@@ -37,12 +37,12 @@ def detokenizer_of(path: str) -> Callable[[str], str]:
     """Return what undoes the cutting of the corpus that `path` names.
 
     Raises:
-        DataError: it names none.
+        WrongDataError: it names none.
     """
     for name, written in (("ptb", ptb), ("wiki", wiki), ("lambada", str)):
         if name in path:
             return written
-    raise DataError(
+    raise WrongDataError(
         f"--valid-data {path}: its name says which corpus it is, and so how its words are put "
         "together; it must hold wiki, ptb, or lambada for a text that was never cut"
     )

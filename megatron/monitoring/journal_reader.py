@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from megatron.errors import CheckpointError
+from megatron.errors import WrongCheckpointError
 from megatron.training.journal import JOURNAL
 
 
@@ -23,7 +23,7 @@ class JournalReader:
         without an end is left for the next call.
 
         Raises:
-            CheckpointError: there is no journal, or it cannot be read.
+            WrongCheckpointError: there is no journal, or it cannot be read.
         """
         try:
             with (self._directory / JOURNAL).open("rb") as stream:
@@ -35,7 +35,7 @@ class JournalReader:
                     if record := _record_in(line):
                         yield record
         except OSError as error:
-            raise CheckpointError(
+            raise WrongCheckpointError(
                 f"{self._directory}: no journal of a run can be read ({error.strerror}); name the "
                 "directory that a run was given as --save"
             ) from error

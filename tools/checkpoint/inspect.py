@@ -16,7 +16,7 @@ from megatron.checkpoint.manifest import Manifest, read_manifest
 from megatron.checkpoint.names import checkpoint_of
 from megatron.config.checkpoint_tools import LookConfig
 from megatron.config.flags import parse_sections
-from megatron.errors import CheckpointError
+from megatron.errors import WrongCheckpointError
 from megatron.tool import run_tool, with_flag
 
 _COMMANDS = {
@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> None:
     system = system_of(path)
     if system is None:
         if not path.exists():
-            raise CheckpointError(f"{path}: there is no such file or directory")
-        raise CheckpointError(f"{path} holds no checkpoint of a system that is known")
+            raise WrongCheckpointError(f"{path}: there is no such file or directory")
+        raise WrongCheckpointError(f"{path} holds no checkpoint of a system that is known")
     print(f"checkpoint: {SYSTEMS[system]}")
     if system == "own":
         lines = _own(path, each=config.parameters)

@@ -16,7 +16,7 @@ from megatron.checkpoint.names import published_tags
 from megatron.checkpoint.saved_run import run_behind
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.flags import value_in
-from megatron.errors import CheckpointError, ConfigError
+from megatron.errors import ConfigError, WrongCheckpointError
 from megatron.plan.plan import plan
 from megatron.tool import run_tool
 from megatron.training.journal import read_journal
@@ -71,7 +71,9 @@ def newest(directory: Path) -> Manifest:
     """Return the manifest of the newest checkpoint of `directory`."""
     for tag in published_tags(directory)[:1]:
         return read_manifest(directory / tag)
-    raise CheckpointError(f"--load {directory} holds no checkpoint: what the run was is not known")
+    raise WrongCheckpointError(
+        f"--load {directory} holds no checkpoint: what the run was is not known"
+    )
 
 
 if __name__ == "__main__":

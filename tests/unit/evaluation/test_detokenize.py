@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.errors import DataError
+from megatron.errors import WrongDataError
 from megatron.evaluation.detokenize import detokenizer_of
 
 WIKI = """ = Title = \n
@@ -42,5 +42,5 @@ def test_a_text_that_was_never_cut_stays():
 
 
 def test_another_corpus_is_refused():
-    with pytest.raises(DataError, match=r"other\.txt: its name says which corpus"):
+    with pytest.raises(WrongDataError, match=r"other\.txt: its name says which corpus"):
         detokenizer_of("other.txt")

@@ -93,6 +93,13 @@ def test_rebuilt_curves_are_those_that_were_written_live(run):
     assert "holds event files" in again.stderr
 
 
+@pytest.mark.parametrize("name", ["watch.py", "checkpoint/inspect.py"])
+def test_a_folder_that_is_not_there_is_a_mistake_of_the_command(name, tmp_path):
+    done = tool(name, tmp_path / "none")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {tmp_path / 'none'}: ")
+
+
 def test_a_step_that_the_journal_does_not_tell_of(run):
     done = tool("why_step.py", 5, "--load", run)
     assert done.returncode == 2
