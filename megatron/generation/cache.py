@@ -72,7 +72,8 @@ class Cache:
             size = 2 * dtype.itemsize * torch.Size(shape).numel() / 2**30
             raise ConfigError(
                 f"keys and values of {rows} sequences of {max_length} tokens take {size:.1f} GiB, "
-                "which is more than there is: lower --micro-batch-size"
+                "which is more than there is: lower --micro-batch-size or "
+                "--inference-max-seq-length"
             ) from error
         self.turn: Turn = Prompts(0)
         for number, layer in enumerate(layers):

@@ -176,7 +176,14 @@ THEIRS = {
     "qwen2": Qwen2Config(
         **_GROUPED, use_sliding_window=True, sliding_window=6, max_window_layers=0
     ),
-    "qwen3": Qwen3Config(**_GROUPED, head_dim=12, tie_word_embeddings=True),
+    "qwen3, a window that no layer has": Qwen3Config(
+        **_GROUPED,
+        head_dim=12,
+        tie_word_embeddings=True,
+        use_sliding_window=True,
+        sliding_window=6,
+        max_window_layers=2,
+    ),
     "gpt-neox": GPTNeoXConfig(
         **_SMALL,
         intermediate_size=40,
