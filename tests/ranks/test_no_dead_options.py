@@ -75,7 +75,7 @@ def turn_all(rank: int, names: list[str], files: Path, folder: Path) -> None:
     """Turn the options one by one; write what is wrong with each to a file."""
     os.environ |= {
         **{"RANK": str(rank), "WORLD_SIZE": str(dist.get_world_size())},
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
         "OMP_NUM_THREADS": "1",
         # Options that need a GPU are seen to be refused.
         "CUDA_VISIBLE_DEVICES": "",
