@@ -1,6 +1,7 @@
 """Who may ask a run to end or to save: files, the clock, the operating system."""
 
 import logging
+import os.path
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -52,7 +53,8 @@ class KillSwitch:
 
     def is_made(self) -> bool:
         """Whether the file is there."""
-        return self._looks and self._path.exists()
+        # A disk that does not answer for a moment is asked again, and ends no run.
+        return self._looks and os.path.exists(self._path)
 
     def reason(self) -> str:
         """Return what is told at the end."""
@@ -153,7 +155,7 @@ class SaveFile:
 
     def is_made(self) -> bool:
         """Whether the file is there."""
-        return self._looks and self._path.exists()
+        return self._looks and os.path.exists(self._path)
 
     def done(self) -> None:
         """Remove the file; where that is not allowed, do not look again."""

@@ -174,7 +174,7 @@ class Watchdog:
     def _is_stuck(self, hangs: Hangs) -> bool:
         """Whether this rank has not moved for too long, or another one says so of itself."""
         passed = time.monotonic() - self._moved_at
-        return passed > hangs.timeout_s * self._factor or hangs.folder.exists()
+        return passed > hangs.timeout_s * self._factor or os.path.exists(hangs.folder)
 
     def _end_hung(self, hangs: Hangs) -> None:
         self._leaving.set()

@@ -1,5 +1,6 @@
 """What ends a run, and who may ask for it."""
 
+import errno
 import os
 import signal
 import time
@@ -9,6 +10,7 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.errors import ExitCode
+from megatron.training.failure import FailureFile
 from megatron.training.requests import (
     SAVE_FILE,
     KillSwitch,
@@ -21,6 +23,7 @@ from megatron.training.requests import (
 )
 from megatron.training.state import TrainState
 from megatron.training.stop import Stop
+from megatron.training.watchdog import Hangs, Watchdog
 
 PLAN = replace(tiny_plan().training, train_iters=100, train_samples=200)
 
@@ -156,3 +159,15 @@ def test_a_run_that_saves_heeds_signals():
     assert tiny_plan(*saves).training.exits_on_signal
     # Nobody would look for signals, and there is nothing to save.
     assert not tiny_plan(*saves, "--load", "run", "--eval-only").training.exits_on_signal
+
+
+def test_a_disk_that_does_not_answer_for_a_moment_asks_for_nothing(tmp_path, monkeypatch):
+    def stale(*words, **named):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    watchdog, hangs = Watchdog(FailureFile(""), rank=0), Hangs(1e6, tmp_path / "hang", 1)
+    monkeypatch.setattr(os, "stat", stale)
+    assert not KillSwitch(str(tmp_path / "stop"), looks=True).is_made()
+    assert not SaveFile(str(tmp_path), looks=True).is_made()
+    # It would have ended the thread that watches.
+    assert not watchdog._is_stuck(hangs)
