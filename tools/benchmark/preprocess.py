@@ -7,9 +7,9 @@ clock starts, as in the midst of a large corpus, but not this one; the first tur
 - gigatoken in batches: lines parsed by orjson, encoded 10 000 documents at a time on this thread,
   EODs added and the tokens written.
 - encode_batch: `tokenizers` on texts that are parsed already; no file is read or written.
-- a loop over documents: what Megatron-LM's preprocess_data.py does with one worker, which parses a
-  line, calls the tokenizer of `transformers`, adds EOD and pickles the ids for the process that
-  appends them to a file.
+- a loop over documents: parse, call the tokenizer of `transformers`, add EOD, append to a file; what
+  Megatron-LM's preprocess_data.py does, but for sending ids from its worker to the process that
+  writes.
 
 The last two are slow, so they get the first 4 MB of the file. Then come tokenizers that the fast
 library does not know, on a fifth as much text, beside `encode_batch` on all cores; and at last
@@ -20,7 +20,6 @@ texts are.
 import json
 import multiprocessing
 import os
-import pickle
 import resource
 import subprocess
 import sys
@@ -239,7 +238,6 @@ def write_in_a_loop(
         for line in lines:
             tokens = tokenizer(json.loads(line)["text"])["input_ids"]
             tokens.append(eod)
-            tokens = pickle.loads(pickle.dumps(tokens))
             sizes.append(len(tokens))
             bin_file.write(np.array(tokens, dtype=np.uint16).tobytes(order="C"))
     np.save(file.with_name("loop.npy"), sizes)
