@@ -3,6 +3,7 @@
 Process groups outlive it, nothing is compiled, and a plan for GPUs runs on the CPU.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -27,6 +28,8 @@ def stood_in(*, as_gpu: bool) -> Iterator[None]:
         stack.enter_context(patch.object(dist, "new_group", _same_group))
         stack.enter_context(patch.object(flags, "field_docstrings", _DOCSTRINGS))
         stack.enter_context(patch.object(cpu_adam, "CPUAdamBuilder", _NotCompiled))
+        # Three thousand times a disk would be waited for, and no run outlives this machine.
+        stack.enter_context(patch.object(os, "fsync", lambda descriptor: None))
         build_requests = pretrain.build_requests
 
         def hours_ago(*words: Any, started_at: float, **named: Any) -> Any:
