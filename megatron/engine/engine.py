@@ -202,15 +202,12 @@ class Engine(ABC):
         # At ZeRO stage 3 the weights come with the optimizer's state; it is forgotten afterwards.
         with_state = optimizer or self._engine.zero_optimization_partition_weights()
         constants = self._constants()
-        states: dict[str, Any] = {}
         self._files.read = read
         try:
             with opened_once(), taken_literally():
                 found, _ = self._engine.load_checkpoint(
                     str(directory), tag=tag, load_module_only=not with_state
                 )
-            if streams:
-                states = torch.load(self._streams_file(directory / tag), weights_only=True)
         except (
             OSError,
             EOFError,
@@ -228,7 +225,7 @@ class Engine(ABC):
         if self._finite:
             self._finite.begin_anew()
         if streams:
-            restore_streams(states)
+            self.load_streams(directory / tag)
 
     def load_whole(
         self,
@@ -245,13 +242,14 @@ class Engine(ABC):
         """Put the random streams of this rank where `save` found them.
 
         Raises:
-            CheckpointError: their file is missing or damaged.
+            CheckpointError: their file is missing or damaged, or another kind of device made it.
         """
         try:
             restore_streams(torch.load(self._streams_file(folder), weights_only=True))
         except (OSError, EOFError, RuntimeError, KeyError, UnpicklingError) as error:
             raise CheckpointError(
-                f"{folder}: the random streams cannot be read: {error}"
+                f"{folder}: the random streams cannot be restored ({error}); --no-load-rng lets them "
+                "begin anew, as on another kind of device"
             ) from error
 
     def renew_streams(self, seed: int, *, sequence_parallel: bool) -> None:

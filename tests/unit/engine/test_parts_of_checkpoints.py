@@ -7,6 +7,7 @@ import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
 from megatron.checkpoint.unpickle import read_state
+from megatron.errors import CheckpointError
 
 LAYOUTS = {
     "fp32": [],
@@ -69,6 +70,19 @@ def test_a_file_is_read_once(build, micro_batch, tmp_path, flags):
     build(*flags).load(tmp_path, "tag", read=read)
     there = {file.name for file in (tmp_path / "tag").iterdir()}
     assert sorted([*names, "rng_rank_00000.pt"]) == sorted(there)
+
+
+def test_random_streams_of_another_kind_of_device_are_refused_with_the_way_out(
+    build, micro_batch, tmp_path
+):
+    engine = trained(build(), micro_batch, steps=1)
+    engine.save(tmp_path, "tag", {})
+    file = tmp_path / "tag" / "rng_rank_00000.pt"
+    states = torch.load(file, weights_only=True)
+    torch.save(states | {"device": states["device"][:16]}, file)  # as long as that of a GPU
+    with pytest.raises(CheckpointError, match="random streams.*state size.*--no-load-rng"):
+        engine.load(tmp_path, "tag", read=read_state)
+    engine.load(tmp_path, "tag", read=read_state, streams=False)
 
 
 @pytest.mark.parametrize("flags", [*LAYOUTS.values()][:4], ids=[*LAYOUTS][:4])
