@@ -245,11 +245,17 @@ class Engine(ABC):
             CheckpointError: their file is missing or damaged, or another kind of device made it.
         """
         try:
-            restore_streams(torch.load(self._streams_file(folder), weights_only=True))
+            states = torch.load(self._streams_file(folder), weights_only=True)
         except (OSError, EOFError, RuntimeError, KeyError, UnpicklingError) as error:
             raise CheckpointError(
-                f"{folder}: the random streams cannot be restored ({error}); --no-load-rng lets them "
-                "begin anew, as on another kind of device"
+                f"{folder}: the random streams cannot be read: {error}"
+            ) from error
+        try:
+            restore_streams(states)
+        except (RuntimeError, KeyError) as error:
+            raise CheckpointError(
+                f"{folder}: the random streams do not fit ({error}); --no-load-rng lets them begin "
+                "anew, as on another kind of device"
             ) from error
 
     def renew_streams(self, seed: int, *, sequence_parallel: bool) -> None:

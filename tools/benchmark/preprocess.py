@@ -13,8 +13,8 @@ clock starts, as in the midst of a large corpus, but not this one; the first tur
 
 The last two are slow, so they get the first 4 MB of the file. Then come tokenizers that the fast
 library does not know, on a fifth as much text, beside `encode_batch` on all cores; and at last
-tools/preprocess_data.py on 8 MB as a process of its own, start-up included. texts.py says of what the
-texts are.
+tools/preprocess_data.py on 8 MB as a process of its own, start-up included. sample_texts.py says
+what the texts are.
 """
 
 import json
@@ -40,7 +40,7 @@ import awkward as ak
 import gigatoken
 import numpy as np
 import orjson
-from texts import CHARACTERS_PER_DOCUMENT, Texts
+from sample_texts import CHARACTERS_PER_DOCUMENT, Texts
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, SentencePieceUnigramTokenizer
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 

@@ -57,6 +57,15 @@ def alone(group, monkeypatch):
     )
 
 
+def with_small_buckets(config):
+    """Return `config` with less than the gigabytes that ZeRO-3 lays out at once.
+
+    They are never touched, but stay with this process, which could not be forked any more.
+    """
+    zero = config["zero_optimization"]
+    return {**config, "zero_optimization": {"reduce_bucket_size": 1 << 20, **zero}}
+
+
 @pytest.fixture
 def build(alone):
     """Return a function from flags to an engine with layers of some spread."""
@@ -83,7 +92,7 @@ def build(alone):
             )
             if optimizer
             else None,
-            config=plan.deepspeed,
+            config=with_small_buckets(plan.deepspeed),
         )
 
     return build_from

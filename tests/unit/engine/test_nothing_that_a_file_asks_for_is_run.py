@@ -90,7 +90,8 @@ MAIN, OPTIMIZER = "mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_
 @pytest.mark.parametrize("name", [MAIN, OPTIMIZER, "rng_rank_00000.pt"])
 def test_of_our_own_checkpoints(saved, build, capsys, name: str) -> None:
     folder, manifest = saved(name)
-    with pytest.raises(CheckpointError, match=r"asks for posix\.system|cannot be loaded"):
+    refused = r"asks for posix\.system|cannot be loaded|streams cannot be read"
+    with pytest.raises(CheckpointError, match=refused):
         build(*ZERO).load(folder.parent, folder.name, read=read_state)
     if name.startswith("rng"):
         with pytest.raises(CheckpointError, match="streams cannot be read"):

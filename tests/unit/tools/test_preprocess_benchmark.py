@@ -16,7 +16,7 @@ TOOLS = Path(__file__).resolve().parents[3] / "tools" / "benchmark"
 def benchmark(monkeypatch):
     monkeypatch.syspath_prepend(TOOLS)
     yield module_of(TOOLS / "preprocess.py")
-    del sys.modules["texts"]
+    del sys.modules["sample_texts"]
 
 
 def test_texts_are_new_to_a_tokenizer_that_has_read_others(benchmark, tmp_path):

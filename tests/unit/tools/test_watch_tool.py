@@ -40,7 +40,7 @@ def test_a_run_is_told_once_and_as_a_page(journal, tmp_path):
 
 def test_what_cannot_be_watched_is_told_in_a_line(journal, tmp_path):
     missing = watch(tmp_path / "none", "--once")
-    assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
     journal.write_text("")
     empty = watch(tmp_path, "--once")
     assert (empty.returncode, empty.stderr) == (
