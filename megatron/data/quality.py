@@ -74,7 +74,7 @@ class LongRuns:
         self._lengths = [SHORTEST_RUN - 1] * _MOST_RUNS  # of the longest so far, shortest first
 
     def __call__(self, tokens: NDArray, ends: NDArray) -> list[Run]:
-        """Return the longest runs that are longer than all but a few before, the longest first.
+        """Return those that may be among the longest of all so far, the longest first.
 
         Shapes: tokens [tokens]; ends [documents], where each document ends.
         """
