@@ -114,7 +114,7 @@ def serving(
     group: object, *, rows: int = 8, api_key: str | None = None, **limits: float
 ) -> Iterator[Running]:
     """Serve until the context is left."""
-    engine = engine_of(random_model(group, SPEC), SPEC, rows=rows, decode=Bytes().decode)
+    engine = engine_of(random_model(group, SPEC), SPEC, rows=rows, tokenizer=Bytes())
     decided = replace(LIMITS, **limits)
     engine_loop = EngineLoop(engine, queue=decided.queue)
     front = Front(

@@ -11,6 +11,7 @@ from megatron.evaluation.team import Team
 from megatron.evaluation.windows import full_windows, last_window
 from megatron.generation.request import Request, without_stop
 from megatron.generation.sampling import Sampling
+from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.tokenizer import Tokenizer
 
 _NEW_TOKENS = 256
@@ -56,7 +57,7 @@ class HarnessModel(LM):
         """Return how each context goes on, up to what the task says ends an answer."""
         asked = [self._request(number, *request.args) for number, request in enumerate(requests)]
         return [
-            without_stop(self._text(done.tokens), request.stop_strings)
+            self._answer(request, done.tokens)
             for request, done in zip(asked, self.team.completions(asked), strict=True)
         ]
 
@@ -95,8 +96,12 @@ class HarnessModel(LM):
             stop_strings=tuple(stop for stop in stops if stop),
         )
 
-    def _text(self, tokens: Sequence[int]) -> str:
-        return self.tokenizer.decode([token for token in tokens if token != self.tokenizer.eod])
+    def _answer(self, request: Request, tokens: Sequence[int]) -> str:
+        shown = [token for token in tokens if token != self.tokenizer.eod]
+        text = text_after(self.tokenizer, request.prompt, shown)
+        # As lm_eval's own models: without the blank that tokens lose where nothing precedes them.
+        lost = max(0, len(text) - len(self.tokenizer.decode(shown)))
+        return without_stop(text, request.stop_strings)[lost:]
 
 
 def _sampling(wishes: Mapping[str, Any]) -> Sampling:

@@ -7,9 +7,10 @@ import torch.distributed as dist
 
 from megatron.evaluation.scores import Score, judge
 from megatron.evaluation.windows import Window
-from megatron.generation.engine import Decode, Engine
+from megatron.generation.engine import Engine
 from megatron.generation.request import Completion, Request
 from megatron.generation.stage import Stage
+from megatron.tokenizer.tokenizer import Tokenizer
 
 _BATCHES = 32
 """Batches of each replica between two shares of work: their windows are sorted by length."""
@@ -26,11 +27,11 @@ class Team:
     Args:
         stage: this rank's layers.
         rows: most sequences of a replica at once.
-        decode: returns the text of tokens, for requests that end with one.
+        tokenizer: spells tokens, for requests that end with a text.
     """
 
-    def __init__(self, stage: Stage, *, rows: int, decode: Decode | None = None):
-        self.stage, self.rows, self.decode = stage, rows, decode
+    def __init__(self, stage: Stage, *, rows: int, tokenizer: Tokenizer | None = None):
+        self.stage, self.rows, self.tokenizer = stage, rows, tokenizer
         self.replicas = stage.groups.topology.data
         self._is_alone = dist.get_world_size() == 1
 
@@ -97,7 +98,7 @@ class Team:
         Communication: one gathering of objects over all ranks.
         """
         groups = self.stage.groups
-        engine = Engine(self.stage, rows=self.rows, decode=self.decode)
+        engine = Engine(self.stage, rows=self.rows, tokenizer=self.tokenizer)
         own: list[Completion] = []
         if groups.stage == groups.tensor_rank == 0:
             own = [*engine.complete(requests[groups.data_rank :: self.replicas])]

@@ -13,11 +13,11 @@ from megatron.generation.beam import Beam, Search, beam_search
 from megatron.generation.request import Choice, Completion, Event, Reason, Request
 from megatron.generation.sampling import choose_tokens
 from megatron.generation.stage import Stage
+from megatron.tokenizer.continuation import text_after
+from megatron.tokenizer.tokenizer import Tokenizer
 
 _CLOSE = -1
 """The number of no sequence: the engine closes."""
-
-Decode = Callable[[Sequence[int]], str]
 
 
 class _Sequence:
@@ -42,7 +42,7 @@ class Engine:
     Args:
         stage: this rank's layers.
         rows: most sequences at once.
-        decode: returns the text of tokens, for requests that end with one.
+        tokenizer: spells tokens, for requests that end with a text.
         recompute: read everything again for each token instead of keeping keys and values.
         prompt_tokens: of so many tokens, padding included, prompts are read together.
     """
@@ -52,11 +52,11 @@ class Engine:
         stage: Stage,
         *,
         rows: int,
-        decode: Decode | None = None,
+        tokenizer: Tokenizer | None = None,
         recompute: bool = False,
         prompt_tokens: int = 2048,
     ):
-        self.stage, self.rows, self.decode = stage, rows, decode
+        self.stage, self.rows, self.tokenizer = stage, rows, tokenizer
         self.recompute, self.prompt_tokens = recompute, prompt_tokens
         self.max_length = stage.max_length
         self._next_number = 0
@@ -368,11 +368,12 @@ class Engine:
         if sequence.num_new:
             if sequence.tokens[-1] in request.stop_tokens:
                 return "stop"
-            if request.stop_strings and self.decode:
+            if request.stop_strings and self.tokenizer:
                 # A token spells one byte at least, or a part of a character.
                 reach = max(len(text.encode()) for text in request.stop_strings) + 4
-                new = sequence.tokens[len(request.prompt) :]
-                spelled = self.decode(new[-reach:])
+                begin = max(len(request.prompt), len(sequence.tokens) - reach)
+                before, new = sequence.tokens[begin - 1 : begin], sequence.tokens[begin:]
+                spelled = text_after(self.tokenizer, before, new)
                 if any(text in spelled for text in request.stop_strings):
                     return "stop"
         if sequence.num_new >= request.max_new_tokens or len(sequence.tokens) >= self.max_length:

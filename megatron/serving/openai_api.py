@@ -13,7 +13,8 @@ from megatron.serving.asked import Asked
 from megatron.serving.engine_loop import Unavailable
 from megatron.serving.fields import CompletionBody
 from megatron.serving.front import Front
-from megatron.serving.spelling import Parts, Spelling, text_after, texts_of_each
+from megatron.serving.spelling import Parts, Spelling, texts_of_each
+from megatron.tokenizer.continuation import text_after
 
 Record = dict[str, Any]
 

@@ -78,7 +78,7 @@ def open_model(
     groups = _joined(parallel, replicas, device)
     stage = _filled(source, wishes, spec, groups, dtype=_DTYPES[dtype], device=device, rows=rows)
     return Opened(
-        engine=Engine(stage, rows=rows, decode=tokenizer.decode, recompute=wishes.recompute),
+        engine=Engine(stage, rows=rows, tokenizer=tokenizer, recompute=wishes.recompute),
         tokenizer=tokenizer,
         spec=spec,
         is_first=launch.rank == 0,

@@ -5,22 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from megatron.generation.request import without_stop
+from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.tokenizer import Tokenizer
-
-
-def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """Return the text of `tokens` where they follow the tokens `before`.
-
-    SentencePiece leaves out the blank that the first token of a text begins with, and of a
-    continuation that blank is a part.
-    """
-    last = [token for token in before[-1:] if token not in tokenizer.special_ids.values()]
-    head = tokenizer.decode(last) if last else ""
-    # Bytes of one character may lie on both sides, where there is no text to begin behind.
-    if not last or head.endswith("\ufffd"):
-        return tokenizer.decode(tokens)
-    whole = tokenizer.decode([*last, *tokens])
-    return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(tokens)
 
 
 def texts_of_each(

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
         inference_max_seq_length=source.config.model.seq_length,
     )
     opened = open_model(source, generation, rows=rows, with_replicas=True)
-    team = Team(opened.engine.stage, rows=rows, decode=opened.tokenizer.decode)
+    team = Team(opened.engine.stage, rows=rows, tokenizer=opened.tokenizer)
     if tasks is None:
         team.follow()
         return

@@ -31,7 +31,7 @@ def model(theirs):
     opened = open_model(
         read_wishes(["--load", str(theirs[0])], {}, description=None), GenerationConfig(), rows=3
     )
-    team = Team(opened.engine.stage, rows=3, decode=opened.tokenizer.decode)
+    team = Team(opened.engine.stage, rows=3, tokenizer=opened.tokenizer)
     with pytest.MonkeyPatch.context() as patch:
         if not IS_THERE:
             for name in ("lm_eval", "lm_eval.api", "lm_eval.api.instance", "lm_eval.api.model"):
@@ -120,6 +120,19 @@ def test_answers(model, theirs):
     ]
     assert model.generate_until(drawn) == model.generate_until(drawn) != whole
     assert model.generate_until([]) == []
+
+
+@pytest.mark.parametrize(("until", "answer"), [(" <6>", "<5>"), (" <5>", ""), ("!", "<5> <6>")])
+def test_an_answer_begins_without_the_blank_that_its_tokens_lose_alone(model, until, answer):
+    tokenizer = SimpleNamespace(
+        encode=lambda text: [len(text)],
+        decode=lambda ids: " ".join(f"<{i}>" for i in ids),
+        special_ids={"eod": 0},
+        eod=0,
+    )
+    team = SimpleNamespace(completions=lambda _: [SimpleNamespace(tokens=(5, 6))])
+    asks = type(model)(team, tokenizer, length=LENGTH, seed=1)
+    assert asks.generate_until([Asked(("of", {"until": until, "max_gen_toks": 2}))]) == [answer]
 
 
 def test_a_token_that_begins_texts_is_not_judged(model, theirs, monkeypatch):

@@ -19,6 +19,7 @@ from megatron.evaluation.windows import Window
 from megatron.generation.beam import Search
 from megatron.generation.request import Request
 from megatron.generation.sampling import Sampling
+from megatron.tokenizer.tokenizer import Tokenizer
 
 SIZES = {
     "hidden_size": 16,
@@ -42,6 +43,15 @@ NETWORKS = {
     "all at once": LLAMA | {"qk_layernorm": True, "embed_layernorm": True, "window": 3},
 }
 GREEDY = Sampling(greedy=True)
+
+
+class Numbers(Tokenizer):
+    """Spells tokens with blanks between them, and as SentencePiece none in front of a text."""
+
+    special_ids = {}
+
+    def decode(self, ids):
+        return " ".join(f"<{i}>" for i in ids)
 
 
 def prompts(count=7):
@@ -154,17 +164,19 @@ def test_a_text_ends_at_a_token_a_string_or_where_positions_do(network):
         if len({*(free := plainly_continued(model, spec, prompt, 99))[:3]}) == 3
     )
     assert len(free) == spec.max_position_embeddings - len(prompt)
-    engine = engine_of(model, spec, decode=lambda tokens: "".join(f"<{token}>" for token in tokens))
-    string = f"{free[1]}><{free[2]}"
-    by_length, by_token, by_string = completed(
+    engine = engine_of(model, spec, tokenizer=Numbers())
+    string = f"{free[1]}> <{free[2]}"
+    by_length, by_token, by_string, by_first = completed(
         engine,
         asked(prompt, 99),
         asked(prompt, 99, stop_tokens=frozenset({free[2]})),
         asked(prompt, 99, stop_strings=("never", string)),
+        asked(prompt, 99, stop_strings=(f" <{free[0]}>",)),
     )
     assert (list(by_length.tokens), by_length.reason) == (free, "length")
     assert (list(by_token.tokens), by_token.reason) == (free[: free.index(free[2]) + 1], "stop")
     assert (list(by_string.tokens), by_string.reason) == (free[:3], "stop")
+    assert (list(by_first.tokens), by_first.reason) == (free[:1], "stop")
 
 
 def test_a_barred_token_does_not_come_after_its_forerunner(network):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from megatron.serving.spelling import Parts, Spelling, text_after, texts_of_each
+from megatron.serving.spelling import Parts, Spelling, texts_of_each
+from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.sentencepiece import Llama2Tokenizer
 
 WORDS = "the lobster  and the tide, Größe and 日本"
