@@ -17,7 +17,7 @@ from megatron.config.generation import GenerationConfig
 from megatron.config.tasks import TaskConfig
 from megatron.errors import raise_if_any
 from megatron.plan.task_plan import name_problems, stride_of, task_problems
-from megatron.serving.wishes import Source, read_wishes
+from megatron.serving.model_source import ModelSource, read_model_source
 from megatron.training.environment import read_launch
 from megatron.training.launch import run_tool_or_rank
 
@@ -31,26 +31,28 @@ def main(argv: Sequence[str]) -> None:
     """Measure what the command line `argv` asks for."""
     log.configure(read_launch(None).rank)
     raise_if_any(name_problems(value_in(argv, "--task")))
-    source = read_wishes(argv, {"task": TaskConfig}, description=__doc__)
+    source = read_model_source(argv, {"task": TaskConfig}, description=__doc__)
     wishes: TaskConfig = source.own["task"]
     raise_if_any(task_problems(source.config, wishes))
 
     from megatron.evaluation.team import Team
-    from megatron.serving.opened import open_model
+    from megatron.serving.loaded_model import load_model
 
     rows = source.config.training.micro_batch_size
-    opened = open_model(source, GenerationConfig(recompute=True), rows=rows, with_replicas=True)
-    team = Team(opened.engine.stage, rows=rows)
-    if not opened.is_first:
+    loaded = load_model(source, GenerationConfig(recompute=True), rows=rows, with_replicas=True)
+    team = Team(loaded.engine.stage, rows=rows)
+    if not loaded.is_first:
         team.follow()
         return
     measure = {"WIKITEXT103": measure_text, "LAMBADA": measure_passages}[wishes.task]
-    told = measure(source, wishes, opened.tokenizer, team)
+    told = measure(source, wishes, loaded.tokenizer, team)
     team.close()
     print(f"validation results on {wishes.task} | {told}")
 
 
-def measure_text(source: Source, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team") -> str:
+def measure_text(
+    source: ModelSource, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team"
+) -> str:
     """Return what to tell of a text's perplexity."""
     from megatron.evaluation.perplexity import perplexity, read_text
     from megatron.evaluation.windows import sliding_windows
@@ -69,7 +71,7 @@ def measure_text(source: Source, wishes: TaskConfig, tokenizer: "Tokenizer", tea
 
 
 def measure_passages(
-    source: Source, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team"
+    source: ModelSource, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team"
 ) -> str:
     """Return what to tell of the last words that were foretold."""
     from megatron.evaluation.cloze import passage_windows, read_passages
@@ -85,7 +87,7 @@ def measure_passages(
     )
 
 
-def reported(scores: "Iterable[Score]", source: Source, team: "Team") -> "Iterator[Score]":
+def reported(scores: "Iterable[Score]", source: ModelSource, team: "Team") -> "Iterator[Score]":
     """Yield the scores, and tell every --log-interval batches how many there have been."""
     interval = source.config.logging.log_interval * team.rows * team.replicas
     for number, score in enumerate(scores, 1):

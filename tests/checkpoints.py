@@ -11,6 +11,7 @@ from torch import Tensor
 from megatron.checkpoint.hugging_face.families import family_of
 from megatron.checkpoint.hugging_face.network import parameters_of
 from megatron.checkpoint.manifest import Manifest, record_file, write_manifest
+from megatron.checkpoint.weights import read_weights
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
 from megatron.model.layers import SequentialModel
@@ -68,6 +69,12 @@ def write_checkpoint(
     )
     write_manifest(folder, manifest)
     return folder
+
+
+def whole_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """Return {parameter name: whole tensor} of the checkpoint in `folder`."""
+    parameters = read_weights(folder, manifest).parameters
+    return {name: parameter.weight.all() for name, parameter in parameters.items()}
 
 
 def in_transformers(spec: ModelSpec, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from megatron.generation.sampling import Sampling
 from megatron.plan.serving_plan import Limits
 from megatron.serving.app import build_app
 from megatron.serving.engine_loop import EngineLoop
-from megatron.serving.front import Front
+from megatron.serving.served_model import ServedModel
 from megatron.serving.server import Server
 from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary
 
@@ -77,7 +77,7 @@ class Reply:
 class Running:
     """A server that answers at `port`."""
 
-    front: Front
+    served: ServedModel
     server: Server
     port: int
 
@@ -117,7 +117,7 @@ def serving(
     engine = engine_of(random_model(group, SPEC), SPEC, rows=rows, tokenizer=Bytes())
     decided = replace(LIMITS, **limits)
     engine_loop = EngineLoop(engine, queue=decided.queue)
-    front = Front(
+    served = ServedModel(
         engine_loop=engine_loop,
         tokenizer=Bytes(),
         vocab_size=SPEC.vocab_size,
@@ -126,13 +126,13 @@ def serving(
         sampling=Sampling(),
         seed=1234,
     )
-    app = build_app(front, api_key=api_key)
+    app = build_app(served, api_key=api_key)
     server = Server(app, engine_loop, host="127.0.0.1", port=0, grace_s=decided.grace_s)
     engine_loop.start()
     thread = threading.Thread(target=lambda: server.run(sockets=[server.listener]))
     thread.start()
     try:
-        yield Running(front, server, server.listener.getsockname()[1])
+        yield Running(served, server, server.listener.getsockname()[1])
     finally:
         server.stop()
         thread.join()

@@ -18,7 +18,7 @@ from megatron import log
 from megatron.config.generation import GenerationConfig
 from megatron.errors import ConfigError, DataError, raise_if_any
 from megatron.plan.generation_plan import generation_problems
-from megatron.serving.wishes import read_wishes
+from megatron.serving.model_source import read_model_source
 from megatron.training.environment import read_launch
 from megatron.training.launch import run_tool_or_rank
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at 
 def main(argv: Sequence[str]) -> None:
     """Generate what the command line `argv` asks for."""
     log.configure(read_launch(None).rank)
-    source = read_wishes(argv, {"generation": GenerationConfig}, description=__doc__)
+    source = read_model_source(argv, {"generation": GenerationConfig}, description=__doc__)
     wishes: GenerationConfig = source.own["generation"]
     rows = max(source.config.training.micro_batch_size, wishes.beam_width or 0)
     raise_if_any(generation_problems(wishes))
     prompts = read_prompts(wishes)
 
-    from megatron.serving.opened import open_model
+    from megatron.serving.loaded_model import load_model
     from megatron.serving.writer import Writer
 
-    opened = open_model(source, wishes, rows=rows)
-    writer = Writer(opened, wishes, seed=source.config.training.seed)
-    if not opened.is_first:
-        opened.engine.follow()
+    loaded = load_model(source, wishes, rows=rows)
+    writer = Writer(loaded, wishes, seed=source.config.training.seed)
+    if not loaded.is_first:
+        loaded.engine.follow()
         return
     if wishes.num_samples:
         write_samples(wishes, writer)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
         write_continuations(wishes, prompts, writer)
     else:
         converse(writer)
-    opened.engine.close()
+    loaded.engine.close()
 
 
 def read_prompts(wishes: GenerationConfig) -> list[str]:

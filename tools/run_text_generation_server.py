@@ -17,7 +17,7 @@ from megatron.config.generation import GenerationConfig
 from megatron.config.serving import ServingConfig
 from megatron.errors import ConfigError, DataError, raise_if_any
 from megatron.plan.serving_plan import plan_limits, serving_problems
-from megatron.serving.wishes import read_wishes
+from megatron.serving.model_source import read_model_source
 from megatron.training.environment import read_launch, read_launcher
 from megatron.training.launch import run_tool_or_rank
 from megatron.training.launchers import Launchers
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
     """Serve what the command line `argv` says until a signal comes."""
     log.configure(read_launch(None).rank)
     sections = {"generation": GenerationConfig, "serving": ServingConfig}
-    source = read_wishes(argv, sections, description=__doc__)
+    source = read_model_source(argv, sections, description=__doc__)
     generation: GenerationConfig = source.own["generation"]
     wishes: ServingConfig = source.own["serving"]
     raise_if_any(serving_problems(wishes, generation))
@@ -43,25 +43,25 @@ def main(argv: Sequence[str]) -> None:
     from megatron.generation.sampling import Sampling
     from megatron.serving.app import build_app
     from megatron.serving.engine_loop import EngineLoop
-    from megatron.serving.front import Front
-    from megatron.serving.opened import open_model
+    from megatron.serving.loaded_model import load_model
+    from megatron.serving.served_model import ServedModel
     from megatron.serving.server import Server, listener
 
     if read_launch(None).rank == 0:
         listener(wishes.host, wishes.port).close()  # a model takes long to load for a taken port
-    opened = open_model(source, generation, rows=source.config.training.micro_batch_size)
-    if not opened.is_first:
+    loaded = load_model(source, generation, rows=source.config.training.micro_batch_size)
+    if not loaded.is_first:
         # A launcher tells all ranks; the first one says when there is nothing more to do.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        opened.engine.follow()
+        loaded.engine.follow()
         return
     limits = plan_limits(wishes, generation)
-    engine_loop = EngineLoop(opened.engine, queue=limits.queue)
-    front = Front(
+    engine_loop = EngineLoop(loaded.engine, queue=limits.queue)
+    served = ServedModel(
         engine_loop=engine_loop,
-        tokenizer=opened.tokenizer,
-        vocab_size=opened.spec.vocab_size,
+        tokenizer=loaded.tokenizer,
+        vocab_size=loaded.spec.vocab_size,
         limits=limits,
         name=wishes.served_model_name or Path(str(source.config.checkpoint.load)).resolve().name,
         sampling=Sampling(
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
         ),
         seed=source.config.training.seed,
     )
-    app = build_app(front, api_key=api_key)
+    app = build_app(served, api_key=api_key)
     server = Server(
         app,
         engine_loop,

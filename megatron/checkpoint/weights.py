@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from torch import Tensor
-
 from megatron.checkpoint.digest import read_any
 from megatron.checkpoint.manifest import Manifest
 from megatron.parallel.whole import WholeCheckpoint
@@ -20,9 +18,3 @@ def read_weights(folder: Path, manifest: Manifest) -> WholeCheckpoint:
         CheckpointError: files are missing, damaged, or are no DeepSpeed checkpoint.
     """
     return read_any(folder, manifest, optimizer=False)
-
-
-def read_whole_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """Return {parameter name: whole tensor} of the checkpoint in `folder`; see read_weights."""
-    parameters = read_weights(folder, manifest).parameters
-    return {name: parameter.weight.all() for name, parameter in parameters.items()}

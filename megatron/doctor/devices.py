@@ -7,7 +7,7 @@ import torch
 from megatron.doctor.findings import Problem, Section
 from megatron.doctor.host import nodes_of_gpus
 from megatron.doctor.sizes import told_bytes
-from megatron.training.surroundings import driver
+from megatron.training.system_info import driver
 
 
 def devices_section() -> Section:

@@ -60,25 +60,6 @@ def reduce_from_tensor_parallel(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return ReduceFromTensorParallel.apply(x, group) if group.size() > 1 else x
 
 
-class GatherSequence(torch.autograd.Function):
-    """All-gather forward, reduce-scatter backward: enter a tensor-parallel region with whole x.
-
-    Communication: one all-gather of x forward, one reduce-scatter of its gradient backward.
-    Source: arXiv:2205.05198, section 4.2 (`g`).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-        """Return all ranks' `x`, concatenated along `dim`."""
-        ctx.dim, ctx.group = dim, group
-        return gathered(x, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Return this rank's part of the sum of all ranks' gradients."""
-        return sum_scattered(grads[0], ctx.dim, ctx.group), None, None
-
-
 class ScatterSequence(torch.autograd.Function):
     """Reduce-scatter forward, all-gather backward: leave a tensor-parallel region with a part.
 
@@ -143,11 +124,6 @@ def _all_to_all(x: Tensor, scatter: int, gather: int, group: dist.ProcessGroup) 
     received = torch.empty_like(parts)
     dist.all_to_all_single(received, parts, group=group)
     return received.movedim(0, gather).flatten(gather, gather + 1)
-
-
-def gather_sequence(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """Enter a tensor-parallel region with every rank's part of the sequence, which is `dim`."""
-    return GatherSequence.apply(x, dim, group)
 
 
 def scatter_sequence(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:

@@ -11,12 +11,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from megatron.errors import MegatronError
 from megatron.serving import megatron_api, openai_api
-from megatron.serving.asked import Asked
 from megatron.serving.engine_loop import Unavailable
 from megatron.serving.fields import CompletionBody, MegatronBody, printable, reasons
-from megatron.serving.front import ClientGone, Front, while_connected
 from megatron.serving.gate import Gate, refused
+from megatron.serving.in_flight import ClientGone, InFlight, while_connected
 from megatron.serving.metrics import Metrics
+from megatron.serving.served_model import ServedModel
 
 _PAGE = Path(__file__).with_name("page.html")
 _PAGE_HEADERS = {
@@ -31,59 +31,59 @@ _PAGE_HEADERS = {
 class _Stream(StreamingResponse):
     """An answer in parts; what is left of it is cancelled when the client leaves."""
 
-    def __init__(self, asked: Asked, completing: openai_api.Completing):
-        super().__init__(completing.stream(asked), media_type="text/event-stream")
-        self._asked = asked
+    def __init__(self, jobs: InFlight, completing: openai_api.Completing):
+        super().__init__(completing.stream(jobs), media_type="text/event-stream")
+        self._jobs = jobs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._asked:
+        with self._jobs:
             await super().__call__(scope, receive, send)
 
 
-def build_app(front: Front, *, api_key: str | None) -> ASGIApp:
+def build_app(served: ServedModel, *, api_key: str | None) -> ASGIApp:
     """Return the ASGI application.
 
     Args:
         api_key: what requests must bear; None for nothing.
     """
     app = FastAPI(title="Megatron-DeepSpeed", docs_url=None, redoc_url=None)
-    metrics = Metrics(front.engine_loop)
-    _add_interfaces(app, front)
-    _add_views(app, front, metrics)
+    metrics = Metrics(served.engine_loop)
+    _add_interfaces(app, served)
+    _add_views(app, served, metrics)
     _add_errors(app)
     return Gate(
         app,
         api_key=api_key,
-        body_bytes=front.limits.body_bytes,
+        body_bytes=served.limits.body_bytes,
         metrics=metrics,
         paths=frozenset(getattr(route, "path", "") for route in app.routes),
     )
 
 
-def _add_interfaces(app: FastAPI, front: Front) -> None:
+def _add_interfaces(app: FastAPI, served: ServedModel) -> None:
     started_at = time.time()
 
     @app.put("/api")
     async def api(body: MegatronBody, http: Request) -> JSONResponse:
         http.state.no_log = body.no_log
-        return JSONResponse(await while_connected(http, lambda: megatron_api.answer(front, body)))
+        return JSONResponse(await while_connected(http, lambda: megatron_api.answer(served, body)))
 
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, http: Request) -> Response:
-        completing = openai_api.Completing(front, body)
+        completing = openai_api.Completing(served, body)
         if body.stream:
-            asked = Asked(front.engine_loop, completing.requests)
-            return _Stream(asked, completing)
+            jobs = InFlight(served.engine_loop, completing.requests)
+            return _Stream(jobs, completing)
         return JSONResponse(await while_connected(http, completing.answer))
 
     @app.get("/v1/models")
     async def models() -> JSONResponse:
-        return JSONResponse(openai_api.models(front, started_at=started_at))
+        return JSONResponse(openai_api.models(served, started_at=started_at))
 
 
-def _add_views(app: FastAPI, front: Front, metrics: Metrics) -> None:
+def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics) -> None:
     page = _PAGE.read_text(encoding="utf-8")
-    engine_loop = front.engine_loop
+    engine_loop = served.engine_loop
 
     @app.get("/", include_in_schema=False)
     async def index() -> HTMLResponse:

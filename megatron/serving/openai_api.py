@@ -9,10 +9,10 @@ from uuid import uuid4
 from megatron.errors import ConfigError
 from megatron.generation.request import Choice, Completion, Request
 from megatron.generation.sampling import Sampling
-from megatron.serving.asked import Asked
 from megatron.serving.engine_loop import Unavailable
 from megatron.serving.fields import CompletionBody
-from megatron.serving.front import Front
+from megatron.serving.in_flight import InFlight
+from megatron.serving.served_model import ServedModel
 from megatron.serving.spelling import Parts, Spelling, texts_of_each
 from megatron.tokenizer.continuation import text_after
 
@@ -32,9 +32,9 @@ def error_record(message: str, *, status: int) -> Record:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def models(front: Front, *, started_at: float) -> Record:
+def models(served: ServedModel, *, started_at: float) -> Record:
     """Return the list of the one model."""
-    model = {"id": front.name, "object": "model", "created": int(started_at), "owned_by": ""}
+    model = {"id": served.name, "object": "model", "created": int(started_at), "owned_by": ""}
     return {"object": "list", "data": [model]}
 
 
@@ -46,20 +46,20 @@ class Completing:
         UnknownModel: another model is asked for.
     """
 
-    def __init__(self, front: Front, body: CompletionBody):
-        if body.model != front.name:
-            raise UnknownModel(f"there is no model {body.model!r} here but {front.name!r}")
-        self.front, self.body = front, body
+    def __init__(self, served: ServedModel, body: CompletionBody):
+        if body.model != served.name:
+            raise UnknownModel(f"there is no model {body.model!r} here but {served.name!r}")
+        self.served, self.body = served, body
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
         self.spelling = Spelling(
-            tokenizer=front.tokenizer,
-            stop_tokens=frozenset({front.tokenizer.eod}),
+            tokenizer=served.tokenizer,
+            stop_tokens=frozenset({served.tokenizer.eod}),
             stop_strings=tuple(stops),
         )
         self.asked = [one for one in self._asked_once() for _ in range(body.n)]
         prompts = [prompt for _, prompt in self.asked]
-        new_tokens = front.new_tokens(prompts, body.max_tokens, _USUAL_NEW_TOKENS)
-        front.require_room(prompts[:: body.n], new_tokens, body.n)
+        new_tokens = served.new_tokens(prompts, body.max_tokens, _USUAL_NEW_TOKENS)
+        served.require_room(prompts[:: body.n], new_tokens, body.n)
         wants = body.logprobs is not None
         top_p = body.top_p if body.top_p < 1 else 0.0
         sampling = Sampling(temperature=body.temperature, top_p=top_p)
@@ -75,19 +75,19 @@ class Completing:
                 prompt_logprobs=wants and body.echo,
                 top_logprobs=body.logprobs or 0,
             )
-            for prompt, seed in zip(prompts, front.seeds(body.seed, len(prompts)), strict=True)
+            for prompt, seed in zip(prompts, served.seeds(body.seed, len(prompts)), strict=True)
         ]
-        front.require_possible(self.requests)
+        served.require_possible(self.requests)
         self._base: Record = {
             "id": f"cmpl-{uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": front.name,
+            "model": served.name,
         }
 
     def _asked_once(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return text and tokens of each prompt; an empty one is the beginning of a document."""
-        tokenizer = self.front.tokenizer
+        tokenizer = self.served.tokenizer
         prompt: Any = self.body.prompt
         is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
         return [
@@ -98,11 +98,11 @@ class Completing:
         ]
 
     def _spelled_if_known(self, tokens: Any) -> str:
-        if not all(0 <= token < self.front.vocab_size for token in tokens):
+        if not all(0 <= token < self.served.vocab_size for token in tokens):
             raise ConfigError(
-                f"prompt: a token is not in the vocabulary of {self.front.vocab_size}"
+                f"prompt: a token is not in the vocabulary of {self.served.vocab_size}"
             )
-        return self.front.tokenizer.decode(tokens) if self.body.echo else ""
+        return self.served.tokenizer.decode(tokens) if self.body.echo else ""
 
     async def answer(self) -> Record:
         """Return the object that answers at once.
@@ -110,8 +110,8 @@ class Completing:
         Raises:
             Unavailable: nothing more can be taken on now.
         """
-        with Asked(self.front.engine_loop, self.requests) as asked:
-            done = await asked.completions()
+        with InFlight(self.served.engine_loop, self.requests) as jobs:
+            done = await jobs.completions()
         choices = [
             {
                 "index": index,
@@ -127,7 +127,7 @@ class Completing:
             "usage": self._usage(sum(len(one.tokens) for one in done)),
         }
 
-    async def stream(self, asked: Asked) -> AsyncIterator[str]:
+    async def stream(self, jobs: InFlight) -> AsyncIterator[str]:
         """Yield the lines of the answer as server-sent events."""
         parts = [Parts(self.spelling, request.prompt) for request in self.requests]
         last = [request.prompt[-1:] for request in self.requests]
@@ -136,7 +136,7 @@ class Completing:
         num_new = 0
         options = self.body.stream_options
         try:
-            async for index, event in asked.events():
+            async for index, event in jobs.events():
                 num_new += event.choice is not None
                 token = event.choice.token if event.choice else None
                 text = parts[index].after(token, is_last=event.reason is not None)
@@ -190,7 +190,7 @@ class Completing:
         Args:
             last: the token in front of the first of `choices`.
         """
-        tokenizer = self.front.tokenizer
+        tokenizer = self.served.tokenizer
         before = self.requests[index].prompt if index is not None and self.body.echo else ()
         shown = [choice for choice in choices if choice.token not in self.spelling.stop_tokens]
         new = [choice.token for choice in shown]
@@ -215,7 +215,7 @@ class Completing:
         found: dict[str, float] = {}
         for token, value in choice.top:
             # Parts of characters are spelled alike; the likeliest of them is told.
-            found.setdefault(text_after(self.front.tokenizer, last, [token]), value)
+            found.setdefault(text_after(self.served.tokenizer, last, [token]), value)
         return found
 
 

@@ -8,7 +8,7 @@ from megatron.errors import raise_if_any
 from megatron.generation.beam import Search
 from megatron.generation.request import Completion, Request
 from megatron.generation.sampling import Sampling
-from megatron.serving.opened import Opened
+from megatron.serving.loaded_model import LoadedModel
 from megatron.serving.spelling import Parts, Spelling
 
 
@@ -19,8 +19,8 @@ class Writer:
         seed: what the draws follow from; each text has draws of its own.
     """
 
-    def __init__(self, opened: Opened, wishes: GenerationConfig, *, seed: int):
-        self.engine, self.tokenizer = opened.engine, opened.tokenizer
+    def __init__(self, loaded: LoadedModel, wishes: GenerationConfig, *, seed: int):
+        self.engine, self.tokenizer = loaded.engine, loaded.tokenizer
         self.wishes, self.seed = wishes, seed
         self.sampling = Sampling(
             greedy=wishes.greedy,
@@ -29,8 +29,8 @@ class Writer:
             top_p=wishes.top_p,
         )
         self.spelling = Spelling(
-            tokenizer=opened.tokenizer,
-            stop_tokens=frozenset((opened.tokenizer.eod, *(wishes.stop_tokens or ()))),
+            tokenizer=loaded.tokenizer,
+            stop_tokens=frozenset((loaded.tokenizer.eod, *(wishes.stop_tokens or ()))),
             stop_strings=tuple(wishes.stop_strings or ()),
         )
         self._asked = 0

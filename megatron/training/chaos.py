@@ -24,7 +24,7 @@ from megatron.engine.engine import Engine
 from megatron.errors import CheckpointError
 from megatron.plan.chaos_plan import ChaosPlan
 from megatron.plan.plan import Plan
-from megatron.training.agree import from_rank_0
+from megatron.training.collectives import from_rank_0
 from megatron.training.journal import Journal
 from megatron.training.loop import Hook, StepResult
 from megatron.training.state import TrainState

@@ -45,7 +45,7 @@ class Journal:
     def start(
         self,
         iteration: int,
-        surroundings: Mapping[str, str],
+        system_info: Mapping[str, str],
         flags: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Note that the run begins, or goes on, behind `iteration`, with what it runs and how.
@@ -55,7 +55,7 @@ class Journal:
         """
         self.attempt += 1
         known = {"iteration": iteration, "run": self.run, "attempt": self.attempt, "at": now()}
-        self.write(START, {**known, "with": dict(surroundings), "flags": dict(flags)})
+        self.write(START, {**known, "with": dict(system_info), "flags": dict(flags)})
 
     def write(self, event: str, record: dict[str, Any]) -> None:
         """Append `record` under the name of what happened.

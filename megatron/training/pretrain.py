@@ -27,19 +27,19 @@ from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training import setup
-from megatron.training.agree import gathered
-from megatron.training.choose import choose
+from megatron.training.checkpoint_choice import choose_checkpoint
+from megatron.training.collectives import gathered
 from megatron.training.environment import Launch
 from megatron.training.failure import FailureFile
 from megatron.training.flags_file import write_flags
 from megatron.training.objective import GPT, Objective
 from megatron.training.peers import Peers, this_process
 from megatron.training.replay import quiet, replay
-from megatron.training.requests import build_requests
 from megatron.training.resume import resume
 from megatron.training.run import Run, say_when
 from megatron.training.save import require_own, sole_writer
 from megatron.training.state import TrainState
+from megatron.training.stop_requests import build_requests
 from megatron.training.stream import Batches, Stream, length_of_next_step
 from megatron.training.watchdog import Watchdog
 from megatron.training.writers import writer_problems
@@ -157,7 +157,7 @@ def _build(
     Communication: every rank must call this, in step.
     """
     # Before anything slow: a checkpoint of another run is told at once.
-    chosen = choose(plan) if plan.checkpoint.load else None
+    chosen = choose_checkpoint(plan) if plan.checkpoint.load else None
     groups = setup.build_process_groups(plan)
     view = view_of(plan.objective, plan.masks, tokenizer, plan.training.seed)
     with before_the_first_step():

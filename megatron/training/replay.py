@@ -15,7 +15,7 @@ from megatron.errors import TrainingError
 from megatron.plan.plan import Plan
 from megatron.preparation.sample_origins import lines_of_step
 from megatron.tokenizer.tokenizer import Tokenizer
-from megatron.training.agree import from_rank_0
+from megatron.training.collectives import from_rank_0
 from megatron.training.journal import ROLLBACK, read_journal
 from megatron.training.loop import Hook, StepResult, train
 from megatron.training.run import schedule_of

@@ -12,7 +12,7 @@ from megatron.errors import TrainingError
 from megatron.parallel.experts import whole_name
 from megatron.parallel.groups import Groups
 from megatron.parallel.sharding import shard_of
-from megatron.training.agree import gathered
+from megatron.training.collectives import gathered
 from megatron.training.loop import Hook, StepResult
 from megatron.training.state import TrainState
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from megatron.checkpoint.aside import set_aside
 from megatron.checkpoint.compare import (
     adds_adapters,
     has_same_ranks,
@@ -15,6 +14,7 @@ from megatron.checkpoint.compare import (
 from megatron.checkpoint.differences import table
 from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import damage
+from megatron.checkpoint.superseded import set_aside
 from megatron.checkpoint.universal import is_universal, read_universal
 from megatron.checkpoint.unpickle import read_state
 from megatron.data.datasets import CorpusUse
@@ -22,8 +22,7 @@ from megatron.engine.engine import Engine
 from megatron.errors import CheckpointError
 from megatron.parallel.random import renewed_seed
 from megatron.plan.plan import Plan
-from megatron.training.agree import from_rank_0, gathered, share_of
-from megatron.training.choose import (
+from megatron.training.checkpoint_choice import (
     Chosen,
     as_json,
     going_on,
@@ -31,6 +30,7 @@ from megatron.training.choose import (
     tell_changes,
     tell_other_order,
 )
+from megatron.training.collectives import from_rank_0, gathered, share_of
 from megatron.training.state import TrainState
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from megatron.errors import ExitCode
 from megatron.optim.schedule import learning_rate, weight_decay
 from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan
-from megatron.training.agree import from_rank_0
 from megatron.training.chaos import build_chaos
+from megatron.training.collectives import from_rank_0
 from megatron.training.energy import Energy
 from megatron.training.environment import Launch
 from megatron.training.evaluate import Evaluation
@@ -28,7 +28,6 @@ from megatron.training.profile import Profile
 from megatron.training.progress import Named, Progress
 from megatron.training.replicas import ReplicaCheck
 from megatron.training.report import Report, peak_flops_of
-from megatron.training.requests import Requests
 from megatron.training.save import Checkpoints
 from megatron.training.skip import Skip
 from megatron.training.slow_ranks import SlowRanks
@@ -36,6 +35,7 @@ from megatron.training.spikes import Spike, SpikeGuard, go_back, steps_before
 from megatron.training.state import TrainState
 from megatron.training.step_records import StepRecords
 from megatron.training.stop import Stop
+from megatron.training.stop_requests import Requests
 from megatron.training.stream import Batches, Stream
 from megatron.training.tensorboard import TensorBoard
 from megatron.training.watchdog import Watchdog
@@ -137,7 +137,7 @@ class Run:
         stop = Stop(plan.training, started_from=started_from, requests=requests, save=save)
         self.evaluation.heed(lambda: requests.agree()[0] is not None)
         if self.journal:
-            around = checkpoints.surroundings if checkpoints else {}
+            around = checkpoints.system_info if checkpoints else {}
             self.journal.start(started_from, around, flags_said(self.config))
         say_when("before the start of training step")
         meters: list[Meter] = [*build_meters(self.engine, plan), *self._slow_ranks()]

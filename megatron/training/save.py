@@ -26,11 +26,11 @@ from megatron.parallel.experts import whole_name
 from megatron.parallel.host_copy import HostCopies
 from megatron.parallel.sharding import shard_of
 from megatron.plan.plan import Plan
-from megatron.training.agree import agreed, from_rank_0, gathered, share_of
+from megatron.training.collectives import agreed, from_rank_0, gathered, share_of
 from megatron.training.loop import Hook, StepResult
 from megatron.training.rescue import UnderWay, finish_alone
 from megatron.training.state import TrainState
-from megatron.training.surroundings import surroundings
+from megatron.training.system_info import system_info
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Checkpoints(Hook):
         self._config = config
         self._directory = Path(plan.checkpoint.save)
         self._saved = self._went_on_from = saved
-        self.surroundings = surroundings()
+        self.system_info = system_info()
         in_background = plan.checkpoint.in_background
         self._executor: Executor = ThreadPoolExecutor(1) if in_background else AtOnce()
         self._copies = HostCopies() if in_background else None
@@ -313,7 +313,7 @@ class Checkpoints(Hook):
             state=asdict(state),
             plan=asdict(self._plan),
             config=asdict(self._config),
-            versions=dict(self.surroundings),
+            versions=dict(self.system_info),
             partition_dims=self._partition_dims(),
             files=(),
         )

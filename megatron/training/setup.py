@@ -33,8 +33,8 @@ from megatron.parallel.groups import Groups, build_groups
 from megatron.parallel.topology import Topology
 from megatron.plan.plan import Plan
 from megatron.plan.watch_plan import WatchPlan
-from megatron.training.agree import from_rank_0, rank_0_first
 from megatron.training.batch import read_batches
+from megatron.training.collectives import from_rank_0, rank_0_first
 from megatron.training.environment import (
     Launch,
     cpu_threads,

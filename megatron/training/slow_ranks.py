@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.parallel.groups import Groups
-from megatron.training.agree import gathered
+from megatron.training.collectives import gathered
 from megatron.training.journal import Journal
 from megatron.training.state import TrainState
 

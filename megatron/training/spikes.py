@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from megatron.checkpoint.aside import set_aside
 from megatron.checkpoint.names import iteration_of, published_tags
+from megatron.checkpoint.superseded import set_aside
 from megatron.engine.engine import Engine
 from megatron.errors import TrainingError
 from megatron.plan.guards_plan import SpikePlan
 from megatron.plan.plan import Plan
-from megatron.training.agree import agreed, from_rank_0
-from megatron.training.choose import Chosen, newest_readable
+from megatron.training.checkpoint_choice import Chosen, newest_readable
+from megatron.training.collectives import agreed, from_rank_0
 from megatron.training.journal import ROLLBACK, Journal, read_journal
 from megatron.training.loop import Hook, StepResult
 from megatron.training.resume import damage_of, load

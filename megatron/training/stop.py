@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from megatron.errors import ExitCode
 from megatron.plan.training_plan import TrainingPlan
-from megatron.training.requests import Requests
 from megatron.training.state import TrainState
+from megatron.training.stop_requests import Requests
 
 
 class Stop:

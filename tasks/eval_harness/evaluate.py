@@ -20,7 +20,7 @@ from megatron.config.generation import GenerationConfig
 from megatron.config.tasks import HarnessConfig
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.task_plan import harness_problems
-from megatron.serving.wishes import Source, read_wishes
+from megatron.serving.model_source import ModelSource, read_model_source
 from megatron.training.environment import read_launch
 from megatron.training.launch import run_tool_or_rank
 
@@ -38,7 +38,7 @@ _SIZES = (
 def main(argv: Sequence[str]) -> None:
     """Evaluate on what the command line `argv` asks for."""
     log.configure(read_launch(None).rank)
-    source = read_wishes([*said(argv)], {"harness": HarnessConfig}, description=__doc__)
+    source = read_model_source([*said(argv)], {"harness": HarnessConfig}, description=__doc__)
     wishes: HarnessConfig = source.own["harness"]
     raise_if_any(harness_problems(source.config, wishes))
     if wishes.results_path is not None:
@@ -52,15 +52,15 @@ def main(argv: Sequence[str]) -> None:
     tasks = known_tasks(wishes) if is_first else None
 
     from megatron.evaluation.team import Team
-    from megatron.serving.opened import open_model
+    from megatron.serving.loaded_model import load_model
 
     rows = source.config.training.micro_batch_size * wishes.micro_bs_multiplier
     generation = GenerationConfig(
         inference_dtype="fp32" if wishes.eval_fp32 else "auto",
         inference_max_seq_length=source.config.model.seq_length,
     )
-    opened = open_model(source, generation, rows=rows, with_replicas=True)
-    team = Team(opened.engine.stage, rows=rows, tokenizer=opened.tokenizer)
+    loaded = load_model(source, generation, rows=rows, with_replicas=True)
+    team = Team(loaded.engine.stage, rows=rows, tokenizer=loaded.tokenizer)
     if tasks is None:
         team.follow()
         return
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
 
     model = HarnessModel(
         team,
-        opened.tokenizer,
+        loaded.tokenizer,
         length=source.config.model.seq_length,
         seed=source.config.training.seed,
     )
@@ -122,7 +122,7 @@ def known_tasks(wishes: HarnessConfig) -> "TaskManager":
 
 
 def evaluate(
-    source: Source, wishes: HarnessConfig, model: "HarnessModel", tasks: "TaskManager"
+    source: ModelSource, wishes: HarnessConfig, model: "HarnessModel", tasks: "TaskManager"
 ) -> None:
     """Evaluate on the tasks, print what was found, and write it to --results_path."""
     from lm_eval.utils import make_table

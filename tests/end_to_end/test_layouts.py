@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import whole_weights
 from jobs import Corpus, launched, losses, start_ranks
 
 from megatron.checkpoint.manifest import read_manifest
-from megatron.checkpoint.weights import read_whole_weights
 
 RUN = [
     *("--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4"),
@@ -56,12 +56,12 @@ def test_losses_and_weights_are_those_of_one_process(
 
     assert len(losses(tmp_path)) == 20
     assert losses(tmp_path) == pytest.approx(losses(alone), rel=1e-4)
-    expected, found = whole_weights(alone), whole_weights(tmp_path)
+    expected, found = saved_weights(alone), saved_weights(tmp_path)
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=1e-3, atol=2e-4, msg=name)
 
 
-def whole_weights(save: Path) -> dict[str, torch.Tensor]:
+def saved_weights(save: Path) -> dict[str, torch.Tensor]:
     folder = save / "global_step20"
-    return read_whole_weights(folder, read_manifest(folder))
+    return whole_weights(folder, read_manifest(folder))

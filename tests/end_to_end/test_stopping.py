@@ -25,7 +25,7 @@ from ports import free_port
 from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import published_tags
 from megatron.errors import ExitCode
-from megatron.training.requests import SAVE_FILE
+from megatron.training.stop_requests import SAVE_FILE
 
 STALLS = """
 import os, sys, time

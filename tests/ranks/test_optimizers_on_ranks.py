@@ -2,6 +2,8 @@
 
 import os
 
+from checkpoints import whole_weights
+
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import tempfile
@@ -21,7 +23,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.testing import assert_close
 
 from megatron.checkpoint.manifest import Manifest, record_file
-from megatron.checkpoint.weights import read_whole_weights
 from megatron.engine import distributed
 from megatron.engine.build import build_engine
 from megatron.engine.optimizers import engine_optimizer
@@ -234,7 +235,7 @@ def weights_of_stage_3_are_read_back_the_frozen_ones_too(rank):
             files=tuple(record_file(file) for file in (Path(folder[0]) / "here").iterdir()),
         )
         expected = weights(engine)
-        found = read_whole_weights(Path(folder[0]) / "here", manifest)
+        found = whole_weights(Path(folder[0]) / "here", manifest)
         assert found.keys() == expected.keys()
         for name, weight in expected.items():
             assert torch.equal(found[name], weight), (flags, name)

@@ -16,7 +16,7 @@ from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.manifest import Manifest, record_file
 from megatron.errors import CheckpointError
 from megatron.parallel.sharding import shard_of
-from megatron.training.agree import from_rank_0, gathered
+from megatron.training.collectives import from_rank_0, gathered
 
 NETWORK = (
     *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "4"),

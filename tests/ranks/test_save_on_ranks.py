@@ -18,7 +18,7 @@ from megatron.checkpoint.digest import digest_of, digests, read_any
 from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.names import published_tags
 from megatron.errors import CheckpointError
-from megatron.training.agree import from_rank_0
+from megatron.training.collectives import from_rank_0
 from megatron.training.save import Checkpoints
 from megatron.training.state import TrainState
 

@@ -36,7 +36,7 @@ from megatron.parallel.whole import Pieces, Whole, WholeCheckpoint
 from megatron.plan.plan import Plan, plan
 from megatron.tool import run_tool
 from megatron.training import setup
-from megatron.training.choose import choose
+from megatron.training.checkpoint_choice import choose_checkpoint
 from megatron.training.device import prepare_process
 from megatron.training.loop import StepResult
 from megatron.training.objective import GPT
@@ -191,7 +191,7 @@ class Sides:
         """Compare the files with their hashes and fill the engine, as a run does."""
         return_free_memory()
         with timed() as taken:
-            chosen = choose(self.decided)
+            chosen = choose_checkpoint(self.decided)
             assert chosen
             resume(self.engine, self.decided, TrainState(), chosen)
         return taken

@@ -35,7 +35,7 @@ from megatron.plan.model_spec import plan_model
 from megatron.plan.serving_plan import Limits
 from megatron.serving.app import build_app
 from megatron.serving.engine_loop import EngineLoop
-from megatron.serving.front import Front
+from megatron.serving.served_model import ServedModel
 from megatron.serving.server import Server
 from megatron.tokenizer.null import NullTokenizer
 from megatron.tool import run_tool
@@ -90,7 +90,7 @@ def serving(said: Namespace, *, rows: int) -> Iterator[int]:
         queue=1000,
         grace_s=0.0,
     )
-    front = Front(
+    served = ServedModel(
         engine_loop=engine_loop,
         tokenizer=NullTokenizer(said.vocab),
         vocab_size=said.vocab + 1,
@@ -100,7 +100,7 @@ def serving(said: Namespace, *, rows: int) -> Iterator[int]:
         seed=1,
     )
     server = Server(
-        build_app(front, api_key=None), engine_loop, host="127.0.0.1", port=0, grace_s=0.0
+        build_app(served, api_key=None), engine_loop, host="127.0.0.1", port=0, grace_s=0.0
     )
     engine_loop.start()
     thread = threading.Thread(target=lambda: server.run(sockets=[server.listener]))

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from megatron.checkpoint.foreign.arguments import flags_of
-from megatron.checkpoint.foreign.found import Found
+from megatron.checkpoint.foreign.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpoint.foreign.shards import Rows, known_version
 from megatron.checkpoint.names import LATEST
 from megatron.checkpoint.unpickle import read_foreign
@@ -40,7 +40,7 @@ def checkpoint_in(path: Path) -> Path:
     return path / hint.read_text(encoding="utf-8").strip()
 
 
-def find(path: Path) -> Found:
+def find(path: Path) -> ForeignCheckpoint:
     """Return what the checkpoint in `path` holds; tensors are read when they are looked at.
 
     Raises:
@@ -72,7 +72,7 @@ def find(path: Path) -> Found:
         for name in files.names
     }
     info = main.get("checkpoint_info") or {}
-    return Found(
+    return ForeignCheckpoint(
         folder=folder,
         flags=flags_of(arguments),
         rows=sum(len(shard) for shard in files.shards(files.table)),

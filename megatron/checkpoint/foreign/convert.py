@@ -7,8 +7,8 @@ from pathlib import Path
 from megatron.checkpoint.digest import read_any
 from megatron.checkpoint.foreign import bigscience, llama_meta, megatron
 from megatron.checkpoint.foreign.detect import SYSTEMS, system_of
-from megatron.checkpoint.foreign.found import Found
-from megatron.checkpoint.foreign.own import checked, manifest_of
+from megatron.checkpoint.foreign.foreign_checkpoint import ForeignCheckpoint
+from megatron.checkpoint.foreign.to_native import native_manifest, native_weights
 from megatron.checkpoint.hugging_face.imports import Wishes, import_model
 from megatron.checkpoint.manifest import Manifest, read_manifest
 from megatron.checkpoint.megatron_files import write_megatron
@@ -46,7 +46,7 @@ class Conversion:
     heads: int | None = None
 
 
-def find(source: Path, loader: str | None, *, heads: int | None = None) -> Found:
+def find(source: Path, loader: str | None, *, heads: int | None = None) -> ForeignCheckpoint:
     """Return what a checkpoint of another program holds.
 
     Raises:
@@ -142,7 +142,7 @@ def _from_transformers(wish: Conversion, config: Config, saver: str) -> Iterator
 
 
 def _own(
-    found: Found,
+    found: ForeignCheckpoint,
     wish: Conversion,
     parse: Callable[[Sequence[str]], Config],
     *,
@@ -156,8 +156,8 @@ def _own(
             f"the tokenizer knows {vocab_size} tokens, and the table of {found.folder} has "
             f"{found.rows} rows: it was trained with another tokenizer"
         )
-    manifest = manifest_of(found, config, vocab_size=vocab_size)
-    whole = checked(found, manifest.plan["model"])
+    manifest = native_manifest(found, config, vocab_size=vocab_size)
+    whole = native_weights(found, manifest.plan["model"])
     if keeps_rows:
         return manifest, whole
     # Rows of padding follow from the ranks that are written for.
@@ -167,7 +167,7 @@ def _own(
     return replace(manifest, config={**manifest.config, "tokenizer": tokenizer}), whole
 
 
-def _vocab_size(found: Found, wish: Conversion, config: Config, *, needed: bool) -> int:
+def _vocab_size(found: ForeignCheckpoint, wish: Conversion, config: Config, *, needed: bool) -> int:
     """Return how many tokens the tokenizer knows: rows of the table where nobody says, or needs it."""
     reason = ""
     if wish.vocab_size is not None:

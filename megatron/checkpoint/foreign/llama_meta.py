@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.foreign.found import Found
+from megatron.checkpoint.foreign.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpoint.unpickle import read_foreign
 from megatron.errors import CheckpointError
 from megatron.parallel.whole import Made, WholeCheckpoint, WholeParameter, undivided
@@ -23,7 +23,7 @@ _FIRST_LAYER = 3  # its number in our list of layers
 _SEQUENCE = 4096  # Llama 2's; the files do not tell
 
 
-def find(path: Path) -> Found:
+def find(path: Path) -> ForeignCheckpoint:
     """Return what the files in `path` hold; tensors are read when they are looked at.
 
     Raises:
@@ -47,7 +47,7 @@ def find(path: Path) -> Found:
         dtype = ranks[0]["output.weight"].dtype
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{path}: not Meta's files of Llama: {error!r}") from error
-    return Found(
+    return ForeignCheckpoint(
         folder=path,
         flags=[*_flags(told, inner, dtype), *_tokenizer(path, rows)],
         rows=rows,

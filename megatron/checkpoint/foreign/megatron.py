@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpoint.foreign.arguments import flags_of
-from megatron.checkpoint.foreign.found import Found
+from megatron.checkpoint.foreign.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpoint.foreign.shards import Rows, known_version
 from megatron.checkpoint.unpickle import read_foreign
 from megatron.errors import CheckpointError
@@ -61,7 +61,7 @@ def checkpoint_in(path: Path) -> Path:
     return path / (told if told == "release" else f"iter_{int(told):07d}")
 
 
-def find(path: Path, *, heads: int | None = None) -> Found:
+def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
     """Return what the checkpoint in `path` holds; tensors are read when they are looked at.
 
     Args:
@@ -89,7 +89,7 @@ def find(path: Path, *, heads: int | None = None) -> Found:
     head_dim = said.get("kv_channels") or width // heads
     rows = Rows(version=version, head_dim=head_dim, gate=_gate(said))
     iteration = first.get("iteration", first.get("total_iters", 0))
-    return Found(
+    return ForeignCheckpoint(
         folder=folder,
         flags=flags_of(arguments) or list(_flags_of_shapes(shards, heads)),
         rows=sum(len(shard) for shard in table),

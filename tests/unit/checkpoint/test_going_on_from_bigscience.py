@@ -17,7 +17,7 @@ from megatron.config.config import parse_config
 from megatron.engine import distributed
 from megatron.plan.plan import plan
 from megatron.training.batch import gpt_micro_batch
-from megatron.training.choose import choose
+from megatron.training.checkpoint_choice import choose_checkpoint
 from megatron.training.objective import GPT
 from megatron.training.resume import resume
 from megatron.training.setup import build_gpt_engine, build_process_groups
@@ -99,7 +99,7 @@ def test_the_next_steps_are_those_of_the_program_that_began(
     config, _ = parse_config(flags, defaults=network_of_checkpoint(flags).flags)
     decided = plan(config, world_size=1, vocab_size=VOCAB, device="cpu")
     engine, state = our_engine(decided), TrainState()
-    resume(engine, decided, state, choose(decided))
+    resume(engine, decided, state, choose_checkpoint(decided))
     assert state.iteration == 9
     assert f"--load {tmp_path / 'ours'} --no-load-rng --override-opt_param-scheduler" in told[1]
     engine.set_lr(LR)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import spread_network, write_checkpoint
+from checkpoints import spread_network, whole_weights, write_checkpoint
 from safetensors.torch import load_file
 from tiny import VOCAB_SIZE, tiny_plan
 from transformers import (
@@ -25,7 +25,7 @@ from megatron.checkpoint.hugging_face.cuts import GateUp, QueriesKeysValues
 from megatron.checkpoint.hugging_face.families import FAMILIES, family_of
 from megatron.checkpoint.hugging_face.network import filled_model, saved_spec
 from megatron.checkpoint.manifest import read_manifest
-from megatron.checkpoint.weights import read_weights, read_whole_weights
+from megatron.checkpoint.weights import read_weights
 from megatron.errors import CheckpointError, ConfigError, DataError
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools" / "convert_checkpoint"
@@ -137,8 +137,8 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
     tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back", "--no-verify")
     back = tmp_path / "back" / "global_step0"
     manifest = read_manifest(back)
-    found = read_whole_weights(back, manifest)
-    require_equal(found, rows_with_tokens(read_whole_weights(saved, read_manifest(saved))))
+    found = whole_weights(back, manifest)
+    require_equal(found, rows_with_tokens(whole_weights(saved, read_manifest(saved))))
     again = manifest.plan["model"]
     assert (again["vocab_size"], again["padded_vocab_size"]) == (VOCAB_SIZE, VOCAB_SIZE)
     for name in (
@@ -252,7 +252,7 @@ def test_older_files_without_prefix_and_with_constants_are_read(group, tmp_path,
     said = capsys.readouterr().out
     assert "--bf16" in said and "--seq-length 40 " in said and "logits differ" not in said
     folder = tmp_path / "ours/global_step0"
-    found = read_whole_weights(folder, read_manifest(folder))
+    found = whole_weights(folder, read_manifest(folder))
     table = found["tied_modules.embed.word_embeddings.weight"]
     assert torch.equal(table, weights["wte.weight"].float())
     tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back")

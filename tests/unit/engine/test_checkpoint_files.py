@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import whole_weights
 from tiny import tiny_config, tiny_plan
 
 from megatron.checkpoint.manifest import Manifest, record_file, write_manifest
 from megatron.checkpoint.unpickle import read_foreign, read_tensors
-from megatron.checkpoint.weights import read_whole_weights
 from megatron.errors import CheckpointError, ConfigError
 from megatron.parallel.sharding import shard_of
 
@@ -72,7 +72,7 @@ def test_megatrons_shards_make_up_the_network(saved, tmp_path, flags):
     assert (args.consumed_train_samples, args.padded_vocab_size, args.swiglu) == (2, 16, True)
     assert files[1, 1]["checkpoint_version"] == 3.0
 
-    weights = {name: w.float() for name, w in read_whole_weights(folder, manifest).items()}
+    weights = {name: w.float() for name, w in whole_weights(folder, manifest).items()}
     tied = "tied_modules.embed." if not flags else "1."
     for tensor in range(2):
         first, last = (files[tensor, stage]["model"] for stage in range(2))

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 import torch
 import torch.nn.functional as F
+from checkpoints import whole_weights
 from tiny import tiny_config, tiny_plan
 from transformers import AutoModelForCausalLM
 
@@ -13,7 +14,7 @@ from megatron.checkpoint.hugging_face.export import Wishes as ExportWishes
 from megatron.checkpoint.hugging_face.export import export
 from megatron.checkpoint.hugging_face.imports import Wishes, import_model
 from megatron.checkpoint.manifest import Manifest, read_manifest, record_file, write_manifest
-from megatron.checkpoint.weights import read_weights, read_whole_weights
+from megatron.checkpoint.weights import read_weights
 from megatron.parallel.sharding import shard_of
 from megatron.tokenizer.null import NullTokenizer
 
@@ -48,8 +49,8 @@ def test_what_an_engine_saved_is_evaluated_by_others(build, micro_batch, tmp_pat
 
     imported = import_model(tmp_path / "hf", tmp_path / "ours", Wishes())
     again = read_manifest(imported.folder)
-    weights = read_whole_weights(imported.folder, again)
-    for name, weight in read_whole_weights(folder, manifest).items():
+    weights = whole_weights(imported.folder, again)
+    for name, weight in whole_weights(folder, manifest).items():
         assert torch.equal(weights[name], weight.float()), name
 
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)

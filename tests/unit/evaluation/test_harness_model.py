@@ -12,8 +12,8 @@ from untrained import LENGTH, WRITTEN, log_probabilities
 from megatron.config.generation import GenerationConfig
 from megatron.errors import DataError
 from megatron.evaluation.team import Team
-from megatron.serving.opened import open_model
-from megatron.serving.wishes import read_wishes
+from megatron.serving.loaded_model import load_model
+from megatron.serving.model_source import read_model_source
 
 IS_THERE = find_spec("lm_eval") is not None
 """The package itself; without it, something to inherit from stands in for it."""
@@ -28,10 +28,12 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def model(theirs):
-    opened = open_model(
-        read_wishes(["--load", str(theirs[0])], {}, description=None), GenerationConfig(), rows=3
+    loaded = load_model(
+        read_model_source(["--load", str(theirs[0])], {}, description=None),
+        GenerationConfig(),
+        rows=3,
     )
-    team = Team(opened.engine.stage, rows=3, tokenizer=opened.tokenizer)
+    team = Team(loaded.engine.stage, rows=3, tokenizer=loaded.tokenizer)
     with pytest.MonkeyPatch.context() as patch:
         if not IS_THERE:
             for name in ("lm_eval", "lm_eval.api", "lm_eval.api.instance", "lm_eval.api.model"):
@@ -40,7 +42,7 @@ def model(theirs):
             sys.modules["lm_eval.api.model"].LM = type("LM", (), {})
         from megatron.evaluation.harness import HarnessModel
 
-        yield HarnessModel(team, opened.tokenizer, length=LENGTH, seed=1)
+        yield HarnessModel(team, loaded.tokenizer, length=LENGTH, seed=1)
     if not IS_THERE:
         del sys.modules["megatron.evaluation.harness"]
 

@@ -47,7 +47,7 @@ def until(condition):
 
 
 def is_idle(running: Running) -> bool:
-    loop = running.front.engine_loop
+    loop = running.served.engine_loop
     return not (loop.num_running or loop.num_waiting)
 
 
@@ -187,7 +187,7 @@ def test_two_hundred_at_once_each_get_their_own(running, model):
 
 def test_who_leaves_is_not_written_for(group):
     with serving(group, rows=2, request_tokens=10**6) as running:
-        loop, go_on = running.front.engine_loop, threading.Event()
+        loop, go_on = running.served.engine_loop, threading.Event()
         step = loop.engine.step
         loop.engine.step = lambda: go_on.wait(60) and (time.sleep(0.02), step())[1]
         for body, path in (
@@ -215,7 +215,7 @@ def test_who_leaves_is_not_written_for(group):
 
 def test_a_search_that_its_client_left_is_not_finished(group):
     with serving(group) as running:
-        loop, go_on = running.front.engine_loop, threading.Event()
+        loop, go_on = running.served.engine_loop, threading.Event()
         step = loop.engine.step
         loop.engine.step = lambda: go_on.wait(60) and step()
         text = json.dumps({"prompts": ["a"], "tokens_to_generate": 48, "beam_width": 2}).encode()
@@ -232,15 +232,15 @@ def test_a_search_that_its_client_left_is_not_finished(group):
 
 def test_a_full_queue_refuses(group):
     with serving(group, rows=1, queue=2) as running:
-        engine, go_on = running.front.engine_loop.engine, threading.Event()
+        engine, go_on = running.served.engine_loop.engine, threading.Event()
         step = engine.step
         engine.step = lambda: go_on.wait(60) and step()
         with ThreadPoolExecutor(3) as pool:
             asked = {"prompts": ["a"], "tokens_to_generate": 3}
             first = pool.submit(running.put, **asked)
-            until(lambda: running.front.engine_loop.num_running == 1)
+            until(lambda: running.served.engine_loop.num_running == 1)
             others = [pool.submit(running.put, **asked) for _ in range(2)]
-            until(lambda: running.front.engine_loop.num_waiting == 2)
+            until(lambda: running.served.engine_loop.num_waiting == 2)
             for refused in (running.put(**asked), running.complete(prompt="a", stream=True)):
                 assert refused.status == 503 and refused.headers["retry-after"] == "1"
                 assert "2 sequences are waiting" in refused.body.decode()
@@ -251,7 +251,7 @@ def test_a_full_queue_refuses(group):
 
 def test_what_is_under_way_is_finished_before_the_end(group):
     with serving(group, rows=1, grace_s=60) as running:
-        loop, go_on = running.front.engine_loop, threading.Event()
+        loop, go_on = running.served.engine_loop, threading.Event()
         step = loop.engine.step
         loop.engine.step = lambda: go_on.wait(60) and step()
         with ThreadPoolExecutor(2) as pool:
@@ -276,7 +276,7 @@ def test_what_is_under_way_is_finished_before_the_end(group):
 @pytest.mark.parametrize("wishes", [{"temperature": 50}, {"beam_width": 2}], ids=str)
 def test_what_takes_too_long_is_dropped_at_the_end(group, wishes):
     with serving(group, rows=2, grace_s=0.1) as running:
-        loop = running.front.engine_loop
+        loop = running.served.engine_loop
         step = loop.engine.step
         loop.engine.step = lambda: (time.sleep(0.05), step())[1]
         with ThreadPoolExecutor(1) as pool:
@@ -292,17 +292,17 @@ def test_an_engine_that_fails_is_told_and_ends_the_server(group):
         def fail():
             raise RuntimeError("out of memory")
 
-        running.front.engine_loop.engine.step = fail
+        running.served.engine_loop.engine.step = fail
         refused = running.put(prompts=["a"])
         assert refused.status == 503 and "the engine has failed" in refused.json["error"]
         until(lambda: running.server.should_exit)
-        assert isinstance(running.front.engine_loop.failure, RuntimeError)
+        assert isinstance(running.served.engine_loop.failure, RuntimeError)
 
 
 @pytest.mark.parametrize("wishes", [{}, {"beam_width": 2}], ids=str)
 def test_a_prompt_without_numbers_is_refused_and_the_next_is_answered(group, wishes):
     with serving(group, rows=2) as running:
-        stage = running.front.engine_loop.engine.stage
+        stage = running.served.engine_loop.engine.stage
         logits = stage.logits
         stage.logits = lambda features: logits(features) * torch.nan
         refused = running.put(prompts=["a"], **wishes)
@@ -315,7 +315,7 @@ def test_the_server_ends_with_its_launcher(group):
     with serving(group) as running:
         assert not running.server.should_exit
         running.server.launchers = SimpleNamespace(are_gone=lambda: True)
-        until(lambda: running.server.should_exit and not running.front.engine_loop.is_open)
+        until(lambda: running.server.should_exit and not running.served.engine_loop.is_open)
 
 
 def test_only_who_bears_the_key_is_answered(group):
@@ -388,10 +388,10 @@ def test_a_port_that_is_taken_is_told(running):
 
 def test_a_beginning_that_the_tokenizer_has_written_is_not_added_again(running):
     body = MegatronBody(prompts=["a"], add_BOS=True)
-    assert _tokens(running.front, body, "a") == [EOD, 97]
+    assert _tokens(running.served, body, "a") == [EOD, 97]
 
     class Beginning(Bytes):
         def encode(self, text):
             return [EOD, *super().encode(text)]
 
-    assert _tokens(replace(running.front, tokenizer=Beginning()), body, "a") == [EOD, 97]
+    assert _tokens(replace(running.served, tokenizer=Beginning()), body, "a") == [EOD, 97]

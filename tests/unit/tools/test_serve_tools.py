@@ -58,7 +58,7 @@ def test_every_mistake_is_told_at_once():
 def let_ask(server_tool, monkeypatch, **serving):
     own = {"generation": GenerationConfig(), "serving": ServingConfig(**serving)}
     source = SimpleNamespace(own=own)
-    monkeypatch.setattr(server_tool, "read_wishes", lambda *args, **kwargs: source)
+    monkeypatch.setattr(server_tool, "read_model_source", lambda *args, **kwargs: source)
 
 
 def test_a_taken_port_is_told_before_the_model_is_opened(server_tool, monkeypatch):

@@ -18,7 +18,7 @@ from megatron.data.datasets import CorpusUse
 from megatron.errors import CheckpointError, WrongCheckpointError
 from megatron.parallel.sharding import sharded
 from megatron.training import pretrain
-from megatron.training.choose import choose
+from megatron.training.checkpoint_choice import choose_checkpoint
 from megatron.training.journal import Journal, read_journal
 from megatron.training.resume import resume
 from megatron.training.save import Checkpoints, require_own, sole_writer
@@ -65,7 +65,7 @@ def job(tmp_path, group):
         def resume(self, *flags):
             state = TrainState()
             plan = tiny_plan(*self.flags, *flags)
-            if chosen := choose(plan):
+            if chosen := choose_checkpoint(plan):
                 resume(self.engine, plan, state, chosen)
             return state
 
@@ -422,7 +422,7 @@ def test_another_order_of_samples_is_told_when_a_run_goes_on(job, told):
     ):
         told.clear()
         plan = tiny_plan(*job.flags, "--override-opt_param-scheduler", *flags)
-        resume(job.engine, plan, TrainState(), choose(plan), uses=[use])
+        resume(job.engine, plan, TrainState(), choose_checkpoint(plan), uses=[use])
         warnings = [line for line in told if "come in another order" in line]
         assert len(warnings) == bool(reason)
         assert all(reason in line and "--exit-interval" in line for line in warnings)

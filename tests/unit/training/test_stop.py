@@ -11,7 +11,9 @@ from tiny import tiny_plan
 
 from megatron.errors import ExitCode
 from megatron.training.failure import FailureFile
-from megatron.training.requests import (
+from megatron.training.state import TrainState
+from megatron.training.stop import Stop
+from megatron.training.stop_requests import (
     SAVE_FILE,
     KillSwitch,
     LostLauncher,
@@ -21,8 +23,6 @@ from megatron.training.requests import (
     TimeLimit,
     build_requests,
 )
-from megatron.training.state import TrainState
-from megatron.training.stop import Stop
 from megatron.training.watchdog import Hangs, Watchdog
 
 PLAN = replace(tiny_plan().training, train_iters=100, train_samples=200)

@@ -25,7 +25,7 @@ Weights = Callable[[], AbstractContextManager["WholeCheckpoint"]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ModelSource:
     """A model and what is asked of it.
 
     Args:
@@ -42,9 +42,9 @@ class Source:
     weights: Weights
 
 
-def read_wishes(
+def read_model_source(
     argv: Sequence[str], sections: Mapping[str, type], *, description: str | None
-) -> Source:
+) -> ModelSource:
     """Return the model in --load, of several checkpoints the newest, and what `argv` asks of it.
 
     Flags that are left out are those of the training run, but for the layout.
@@ -68,7 +68,7 @@ def read_wishes(
         for section, fields in manifest.config.items()
     }
     config, own = parse(argv, trained)
-    return Source(folder=folder, manifest=manifest, config=config, own=own, weights=weights)
+    return ModelSource(folder=folder, manifest=manifest, config=config, own=own, weights=weights)
 
 
 def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:

@@ -1,12 +1,8 @@
-"""What both interfaces share: the model they talk about, and how texts become tokens."""
+"""The model that is served, and what a request may ask of it: what both interfaces share."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar
-
-from fastapi import Request as HttpRequest
 
 from megatron.errors import raise_if_any
 from megatron.generation.request import Request
@@ -15,15 +11,9 @@ from megatron.plan.serving_plan import Limits
 from megatron.serving.engine_loop import EngineLoop
 from megatron.tokenizer.tokenizer import Tokenizer
 
-Answer = TypeVar("Answer")
-
-
-class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Front:
+class ServedModel:
     """The model that is served.
 
     Args:
@@ -88,28 +78,3 @@ class Front:
         """
         engine = self.engine_loop.engine
         raise_if_any(dict.fromkeys(p for request in requests for p in engine.problems(request)))
-
-
-async def while_connected(
-    http: HttpRequest, work: Callable[[], Coroutine[Any, Any, Answer]]
-) -> Answer:
-    """Return what `work` returns; when the client leaves, it is cancelled.
-
-    Raises:
-        ClientGone: nobody is there to be answered.
-    """
-
-    async def left() -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.create_task(work()), asyncio.create_task(left())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientGone
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)

@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megatron.errors import CheckpointError
 from megatron.parallel.whole import WholeCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ForeignCheckpoint:
     """A state of training that another program left.
 
     Args:
@@ -31,16 +30,3 @@ class Found:
     state: Mapping[str, int] = field(default_factory=dict)
     has_optimizer: bool = False
     notices: Sequence[str] = ()
-
-
-def require_names(found: set[str], expected: set[str], folder: Path) -> None:
-    """Refuse a checkpoint with other parameters than the network of its arguments has.
-
-    Raises:
-        CheckpointError: lists them.
-    """
-    if found != expected:
-        raise CheckpointError(
-            f"{folder} holds other parameters than the network of its arguments: missing "
-            f"{sorted(expected - found)}, unexpected {sorted(found - expected)}"
-        )

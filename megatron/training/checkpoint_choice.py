@@ -18,8 +18,8 @@ from megatron.errors import CheckpointError, NewerCheckpointError, WrongCheckpoi
 from megatron.plan.checkpoint_plan import CheckpointPlan
 from megatron.plan.plan import Plan
 from megatron.plan.schedule_plan import SchedulePlan
-from megatron.training.agree import from_rank_0
-from megatron.training.surroundings import changed, surroundings
+from megatron.training.collectives import from_rank_0
+from megatron.training.system_info import changed, system_info
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Chosen:
     older: tuple[str, ...]
 
 
-def choose(plan: Plan) -> Chosen | None:
+def choose_checkpoint(plan: Plan) -> Chosen | None:
     """Return the newest checkpoint of --load, or that of --ckpt-step; None if there is none yet.
 
     One whose manifest is damaged is passed over for the next older one, and said.
@@ -51,7 +51,7 @@ def choose(plan: Plan) -> Chosen | None:
 
 
 def next_older(plan: Plan, damaged: Chosen) -> Chosen:
-    """Return the checkpoint to take in place of a damaged one; see `choose`."""
+    """Return the checkpoint to take in place of a damaged one; see `choose_checkpoint`."""
 
     def find() -> Chosen:
         found = _newest(plan, damaged.older) if damaged.older else None
@@ -68,7 +68,7 @@ def tell_changes(plan: Plan, chosen: Chosen) -> None:
     Communication: every rank must call this, in step.
     """
     then, folder = chosen.manifest.plan, chosen.folder
-    if different := changed(chosen.manifest.versions, surroundings()):
+    if different := changed(chosen.manifest.versions, system_info()):
         log.warning(
             "%s was saved with other software or devices:\n%s",
             *(folder, table(different, what="what")),

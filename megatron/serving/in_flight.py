@@ -1,24 +1,33 @@
-"""What a client has asked for, as the event loop that talks to the client sees it."""
+"""A client's requests while the engine works on them, and what becomes of them when it leaves."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
+from typing import Any, TypeVar
+
+from fastapi import Request as HttpRequest
 
 from megatron.generation.beam import Beam, Search
 from megatron.generation.request import Choice, Completion, Event, Request
 from megatron.serving.engine_loop import EngineLoop, Told
 
+Answer = TypeVar("Answer")
 
-class Asked:
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class InFlight:
     """Jobs on their way; on leaving the context those that have not ended are let go.
 
     Raises:
         Unavailable: they cannot be taken on now.
     """
 
-    def __init__(self, engine_loop: EngineLoop, asked: Sequence[Request | Search]):
-        self._engine_loop, self._asked = engine_loop, asked
+    def __init__(self, engine_loop: EngineLoop, jobs: Sequence[Request | Search]):
+        self._engine_loop, self._jobs = engine_loop, jobs
         self._told: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
         event_loop = asyncio.get_running_loop()
 
@@ -26,9 +35,9 @@ class Asked:
             with suppress(RuntimeError):  # the event loop has ended, and nobody listens
                 event_loop.call_soon_threadsafe(self._told.put_nowait, (place, told))
 
-        self._jobs = engine_loop.submit(asked, tell)
+        self._submitted = engine_loop.submit(jobs, tell)
 
-    def __enter__(self) -> "Asked":
+    def __enter__(self) -> "InFlight":
         return self
 
     def __exit__(
@@ -37,15 +46,15 @@ class Asked:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._engine_loop.cancel(self._jobs)
+        self._engine_loop.cancel(self._submitted)
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """Yield what becomes of each request, with its place in `asked`.
+        """Yield what becomes of each request, with its place in `jobs`.
 
         Raises:
             Unavailable: the server ends before they do.
         """
-        left = len(self._asked)
+        left = len(self._jobs)
         while left:
             place, told = await self._told.get()
             if isinstance(told, Exception):
@@ -56,7 +65,7 @@ class Asked:
 
     async def completions(self) -> list[Completion]:
         """Return what became of each request; raises as `events` does."""
-        choices: list[list[Choice]] = [[] for _ in self._asked]
+        choices: list[list[Choice]] = [[] for _ in self._jobs]
         last: dict[int, Event] = {}
         before: dict[int, tuple[float, ...]] = {}
         async for place, event in self.events():
@@ -73,7 +82,7 @@ class Asked:
                 choices=tuple(choices[place]),
                 prompt_logprobs=before.get(place, ()),
             )
-            for place, one in enumerate(self._asked)
+            for place, one in enumerate(self._jobs)
         ]
 
     async def beams(self) -> list[Beam]:
@@ -88,3 +97,28 @@ class Asked:
             raise told
         assert isinstance(told, list), "a request has no beams"
         return told
+
+
+async def while_connected(
+    http: HttpRequest, work: Callable[[], Coroutine[Any, Any, Answer]]
+) -> Answer:
+    """Return what `work` returns; when the client leaves, it is cancelled.
+
+    Raises:
+        ClientGone: nobody is there to be answered.
+    """
+
+    async def left() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.create_task(work()), asyncio.create_task(left())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint.converted import manifest_of_converted
-from megatron.checkpoint.foreign.found import Found, require_names
+from megatron.checkpoint.foreign.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpoint.hugging_face.network import parameters_of, saved_spec
 from megatron.checkpoint.manifest import Manifest
 from megatron.config.checkpoint import CheckpointConfig
@@ -19,7 +20,7 @@ from megatron.parallel.whole import Made, WholeCheckpoint, WholeParameter
 from megatron.plan.plan import plan
 
 
-def manifest_of(found: Found, config: Config, *, vocab_size: int) -> Manifest:
+def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int) -> Manifest:
     """Return the manifest, without files, of what was `found`, with the wishes `config`.
 
     Raises:
@@ -47,11 +48,11 @@ def manifest_of(found: Found, config: Config, *, vocab_size: int) -> Manifest:
     decided = plan(wishes, world_size=1, vocab_size=vocab_size, device="cuda")
     held = replace(decided.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
     decided = replace(decided, checkpoint=held)
-    require_names(set(found.whole.parameters), set(parameters_of(decided.model)), found.folder)
+    _require_names(set(found.whole.parameters), set(parameters_of(decided.model)), found.folder)
     return manifest_of_converted(wishes, decided, found.state)
 
 
-def checked(found: Found, spec: Mapping[str, Any]) -> WholeCheckpoint:
+def native_weights(found: ForeignCheckpoint, spec: Mapping[str, Any]) -> WholeCheckpoint:
     """Return the parameters of `found`, each compared in shape with the network when it is read.
 
     Args:
@@ -69,3 +70,16 @@ def checked(found: Found, spec: Mapping[str, Any]) -> WholeCheckpoint:
         return parameter
 
     return replace(found.whole, parameters=Made({name: partial(read, name) for name in shapes}))
+
+
+def _require_names(found: set[str], expected: set[str], folder: Path) -> None:
+    """Refuse a checkpoint with other parameters than the network of its arguments has.
+
+    Raises:
+        CheckpointError: lists them.
+    """
+    if found != expected:
+        raise CheckpointError(
+            f"{folder} holds other parameters than the network of its arguments: missing "
+            f"{sorted(expected - found)}, unexpected {sorted(found - expected)}"
+        )

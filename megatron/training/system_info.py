@@ -1,4 +1,4 @@
-"""What a run runs on and with: versions, devices, host, and the state of its own source."""
+"""What a run runs on and with: versions, devices, hosts, and the state of its own source."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from socket import gethostname
 import torch
 
 from megatron.checkpoint.differences import Difference
-from megatron.training.agree import from_rank_0, gathered
+from megatron.training.collectives import from_rank_0, gathered
 from megatron.version import VERSION, commit
 
 _LIBRARIES = ("torch", "deepspeed", "numpy", "triton")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
-Surroundings = Mapping[str, str]
+SystemInfo = Mapping[str, str]
 """What is there, by name; "" where there is none."""
 
 
-def surroundings() -> Surroundings:
+def system_info() -> SystemInfo:
     """Return what all ranks run on and with, versions as rank 0 has them.
 
     Communication: every rank must call this, in step.
@@ -42,7 +42,7 @@ def surroundings() -> Surroundings:
     }
 
 
-def changed(then: Surroundings, now: Surroundings) -> list[Difference]:
+def changed(then: SystemInfo, now: SystemInfo) -> list[Difference]:
     """Return what differs; what `then` does not tell of is no difference."""
     return [
         Difference(name, then[name], value)

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from megatron.checkpoint.differences import Difference
-from megatron.training.surroundings import changed, driver, surroundings
+from megatron.training.system_info import changed, driver, system_info
 from megatron.version import commit
 
 
 def test_software_and_devices_are_told(group):
-    found = surroundings()
+    found = system_info()
     assert found["torch"] == torch.__version__
     assert found["numpy"] == numpy.__version__
     assert found["python"] == platform.python_version()

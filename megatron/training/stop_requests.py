@@ -11,7 +11,7 @@ from typing import Protocol
 
 from megatron.errors import ExitCode
 from megatron.plan.training_plan import TrainingPlan
-from megatron.training.agree import agreed
+from megatron.training.collectives import agreed
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A trained model, opened for generation: from a checkpoint and wishes to an engine."""
+"""A trained model, loaded for generation: from a checkpoint and wishes to an engine."""
 
 from dataclasses import asdict, dataclass, replace
 
@@ -21,7 +21,7 @@ from megatron.plan.generation_plan import (
 )
 from megatron.plan.model_spec import ModelSpec, plan_model
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.serving.wishes import Source
+from megatron.serving.model_source import ModelSource
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training.device import prepare_process
@@ -31,7 +31,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class LoadedModel:
     """A model that is ready.
 
     Args:
@@ -44,9 +44,9 @@ class Opened:
     is_first: bool
 
 
-def open_model(
-    source: Source, wishes: GenerationConfig, *, rows: int, with_replicas: bool = False
-) -> Opened:
+def load_model(
+    source: ModelSource, wishes: GenerationConfig, *, rows: int, with_replicas: bool = False
+) -> LoadedModel:
     """Return the model of a checkpoint, in the layout that is asked for.
 
     Args:
@@ -77,7 +77,7 @@ def open_model(
         torch.set_num_threads(cpu_threads(launch))
     groups = _joined(parallel, replicas, device)
     stage = _filled(source, wishes, spec, groups, dtype=_DTYPES[dtype], device=device, rows=rows)
-    return Opened(
+    return LoadedModel(
         engine=Engine(stage, rows=rows, tokenizer=tokenizer, recompute=wishes.recompute),
         tokenizer=tokenizer,
         spec=spec,
@@ -85,7 +85,7 @@ def open_model(
     )
 
 
-def _trained(source: Source) -> tuple[Tokenizer, ModelSpec]:
+def _trained(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     """Return the tokenizer and the network, which must be that of the training."""
     config, manifest = source.config, source.manifest
     tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
@@ -109,7 +109,7 @@ def _joined(parallel: ParallelConfig, replicas: int, device: torch.device) -> Gr
 
 
 def _filled(
-    source: Source,
+    source: ModelSource,
     wishes: GenerationConfig,
     spec: ModelSpec,
     groups: Groups,
