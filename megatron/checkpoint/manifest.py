@@ -15,7 +15,7 @@ from typing import Any
 
 from megatron.checkpoint.hashes import algorithm_of, hash_of
 from megatron.checkpoint.names import MANIFEST
-from megatron.errors import CheckpointError, NewerCheckpointError
+from megatron.errors import CheckpointError, NewerCheckpointError, WrongCheckpointError
 from megatron.version import CHECKPOINT_FORMAT
 
 _SEAL = "sha256"
@@ -106,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST
     if not folder.exists():
-        raise CheckpointError(f"{folder} does not exist")
+        raise WrongCheckpointError(f"{folder} does not exist")
     try:
         text = file.read_bytes()
         content = dict(json.loads(text))
@@ -116,8 +116,11 @@ def read_manifest(folder: Path) -> Manifest:
         _require_known(written := int(content["format"]), file)
         files = tuple(_record(written, **record) for record in content.pop("files"))
         return Manifest(files=files, **content)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        told = f"{file}: {error.strerror}; {folder} is no checkpoint"
+        raise WrongCheckpointError(told) from error
     except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}; {folder} is no checkpoint") from error
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
 

@@ -14,7 +14,7 @@ from megatron.checkpoint.manifest import Manifest, read_manifest
 from megatron.checkpoint.names import MANIFEST, checkpoint_of
 from megatron.config.config import Config, parse_config_for_checkpoint
 from megatron.config.flags import value_in
-from megatron.errors import CheckpointError, ConfigError
+from megatron.errors import ConfigError, WrongCheckpointError
 from megatron.plan.generation_plan import LAYOUT
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def read_model_source(
 
     Raises:
         ConfigError: a flag is unknown, refused or malformed, or --load is missing.
-        CheckpointError: there is no model.
+        WrongCheckpointError: there is no model.
     """
     parse = partial(parse_config_for_checkpoint, extra=sections, description=description or "")
     load = value_in(argv, "--load")
@@ -74,7 +74,7 @@ def read_model_source(
 def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
     # What reads weights is imported when it is known that there are some: torch takes seconds.
     if not directory.exists():
-        raise CheckpointError(f"--load {directory} does not exist")
+        raise WrongCheckpointError(f"--load {directory} does not exist")
     folder = checkpoint_of(directory)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
@@ -86,7 +86,7 @@ def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
 
         return folder, manifest, read
     if not (directory / "config.json").is_file():
-        raise CheckpointError(
+        raise WrongCheckpointError(
             f"--load {directory} holds no complete checkpoint, and no model of transformers'"
         )
     from megatron.checkpoint.hugging_face.imports import Wishes, describe_model, opened_weights

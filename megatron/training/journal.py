@@ -129,8 +129,10 @@ def _records(directory: Path) -> Iterator[dict[str, Any]]:
                 # What a killed run had written half.
                 with suppress(json.JSONDecodeError):
                     yield json.loads(line)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise WrongCheckpointError(f"{file}: {error.strerror}; no run has saved there") from error
     except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror}; no run has saved there") from error
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _ends_a_line(stream: BinaryIO) -> bool:

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.config.checkpoint_tools import FileConfig
 from megatron.config.flags import parse_sections
+from megatron.errors import WrongCheckpointError
 from megatron.tool import run_tool, with_flag
 
 
@@ -17,10 +18,12 @@ def main(argv: Sequence[str]) -> None:
     argv = with_flag(argv, "--file", "the path of a file")
     said = parse_sections(argv, {"file": FileConfig}, description=__doc__ or "").sections
     config: FileConfig = said["file"]
+    if not (file := Path(config.file)).is_file():
+        raise WrongCheckpointError(f"{file}: there is no such file")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
     from megatron.checkpoint.unpickle import read_tensors
 
-    for line in _lines(read_tensors(Path(config.file)), ""):
+    for line in _lines(read_tensors(file), ""):
         print(line)
 
 

@@ -15,7 +15,7 @@ from megatron.checkpoint.megatron_files import write_megatron
 from megatron.checkpoint.names import checkpoint_of
 from megatron.checkpoint.universal import publish_whole
 from megatron.config.config import Config
-from megatron.errors import CheckpointError, ConfigError, DataError
+from megatron.errors import ConfigError, DataError, WrongCheckpointError
 from megatron.parallel.whole import WholeCheckpoint
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
@@ -50,7 +50,7 @@ def find(source: Path, loader: str | None, *, heads: int | None = None) -> Forei
     """Return what a checkpoint of another program holds.
 
     Raises:
-        CheckpointError: there is none that is read.
+        WrongCheckpointError: there is none that is read.
     """
     match loader or system_of(source):
         case "megatron":
@@ -61,10 +61,10 @@ def find(source: Path, loader: str | None, *, heads: int | None = None) -> Forei
             return llama_meta.find(source)
         case None:
             if not source.exists():
-                raise CheckpointError(f"{source}: there is no such file or directory")
-            raise CheckpointError(f"{source} holds no checkpoint of a system that is known")
+                raise WrongCheckpointError(f"{source}: there is no such file or directory")
+            raise WrongCheckpointError(f"{source} holds no checkpoint of a system that is known")
         case system:
-            raise CheckpointError(f"{source} is {SYSTEMS[str(system)]}: it is not read")
+            raise WrongCheckpointError(f"{source} is {SYSTEMS[str(system)]}: it is not read")
 
 
 def convert(wish: Conversion, parse: Callable[[Sequence[str]], Config]) -> Iterator[str]:

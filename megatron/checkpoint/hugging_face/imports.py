@@ -22,7 +22,7 @@ from megatron.checkpoint.manifest import Manifest
 from megatron.checkpoint.names import published_tags
 from megatron.checkpoint.universal import publish_whole
 from megatron.config.config import Config, parse_config
-from megatron.errors import CheckpointError, DataError
+from megatron.errors import CheckpointError, DataError, WrongCheckpointError
 from megatron.parallel.whole import Made, WholeCheckpoint, WholeParameter, undivided
 from megatron.plan.model_spec import ModelSpec
 from megatron.plan.plan import Plan, plan
@@ -81,7 +81,7 @@ def import_model(source: Path, directory: Path, wishes: Wishes) -> Imported:
         DataError: the tokenizer is missing, or has ids without a row.
     """
     if published_tags(directory):
-        raise CheckpointError(f"--save {directory} holds checkpoints already: give another")
+        raise WrongCheckpointError(f"--save {directory} holds checkpoints already: give another")
     described = describe_model(source, wishes, save=directory)
     spec = described.plan.model
     with opened_weights(source, described) as whole:
@@ -157,9 +157,11 @@ def opened_weights(source: Path, described: Described) -> Iterator[WholeCheckpoi
 def _read_config(source: Path) -> dict[str, Any]:
     """Return config.json with the values that it leaves out."""
     if not source.exists():
-        raise CheckpointError(f"--load {source} does not exist")
+        raise WrongCheckpointError(f"--load {source} does not exist")
     if not (source / "config.json").is_file():
-        raise CheckpointError(f"--load {source} holds no config.json, so no model of transformers'")
+        raise WrongCheckpointError(
+            f"--load {source} holds no config.json, so no model of transformers'"
+        )
     # Imported here: it takes seconds.
     from transformers import AutoConfig
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatron.checkpoint.manifest import sync_folder
 from megatron.checkpoint.names import STAGING
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, WrongCheckpointError
 
 
 @contextmanager
@@ -21,14 +21,14 @@ def new_folder(output: Path) -> Iterator[Path]:
     """
     whole = output.resolve()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise CheckpointError(f"--save {output} holds something already: give a new folder")
+        raise WrongCheckpointError(f"--save {output} holds something already: give a new folder")
     if whole == Path.cwd():
-        raise CheckpointError(
+        raise WrongCheckpointError(
             f"--save {output} is the current folder, which the finished one would take from under "
             "the shell: give a new folder"
         )
     if os.path.ismount(output):
-        raise CheckpointError(
+        raise WrongCheckpointError(
             f"--save {output} is where a disk is mounted, which no finished folder can take the "
             f"place of: give a folder in it, such as {output / 'model'}"
         )
