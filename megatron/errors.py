@@ -74,6 +74,10 @@ class NewerCheckpointError(WrongCheckpointError):
     """A newer version of this program wrote the checkpoint."""
 
 
+class UnreadableCheckpointError(CheckpointError):
+    """A checkpoint may be whole, but the disk or its permissions do not let it be read."""
+
+
 class TrainingError(MegatronError):
     """The training itself goes wrong: the loss is no number, or ranks have come apart."""
 

@@ -15,7 +15,12 @@ from typing import Any
 
 from megatron.checkpoint.hashes import algorithm_of, hash_of
 from megatron.checkpoint.names import MANIFEST
-from megatron.errors import CheckpointError, NewerCheckpointError, WrongCheckpointError
+from megatron.errors import (
+    CheckpointError,
+    NewerCheckpointError,
+    UnreadableCheckpointError,
+    WrongCheckpointError,
+)
 from megatron.version import CHECKPOINT_FORMAT
 
 _SEAL = "sha256"
@@ -102,11 +107,11 @@ def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of the checkpoint in `folder`.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or a newer version wrote it.
+        WrongCheckpointError: there is none, or a newer version wrote it.
+        UnreadableCheckpointError: the disk or its permissions do not let it be read.
+        CheckpointError: it is damaged.
     """
     file = folder / MANIFEST
-    if not folder.exists():
-        raise WrongCheckpointError(f"{folder} does not exist")
     try:
         text = file.read_bytes()
         content = dict(json.loads(text))
@@ -117,10 +122,12 @@ def read_manifest(folder: Path) -> Manifest:
         files = tuple(_record(written, **record) for record in content.pop("files"))
         return Manifest(files=files, **content)
     except (FileNotFoundError, NotADirectoryError) as error:
+        if not os.path.exists(folder):
+            raise WrongCheckpointError(f"{folder} does not exist") from error
         told = f"{file}: {error.strerror}; {folder} is no checkpoint"
         raise WrongCheckpointError(told) from error
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+        raise UnreadableCheckpointError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
 
@@ -159,9 +166,9 @@ def damage(folder: Path, records: Iterable[FileRecord]) -> list[str]:
 
 def _damage(folder: Path, record: FileRecord) -> str | None:
     file = folder / record.name
-    if not file.is_file():
-        return f"{file} is missing"
     try:
+        if not file.is_file():
+            return f"{file} is missing"
         if (size := file.stat().st_size) != record.size:
             return f"{file} has {size} bytes instead of {record.size}"
         with file.open("rb", buffering=0) as stream:

@@ -1,7 +1,10 @@
 """What things in a checkpoint directory are called."""
 
+import os
 import re
 from pathlib import Path
+
+from megatron.errors import UnreadableCheckpointError
 
 LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
@@ -33,16 +36,40 @@ def iteration_of(tag: str) -> int | None:
 
 
 def published_tags(directory: Path) -> list[str]:
-    """Return the checkpoints of `directory` that have a manifest, the newest first."""
-    if not directory.is_dir():
+    """Return the checkpoints of `directory` that have a manifest, the newest first.
+
+    Raises:
+        UnreadableCheckpointError: what there is cannot be looked at.
+    """
+    try:
+        iterations = [i for name in os.listdir(directory) if (i := iteration_of(name)) is not None]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    iterations = (iteration_of(file.parent.name) for file in directory.glob(f"*/{MANIFEST}"))
-    return [tag_of(i) for i in sorted((i for i in iterations if i is not None), reverse=True)]
+    except OSError as error:
+        raise UnreadableCheckpointError(f"{directory} cannot be read: {error.strerror}") from error
+    tags = (tag_of(i) for i in sorted(iterations, reverse=True))
+    return [tag for tag in tags if has_manifest(directory / tag)]
+
+
+def has_manifest(folder: Path) -> bool:
+    """Return whether `folder` counts as a checkpoint.
+
+    Raises:
+        UnreadableCheckpointError: the disk or its permissions do not let this be known.
+    """
+    file = folder / MANIFEST
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UnreadableCheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    return True
 
 
 def checkpoint_of(path: Path) -> Path:
     """Return the newest checkpoint of the directory `path`, or `path` if it is one itself."""
-    if (path / MANIFEST).is_file():
+    if has_manifest(path):
         return path
     tags = published_tags(path)
     return path / tags[0] if tags else path

@@ -10,7 +10,7 @@ from megatron.checkpoint.names import published_tags, tag_of
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, flatten
 from megatron.config.files import with_file_flags
 from megatron.config.flags import options_of, value_in
-from megatron.errors import CheckpointError, ConfigError
+from megatron.errors import CheckpointError, ConfigError, UnreadableCheckpointError
 from megatron.plan.objective_plan import ObjectiveName
 
 _OF_NETWORK = ("model", "experts", "lora", "tokenizer")
@@ -86,6 +86,8 @@ def network_of_checkpoint(argv: Sequence[str]) -> SavedNetwork | None:
     for tag in tags:
         try:
             config = read_manifest(Path(load) / tag).config
+        except UnreadableCheckpointError:
+            raise
         except CheckpointError as error:
             errors.append(str(error))
             continue

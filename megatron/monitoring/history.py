@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpoint.names import MANIFEST, iteration_of, published_tags
+from megatron.errors import UnreadableCheckpointError
 from megatron.training.failure import FAILURE, Failure, failures_of
 from megatron.training.journal import END, ROLLBACK, START, time_of
 
@@ -157,8 +158,12 @@ class Checkpoint:
 
 def checkpoints_in(directory: Path) -> list[Checkpoint]:
     """Return the checkpoints of a run, the newest first."""
+    try:
+        tags = published_tags(directory)
+    except UnreadableCheckpointError:
+        return []  # the next look may find what the disk does not give in this moment
     found = []
-    for tag in published_tags(directory):
+    for tag in tags:
         iteration = iteration_of(tag)
         try:
             seconds = (directory / tag / MANIFEST).stat().st_mtime

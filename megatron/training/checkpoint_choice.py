@@ -14,7 +14,12 @@ from megatron.checkpoint.publish import other_latest, restore_replaced
 from megatron.checkpoint.universal import with_universal
 from megatron.data.datasets import CorpusUse
 from megatron.data.order_changes import other_order
-from megatron.errors import CheckpointError, NewerCheckpointError, WrongCheckpointError
+from megatron.errors import (
+    CheckpointError,
+    NewerCheckpointError,
+    UnreadableCheckpointError,
+    WrongCheckpointError,
+)
 from megatron.plan.checkpoint_plan import CheckpointPlan
 from megatron.plan.plan import Plan
 from megatron.plan.schedule_plan import SchedulePlan
@@ -129,6 +134,7 @@ def newest_readable(directory: Path, tags: Sequence[str]) -> Chosen | None:
 
     Raises:
         NewerCheckpointError: a newer version of this program wrote one.
+        UnreadableCheckpointError: the disk or its permissions do not let one be read.
     """
     for place, tag in enumerate(tags):
         try:
@@ -136,6 +142,11 @@ def newest_readable(directory: Path, tags: Sequence[str]) -> Chosen | None:
         except NewerCheckpointError:
             # Going on from an older one would replace what the newer program has done.
             raise
+        except UnreadableCheckpointError as error:
+            # So would it replace one that may be whole.
+            raise UnreadableCheckpointError(
+                f"{error}; no older checkpoint takes its place: make it readable, or move it away"
+            ) from error
         except CheckpointError as error:
             log.warning("%s is passed over: %s", directory / tag, error)
             continue

@@ -1,9 +1,11 @@
 """Saving and resuming, with an engine that writes one small file."""
 
+import errno
 import json
 import os
 import re
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +16,14 @@ from torch import nn
 from megatron.checkpoint import publish
 from megatron.checkpoint.manifest import damage, read_manifest
 from megatron.checkpoint.names import MANIFEST, published_tags
+from megatron.checkpoint.saved_run import network_of_checkpoint
 from megatron.data.datasets import CorpusUse
-from megatron.errors import CheckpointError, WrongCheckpointError
+from megatron.errors import (
+    CheckpointError,
+    ExitCode,
+    UnreadableCheckpointError,
+    WrongCheckpointError,
+)
 from megatron.parallel.sharding import sharded
 from megatron.training import pretrain
 from megatron.training.checkpoint_choice import choose_checkpoint
@@ -148,6 +156,49 @@ def test_a_damaged_manifest_is_passed_over_too(job, told):
     (job.directory / "global_step10" / MANIFEST).write_text("{")
     assert job.resume().iteration == 5
     assert [text for text in told if "global_step10" in text and "passed over" in text]
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "manifest.json"),
+        (OSError(errno.EIO, "Input/output error"), "manifest.json"),
+        (PermissionError(errno.EACCES, "Permission denied"), ""),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(job, monkeypatch, error, name):
+    job.save(5)
+    job.save(10)
+    file = job.directory / "global_step10" / name
+    asks, reads = Path.stat, Path.read_bytes
+
+    def refused(self, usual, **how):
+        if self == file or file in self.parents:
+            raise error
+        return usual(self, **how)
+
+    monkeypatch.setattr(Path, "read_bytes", lambda self: refused(self, reads))
+    if not name:
+        monkeypatch.setattr(Path, "stat", lambda self, **how: refused(self, asks, **how))
+    told = rf"global_step10/manifest.json cannot be read: {error.strerror}"
+    with pytest.raises(UnreadableCheckpointError, match=told) as raised:
+        job.resume()
+    assert raised.value.exit_code is ExitCode.FAILED
+    with pytest.raises(UnreadableCheckpointError, match=told):
+        network_of_checkpoint(["--use-checkpoint-args", "--load", str(job.directory)])
+    monkeypatch.undo()
+    assert job.resume().iteration == 10
+
+
+def test_a_directory_that_cannot_be_read_is_not_taken_for_an_empty_one(job, monkeypatch):
+    job.save(5)
+
+    def refused(place):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(UnreadableCheckpointError, match="runs cannot be read: Permission denied"):
+        job.resume()
 
 
 @pytest.mark.parametrize("hint", [None, "global_step900", "\0\xff", "global_step5\n"])
