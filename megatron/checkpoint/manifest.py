@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from megatron.atomic_files import sync_folder
 from megatron.checkpoint.hashes import algorithm_of, hash_of
 from megatron.checkpoint.names import MANIFEST
 from megatron.errors import (
@@ -178,12 +179,3 @@ def _damage(folder: Path, record: FileRecord) -> str | None:
     if found != record.hash:
         return f"{file} is damaged: its hash is not that of the manifest"
     return None
-
-
-def sync_folder(folder: Path) -> None:
-    """Make sure that the names in `folder` are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,7 +1,5 @@
 """Checkpoints in Megatron-LM's own files: weights alone, divided for its ranks."""
 
-import os
-import shutil
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from itertools import product
@@ -11,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpoint.manifest import Manifest, sync_folder
+from megatron.atomic_files import replace_text, staged_folder, sync_folder
+from megatron.checkpoint.manifest import Manifest
 from megatron.checkpoint.names import STAGING
 from megatron.checkpoint.writer import write_state
 from megatron.errors import CheckpointError, ConfigError, raise_if_any
@@ -84,23 +83,17 @@ def write_megatron(
         "checkpoint_info": _rows_told(model, rows),
         "iteration": iteration,
     }
-    staging = output / f"{STAGING}{folder.name}"
     try:
-        shutil.rmtree(staging, ignore_errors=True)
-        for stage, rank in product(range(pipeline), range(tensor)):
-            suffix = f"_{stage:03d}" if pipeline > 1 else ""
-            file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
-            parts = _parts(manifest, whole, (stage, rank), (pipeline, tensor), rows)
-            _write({**common, "model": _nested(dict(parts))}, file)
-        sync_folder(staging)
-        os.rename(staging, folder)
-        sync_folder(output)
+        with staged_folder(output / f"{STAGING}{folder.name}", folder) as staging:
+            for stage, rank in product(range(pipeline), range(tensor)):
+                suffix = f"_{stage:03d}" if pipeline > 1 else ""
+                file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
+                parts = _parts(manifest, whole, (stage, rank), (pipeline, tensor), rows)
+                _write({**common, "model": _nested(dict(parts))}, file)
         # Last: it says that the files are whole.
-        (output / _TRACKER).write_text(str(iteration), encoding="utf-8")
+        replace_text(output / _TRACKER, str(iteration), has_one_writer=True)
     except OSError as error:
         raise CheckpointError(f"{folder}: {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return folder
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from megatron.atomic_files import replace_text, sync_folder
 from megatron.checkpoint.lock import require_not_taken
-from megatron.checkpoint.manifest import FileRecord, Manifest, sync_folder, write_manifest
+from megatron.checkpoint.manifest import FileRecord, Manifest, write_manifest
 from megatron.checkpoint.names import (
     KEEP,
     LATEST,
@@ -100,9 +101,7 @@ def publish(directory: Path, iteration: int) -> None:
 
 def point_latest(directory: Path, name: str) -> None:
     """Have `latest` of `directory` say `name`, at every moment the older or the newer whole."""
-    hint = directory / f"{LATEST}.staging"
-    hint.write_text(name, encoding="utf-8")
-    os.replace(hint, directory / LATEST)
+    replace_text(directory / LATEST, name, has_one_writer=True)
 
 
 def tidy(directory: Path, iteration: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from megatron.checkpoint.manifest import sync_folder
+from megatron.atomic_files import sync_folder
 from megatron.checkpoint.names import ASIDE, iteration_of, published_tags, tag_of
 from megatron.checkpoint.publish import point_latest
 from megatron.errors import CheckpointError

@@ -1,6 +1,5 @@
 """A checkpoint without a layout: one folder for each parameter, as DeepSpeed's universal ones are."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from megatron.atomic_files import replace_text, staged_folder
 from megatron.checkpoint.layouts import read_whole
 from megatron.checkpoint.lock import locked
 from megatron.checkpoint.manifest import (
@@ -19,7 +19,6 @@ from megatron.checkpoint.manifest import (
     damage,
     read_manifest,
     record_file,
-    sync_folder,
     write_manifest,
 )
 from megatron.checkpoint.names import LATEST_UNIVERSAL, STAGING, iteration_of, tag_of
@@ -66,21 +65,14 @@ def write_universal(source: Path, output: Path, *, workers: int) -> None:
     manifest = read_manifest(source)
     if problems := damage(source, manifest.files):
         raise CheckpointError("; ".join(problems))
-    staging = output.with_name(f"{STAGING}{output.name}")
     try:
         if output.exists():
             _require_copy(output, manifest)
         else:
-            if staging.exists():
-                shutil.rmtree(staging)
-            staging.mkdir(parents=True)
-            records = _write_files(source, manifest, staging, workers)
-            write_manifest(staging, replace(manifest, files=tuple(records)))
-            os.rename(staging, output)
-            sync_folder(output.parent)
-        hint = output.with_name(f"{LATEST_UNIVERSAL}.staging")
-        hint.write_text(output.name, encoding="utf-8")
-        os.replace(hint, output.with_name(LATEST_UNIVERSAL))
+            with staged_folder(output.with_name(f"{STAGING}{output.name}"), output) as staging:
+                records = _write_files(source, manifest, staging, workers)
+                write_manifest(staging, replace(manifest, files=tuple(records)))
+        replace_text(output.with_name(LATEST_UNIVERSAL), output.name, has_one_writer=True)
     except OSError as error:
         raise CheckpointError(f"{output}: {error}") from error
 

@@ -1,13 +1,13 @@
 """A run as a page of HTML that needs nothing else: no script, no network, no other file."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from megatron.atomic_files import replace_text
 from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.names import published_tags
 from megatron.errors import CheckpointError, ConfigError
@@ -60,10 +60,8 @@ def write_page(file: Path, history: History, directory: Path, now: datetime) -> 
     Raises:
         ConfigError: the file cannot be written.
     """
-    made = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        made.write_text(page(history, directory, now), encoding="utf-8")
-        made.replace(file)
+        replace_text(file, page(history, directory, now))
     except OSError as error:
         raise ConfigError(f"--html {file}: {error.strerror}") from error
 

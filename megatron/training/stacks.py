@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
+from megatron.atomic_files import replace_text
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -81,9 +83,8 @@ def _block(frame: FrameType) -> int | None:
 def write_stacks(stacks: Stacks, folder: Path) -> None:
     """Write the stacks to `folder`/rank-N.json, at once whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = folder / f"rank-{stacks.rank}.json.{stacks.host}.{stacks.pid}"
-    made.write_text(json.dumps(asdict(stacks), indent=1) + "\n", encoding="utf-8")
-    made.rename(folder / f"rank-{stacks.rank}.json")
+    text = json.dumps(asdict(stacks), indent=1) + "\n"
+    replace_text(folder / f"rank-{stacks.rank}.json", text)
 
 
 def read_places(folder: Path) -> dict[int, str]:

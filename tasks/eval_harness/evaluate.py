@@ -5,7 +5,6 @@ agree, and -1 in the place of a size stands for that of the checkpoint.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron import log
+from megatron.atomic_files import replace_text
 from megatron.config.generation import GenerationConfig
 from megatron.config.tasks import HarnessConfig
 from megatron.errors import ConfigError, raise_if_any
@@ -166,9 +166,7 @@ def write(found: dict[str, Any], file: Path) -> None:
     """Replace `file` by the results at once, so that it is never half written."""
     from lm_eval.utils import handle_non_serializable
 
-    made = file.with_name(f"{file.name}.{os.getpid()}")
-    made.write_text(json.dumps(found, indent=2, default=handle_non_serializable), encoding="utf-8")
-    made.replace(file)
+    replace_text(file, json.dumps(found, indent=2, default=handle_non_serializable))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from source import (
 )
 
 FLOORS = [
-    {"errors", "version", "log"},
+    {"atomic_files", "errors", "log", "version"},
     {"tool"},
     {"config"},
     {"plan"},

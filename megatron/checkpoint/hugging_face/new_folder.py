@@ -1,12 +1,11 @@
 """A folder of files that is there as a whole or not at all."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from megatron.checkpoint.manifest import sync_folder
+from megatron.atomic_files import staged_folder
 from megatron.checkpoint.names import STAGING
 from megatron.errors import CheckpointError, WrongCheckpointError
 
@@ -32,14 +31,8 @@ def new_folder(output: Path) -> Iterator[Path]:
             f"--save {output} is where a disk is mounted, which no finished folder can take the "
             f"place of: give a folder in it, such as {output / 'model'}"
         )
-    staging = whole.with_name(f"{STAGING}{whole.name}")
     try:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        yield staging
-        sync_folder(staging)
-        os.replace(staging, whole)
+        with staged_folder(whole.with_name(f"{STAGING}{whole.name}"), whole) as staging:
+            yield staging
     except OSError as error:
         raise CheckpointError(f"--save {output}: {error}") from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)

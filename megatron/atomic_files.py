@@ -1,0 +1,60 @@
+"""Files and folders that are there whole or not at all, whenever a process or a disk dies."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from socket import gethostname
+
+
+def replace_text(file: Path, text: str, *, has_one_writer: bool = False) -> None:
+    """Write `text` to `file`, which at every moment holds the older or the newer content.
+
+    Not flushed to the disk: only for what a power failure may take.
+
+    Args:
+        has_one_writer: whether no other process writes it meanwhile; what a killed one left
+            beside `file` is then taken over by the next.
+
+    Raises:
+        OSError: it cannot be written; `file` is as before.
+    """
+    suffix = "staging" if has_one_writer else f"{gethostname()}.{os.getpid()}"
+    made = file.with_name(f"{file.name}.{suffix}")
+    try:
+        made.write_text(text, encoding="utf-8")
+        os.replace(made, file)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def staged_folder(staging: Path, target: Path) -> Iterator[Path]:
+    """Give `staging` to write to, on the disk of `target`; it gets that name if nothing goes wrong.
+
+    What an earlier process left there is removed. What is written to the files is for the caller
+    to flush.
+
+    Raises:
+        OSError: it cannot be written, or `target` holds something; nothing is left of it.
+    """
+    try:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+        yield staging
+        sync_folder(staging)
+        os.rename(staging, target)
+        sync_folder(target.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make sure that the names in `folder` are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
