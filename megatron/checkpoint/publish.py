@@ -124,6 +124,8 @@ def tidy(directory: Path, iteration: int) -> None:
 def clear_leftovers(directory: Path) -> None:
     """Remove what a killed run was writing or removing, after what counted is back in place."""
     restore_replaced(directory)
+    for replaced in directory.glob(f"{REPLACED}*"):
+        shutil.rmtree(replaced)
     for leftover in directory.glob(f"{STAGING}*"):
         # Others are of a tool that may be at work.
         if iteration_of(leftover.name.removeprefix(STAGING)) is not None:
@@ -141,10 +143,16 @@ def other_latest(directory: Path, newest: str) -> str | None:
 
 
 def restore_replaced(directory: Path) -> None:
-    """Undo what a run that was killed between the two renames of `publish` left behind."""
+    """Undo what a run that was killed between the two renames of `publish` left behind.
+
+    Nothing is written where the successor of what was moved aside stands.
+    """
     for replaced in directory.glob(f"{REPLACED}*"):
         target = directory / replaced.name.removeprefix(REPLACED)
-        if target.exists():
-            shutil.rmtree(replaced)
-        else:
-            os.rename(replaced, target)
+        try:
+            if not target.exists():
+                os.rename(replaced, target)
+        except OSError:
+            # Another process may have been faster.
+            if not target.exists():
+                raise

@@ -177,7 +177,13 @@ def _find(plan: Plan) -> list[str]:
     directory = Path(wished.load)
     # Where another run writes, it may be between the two renames.
     if wished.load == wished.save or not (directory / LOCK).exists():
-        restore_replaced(directory)
+        try:
+            restore_replaced(directory)
+        except OSError as error:
+            raise WrongCheckpointError(
+                f"--load {directory}: a checkpoint has lost its name to a run that was killed, and "
+                f"it cannot have it back ({error}): rename it from where the disk can be written"
+            ) from error
     tags = published_tags(directory)
     if wished.step:
         if tag_of(wished.step) not in tags:

@@ -1,5 +1,7 @@
 """Names of checkpoints, and the moment from which one counts."""
 
+import os
+
 import pytest
 
 from megatron.checkpoint.names import (
@@ -70,7 +72,24 @@ def test_what_was_moved_aside_goes_when_its_successor_stands(tmp_path):
     publish(tmp_path, 5)
     (tmp_path / "replaced-global_step5").mkdir()
     restore_replaced(tmp_path)
+    assert (tmp_path / "replaced-global_step5").is_dir()
+    tidy(tmp_path, 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step5", "latest"]
+
+
+def test_a_name_that_another_process_gave_back_in_this_moment_is_right(tmp_path, monkeypatch):
+    stage(tmp_path, 5, "old")
+    publish(tmp_path, 5)
+    (tmp_path / "global_step5").rename(tmp_path / "replaced-global_step5")
+    usual = os.rename
+
+    def slower(source, target):
+        usual(source, target)
+        raise FileNotFoundError(source)
+
+    monkeypatch.setattr(os, "rename", slower)
+    restore_replaced(tmp_path)
+    assert published_tags(tmp_path) == ["global_step5"]
 
 
 def test_what_a_killed_run_left_is_put_in_order(tmp_path):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -408,6 +409,27 @@ def test_what_another_run_is_about_to_replace_is_left_to_it(job, tmp_path):
     with sole_writer(job.plan), pytest.raises(CheckpointError, match="no complete checkpoint"):
         job.resume(*reads)
     assert job.resume(*reads).iteration == 5
+
+
+def test_from_a_disk_that_is_only_read_a_run_goes_on_where_nothing_must_be_written(
+    job, tmp_path, monkeypatch
+):
+    job.save(5)
+    job.save(10)
+
+    def refused(source, target):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(source))
+
+    monkeypatch.setattr(os, "rename", refused)
+    monkeypatch.setattr(shutil, "rmtree", lambda folder: refused(folder, None))
+    replaced = job.directory / "replaced-global_step10"
+    replaced.mkdir()
+    reads = ["--save", str(tmp_path / "elsewhere")]
+    assert job.resume(*reads).iteration == 10
+    replaced.rmdir()
+    (job.directory / "global_step10").replace(replaced)
+    with pytest.raises(WrongCheckpointError, match="lost its name.* Read-only file system: .*re"):
+        job.resume(*reads)
 
 
 def test_a_manifest_that_cannot_be_written_ends_all_ranks_alike(job, monkeypatch):
