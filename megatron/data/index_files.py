@@ -9,7 +9,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-CHUNK = 1 << 20  # entries of an index handled at a time, so that memory stays bounded
+CHUNK = 1 << 16  # entries of an index handled at a time: memory stays bounded, and in the cache
 
 VERSION = 1
 MMAP_MAGIC = b"MMIDIDX\0\0"

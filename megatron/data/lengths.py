@@ -17,6 +17,7 @@ class Lengths:
         self.documents = 0
         self.tokens = 0
         self._counts = np.zeros(_EXACT_BELOW, np.int64)
+        self._num_counts = 1  # the rest is zero
         self._large: list[int] = []
 
     def add(self, sizes: NDArray) -> None:
@@ -26,6 +27,7 @@ class Lengths:
         small = sizes[sizes < _EXACT_BELOW]
         counts = np.bincount(small)
         self._counts[: len(counts)] += counts
+        self._num_counts = max(self._num_counts, len(counts))
         self._large += sizes[sizes >= _EXACT_BELOW].tolist()
 
     def count(self, low: int, high: int | None = None) -> int:
@@ -35,7 +37,7 @@ class Lengths:
 
     def summary(self) -> dict[str, float]:
         """Return mean, extremes and percentiles: the smallest size not below a share of all."""
-        cumulated = np.cumsum(self._counts)
+        cumulated = np.cumsum(self._counts[: self._num_counts])
         large = sorted(self._large)
 
         def ranked(rank: int) -> int:

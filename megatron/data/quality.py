@@ -89,18 +89,26 @@ def runs_longer_than(length: int, tokens: NDArray, ends: NDArray) -> list[Run]:
     Args:
         length: 15 or more.
     """
-    equal = np.zeros(tokens.size // 8 * 8 + 8, np.bool_)
-    np.equal(tokens[1:], tokens[:-1], out=equal[: max(tokens.size - 1, 0)])
-    # So many neighbours that are equal cover whole eights of them, in a row.
+    # Whether each token equals the one before it, with seven places more on either side to look at.
+    num_pairs = max(tokens.size - 1, 0)
+    equal = np.zeros(8 + num_pairs // 8 * 8 + 16, np.bool_)
+    pairs = equal[8 : 8 + num_pairs]
+    np.equal(tokens[1:], tokens[:-1], out=pairs)
+    pairs[ends[(ends > 0) & (ends < tokens.size)] - 1] = False
+    # So many pairs in a row cover whole eights of them, which are found quickly.
     eights = np.flatnonzero(equal.view(np.uint64) == _EIGHT_EQUAL)
-    in_a_row = (length - 7) // 8
-    first = eights[: max(eights.size - in_a_row + 1, 0)]
-    if not (eights[in_a_row - 1 :] - first == in_a_row - 1).any():
+    if not eights.size:
         return []
-    borders = ends[(ends > 0) & (ends < tokens.size)]
-    equal[borders - 1] = False
-    edges = np.flatnonzero(np.diff(equal.view(np.int8), prepend=0, append=0))
-    starts, lengths = edges[::2], edges[1::2] - edges[::2] + 1
+    last_of_row = np.append(np.flatnonzero(np.diff(eights) != 1), eights.size - 1)
+    eights_in_row = np.diff(last_of_row, prepend=-1)
+    long_enough = eights_in_row >= (length - 7) // 8
+    stops = 8 * eights[last_of_row[long_enough]] + 8
+    starts = stops - 8 * eights_in_row[long_enough]
+    # What a row begins or ends within is less than an eight.
+    seven = np.arange(7)
+    starts -= np.logical_and.accumulate(equal[starts[:, None] - 1 - seven], axis=1).sum(axis=1)
+    stops += np.logical_and.accumulate(equal[stops[:, None] + seven], axis=1).sum(axis=1)
+    starts, lengths = starts - 8, stops - starts + 1
     long = np.flatnonzero(lengths > length)
     long = long[np.argsort(-lengths[long], kind="stable")]
     documents = np.searchsorted(ends, starts[long], "right")
