@@ -158,14 +158,22 @@ def _record(written: int, **entries: Any) -> FileRecord:
     return record
 
 
-def damage(folder: Path, records: Iterable[FileRecord]) -> list[str]:
-    """Return what is wrong with the files on disk: missing, of another size, or other bytes."""
+def damage(
+    folder: Path, records: Iterable[FileRecord], *, forgets_cached: bool = False
+) -> list[str]:
+    """Return what is wrong with the files on disk: missing, of another size, or other bytes.
+
+    Args:
+        forgets_cached: whether the kernel drops first what it keeps of the files in memory, so that
+            it is the disk which is read, where the platform can do that.
+    """
     # Hashing is done outside Python's lock.
+    look = partial(_damage, folder, forgets_cached=forgets_cached)
     with ThreadPoolExecutor(_THREADS) as threads:
-        return [told for told in threads.map(partial(_damage, folder), records) if told]
+        return [told for told in threads.map(look, records) if told]
 
 
-def _damage(folder: Path, record: FileRecord) -> str | None:
+def _damage(folder: Path, record: FileRecord, *, forgets_cached: bool) -> str | None:
     file = folder / record.name
     try:
         if not file.is_file():
@@ -173,6 +181,8 @@ def _damage(folder: Path, record: FileRecord) -> str | None:
         if (size := file.stat().st_size) != record.size:
             return f"{file} has {size} bytes instead of {record.size}"
         with file.open("rb", buffering=0) as stream:
+            if forgets_cached and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             found = hash_of(stream, algorithm_of(record.hash))
     except OSError as error:
         return f"{file} cannot be read: {error.strerror}"

@@ -138,7 +138,8 @@ class Checkpoints(Hook):
         Communication: every rank must call this, in step.
         """
         newest = self._directory / tag_of(self._saved)
-        if problems := list(gathered(damage(newest, share_of(self._unread)))):
+        found = damage(newest, share_of(self._unread), forgets_cached=True)
+        if problems := list(gathered(found)):
             raise CheckpointError(
                 f"--save {self._directory}: what was written is not what the disk holds, and the "
                 f"next start goes on from an older checkpoint: {'; '.join(problems)}"
@@ -278,7 +279,7 @@ class Checkpoints(Hook):
         if not names:
             return None
         newest = self._directory / tag_of(iteration)
-        found = self._executor.submit(damage, newest, share_of(files))
+        found = self._executor.submit(damage, newest, share_of(files), forgets_cached=True)
         return _Stage([found], lambda: self._removal(names, found.result()))
 
     def _removal(self, names: list[str], found: list[str]) -> _Stage:

@@ -108,6 +108,27 @@ def test_what_was_written_last_is_read_again_before_the_run_leaves(job):
     job.checkpoints.verify()
 
 
+def test_what_is_read_again_comes_from_the_disk_and_not_from_memory(job, monkeypatch):
+    forgotten = set()
+
+    def forget(descriptor, *place):
+        assert place == (0, 0, os.POSIX_FADV_DONTNEED)
+        forgotten.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "posix_fadvise", forget)
+    job.save(5)
+    assert job.resume().iteration == 5
+    assert forgotten == set()
+    names = {"weights.pt", "more.txt"}
+    job.checkpoints.verify()
+    assert forgotten == {job.directory / "global_step5" / name for name in names}
+    forgotten.clear()
+    plan = tiny_plan(*job.flags, "--keep-last", "1")
+    Checkpoints(job.engine, plan, job.config).save(TrainState(iteration=10))
+    assert forgotten == {job.directory / "global_step10" / name for name in names}
+    assert published_tags(job.directory) == ["global_step10"]
+
+
 def test_a_run_that_has_gone_back_may_leave_at_once(job):
     for iteration in (5, 10):
         job.engine.module.weight.data.add_(1)
