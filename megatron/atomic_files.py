@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
 
@@ -26,7 +26,8 @@ def replace_text(file: Path, text: str, *, has_one_writer: bool = False) -> None
         made.write_text(text, encoding="utf-8")
         os.replace(made, file)
     except BaseException:
-        made.unlink(missing_ok=True)
+        with suppress(OSError):
+            made.unlink()
         raise
 
 
@@ -34,8 +35,7 @@ def replace_text(file: Path, text: str, *, has_one_writer: bool = False) -> None
 def staged_folder(staging: Path, target: Path) -> Iterator[Path]:
     """Give `staging` to write to, on the disk of `target`; it gets that name if nothing goes wrong.
 
-    What an earlier process left there is removed. What is written to the files is for the caller
-    to flush.
+    What an earlier process left there is removed. All files are on disk before they count.
 
     Raises:
         OSError: it cannot be written, or `target` holds something; nothing is left of it.
@@ -44,16 +44,27 @@ def staged_folder(staging: Path, target: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         yield staging
-        sync_folder(staging)
+        _sync_all_in(staging)
         os.rename(staging, target)
         sync_folder(target.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def _sync_all_in(folder: Path) -> None:
+    for place, _, names in os.walk(folder):
+        for name in names:
+            _sync(Path(place, name))
+        sync_folder(Path(place))
+
+
 def sync_folder(folder: Path) -> None:
     """Make sure that the names in `folder` are on disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.atomic_files import replace_text, staged_folder, sync_folder
+from megatron.atomic_files import replace_text, staged_folder
 from megatron.checkpoint.manifest import Manifest
 from megatron.checkpoint.names import STAGING
 from megatron.checkpoint.writer import write_state
@@ -105,7 +105,6 @@ def _write(content: Mapping[str, Any], file: Path) -> None:
     try:
         file.parent.mkdir(parents=True)
         write_state(content, file)
-        sync_folder(file.parent)
     except (OSError, CheckpointError) as error:
         raise CheckpointError(f"{file.parent}: {error}") from error
 

@@ -40,6 +40,23 @@ def test_what_a_killed_process_left_is_taken_over(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
+def test_all_in_a_folder_is_on_disk_before_it_counts(tmp_path, monkeypatch):
+    done = []
+
+    def flushed(descriptor):
+        done.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    staging, target = tmp_path / "staging", tmp_path / "folder"
+    with staged_folder(staging, target):
+        (staging / "deep").mkdir()
+        for name in ("config.json", "deep/weights"):
+            (staging / name).touch()
+    paths = (staging, staging / "config.json", staging / "deep", staging / "deep/weights")
+    assert sorted(done[:-1]) == [*map(str, paths)]
+    assert done[-1] == str(tmp_path)
+
+
 def test_a_folder_takes_no_place_of_another(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").touch()
