@@ -8,12 +8,14 @@ from pathlib import Path
 from socket import gethostname
 
 
-def replace_text(file: Path, text: str, *, has_one_writer: bool = False) -> None:
+def replace_text(
+    file: Path, text: str, *, has_one_writer: bool = False, is_flushed: bool = False
+) -> None:
     """Write `text` to `file`, which at every moment holds the older or the newer content.
 
-    Not flushed to the disk: only for what a power failure may take.
-
     Args:
+        is_flushed: whether the text is on the disk before it replaces the older; otherwise a power
+            failure may take both.
         has_one_writer: whether no other process writes it meanwhile; what a killed one left
             beside `file` is then taken over by the next.
 
@@ -24,6 +26,8 @@ def replace_text(file: Path, text: str, *, has_one_writer: bool = False) -> None
     made = file.with_name(f"{file.name}.{suffix}")
     try:
         made.write_text(text, encoding="utf-8")
+        if is_flushed:
+            _sync(made)
         os.replace(made, file)
     except BaseException:
         with suppress(OSError):

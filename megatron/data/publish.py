@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from megatron.atomic_files import sync_folder
 from megatron.errors import DataError
 
 RECORD = ".tokenizer.json"
@@ -40,6 +41,7 @@ def publish_pair(bin_temporary: Path, idx_temporary: Path, prefix: str) -> None:
     with write_errors_name(idx_path):
         if idx_temporary.exists():
             os.replace(idx_temporary, idx_path)
+        sync_folder(idx_path.parent)
 
 
 def replacement_notices(prefixes: Iterable[str]) -> Iterator[str]:

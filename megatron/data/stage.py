@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from megatron.atomic_files import replace_text
 from megatron.data.block_encoder import Encoded
-from megatron.data.publish import flush, write_errors_name
+from megatron.data.publish import write_errors_name
 from megatron.data.quality import Tally
 from megatron.errors import DataError
 
@@ -179,10 +180,8 @@ def position_of(state: Mapping[str, Any]) -> Position:
 
 def write_json(path: Path, value: object) -> None:
     """Write `path` whole, or not at all."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    flush(temporary)
-    os.replace(temporary, path)
+    text = json.dumps(value, indent=1) + "\n"
+    replace_text(path, text, has_one_writer=True, is_flushed=True)
 
 
 def remove_stage(directories: Sequence[Path]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from megatron.atomic_files import replace_text
 from megatron.errors import DataError, WrongDataError
 from megatron.tokenizer.tokenizer import Tokenizer
 
@@ -76,17 +77,10 @@ def record_path(prefix: str | Path) -> Path:
 def write_record(prefix: str | Path, record: TokenizerRecord) -> None:
     """Write the record beside the token files `prefix`, whole or not at all."""
     path = record_path(prefix)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(to_text(record))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        replace_text(path, to_text(record), is_flushed=True)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def to_text(record: TokenizerRecord) -> str:
