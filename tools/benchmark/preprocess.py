@@ -4,8 +4,8 @@ All sides take turns, each time as a new process whose tokenizer has seen anothe
 clock starts, as in the midst of a large corpus, but not this one; the first turn counts for nothing:
 
 - gigatoken encode_files: the library reads the file and returns the tokens, which nobody writes.
-- gigatoken in batches: lines parsed by orjson, encoded 10 000 documents at a time on this thread,
-  EODs added and the tokens written.
+- encode_files, written: the same, then an EOD is added to each document by the array library, and
+  tokens and index are written; what Megatron-LM's preprocess_data_fast.py does with a file.
 - encode_batch: `tokenizers` on texts that are parsed already; no file is read or written.
 - a loop over documents: parse, call the tokenizer of `transformers`, add EOD, append to a file; what
   Megatron-LM's preprocess_data.py does, but for sending ids from its worker to the process that
@@ -29,7 +29,6 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
@@ -39,7 +38,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 import awkward as ak
 import gigatoken
 import numpy as np
-import orjson
 from sample_texts import CHARACTERS_PER_DOCUMENT, Texts
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, SentencePieceUnigramTokenizer
 from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -54,7 +52,6 @@ if TYPE_CHECKING:
     from transformers import GPT2TokenizerFast
 
 TOOL = Path(__file__).resolve().parents[1] / "preprocess_data.py"
-BATCH = 10_000  # documents, of the peer that works in batches
 SLOW_BYTES = 4_000_000  # of the file, for the slow peers
 FORK = multiprocessing.get_context("fork")
 WARM_MB, SLOW_WARM_MB = 8, 1  # of another text
@@ -122,10 +119,10 @@ def compare(kind: str, file: Path, before: Path, vocab: str, merges: str, rounds
         fast.encode_files(first, parallel=False)
         return lambda: fast.encode_files(then, parallel=False)
 
-    def in_batches() -> Callable[[], object]:
+    def files_written() -> Callable[[], object]:
         fast = gigatoken.Tokenizer.from_json(definition)
-        write_batches(before, fast, eod)
-        return lambda: write_batches(file, fast, eod)
+        write_files(before, fast, eod)
+        return lambda: write_files(file, fast, eod)
 
     def encode_batch() -> Callable[[], object]:
         slow = ByteLevelBPETokenizer(vocab, merges)
@@ -145,7 +142,7 @@ def compare(kind: str, file: Path, before: Path, vocab: str, merges: str, rounds
         {
             "ours": (whole, ours),
             "gigatoken encode_files": (whole, encode_files),
-            "gigatoken in batches": (whole, in_batches),
+            "encode_files, written": (whole, files_written),
             "encode_batch": (share, encode_batch),
             "a loop over documents": (share, in_a_loop),
         },
@@ -216,17 +213,18 @@ def wishes(file: Path) -> Conversion:
     )
 
 
-def write_batches(file: Path, tokenizer: gigatoken.Tokenizer, eod: int) -> None:
-    """Tokenize `file` in batches, with an awkward array for each."""
-    with file.open("rb") as lines, file.with_name("batches.bin").open("wb") as bin_file:
-        sizes = []
-        while batch := [orjson.loads(line)["text"] for line in islice(lines, BATCH)]:
-            tokens = tokenizer.encode_batch(batch, parallel=False)
-            ends = ak.Array(np.full((len(batch), 1), eod, np.uint32))
-            tokens = ak.concatenate([tokens, ends], axis=1)
-            sizes.append(ak.to_numpy(ak.num(tokens)))
-            bin_file.write(ak.to_numpy(ak.flatten(tokens)).astype(np.uint16).tobytes())
-        np.save(file.with_name("batches.npy"), np.concatenate(sizes))
+def write_files(file: Path, tokenizer: gigatoken.Tokenizer, eod: int) -> None:
+    """Tokenize `file` with one call, add an EOD to each document, and write tokens and index."""
+    source = gigatoken.JsonlFileSource([str(file)], "text")
+    tokens = tokenizer.encode_files(source, parallel=False)
+    ends = ak.Array(np.full((len(tokens), 1), eod, np.uint32))
+    tokens = ak.concatenate([tokens, ends], axis=1)
+    sizes = ak.to_numpy(ak.num(tokens)).astype(np.int32)
+    ak.to_numpy(ak.flatten(tokens)).astype(np.uint16).tofile(file.with_name("files.bin"))
+    with file.with_name("files.idx").open("wb") as idx_file:
+        sizes.tofile(idx_file)
+        (np.cumsum(sizes, dtype=np.int64) - sizes).tofile(idx_file)
+        np.arange(len(sizes) + 1).tofile(idx_file)
 
 
 def write_in_a_loop(
