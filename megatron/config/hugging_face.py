@@ -27,6 +27,10 @@ class ExportConfig:
     ] = None
     """Number format of the weights; that of the training when not said."""
 
+    chat_template: str | None = None
+    """File with the Jinja template that the model was trained to answer; it becomes that of the
+    written tokenizer. The tokenizer's own, if it has one, when not said."""
+
     max_shard_size: str = "5GB"
     """Size of a file of weights, at most, as 5GB or 500MB; a larger tensor has one of its own."""
 

@@ -17,6 +17,7 @@ from megatron.config.tokenizer import TokenizerConfig
 from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.chat import read_chat_template
 from megatron.tool import run_tool
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -36,6 +37,7 @@ def main(argv: Sequence[str]) -> None:
     max_bytes = _bytes(config.max_shard_size)
     wishes = gpt_tokenizer_arguments(said["tokenizer"])
     tokenizer = build_tokenizer(**wishes)
+    template = read_chat_template(config.chat_template, None).source
     source = checkpoint_of(Path(config.load))
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
     from megatron.checkpoint.hugging_face.export import Wishes, export
@@ -50,6 +52,7 @@ def main(argv: Sequence[str]) -> None:
             dtype=config.target_dtype,
             max_shard_bytes=max_bytes,
             model_type=config.model_type,
+            chat_template=template,
             verifies=config.verify,
         ),
     )

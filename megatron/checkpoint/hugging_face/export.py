@@ -44,6 +44,7 @@ class Wishes:
         dtype: number format of the files; None for that of the training.
         max_shard_bytes: size of a file of weights.
         model_type: the architecture; None for the first that fits.
+        chat_template: the written tokenizer's; "" for the one that it has, if any.
         verifies: whether both models are run and compared.
         for_release: whether the card leaves out how far the model was trained.
     """
@@ -51,6 +52,7 @@ class Wishes:
     dtype: str | None = None
     max_shard_bytes: int = 5_000_000_000
     model_type: str | None = None
+    chat_template: str = ""
     verifies: bool = True
     for_release: bool = False
 
@@ -86,7 +88,8 @@ def export(
     Raises:
         CheckpointError: no architecture expresses the network, `source` is damaged, `output`
             cannot be written to, or the models differ; nothing is left of what was written.
-        DataError: the tokenizer has another vocabulary.
+        DataError: the tokenizer has another vocabulary, or is not written though its template is
+            asked for.
     """
     saved = saved_spec(manifest.plan["model"])
     spec = without_adapters(saved)
@@ -101,6 +104,8 @@ def export(
         no_tokenizer = write_hugging_face_files(
             staging, tokenizer, tokenizer_wishes, max_length=spec.max_position_embeddings
         )
+        if wishes.chat_template:
+            _write_template(staging, wishes.chat_template, no_tokenizer)
         measured = _measured(spec, whole, staging, tokenizer, dtype) if wishes.verifies else []
         card = model_card(
             manifest,
@@ -113,6 +118,15 @@ def export(
         )
         (staging / "README.md").write_text(card, encoding="utf-8")
     return Exported(family, dtype, no_tokenizer, measured)
+
+
+def _write_template(folder: Path, template: str, no_tokenizer: str) -> None:
+    if no_tokenizer:
+        raise DataError(
+            f"--chat-template goes with a tokenizer, and none is written: {no_tokenizer}"
+        )
+    # This file goes before a template in any other file of the tokenizer.
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def _require_same_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> None:

@@ -362,6 +362,12 @@ def test_what_is_there_is_not_replaced(exported, tmp_path):
     words = ["--load", tmp_path / "saved", "--save", tmp_path / "new"]
     with pytest.raises(DataError, match="has 5 tokens and the network was trained with 11"):
         tool("to_hf", *words, "--vocab-size", 4)
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    with pytest.raises(
+        DataError, match="goes with a tokenizer, .*none is written: transformers has"
+    ):
+        tool("to_hf", *words, "--chat-template", tmp_path / "chat.jinja")
+    assert not (tmp_path / "new").exists()
     with pytest.raises(ConfigError, match="--max-shard-size 5XB is not a size"):
         tool("to_hf", *words, "--max-shard-size", "5XB")
 

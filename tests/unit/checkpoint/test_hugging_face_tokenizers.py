@@ -12,6 +12,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, pipeline
 
 from megatron.checkpoint.manifest import read_manifest
+from megatron.errors import DataError
 from megatron.plan.plan import plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
@@ -104,6 +105,21 @@ def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
     manifest = read_manifest(tmp_path / "back/global_step0")
     assert manifest.config["tokenizer"]["tokenizer_name_or_path"] == str(tmp_path / "hf")
     assert manifest.plan["model"]["vocab_size"] == tokenizer.vocab_size
+
+    # A template of conversations goes along, before one that the tokenizer has.
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}<{{ m.content }}>ß{% endfor %}")
+    words = ["--chat-template", tmp_path / "chat.jinja", "--no-verify"]
+    own = shutil.copytree(tmp_path / "hf", tmp_path / "own") / "tokenizer_config.json"
+    own.write_text(json.dumps(json.loads(own.read_text()) | {"chat_template": "none"}))
+    for number, flags in enumerate([(), ("--tokenizer-name-or-path", own.parent)]):
+        output = tmp_path / f"chat-{number}"
+        tool("to_hf", "--load", directory, "--save", output, *words, *flags)
+        chats = AutoTokenizer.from_pretrained(output, local_files_only=True)
+        said = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "tide"}]
+        assert chats.apply_chat_template(said, tokenize=False) == "<the>ß<tide>ß"
+    with pytest.raises(DataError, match="cannot read --chat-template nowhere: .*No such file"):
+        tool("to_hf", "--load", directory, "--save", tmp_path / "no", *words[:1], "nowhere")
+    assert not (tmp_path / "no").exists()
 
     # A tokenizer that moved is found where the flags say.
     moved = tmp_path / "moved"
