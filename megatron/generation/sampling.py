@@ -21,7 +21,8 @@ class Sampling:
     Args:
         temperature: logits are divided by it; next to nothing takes the likeliest token.
         top_k: choose among so many likeliest tokens; 0: all.
-        top_p: choose among the likeliest tokens that together have this probability; 0: all.
+        top_p: choose among the likeliest tokens that together have this probability, a share of
+            what top_k leaves; 0: all.
         top_p_decay: after each token top_p is multiplied by this; 0: it stays.
         top_p_bound: top_p does not fall below.
     """
@@ -96,21 +97,24 @@ def _among_likeliest(logits_bv: Tensor, wishes: Wishes) -> Tensor:
         [[s.top_p_after(length) if s.top_p else math.inf] for s, _, length in wishes],
         device=device,
     )
-    total_b1 = logits_bv.logsumexp(-1, keepdim=True)
+    whole_b1 = logits_bv.logsumexp(-1, keepdim=True)
     # To order the whole vocabulary would take longer than a small model's layers.
     count = max((s.top_k or _CANDIDATES) for s, *_ in wishes)
     while True:
         count = min(count, size)
         ordered_bn, order_bn = logits_bv.topk(count)
+        is_beyond_bn = torch.arange(count, device=device) >= counts_b1
+        # As transformers: with both limits, top_p is a share of what top_k has left.
+        left_b1 = ordered_bn.masked_fill(is_beyond_bn, -torch.inf).logsumexp(-1, keepdim=True)
+        total_b1 = torch.where(counts_b1 < size, left_b1, whole_b1)
         probability_bn = (ordered_bn - total_b1).exp()
         before_bn = probability_bn.cumsum(-1) - probability_bn
         reached = (before_bn[:, -1:] >= masses_b1) | (counts_b1 <= count)
         if count == size or reached.all():
             break
         count *= 8
-    places_n = torch.arange(count, device=device)
     # What is likelier than a token decides about it, so that the likeliest always stays.
-    cut_bn = (before_bn >= masses_b1) | (places_n >= counts_b1)
+    cut_bn = (before_bn >= masses_b1) | is_beyond_bn
     cut_bn[:, 0] = False
     place_b = _draw(ordered_bn.masked_fill(cut_bn, -torch.inf), wishes)
     return order_bn.gather(1, place_b[:, None])[:, 0]

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from megatron.generation import sampling as module
 from megatron.generation.sampling import Sampling, choose_tokens
@@ -51,12 +52,36 @@ def test_the_likeliest_is_taken_where_nothing_is_drawn(sampling):
         (Sampling(top_p=0.81), [0, 1, 3]),
         (Sampling(top_p=1.0), [0, 1, 2, 3]),
         (Sampling(top_k=3, top_p=0.6), [0, 1]),
+        (Sampling(top_k=2, top_p=0.6), [1]),
     ],
 )
 @pytest.mark.parametrize("candidates", [1, 128])
 def test_only_the_likeliest_are_drawn(monkeypatch, sampling, kept, candidates):
     monkeypatch.setattr(module, "_CANDIDATES", candidates)
     assert drawn(sampling).nonzero().flatten().tolist() == kept
+
+
+@pytest.mark.parametrize("candidates", [1, 128])
+def test_both_limits_leave_what_those_of_transformers_leave(monkeypatch, candidates):
+    monkeypatch.setattr(module, "_CANDIDATES", candidates)
+    torch.manual_seed(0)
+    logits = torch.randn(6, 50)
+    limits = [(3, 0.7), (8, 0.5), (8, 0.95), (50, 0.9), (0, 0.8), (20, 0.0)]
+    left = []
+
+    def all_that_is_left(ordered_bn, wishes):
+        left.append(ordered_bn.isfinite().sum(1))
+        return torch.zeros(len(wishes), dtype=torch.long)
+
+    monkeypatch.setattr(module, "_draw", all_that_is_left)
+    samplings = [Sampling(top_k=k, top_p=p) for k, p in limits]
+    choose_tokens(logits, samplings, [0.5] * 6, [0] * 6)
+    expected = []
+    for row, (k, p) in zip(logits, limits, strict=True):
+        scores = TopKLogitsWarper(k)(None, row[None]) if k else row[None]
+        scores = TopPLogitsWarper(p)(None, scores) if p else scores
+        expected.append(int(scores.isfinite().sum()))
+    assert left[0].tolist() == expected
 
 
 def test_temperature_sharpens():
