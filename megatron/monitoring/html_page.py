@@ -153,13 +153,14 @@ def _settings(history: History, directory: Path) -> Iterator[str]:
         if isinstance(told, Mapping) and told:
             yield f"<h2>{title}</h2>"
             yield _pairs((name, _text_of(value)) for name, value in told.items())
-    for tag in published_tags(directory)[:1]:
+    try:
+        newest = published_tags(directory)[:1]
+        plans = [read_manifest(directory / tag).plan for tag in newest]
+    except CheckpointError as error:
+        yield f'<h2>Plan</h2><p class="bad">{escape(str(error))}</p>'
+        return
+    for plan in plans:
         yield "<h2>Plan</h2>"
-        try:
-            plan = read_manifest(directory / tag).plan
-        except CheckpointError as error:
-            yield f'<p class="bad">{escape(str(error))}</p>'
-            return
         for part, decided in plan.items():
             text = json.dumps(decided, indent=1, ensure_ascii=False)
             yield f"<details><summary>{escape(part)}</summary><pre>{escape(text)}</pre></details>"

@@ -1,5 +1,6 @@
 """The page of a run: parsed, and looked at in a browser where there is one."""
 
+import errno
 import json
 import math
 import os
@@ -71,6 +72,18 @@ def parsed(text):
 
 def figures(root):
     return {f.find("figcaption").text: f.find(f"{SVG}svg") for f in root.iter("figure")}
+
+
+def test_checkpoints_that_cannot_be_looked_at_are_told_and_the_rest_stays(
+    history, tmp_path, monkeypatch
+):
+    def refused(place):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refused)
+    text = page(history, tmp_path, NOW)
+    assert f"{tmp_path} cannot be read: Permission denied" in text
+    assert figures(parsed(text))
 
 
 def test_everything_of_the_run_is_text_and_nothing_comes_from_elsewhere(history, tmp_path):
