@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -25,6 +26,7 @@ from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_templ
 from megatron.tokenizer.fingerprint import describe, to_text
 from megatron.tokenizer.tokenizer import Tokenizer
 
+_MOST_OF_A_BAD_LINE = 1 << 20  # bytes
 _LEGACY = (
     Legacy("--keep-sequential-samples", "no effect: documents always keep the input's order"),
     Legacy("--datasets", "give the files to --input", takes="+", refused=True),
@@ -215,3 +217,16 @@ def _collection_problems(path: str, inputs: Sequence[str]) -> Iterator[str]:
         os.path.exists(file) and os.path.samefile(file, path) for file in files
     ):
         yield f"--on-error collect {path} would replace an --input; give another FILE"
+    elif os.path.isfile(path) and not _lists_bad_lines(path):
+        yield (
+            f"--on-error collect {path} would replace a file that is no list of bad lines; give "
+            "another FILE, or remove it"
+        )
+
+
+def _lists_bad_lines(path: str) -> bool:
+    with open(path, "rb") as file:
+        first = file.readline(_MOST_OF_A_BAD_LINE)
+    with suppress(ValueError, TypeError):  # no JSON, or a number
+        return not first or {"problem", "excerpt"} <= set(json.loads(first))
+    return False

@@ -138,6 +138,12 @@ def test_several_inputs_and_keys_are_taken(directory):
         ),
         (
             "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
+            "--json-keys content --on-error collect merges.txt",
+            2,
+            ["--on-error collect merges.txt would replace a file that is no list of bad lines"],
+        ),
+        (
+            "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
             "--json-keys content --on-error collect none/bad.jsonl",
             2,
             ["--on-error collect none/bad.jsonl: there is no directory none"],
