@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -42,6 +43,11 @@ class Source:
     num_bytes: int  # that this part has on the disk; 0 if nobody knows
     start: int = 0
     end: int | None = None
+
+    @cached_property
+    def lines_before(self) -> int:
+        """Lines of a plain file in front of this part; the file is read for them once."""
+        return count_lines(self.path, self.start) if self.start else 0
 
 
 @dataclass(frozen=True)

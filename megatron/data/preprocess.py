@@ -203,9 +203,7 @@ def _take_bad(
         word, number = "row", encoded.start + bad.line + 1
     else:
         before = stage.position.lines if encoded.source == stage.position.source else 0
-        number = before + bad.line + 1
-        if source.start:
-            number += count_lines(source.path, source.start)
+        number = source.lines_before + before + bad.line + 1
     place = f"{source.path}, {word} {number}"
     if conversion.on_error == "stop":
         raise DataError(f"{place}: {bad.problem}")

@@ -11,10 +11,18 @@ from bytes_tokenizer import BytesTokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron.data.conversion import Conversion
+from megatron.data import inputs
+from megatron.data.conversion import Conversion, build_rules
 from megatron.data.indexed_dataset import IndexedDataset
-from megatron.data.inputs import Limits, find_sources, read_blocks, read_range, split_sources
-from megatron.data.preprocess import preprocess
+from megatron.data.inputs import (
+    Limits,
+    count_lines,
+    find_sources,
+    read_blocks,
+    read_range,
+    split_sources,
+)
+from megatron.data.preprocess import preprocess, stage_part
 from megatron.errors import DataError
 
 zstandard = pytest.importorskip("zstandard")
@@ -186,6 +194,30 @@ def test_bad_lines_are_collected_and_the_rest_converted(tmp_path):
     ]
     assert lines[1]["excerpt"] == "nonsense"
     assert "not JSON" in lines[1]["problem"]
+
+
+def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
+    path = write_as(tmp_path / "data", "plain", b'{"text": "a"}\n' * 20 + b"bad\n" * 20)
+    counted = []
+
+    def counting(*asked):
+        counted.append(asked)
+        return count_lines(*asked)
+
+    for module in (inputs, sys.modules[stage_part.__module__]):
+        monkeypatch.setattr(module, "count_lines", counting)
+    wishes = Conversion(
+        inputs=(path,),
+        output_prefix=str(tmp_path / "out"),
+        make_encoder=BytesTokenizer,
+        on_error="skip",
+        chunk_size=2,
+    )
+    stage_part(wishes, build_rules(wishes, BytesTokenizer()), 1, 2, lambda *done: None)
+    (said,) = wishes.root.glob("*/bad")
+    numbers = [json.loads(line)["line"] for line in said.read_text().splitlines()]
+    assert numbers == list(range(21, 41))
+    assert len(counted) == 1
 
 
 def test_globs_are_sorted_and_a_name_that_exists_is_taken_as_it_is(tmp_path):
