@@ -11,18 +11,11 @@ from numpy.typing import NDArray
 from megatron.data.blend_steps import follow, lanes_for
 from megatron.data.index_cache import cached_maps
 from megatron.data.origin import Origin, TracedSource
+from megatron.data.shares import shares_of
 from megatron.errors import DataError
 
 _WARM_UP = 500  # steps that a stretch starts early, to forget where it started
 _PIECES = 16  # of a stretch, after each of which it is compared with an earlier attempt
-
-
-def shares_of(weights: Sequence[float]) -> list[float]:
-    """Return `weights` divided by their sum."""
-    total = sum(weights)
-    if not weights or min(weights) < 0 or not 0 < total < math.inf:
-        raise ValueError(f"weights {list(weights)}: each is 0 or more, and one is above 0")
-    return [weight / total for weight in weights]
 
 
 def samples_wanted(weights: Sequence[float], num_samples: int) -> list[int]:

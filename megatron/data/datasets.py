@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from megatron.data.blend import BlendedDataset, samples_wanted, shares_of
+from megatron.data.blend import BlendedDataset, samples_wanted
 from megatron.data.chat_dataset import ChatDataset
 from megatron.data.cyclic import CyclicDataset
 from megatron.data.gpt_dataset import GPTDataset
@@ -14,6 +14,7 @@ from megatron.data.legacy_indexed_dataset import open_token_files
 from megatron.data.mtf_dataset import MTFDataset
 from megatron.data.origin import TracedSource
 from megatron.data.packed_dataset import PackedDataset
+from megatron.data.shares import shares_of
 from megatron.data.splits import document_range, split_ranges
 from megatron.errors import DataError
 from megatron.plan.data_plan import SUFFIXES, DataPlan, DatasetPlan, SourcePlan

@@ -1,7 +1,6 @@
 """Which documents are for training, validation and test, from proportions."""
 
-import math
-
+from megatron.data.shares import shares_of
 from megatron.errors import ConfigError
 
 
@@ -22,11 +21,9 @@ def split_ranges(split: str, size: int) -> tuple[range, range, range]:
     >>> split_ranges("949,50,1", 1001)
     (range(0, 950), range(950, 1000), range(1000, 1001))
     """
-    weights = _weights(split)
-    total = sum(weights)
     bounds = [0]
-    for weight in weights:
-        bounds.append(bounds[-1] + round(weight / total * size))
+    for share in _shares(split):
+        bounds.append(bounds[-1] + round(share * size))
     excess = bounds[-1] - size
     # Rounding up twice can push a boundary below zero, where there is no document.
     train, valid, test = (max(bound - excess, 0) for bound in bounds[1:])
@@ -42,13 +39,15 @@ def document_range(start: float, end: float, size: int) -> range:
     return range(round(start * size), round(end * size))
 
 
-def _weights(split: str) -> list[float]:
+def _shares(split: str) -> list[float]:
     separator = "," if "," in split else "/"
     try:
         weights = [float(word) for word in split.split(separator)]
     except ValueError:
         raise ConfigError(f"--split {split!r} is not numbers such as 969,30,1") from None
-    weights = [*weights, 0.0, 0.0][:3]
-    if min(weights) < 0 or not 0 < sum(weights) < math.inf:
-        raise ConfigError(f"--split {split!r}: weights are 0 or more, and one is above 0")
-    return weights
+    try:
+        return shares_of([*weights, 0.0, 0.0][:3])
+    except ValueError as error:
+        raise ConfigError(
+            f"--split {split!r}: weights are 0 or more, and one is above 0"
+        ) from error

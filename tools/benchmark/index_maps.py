@@ -204,7 +204,10 @@ def compiled_blend(compiler: str, directory: Path) -> Callable[[Sequence[float],
 
 def shares_by_rule(weights: Sequence[float]) -> np.ndarray:
     """Return the weights, normalised twice as Megatron-LM does."""
-    shares = np.array([weight / sum(weights) for weight in weights])
+    total = 0.0
+    for weight in weights:
+        total += weight
+    shares = np.array([weight / total for weight in weights])
     return shares / np.sum(shares)
 
 

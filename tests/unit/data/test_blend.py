@@ -1,5 +1,7 @@
 """Data sets dealt out by weight."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +15,9 @@ from megatron.errors import DataError
 
 def one_after_the_other(weights, num_samples):
     """Follow the rule as it is told, in Python."""
-    total = sum(weights)
+    total = 0.0
+    for weight in weights:
+        total += weight
     shares = np.array([weight / total for weight in weights])
     shares /= np.sum(shares)
     taken = [0] * len(weights)
@@ -78,6 +82,16 @@ def test_steps_whose_numbers_leave_their_range_are_exact_ones(top, monkeypatch):
     monkeypatch.setattr(blend_steps, "_TOP", int(top * blend_steps._ONE))
     weights = np.random.default_rng(1).random(40).tolist()
     assert pairs(blend_order(weights, 12_000)) == one_after_the_other(weights, 12_000)
+
+
+def test_the_order_is_pinned_whatever_sum_rounds_to(monkeypatch):
+    """Weights whose sum is another one in float64, one after the other, than rounded once."""
+    weights = [0.2, 0.5, 0.2]
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.sum", math.fsum)  # more or less that of Python 3.12
+        order, wanted = blend_order(weights, 18), samples_wanted(weights, 600)
+    assert order.sources.tolist() == [1, 0, 2, 1, 1, 0, 2, 1, 1, 0, 1, 2, 1, 1, 0, 2, 1, 1]
+    assert wanted == [135, 335, 135]
 
 
 def test_equal_shares_take_turns():
