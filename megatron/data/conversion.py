@@ -16,7 +16,7 @@ from megatron.errors import DataError
 
 _MEMORY_PER_TEXT = 16  # bytes that one byte of text may need while it is converted
 _BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
-_BLOCK_BYTES = 1 << 19
+_BLOCK_BYTES = 1 << 20  # what is done once for each block is a small part of the work
 _SMALLEST_BLOCK_BYTES = 1 << 16
 
 
