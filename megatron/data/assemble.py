@@ -11,15 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.data.block_encoder import EncodingRules
-from megatron.data.conversion import Conversion
+from megatron.data.conversion import Conversion, fingerprint
 from megatron.data.copying import copy_extents, lay_end_to_end
 from megatron.data.index_files import INDEX_WRITERS, IndexContent, counting, pieces_of_file
+from megatron.data.inputs import find_sources, split_sources
 from megatron.data.publish import flush, publish_pair, write_errors_name
 from megatron.data.quality import Tally
 from megatron.data.report import key_report, readable
 from megatron.data.stage import (
     Position,
+    differences,
     key_file,
+    part_directory,
     position_of,
     read_state,
     remove_stage,
@@ -55,8 +58,8 @@ def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> li
         DataError: a part is not finished, no document is left, or the disk is full.
     """
     root = conversion.root
-    parts = [root / f"{part:05d}-of-{num_parts:05d}" for part in range(num_parts)]
-    positions = [_finished(part) for part in parts]
+    parts = [part_directory(root, part, num_parts) for part in range(num_parts)]
+    positions = [position_of(_finished(part)) for part in parts]
     documents = sum(position.documents for position in positions)
     dropped = sum(position.dropped for position in positions)
     if not documents:
@@ -99,6 +102,29 @@ def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> li
     return publish_staged(root)
 
 
+def require_parts_of_one_conversion(
+    conversion: Conversion, rules: EncodingRules, num_parts: int
+) -> None:
+    """Check that every part was made from these inputs, as they are, and with these wishes.
+
+    Raises:
+        DataError: everything that another process wanted or found otherwise.
+    """
+    sources = find_sources(conversion.inputs)
+    problems = []
+    for k in range(num_parts):
+        part = part_directory(conversion.root, k, num_parts)
+        mine = fingerprint(conversion, rules, split_sources(sources, k, num_parts))
+        problems += [
+            f"{part}: {each}" for each in differences(_finished(part)["fingerprint"], mine)
+        ]
+    if problems:
+        raise DataError(
+            "the shards are not parts of this conversion; merge with the flags that made them, or "
+            "convert these again without --resume:\n" + "\n".join(problems)
+        )
+
+
 def publish_staged(root: Path) -> list[Written]:
     """Give the staged files their names. A run that is killed in here is finished by the next."""
     staged = json.loads((root / _PUBLISH).read_text())
@@ -123,11 +149,11 @@ def publish_staged(root: Path) -> list[Written]:
     ]
 
 
-def _finished(part: Path) -> Position:
+def _finished(part: Path) -> dict[str, Any]:
     state = read_state(part)
     if state is None or not position_of(state).is_done:
         raise DataError(f"{part} is not finished; run its shard again with --resume, then merge")
-    return position_of(state)
+    return state
 
 
 def _content(parts: Sequence[Path], key: int, rules: EncodingRules, documents: int) -> IndexContent:

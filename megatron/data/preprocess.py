@@ -30,7 +30,7 @@ from megatron.data.processes import run_in_processes
 from megatron.data.progress import Progress
 from megatron.data.publish import staged_record, write_errors_name
 from megatron.data.round_trip import try_first_documents
-from megatron.data.stage import STATE, Stage, remove_stage
+from megatron.data.stage import STATE, Stage, part_directory, remove_stage
 from megatron.data.workers import encoded_by_workers
 from megatron.errors import DataError
 
@@ -126,11 +126,6 @@ def stage_part(
             stage.close()
         raise
     stage.close()
-
-
-def part_directory(root: Path, part: int, num_parts: int) -> Path:
-    """Return the stage of a part."""
-    return root / f"{part:05d}-of-{num_parts:05d}"
 
 
 def input_problems(inputs: Iterable[str], json_keys: Sequence[str]) -> Iterator[str]:

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from megatron.data.assemble import Written, publish_staged, was_assembled
+from megatron.data.assemble import (
+    Written,
+    publish_staged,
+    require_parts_of_one_conversion,
+    was_assembled,
+)
 from megatron.data.conversion import Conversion, build_rules
 from megatron.data.inputs import find_sources, split_sources
-from megatron.data.preprocess import part_directory, publish_parts, stage_lock, stage_part
+from megatron.data.preprocess import publish_parts, stage_lock, stage_part
 from megatron.data.progress import Progress
 from megatron.data.publish import write_errors_name
-from megatron.data.stage import STATE, remove_stage
+from megatron.data.stage import STATE, part_directory, remove_stage
 from megatron.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -54,7 +59,7 @@ def merge_shards(conversion: Conversion, num_shards: int) -> list[Written]:
     """Make the token files of all shards, which are then removed.
 
     Raises:
-        DataError: a shard is missing, not finished, or of other wishes than the rest.
+        DataError: a shard is missing, not finished, or of other wishes or inputs than these.
     """
     root = conversion.root
     if not root.is_dir():
@@ -64,6 +69,7 @@ def merge_shards(conversion: Conversion, num_shards: int) -> list[Written]:
             written = publish_staged(root)
         else:
             rules = build_rules(conversion, conversion.make_encoder())
+            require_parts_of_one_conversion(conversion, rules, num_shards)
             written = publish_parts(conversion, rules, num_shards)
         remove_stage([root])
     return written

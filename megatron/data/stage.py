@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,7 @@ from megatron.data.quality import Tally
 from megatron.errors import DataError
 
 STATE = "state.json"
+_MANY = 9  # entries of a list, such as the inputs, that are not all shown
 
 
 @dataclass
@@ -146,13 +148,11 @@ class Stage:
             ) from error
 
     def _take_up(self, state: Mapping[str, Any]) -> None:
-        for name, was in state["fingerprint"].items():
-            now = self._fingerprint.get(name)
-            if now != was:
-                raise DataError(
-                    f"cannot --resume from {self.directory}: {name} was {was!r} and is {now!r}; "
-                    "run as before, or without --resume to begin again"
-                )
+        if found := differences(state["fingerprint"], self._fingerprint):
+            raise DataError(
+                f"cannot --resume from {self.directory}: {'; '.join(found)}; "
+                "run as before, or without --resume to begin again"
+            )
         for name, length in state["lengths"].items():
             path = self.directory / name
             if not path.exists() or path.stat().st_size < length:
@@ -163,6 +163,30 @@ class Stage:
             os.truncate(path, length)
         self._lengths = state["lengths"]
         self.position = position_of(state)
+
+
+def part_directory(root: Path, part: int, num_parts: int) -> Path:
+    """Return the stage of a part."""
+    return root / f"{part:05d}-of-{num_parts:05d}"
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return one sentence for each wish that two fingerprints do not share."""
+    ours, theirs = (json.loads(json.dumps(wishes)) for wishes in (before, now))
+    found = []
+    for name in {**ours, **theirs}:
+        was, wanted = ours.get(name), theirs.get(name)
+        if was != wanted:
+            found.append(f"{name} was {_shown(was, wanted)} and is {_shown(wanted, was)}")
+    return found
+
+
+def _shown(value: Any, other: Any) -> str:
+    """Return `value` in words: of many entries those that are not at the same place in `other`."""
+    if not isinstance(value, list) or not isinstance(other, list) or len(value) < _MANY:
+        return repr(value)
+    news = [one for one, its in zip_longest(value, other[: len(value)]) if one != its]
+    return f"{len(value)} entries, among them {', '.join(map(repr, news[:2])) or 'no others'}"
 
 
 def read_state(directory: Path) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from bytes_tokenizer import BytesTokenizer
 from megatron.data.conversion import Conversion
 from megatron.data.preprocess import preprocess
 from megatron.data.shards import merge_shards, stage_shard, wait_for_shards
-from megatron.data.stage import Stage
+from megatron.data.stage import Stage, differences
 from megatron.errors import DataError
 
 ROOT = Path(__file__).parents[3]
@@ -192,8 +193,9 @@ def test_a_changed_input_is_not_mixed_into_a_stage(directory):
 
 def test_without_resume_a_stage_is_begun_again(directory):
     stage_shard(conversion(directory, tokenizer={"name": "a"}), 0, 1)
-    stage_shard(conversion(directory, tokenizer={"name": "b"}, resume=False), 0, 1)
-    assert len(merge_shards(conversion(directory), 1)) == 1
+    other = conversion(directory, tokenizer={"name": "b"}, resume=False)
+    stage_shard(other, 0, 1)
+    assert len(merge_shards(other, 1)) == 1
 
 
 def test_missing_shards_are_named(directory):
@@ -204,6 +206,61 @@ def test_missing_shards_are_named(directory):
         merge_shards(conversion(directory), 2)
     with pytest.raises(DataError, match="shards 0, 1 of 2 are not finished"):
         wait_for_shards(directory / "out.stage", 2, "launch", timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"append_eod": True}, r"the end of a document was \[256\] and is \[\]"),
+        ({"json_keys": ("b",)}, r"--json-keys was \['b'\] and is \['a'\]"),
+        ({"tokenizer": {"name": "b"}}, "the tokenizer was {'name': 'b'} and is {}"),
+        ({"max_memory_mb": 9}, "the longest line that --max-memory-mb allows was 589824 and is 6"),
+    ],
+)
+def test_shards_of_other_wishes_are_not_merged(directory, other, message):
+    stage_shard(conversion(directory), 0, 2)
+    stage_shard(conversion(directory, **other), 1, 2)
+    with pytest.raises(DataError, match=f"not parts of this conversion.*\n.*1-of-00002: {message}"):
+        merge_shards(conversion(directory), 2)
+    stage_shard(conversion(directory, resume=False), 1, 2)
+    assert len(merge_shards(conversion(directory), 2)) == 1
+
+
+def test_shards_of_an_input_that_changed_between_them_are_not_merged(directory):
+    """A shuffled file has its length still: its lines would be there twice, or not at all."""
+    path = directory / "a.jsonl"
+    stage_shard(conversion(directory, keep_empty=True), 0, 2)
+    lines = path.read_text().splitlines(keepends=True)
+    random.Random(1).shuffle(lines)
+    path.write_text("".join(lines))
+    stage_shard(conversion(directory, append_eod=True), 1, 2)
+    with pytest.raises(DataError) as caught:
+        merge_shards(conversion(directory, append_eod=True), 2)
+    problems = str(caught.value).splitlines()[1:]
+    assert len(problems) == 3  # of the first shard: everything that is wrong with it
+    assert all("00000-of-00002: " in problem for problem in problems)
+
+
+def test_shards_of_the_same_file_on_another_machine_are_merged(directory):
+    """A copy that keeps its date is the same input; its inode and its owner do not count."""
+    stage_shard(conversion(directory), 0, 2)
+    path = directory / "a.jsonl"
+    shutil.copy2(path, directory / "copy")
+    os.replace(directory / "copy", path)
+    stage_shard(conversion(directory), 1, 2)
+    assert merge_shards(conversion(directory), 2)[0].documents == 290
+
+
+def test_of_many_inputs_those_that_differ_are_shown():
+    before = {"--input": [[f"{i}.jsonl", 5] for i in range(100)]}
+    now = {"--input": [*before["--input"][:40], ["40.jsonl", 6], *before["--input"][41:]]}
+    (said,) = differences(before, now)
+    assert said == (
+        "--input was 100 entries, among them ['40.jsonl', 5] and is "
+        "100 entries, among them ['40.jsonl', 6]"
+    )
+    (said,) = differences(before, {"--input": before["--input"][:50]})
+    assert said.endswith("['51.jsonl', 5] and is 50 entries, among them no others")
 
 
 def test_two_runs_do_not_write_to_one_stage(directory):
