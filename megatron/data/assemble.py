@@ -51,6 +51,30 @@ def was_assembled(root: Path) -> bool:
     return (root / _PUBLISH).exists()
 
 
+def forget_assembled(root: Path) -> None:
+    """Begin again: what is assembled is not what is wanted. To be called before parts change."""
+    with write_errors_name(root):
+        (root / _PUBLISH).unlink(missing_ok=True)
+
+
+def require_assembled_of(conversion: Conversion, rules: EncodingRules, num_parts: int) -> None:
+    """Check that what is assembled was made from these inputs and with these wishes.
+
+    Raises:
+        DataError: everything that is otherwise now.
+    """
+    root = conversion.root
+    wishes = json.loads((root / _PUBLISH).read_text()).get("wishes")
+    begin_again = f"remove {root}, and convert again"
+    if wishes is None:
+        raise DataError(f"{root} is of an earlier version, and does not say of what; {begin_again}")
+    if found := differences(wishes, _wishes(conversion, rules, num_parts)):
+        raise DataError(
+            f"{root} holds the finished work of another run: {'; '.join(found)}; run as before, "
+            f"or {begin_again}"
+        )
+
+
 def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> list[Written]:
     """Write the token files from the stages of all parts, and publish them.
 
@@ -98,7 +122,15 @@ def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> li
         for pair in pairs:
             flush(Path(pair[0]))
             flush(Path(pair[1]))
-        write_json(root / _PUBLISH, {"pairs": pairs, "moves": moves, "report": said})
+        write_json(
+            root / _PUBLISH,
+            {
+                "wishes": _wishes(conversion, rules, num_parts),
+                "pairs": pairs,
+                "moves": moves,
+                "report": said,
+            },
+        )
     return publish_staged(root)
 
 
@@ -147,6 +179,16 @@ def publish_staged(root: Path) -> list[Written]:
         )
         for (_, _, prefix), (key, of_key) in zip(staged["pairs"], said["keys"].items(), strict=True)
     ]
+
+
+def _wishes(conversion: Conversion, rules: EncodingRules, num_parts: int) -> dict[str, Any]:
+    """Return everything that the published files depend on."""
+    return {
+        "the number of parts": num_parts,
+        **fingerprint(conversion, rules, find_sources(conversion.inputs)),
+        "--dataset-impl": conversion.dataset_impl,
+        "--on-error collect": conversion.bad_lines_path,
+    }
 
 
 def _finished(part: Path) -> dict[str, Any]:

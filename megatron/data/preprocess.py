@@ -12,7 +12,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.data.assemble import Written, assemble, publish_staged, was_assembled
+from megatron.data.assemble import (
+    Written,
+    assemble,
+    forget_assembled,
+    publish_staged,
+    require_assembled_of,
+    was_assembled,
+)
 from megatron.data.block_encoder import Encoded, EncodingRules
 from megatron.data.chat_encoder import block_encoder
 from megatron.data.conversion import Conversion, build_rules, fingerprint
@@ -64,10 +71,11 @@ def preprocess(conversion: Conversion) -> list[Written]:
     """
     num_parts = conversion.partitions
     with _whole_stage(conversion):
-        if conversion.resume and was_assembled(conversion.root):
-            return publish_staged(conversion.root)
         sources = find_sources(conversion.inputs)
         rules = build_rules(conversion, conversion.make_encoder())
+        if was_assembled(conversion.root):
+            require_assembled_of(conversion, rules, num_parts)
+            return publish_staged(conversion.root)
         total_bytes = sum(source.num_bytes for source in sources)
         progress = Progress(total_bytes, log_interval=conversion.log_interval)
 
@@ -219,8 +227,8 @@ def _whole_stage(conversion: Conversion) -> Iterator[None]:
         root.mkdir(exist_ok=True)
     with stage_lock(root, fcntl.LOCK_EX):
         if not conversion.resume:
+            forget_assembled(root)
             remove_stage([path for path in root.iterdir() if path.is_dir()])
-            (root / "publish.json").unlink(missing_ok=True)
         try:
             yield
         except BaseException:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from megatron.data.assemble import (
     Written,
+    forget_assembled,
     publish_staged,
+    require_assembled_of,
     require_parts_of_one_conversion,
     was_assembled,
 )
@@ -30,8 +32,11 @@ _SAY_EVERY_S = 60.0
 def stage_shard(conversion: Conversion, index: int, num_shards: int) -> None:
     """Convert part `index` of `num_shards`; `merge_shards` makes the files of all parts.
 
+    On resuming there is nothing to do where a merge has assembled all parts already.
+
     Raises:
-        DataError: an input cannot be read, a line is not as expected, or the disk is full.
+        DataError: an input cannot be read, a line is not as expected, the disk is full, or on
+            resuming what is there was made with other wishes.
         MegatronError: a process was killed.
     """
     conversion = replace(conversion, workers=conversion.workers * conversion.partitions)
@@ -41,6 +46,11 @@ def stage_shard(conversion: Conversion, index: int, num_shards: int) -> None:
         root.mkdir(exist_ok=True)
     with stage_lock(root, fcntl.LOCK_SH):
         rules = build_rules(conversion, conversion.make_encoder())
+        if not conversion.resume:
+            forget_assembled(root)
+        elif was_assembled(root):
+            require_assembled_of(conversion, rules, num_shards)
+            return
         sources = split_sources(find_sources(conversion.inputs), index, num_shards)
         total_bytes = sum(source.num_bytes for source in sources)
         progress = Progress(total_bytes, log_interval=conversion.log_interval)
@@ -65,10 +75,11 @@ def merge_shards(conversion: Conversion, num_shards: int) -> list[Written]:
     if not root.is_dir():
         raise DataError(f"there are no shards to merge: {root} does not exist")
     with stage_lock(root, fcntl.LOCK_EX):
+        rules = build_rules(conversion, conversion.make_encoder())
         if was_assembled(root):
+            require_assembled_of(conversion, rules, num_shards)
             written = publish_staged(root)
         else:
-            rules = build_rules(conversion, conversion.make_encoder())
             require_parts_of_one_conversion(conversion, rules, num_shards)
             written = publish_parts(conversion, rules, num_shards)
         remove_stage([root])

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from bytes_tokenizer import BytesTokenizer
 
 from megatron.data.conversion import Conversion
+from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.preprocess import preprocess
 from megatron.data.shards import merge_shards, stage_shard, wait_for_shards
 from megatron.data.stage import Stage, differences
@@ -163,6 +164,106 @@ def test_a_full_disk_publishes_nothing_and_can_be_mended(directory):
     assert outputs(directory) == expected
 
 
+class Killed(BaseException):
+    """Ends a run as a signal would."""
+
+
+@contextmanager
+def killed_before_rename_of(monkeypatch, suffix):
+    def replace_until_killed(source, target, replace=os.replace):
+        if str(target).endswith(suffix):
+            raise Killed
+        replace(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("megatron.data.publish.os.replace", replace_until_killed)
+        yield
+
+
+@pytest.mark.parametrize("suffix", ["document.bin", "document.idx", "out.report.json"])
+def test_what_is_assembled_is_not_published_for_other_wishes(directory, monkeypatch, suffix):
+    wishes = conversion(directory)
+    with killed_before_rename_of(monkeypatch, suffix):
+        preprocess(wishes)
+    with pytest.raises(DataError, match=r"another run: the end of a document was \[\] and is"):
+        preprocess(replace(wishes, append_eod=True))
+    with pytest.raises(DataError, match="another run: --dataset-impl was 'mmap' and is 'lazy'"):
+        preprocess(replace(wishes, dataset_impl="lazy"))
+    with pytest.raises(DataError, match="another run: --on-error collect was None and is 'bad'"):
+        preprocess(replace(wishes, on_error="collect", bad_lines_path="bad"))
+    path = directory / "a.jsonl"
+    status = path.stat()
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(DataError, match="another run: --input was .* and is .* 0]]; run as bef"):
+        preprocess(wishes)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    preprocess(wishes)
+    assert len(IndexedDataset(directory / "out_a_document")) == 290
+    assert not (directory / "out.stage").exists()
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("suffix", ["document.bin", "document.idx"])
+def test_new_shards_win_over_what_an_earlier_merge_assembled(
+    directory, monkeypatch, num_shards, suffix
+):
+    wishes = conversion(directory)
+    for shard in range(num_shards):
+        stage_shard(wishes, shard, num_shards)
+    with killed_before_rename_of(monkeypatch, suffix):
+        merge_shards(wishes, num_shards)
+    (directory / "a.jsonl").write_text('{"a": "new"}\n' * 20)
+    with pytest.raises(DataError, match="another run: --input was"):
+        merge_shards(wishes, num_shards)
+    with pytest.raises(DataError, match="another run: --input was"):
+        stage_shard(wishes, 0, num_shards)
+    for shard in range(num_shards):
+        stage_shard(replace(wishes, resume=False), shard, num_shards)
+    merge_shards(wishes, num_shards)
+    assert (directory / "out_a_document.bin").read_bytes() == b"n\0e\0w\0" * 20
+    assert len(IndexedDataset(directory / "out_a_document")) == 20
+
+
+def test_shards_that_are_assembled_have_nothing_to_resume(directory, monkeypatch):
+    wishes = conversion(directory)
+    stage_shard(wishes, 0, 1)
+    with killed_before_rename_of(monkeypatch, "document.idx"):
+        merge_shards(wishes, 1)
+    assert not (directory / "out.stage" / "00000-of-00001" / "0.bin").exists()
+    stage_shard(wishes, 0, 1)
+    assert merge_shards(wishes, 1)[0].documents == 290
+
+
+def test_what_is_assembled_goes_before_the_parts_it_is_of(directory, monkeypatch):
+    """Otherwise a run that is killed in between publishes an index without its tokens."""
+    wishes = conversion(directory)
+    preprocess(wishes)
+    with killed_before_rename_of(monkeypatch, "document.bin"):
+        preprocess(wishes)
+
+    def killed(directories):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("megatron.data.preprocess.remove_stage", killed)
+        preprocess(replace(wishes, resume=False))
+    assert not (directory / "out.stage" / "publish.json").exists()
+
+
+def test_work_of_an_earlier_version_is_not_published_unseen(directory, monkeypatch):
+    wishes = conversion(directory)
+    with killed_before_rename_of(monkeypatch, "document.idx"):
+        preprocess(wishes)
+    path = directory / "out.stage" / "publish.json"
+    said = json.loads(path.read_text())
+    del said["wishes"]
+    path.write_text(json.dumps(said))
+    with pytest.raises(DataError, match="of an earlier version, and does not say of what; remove"):
+        preprocess(wishes)
+    preprocess(replace(wishes, resume=False))
+    assert len(IndexedDataset(directory / "out_a_document")) == 290
+
+
 def conversion(directory, **wishes):
     wishes = {"make_encoder": BytesTokenizer, "json_keys": ("a",), "resume": True} | wishes
     inputs = (str(directory / "a.jsonl"),)
@@ -277,10 +378,6 @@ def test_two_runs_do_not_write_to_one_stage(directory):
     finally:
         first.kill()
         first.wait()
-
-
-class Killed(BaseException):
-    """Ends a run as a signal would."""
 
 
 @pytest.mark.parametrize("last", range(4))
