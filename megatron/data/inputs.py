@@ -281,36 +281,64 @@ def _skipped(pieces: Iterator[bytes], count: int, path: str) -> Iterator[bytes]:
 
 def _whole_lines(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[bytes, bool, int]]:
     """Yield (lines, False, their length), or (start of a line over the limit, True, its length)."""
-    held = bytearray()
-    dropped = 0  # bytes of a line over the limit that are gone already
-    for piece in pieces:
-        if dropped:
-            newline = piece.find(b"\n")
-            if newline < 0:
-                dropped += len(piece)
+    held: list[bytes | memoryview] = []  # whole lines that fill no block yet
+    num_bytes = 0  # of them
+    for lines, length, is_too_long in _cut_after_newlines(pieces, limits.line_bytes):
+        if not is_too_long:
+            held += lines
+            num_bytes += length
+            if num_bytes < limits.block_bytes and not limits.block_lines:
                 continue
-            yield bytes(held), True, dropped + newline + 1
-            dropped, held, piece = 0, bytearray(), piece[newline + 1 :]
-        held += piece
+        data = b"".join(held)
         start = 0
-        for end in _block_ends(held, limits):
+        for end in _block_ends(data, limits):
             if end - start > limits.line_bytes:  # one line: blocks of several are smaller
-                yield bytes(held[start : start + _EXCERPT_BYTES]), True, end - start
+                yield data[start : start + _EXCERPT_BYTES], True, end - start
             else:
-                yield bytes(held[start:end]), False, end - start
+                yield data[start:end], False, end - start
             start = end
-        held = held[start:]
-        if len(held) > limits.line_bytes and b"\n" not in held:
-            dropped, held = len(held), held[:_EXCERPT_BYTES]
-    if held:
-        yield bytes(held), bool(dropped), dropped or len(held)
+        held, num_bytes = [memoryview(data)[start:]], len(data) - start
+        if is_too_long:
+            if num_bytes:
+                yield data[start:], False, num_bytes
+            yield bytes(lines[0]), True, length
+            held, num_bytes = [], 0
+    if num_bytes:
+        yield b"".join(held), False, num_bytes
 
 
-def _block_ends(held: bytearray, limits: Limits) -> list[int]:
+def _cut_after_newlines(
+    pieces: Iterator[bytes], line_bytes: int
+) -> Iterator[tuple[list[bytes | memoryview], int, bool]]:
+    """Yield (pieces of whole lines, their length, False), or (start of a line, its length, True).
+
+    The latter stands for a line over the limit of which no more is kept; lines over the limit
+    that lie in one piece are among the others.
+    """
+    begun: list[bytes | memoryview] = []  # a line without its end
+    length = 0  # of that line
+    for piece in pieces:
+        # Nothing but the new piece is searched: a long line takes the time of short ones.
+        if length > line_bytes and (end := piece.find(b"\n") + 1):
+            yield begun, length + end, True
+            begun, length, piece = [], 0, piece[end:]
+        rest = memoryview(piece)
+        if end := piece.rfind(b"\n") + 1:
+            yield [*begun, rest[:end]], length + end, False
+            begun, length, rest = [], 0, rest[end:]
+        begun.append(rest)
+        length += len(rest)
+        if length > line_bytes:
+            begun = [b"".join(begun)[:_EXCERPT_BYTES]]
+    if length:
+        yield begun, length, length > line_bytes
+
+
+def _block_ends(held: bytes, limits: Limits) -> list[int]:
     """Return where the blocks end that can be made of `held`."""
     groups: list[int] = []
     if limits.block_lines:
-        newlines = np.flatnonzero(np.frombuffer(bytes(held), "u1") == ord("\n"))
+        newlines = np.flatnonzero(np.frombuffer(held, "u1") == ord("\n"))
         groups = (newlines[limits.block_lines - 1 :: limits.block_lines] + 1).tolist()
     ends: list[int] = []
     start = 0

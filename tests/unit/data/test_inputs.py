@@ -119,6 +119,55 @@ def test_blocks_of_all_parts_are_the_file_cut_between_lines(
     assert all(piece.endswith(b"\n") for piece in found[:-1])
 
 
+@given(
+    lines=st.lists(st.integers(0, 20).map(lambda length: b"x" * length), max_size=20),
+    ends_open=st.booleans(),
+    piece_bytes=st.integers(1, 30),
+    line_bytes=st.integers(1, 20),
+    block_bytes=st.integers(1, 20),
+    block_lines=st.sampled_from([None, 1, 3]),
+)
+@settings(max_examples=300, deadline=None)
+def test_lines_of_a_stream_do_not_depend_on_its_pieces(
+    lines, ends_open, piece_bytes, line_bytes, block_bytes, block_lines
+):
+    assume(block_bytes <= line_bytes)
+    data = b"\n".join(lines) + (b"" if ends_open else b"\n")
+    pieces = (data[i : i + piece_bytes] for i in range(0, len(data), piece_bytes))
+    found = []
+    for text, is_too_long, length in inputs._whole_lines(
+        pieces, Limits(block_bytes, line_bytes, block_lines)
+    ):
+        if is_too_long:
+            found.append((length, "too long"))
+            continue
+        lines_of_block = text.splitlines(keepends=True)
+        found += [(len(line), line) for line in lines_of_block]
+        assert length == len(text)
+        assert length <= block_bytes or len(lines_of_block) == 1
+        assert len(lines_of_block) <= (block_lines or length)
+    assert found == [
+        (len(line), line if len(line) <= line_bytes else "too long")
+        for line in data.splitlines(keepends=True)
+    ]
+
+
+@pytest.mark.parametrize("block_lines", [None, 25])
+def test_a_long_line_of_a_stream_is_searched_once(block_lines, monkeypatch):
+    searched = []
+
+    def counting(held, limits):
+        searched.append(len(held))
+        return block_ends(held, limits)
+
+    block_ends = inputs._block_ends
+    monkeypatch.setattr(inputs, "_block_ends", counting)
+    pieces = [b"short\n", *[b"x" * 1000] * 200, b"\nshort"]
+    found = list(inputs._whole_lines(iter(pieces), Limits(1000, 1 << 20, block_lines)))
+    assert [text for text, _, _ in found] == [b"short\n", b"x" * 200_000 + b"\n", b"short"]
+    assert sum(searched) < 2 * 200_000
+
+
 @pytest.mark.parametrize("kind", ["plain", "gzip"])
 def test_a_line_over_the_limit_is_reported_and_not_held(tmp_path, kind):
     data = b"a\nb\n" + b"long" * 1000 + b"\nc\n" + b"d" * 5000
