@@ -65,6 +65,7 @@ def staged_record(
     try:
         for prefix in prefixes:
             with write_errors_name(Path(prefix + RECORD)):
+                _staged_record(prefix).unlink(missing_ok=True)  # of a run that was killed
                 if record or Path(prefix + RECORD).exists():
                     _staged_record(prefix).write_text(record, encoding="utf-8")
                     flush(_staged_record(prefix))

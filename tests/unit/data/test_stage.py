@@ -422,3 +422,13 @@ def test_a_pair_of_an_unknown_tokenizer_has_no_record(directory):
     preprocess(conversion(directory, record="older", resume=False))
     preprocess(conversion(directory, resume=False))
     assert not (directory / "out_a_document.tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("suffix", ["tokenizer.json", "document.bin"])
+def test_a_killed_run_leaves_its_record_to_no_other(directory, monkeypatch, suffix):
+    with killed_before_rename_of(monkeypatch, suffix):
+        preprocess(conversion(directory, record="of a killed run"))
+    (directory / "out_a_document.tokenizer.json").unlink(missing_ok=True)
+    preprocess(conversion(directory, resume=False))
+    assert (directory / "out_a_document.idx").exists()
+    assert not [*directory.glob("*.tokenizer.json*")]
