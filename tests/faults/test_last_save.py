@@ -1,0 +1,22 @@
+"""Where the last save stands among the evaluations at the end of training: as logs are read."""
+
+from pathlib import Path
+
+from small_job import LAST, Job
+
+SAVED = f"saving checkpoint at iteration {LAST:7d}"
+VALIDATED, TESTED = (f"at the end of training for {name} data |" for name in ("val", "test"))
+
+
+def test_the_last_save_follows_the_validation_unless_it_was_due(
+    job_of_two: Job, tmp_path: Path
+) -> None:
+    for interval, order in (
+        ("4", [VALIDATED, SAVED, TESTED]),
+        (str(LAST), [SAVED, VALIDATED, TESTED]),
+    ):
+        flags = ("--split", "60,20,20", "--save-interval", interval)
+        ended = job_of_two.run(tmp_path / interval, *flags).succeeded()
+        said = "\n".join(ended.outputs)
+        assert sorted(order, key=said.index) == order, said
+        assert [said.count(line) for line in order] == [1, 1, 1]
