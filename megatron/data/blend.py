@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.data.blend_steps import follow, lanes_for
+from megatron.data.checked_map import IndexMap
 from megatron.data.index_cache import cached_maps
 from megatron.data.origin import Origin, TracedSource
 from megatron.data.shares import shares_of
@@ -31,8 +32,8 @@ def samples_wanted(weights: Sequence[float], num_samples: int) -> list[int]:
 class BlendOrder:
     """Sample i of a blend is sample `samples[i]` of data set `sources[i]`."""
 
-    sources: NDArray
-    samples: NDArray
+    sources: IndexMap
+    samples: IndexMap
 
 
 def blend_order(weights: Sequence[float], num_samples: int) -> BlendOrder:
@@ -55,19 +56,17 @@ def blend_order(weights: Sequence[float], num_samples: int) -> BlendOrder:
     piece = -(-num_samples // (num_lanes * _PIECES))
     firsts = np.arange(num_lanes) * piece * _PIECES
     shape = (num_lanes, _PIECES, piece)
-    order = BlendOrder(
-        np.empty(shape, np.int16 if len(shares) <= np.iinfo(np.int16).max else np.int32),
-        np.empty(shape, np.int32 if num_samples <= np.iinfo(np.int32).max else np.int64),
-    )
+    is_narrow = len(shares) <= np.iinfo(np.int16).max
+    sources = np.empty(shape, np.int16 if is_narrow else np.int32)
+    is_narrow = num_samples <= np.iinfo(np.int32).max
+    samples = np.empty(shape, np.int32 if is_narrow else np.int64)
     taken = np.full((_PIECES + 1, num_lanes, len(shares)), np.nan)
     taken[0] = _taken_before(shares, firsts)
     lanes = np.arange(num_lanes)
     while len(lanes):
         for k in range(_PIECES):
-            end, sources, samples = follow(
-                shares, taken[k, lanes], firsts[lanes] + k * piece, piece
-            )
-            order.sources[lanes, k], order.samples[lanes, k] = sources.T, samples.T
+            end, *steps = follow(shares, taken[k, lanes], firsts[lanes] + k * piece, piece)
+            sources[lanes, k], samples[lanes, k] = (each.T for each in steps)
             changed = (end != taken[k + 1, lanes]).any(axis=1)
             taken[k + 1, lanes] = end
             lanes = lanes[changed]
@@ -75,7 +74,7 @@ def blend_order(weights: Sequence[float], num_samples: int) -> BlendOrder:
                 break
         lanes = 1 + np.flatnonzero((taken[-1, :-1] != taken[0, 1:]).any(axis=1))
         taken[0, lanes] = taken[-1, lanes - 1]
-    return BlendOrder(order.sources.ravel()[:num_samples], order.samples.ravel()[:num_samples])
+    return BlendOrder(sources.ravel()[:num_samples], samples.ravel()[:num_samples])
 
 
 def _taken_before(shares: NDArray, firsts: NDArray) -> NDArray:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.checked_map import BLOCK_ROWS, CheckedMap, IndexMap, digests_of
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.publish import publish, temporary_beside
 from megatron.data.sample_index import Epochs, SampleIndex, build_sample_index
@@ -92,7 +93,7 @@ def cached_maps(
     *,
     prefix: str,
     directory: str | Path | None,
-) -> dict[str, NDArray]:
+) -> Mapping[str, IndexMap]:
     """Return arrays of integers from the cache; build them, and put them there, if one is missing.
 
     Args:
@@ -114,7 +115,10 @@ def cached_maps(
     for place in places:
         try:
             for name, values in maps.items():
-                _write(_path(place, key, name), partial(np.save, arr=values, allow_pickle=False))
+                path = _path(place, key, name)
+                _write(path, partial(np.save, arr=values, allow_pickle=False))
+                digests = digests_of(np.ascontiguousarray(values))
+                _write(_digests_path(path), partial(_write_bytes, digests.tobytes()))
         except OSError as error:
             problems.append(f"cannot write the index cache {place}: {error.strerror or error}")
         else:
@@ -146,7 +150,7 @@ def cached_sizes(
     content = json.dumps(asdict(sizes)).encode()
     for path in places:
         try:
-            _write(path, lambda file: file.write(content))
+            _write(path, partial(_write_bytes, content))
         except OSError:
             continue  # the maps that follow say why
         break
@@ -176,15 +180,20 @@ def _path(place: Path, key: str, name: str) -> Path:
     return place / f"{key}-{name}.npy"
 
 
+def _digests_path(path: Path) -> Path:
+    return path.with_suffix(".xxh3")
+
+
 def _read(
     place: Path, key: str, shapes: Mapping[str, tuple[int | None, ...]]
-) -> dict[str, NDArray] | None:
-    """Map the files; None when one is missing or damaged."""
-    maps = {}
+) -> dict[str, IndexMap] | None:
+    """Map the files; None when one is missing or damaged. Their content is checked when used."""
+    maps: dict[str, IndexMap] = {}
     for name, shape in shapes.items():
         path = _path(place, key, name)
         try:
             found = np.load(path, mmap_mode="r", allow_pickle=False)
+            digests = np.fromfile(_digests_path(path), "<u8")
         except FileNotFoundError:
             return None
         except (OSError, ValueError, EOFError) as error:
@@ -193,11 +202,20 @@ def _read(
         fits = len(found.shape) == len(shape) and all(
             want in (None, have) for have, want in zip(found.shape, shape, strict=True)
         )
-        if not fits or found.dtype.kind not in "iu":
+        is_plain = found.dtype.kind in "iu" and found.dtype.isnative and found.flags.c_contiguous
+        if not fits or not is_plain:
             log.warning("%s has shape %s, expected %s; it is built again", path, found.shape, shape)
             return None
-        maps[name] = np.asarray(found)
+        if len(digests) != -(-len(found) // BLOCK_ROWS):
+            log.warning("%s does not belong to %s; it is built again", _digests_path(path), path)
+            return None
+        # A plain array over the same pages: slicing a memmap object costs several times as much.
+        maps[name] = CheckedMap(np.asarray(found), digests, path=path)
     return maps
+
+
+def _write_bytes(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
 
 
 def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:

@@ -5,13 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.checked_map import IndexMap
+
 
 @dataclass(frozen=True)
 class Packing:
     """Row r holds the pairs `pair_order[row_starts[r] : row_starts[r + 1]]`."""
 
-    pair_order: NDArray
-    row_starts: NDArray
+    pair_order: IndexMap
+    row_starts: IndexMap
 
 
 def fitting(lengths: NDArray, row_length: int) -> NDArray:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.checked_map import IndexMap
+
 _CHUNK = 1 << 18  # documents looked at in one go, so that temporary arrays stay small
 
 
@@ -38,9 +40,9 @@ class SampleIndex:
         sample_order [samples].
     """
 
-    document_order: NDArray
-    sample_starts: NDArray
-    sample_order: NDArray
+    document_order: IndexMap
+    sample_starts: IndexMap
+    sample_order: IndexMap
 
 
 def plan_epochs(tokens_per_epoch: int, *, num_samples: int, seq_length: int) -> Epochs:

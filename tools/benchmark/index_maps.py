@@ -27,7 +27,7 @@ import numpy as np
 from megatron.data.blend import blend_order
 from megatron.data.gpt_dataset import GPTDataset
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron.data.sample_index import build_sample_index, plan_epochs
+from megatron.data.sample_index import SampleIndex, build_sample_index, plan_epochs
 from megatron.tool import run_tool
 
 SEQ_LENGTH = 2048
@@ -235,11 +235,12 @@ def compare_samples(mean: int, corpus_tokens: int) -> None:
             corpus, range(len(corpus)), num_samples=1, seq_length=SEQ_LENGTH, seed=1
         )
         count = min(len(dataset), 10_000)
+        index = SampleIndex(*(each[:] for each in vars(dataset.index).values()))
         ours, theirs = [], []
         for _ in range(4):
             ours.append(cost(lambda: [dataset[i] for i in range(count)])[0])
-            theirs.append(cost(lambda: [their_sample(dataset, i) for i in range(count)])[0])
-        same = all((dataset[i] == their_sample(dataset, i)).all() for i in range(100))
+            theirs.append(cost(lambda: [their_sample(corpus, index, i) for i in range(count)])[0])
+        same = all((dataset[i] == their_sample(corpus, index, i)).all() for i in range(100))
         print(
             f"dataset[i], documents of {mean} tokens: {count / min(ours):.0f} samples/s | "
             f"Megatron-LM's gathering {count / min(theirs):.0f} | "
@@ -247,9 +248,8 @@ def compare_samples(mean: int, corpus_tokens: int) -> None:
         )
 
 
-def their_sample(dataset: GPTDataset, i: int) -> np.ndarray:
+def their_sample(corpus: IndexedDataset, index: SampleIndex, i: int) -> np.ndarray:
     """Return sample i, one document after the other."""
-    index, corpus = dataset.index, dataset.dataset
 
     def get(document: int, offset: int = 0, length: int | None = None) -> np.ndarray:
         size = corpus.sizes[document]

@@ -31,7 +31,7 @@ def one_after_the_other(weights, num_samples):
 
 
 def pairs(order):
-    return list(zip(order.sources.tolist(), order.samples.tolist(), strict=True))
+    return list(zip(order.sources[:].tolist(), order.samples[:].tolist(), strict=True))
 
 
 some_weights = st.lists(

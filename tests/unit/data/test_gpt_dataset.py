@@ -33,7 +33,7 @@ def test_samples_are_cut_from_the_documents_laid_end_to_end(
     dataset = GPTDataset(
         source, documents, num_samples=num_samples, seq_length=seq_length, seed=num_samples
     )
-    stream = np.concatenate([source[i] for i in dataset.index.document_order])
+    stream = np.concatenate([source[i] for i in dataset.index.document_order[:]])
     assert len(dataset) >= num_samples
     for i in range(len(dataset)):
         start = int(dataset.index.sample_order[i]) * seq_length

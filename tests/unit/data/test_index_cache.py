@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from megatron.data import index_cache
+from megatron.data.checked_map import BLOCK_ROWS, CheckedMap, digests_of
 from megatron.data.index_cache import cached_sample_index, cached_sizes
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.sample_index import plan_epochs
@@ -31,9 +32,9 @@ def cached(dataset, documents=range(6), *, num_samples=9, seq_length=4, seed=1, 
 
 def as_lists(index):
     return [
-        index.document_order.tolist(),
-        index.sample_starts.tolist(),
-        index.sample_order.tolist(),
+        index.document_order[:].tolist(),
+        index.sample_starts[:].tolist(),
+        index.sample_order[:].tolist(),
     ]
 
 
@@ -63,8 +64,9 @@ def test_an_index_is_built_once_and_stands_beside_the_data(tmp_path, builds):
     first, second = cached(dataset), cached(dataset)
     assert as_lists(first) == as_lists(second)
     assert len(builds) == 1
-    names = sorted(path.name.partition("-")[2] for path in (tmp_path / "c-index-cache").iterdir())
-    assert names == ["document_order.npy", "sample_order.npy", "sample_starts.npy", "sizes.json"]
+    names = {path.name.partition("-")[2] for path in (tmp_path / "c-index-cache").iterdir()}
+    maps = ("document_order", "sample_order", "sample_starts")
+    assert names == {f"{name}.{end}" for name in maps for end in ("npy", "xxh3")} | {"sizes.json"}
 
 
 @pytest.mark.parametrize(
@@ -97,15 +99,17 @@ def test_a_corpus_copied_elsewhere_keeps_its_index(tmp_path, builds):
 
 
 @pytest.mark.parametrize("name", ["document_order", "sample_starts", "sample_order"])
+@pytest.mark.parametrize("end", ["npy", "xxh3"])
 @pytest.mark.parametrize("damage", ["truncated", "empty", "another shape", "missing"])
-def test_a_damaged_file_is_built_again(tmp_path, builds, caplog, name, damage):
+def test_a_damaged_file_is_built_again(tmp_path, builds, caplog, name, end, damage):
     dataset = corpus(tmp_path / "c")
     expected = as_lists(cached(dataset))
-    (path,) = (tmp_path / "c-index-cache").glob(f"*-{name}.npy")
+    (path,) = (tmp_path / "c-index-cache").glob(f"*-{name}.{end}")
     if damage == "missing":
         path.unlink()
     elif damage == "another shape":
-        np.save(path, np.arange(3))
+        with path.open("wb") as file:
+            np.save(file, np.arange(3))
     else:
         path.write_bytes(path.read_bytes()[:-1] if damage == "truncated" else b"")
     assert as_lists(cached(dataset)) == expected
@@ -113,6 +117,43 @@ def test_a_damaged_file_is_built_again(tmp_path, builds, caplog, name, damage):
     assert ("it is built again" in caplog.text) == (damage != "missing")
     assert as_lists(cached(dataset)) == expected
     assert len(builds) == 2
+
+
+@pytest.mark.parametrize("name", ["document_order", "sample_starts", "sample_order"])
+@pytest.mark.parametrize("end", ["npy", "xxh3"])
+def test_damage_inside_a_map_is_said_when_it_is_read_and_mended_by_the_next_start(
+    tmp_path, builds, name, end
+):
+    """One bit: the documents have equal lengths, so that the tokens would be others and no more."""
+    dataset = corpus(tmp_path / "c", [5] * 8)
+    expected = as_lists(cached(dataset, range(8)))
+    (path,) = (tmp_path / "c-index-cache").glob(f"*-{name}.{end}")
+    content = bytearray(path.read_bytes())
+    content[-4] ^= 1
+    path.write_bytes(content)
+    damaged = cached(dataset, range(8))
+    with pytest.raises(DataError, match=f"-{name}.npy is damaged: rows 0 to .* builds it again"):
+        as_lists(damaged)
+    assert as_lists(cached(dataset, range(8))) == expected
+    assert len(builds) == 2
+
+
+def test_only_the_blocks_that_are_read_are_checked(tmp_path):
+    values = np.arange(3 * BLOCK_ROWS + 5).reshape(-1, 1)
+    digests = digests_of(values)
+    values[2 * BLOCK_ROWS] += 1
+    path = tmp_path / "map.npy"
+    path.touch()
+    checked = CheckedMap(values, digests, path=path)
+    assert len(checked) == len(values)
+    assert checked[2 * BLOCK_ROWS - 1] == 2 * BLOCK_ROWS - 1
+    assert checked[3 * BLOCK_ROWS :].ravel().tolist() == list(range(len(values)))[-5:]
+    assert checked[:0].tolist() == checked[len(checked) :].tolist() == []
+    assert CheckedMap(values[:0], digests[:0], path=path)[:].tolist() == []
+    for places in (3 * BLOCK_ROWS - 1, slice(2 * BLOCK_ROWS - 1, 2 * BLOCK_ROWS + 1)):
+        with pytest.raises(DataError, match=f"rows {2 * BLOCK_ROWS} to {3 * BLOCK_ROWS} are not"):
+            checked[places]
+    assert not path.exists()
 
 
 def test_a_damaged_token_index_is_not_used(tmp_path):
