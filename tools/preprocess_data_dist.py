@@ -16,14 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron import log
 from megatron.config.flags import Legacy
 from megatron.config.preprocess import ShardConfig
-from megatron.data.conversion import Conversion
-from megatron.data.shards import (
-    merge_shards,
-    say_done,
-    stage_shard,
-    take_back_done,
-    wait_for_shards,
-)
+from megatron.data.shards import convert_together, merge_shards, stage_shard
 from megatron.errors import ConfigError
 from megatron.preparation.preprocess_command import read_flags, say_written
 from megatron.tool import run_tool
@@ -58,19 +51,18 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(*problems)
     conversion = asked.conversion
     num_shards = config.num_shards or place.world_size
+    merge_workers = 1 if config.merge == "serial" else os.cpu_count() or 1
     if config.merge_shards:
-        say_written(merge_shards(of_merge(conversion, config), num_shards))
+        joined = replace(conversion, workers=merge_workers, partitions=1)
+        say_written(merge_shards(joined, num_shards))
     elif config.shard_index is not None:
         stage_shard(conversion, config.shard_index, num_shards)
         print(f"shard {config.shard_index} of {num_shards} is done; --merge-shards joins all")
     else:
-        launch = name_of_launch()
-        take_back_done(conversion.root, rank)
-        stage_shard(conversion, rank, num_shards)
-        say_done(conversion.root, rank, launch)
-        if rank == 0:
-            wait_for_shards(conversion.root, num_shards, launch, config.timeout_s)
-            say_written(merge_shards(of_merge(conversion, config), num_shards))
+        written = convert_together(
+            conversion, rank, num_shards, timeout_s=config.timeout_s, merge_workers=merge_workers
+        )
+        say_written(written)
 
 
 def shard_problems(config: ShardConfig, launched: bool) -> list[str]:
@@ -89,18 +81,6 @@ def shard_problems(config: ShardConfig, launched: bool) -> list[str]:
     if config.shard_index is not None and not 0 <= config.shard_index < config.num_shards:
         return [f"--shard-index {config.shard_index}: give 0 to {config.num_shards - 1}"]
     return []
-
-
-def of_merge(conversion: Conversion, config: ShardConfig) -> Conversion:
-    """Return the conversion with as many workers as shall copy."""
-    workers = 1 if config.merge == "serial" else os.cpu_count() or 1
-    return replace(conversion, workers=workers, partitions=1)
-
-
-def name_of_launch() -> str:
-    """Return what the ranks of one launch have in common, and no other launch has."""
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
-    return " ".join(os.environ.get(name, "-") for name in (*names, "MASTER_ADDR", "MASTER_PORT"))
 
 
 if __name__ == "__main__":

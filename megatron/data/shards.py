@@ -1,11 +1,7 @@
 """One conversion by several processes that share nothing but a file system."""
 
 import fcntl
-import logging
-import time
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from megatron.data.assemble import (
     Written,
@@ -17,16 +13,12 @@ from megatron.data.assemble import (
 )
 from megatron.data.conversion import Conversion, build_rules
 from megatron.data.inputs import find_sources, split_sources
+from megatron.data.meeting import meet, say_done, wait_for_shards
 from megatron.data.preprocess import publish_parts, stage_lock, stage_part
 from megatron.data.progress import Progress
 from megatron.data.publish import write_errors_name
-from megatron.data.stage import STATE, part_directory, remove_stage
+from megatron.data.stage import remove_stage
 from megatron.errors import DataError
-
-log = logging.getLogger(__name__)
-
-_POLL_S = 0.2
-_SAY_EVERY_S = 60.0
 
 
 def stage_shard(conversion: Conversion, index: int, num_shards: int) -> None:
@@ -86,59 +78,26 @@ def merge_shards(conversion: Conversion, num_shards: int) -> list[Written]:
     return written
 
 
-def say_done(root: Path, index: int, launch: str) -> None:
-    """Tell rank 0 of this launch that shard `index` is finished."""
-    with write_errors_name(root):
-        _done_file(root, index).write_text(launch)
+def convert_together(
+    conversion: Conversion, rank: int, num_ranks: int, *, timeout_s: float, merge_workers: int
+) -> list[Written]:
+    """Convert the shard of this rank of a launch; rank 0 then joins all, and returns the files.
 
+    Args:
+        timeout_s: how long to wait for ranks of which nothing is seen.
+        merge_workers: processes of rank 0 that copy.
 
-def take_back_done(root: Path, index: int) -> None:
-    """Remove what an earlier launch said."""
-    _done_file(root, index).unlink(missing_ok=True)
-
-
-def wait_for_shards(root: Path, num_shards: int, launch: str, timeout_s: float) -> None:
-    """Return when all shards of this launch are finished.
-
-    Communication: waits for every other rank, through files.
+    Communication: waits for every other rank at the start, and on rank 0 at the end, through files.
 
     Raises:
-        DataError: nothing has happened on the missing shards for `timeout_s`.
+        DataError: as `stage_shard`, or a rank does not come or does not go on.
+        MegatronError: a process was killed.
     """
-    said_at = seen_at = time.monotonic()
-    seen: Sequence[float] = ()
-    while True:
-        missing = [i for i in range(num_shards) if not _is_done(root, i, launch)]
-        if not missing:
-            return
-        changes = [_changed_at(part_directory(root, i, num_shards) / STATE) for i in missing]
-        if changes != seen:
-            seen, seen_at = changes, time.monotonic()
-        if time.monotonic() - seen_at > timeout_s:
-            raise DataError(
-                f"shards {', '.join(map(str, missing))} of {num_shards} are not finished, and "
-                f"nothing has happened there for {timeout_s} s (--timeout-s); look at the "
-                "messages of their ranks, and run again with --resume"
-            )
-        if time.monotonic() - said_at > _SAY_EVERY_S:
-            said_at = time.monotonic()
-            log.info("waiting for shards %s of %d", ", ".join(map(str, missing)), num_shards)
-        time.sleep(_POLL_S)
-
-
-def _done_file(root: Path, index: int) -> Path:
-    return root / f"rank-{index}.done"
-
-
-def _is_done(root: Path, index: int, launch: str) -> bool:
-    try:
-        return _done_file(root, index).read_text() == launch
-    except OSError:
-        return False
-
-
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    root = conversion.root
+    launch = meet(root, rank, num_ranks, timeout_s)
+    stage_shard(conversion, rank, num_ranks)
+    say_done(root, rank, launch)
+    if rank:
+        return []
+    wait_for_shards(root, num_ranks, launch, timeout_s)
+    return merge_shards(replace(conversion, workers=merge_workers, partitions=1), num_ranks)
