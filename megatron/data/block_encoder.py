@@ -44,6 +44,9 @@ class Encoder(Protocol):
     def gives_back(self, ids: NDArray, text: str) -> bool:
         """Whether `ids` are the same text as `text` when decoded."""
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`."""
+
     def vocabulary(self) -> Vocabulary:
         """Return the texts of the ids."""
 
@@ -120,8 +123,7 @@ class BlockEncoder:
         self._encoder = encoder
         self._rules = rules
         self._long_runs: dict[int, LongRuns] = defaultdict(LongRuns)  # of each key
-        self._odd = np.zeros(max(encoder.vocab_size, *rules.odd_ids, 0) + 1, np.bool_)
-        self._odd[list(rules.odd_ids)] = True
+        self._odd = _ranges(np.array(rules.odd_ids, np.int64))
 
     def __call__(self, block: Block) -> Encoded:
         """Return the tokens of `block`."""
@@ -233,8 +235,10 @@ class BlockEncoder:
         self, tokens: NDArray, ends: NDArray, hashes: NDArray[np.uint64], texts: Sequence[str]
     ) -> Tally:
         tally = Tally()
-        if self._rules.odd_ids:
-            tally.odd_tokens = int(np.count_nonzero(self._odd[tokens]))
+        unsigned = tokens.view(f"u{tokens.itemsize}")
+        for low, high in self._odd:  # a number below `low` becomes a large one
+            inside = unsigned - unsigned.dtype.type(low) <= high - low
+            tally.odd_tokens += int(np.count_nonzero(inside))
         for i in np.flatnonzero(hashes % SAMPLE_ONE_IN == 0).tolist():
             if len(texts[i]) > MOST_CHARS:
                 continue
@@ -245,6 +249,15 @@ class BlockEncoder:
                 ids, _ = self._encoder.encode_array([text])
             tally.take_decoded(text, self._encoder.gives_back(ids, text))
         return tally
+
+
+def _ranges(ids: NDArray) -> list[tuple[int, int]]:
+    """Return the first and last of each row of consecutive numbers."""
+    if not ids.size:
+        return []
+    gaps = np.flatnonzero(np.diff(ids) != 1)
+    first, last = ids[np.append(0, gaps + 1)], ids[np.append(gaps, ids.size - 1)]
+    return list(zip(first.tolist(), last.tolist(), strict=True))
 
 
 def _totals(sizes: NDArray, firsts: NDArray) -> NDArray:

@@ -15,7 +15,10 @@ from megatron.data.sentences import build_splitter
 from megatron.errors import DataError
 
 _MEMORY_PER_TEXT = 16  # bytes that one byte of text may need while it is converted
-_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+_FALLBACK = re.compile("<0x[0-9A-F]{2}>")
+# A letter that byte-level BPE writes a byte as, or a byte of tiktoken's that is no UTF-8.
+_MAY_BE_A_BYTE = re.compile(r"[!-\u0143]|\\x[0-9a-f]{2}")
+_LENGTHS_OF_BYTES = (1, 4, 6)  # characters; quicker to ask for than to match
 _BLOCK_BYTES = 1 << 20  # what is done once for each block is a small part of the work
 _SMALLEST_BLOCK_BYTES = 1 << 16
 
@@ -135,12 +138,19 @@ def build_rules(conversion: Conversion, encoder: Encoder) -> EncodingRules:
 
 
 def odd_ids(encoder: Encoder) -> tuple[int, ...]:
-    """Return the ids of the unknown token and of bytes that stand for themselves."""
+    """Return the ids of the unknown token, of byte fallbacks, and of bytes that are no character.
+
+    Byte-level BPE has tokens of one byte; those of ASCII are characters like any other.
+    """
     found = {encoder.special_ids["unk"]} if "unk" in encoder.special_ids else set()
-    tokens = encoder.vocabulary().tokens
-    found |= {
-        i for i, token in enumerate(tokens) if token[:3] == "<0x" and _BYTE_TOKEN.fullmatch(token)
-    }
+    for i, token in enumerate(encoder.vocabulary().tokens):
+        if len(token) not in _LENGTHS_OF_BYTES:
+            continue
+        is_odd = _FALLBACK.fullmatch(token) or (
+            _MAY_BE_A_BYTE.fullmatch(token) and encoder.decode([i]) == "\ufffd"
+        )
+        if is_odd:
+            found.add(i)
     return tuple(sorted(found))
 
 

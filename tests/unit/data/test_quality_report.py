@@ -109,7 +109,7 @@ def test_tallies_add_up_and_survive_being_saved():
 
 
 class Lossy(BytesTokenizer):
-    """Turns everything into small letters; z is unknown, and y stands for itself."""
+    """Turns everything into small letters; z is unknown, and y and a stand for themselves."""
 
     special_ids = MappingProxyType({"eod": 256, "unk": ord("z")})
 
@@ -117,7 +117,11 @@ class Lossy(BytesTokenizer):
         return super().encode(text.lower())
 
     def vocabulary(self):
-        return SimpleNamespace(tokens=["<0x79>" if i == ord("y") else "" for i in range(257)])
+        texts = {ord("a"): "\xe4", ord("b"): "b", ord("y"): "<0x79>"}
+        return SimpleNamespace(tokens=[texts.get(i, "") for i in range(257)])
+
+    def decode(self, ids):
+        return "".join("\ufffd" if i == ord("a") else chr(i) for i in ids)
 
 
 @pytest.mark.parametrize("how", [{}, {"workers": 2}, {"partitions": 3}])
@@ -140,7 +144,7 @@ def test_the_report_says_what_is_odd(tmp_path, how):
     assert (said["documents"], text["documents"], text["tokens"]) == (7, 7, 73)
     assert (text["empty_documents"], text["repeated_documents"]) == (1, 2)
     assert text["longest_runs"] == [{"tokens": 50, "token": 92, "document": 5}]
-    assert text["unknown_or_byte_tokens"] == 4
+    assert text["unknown_or_byte_tokens"] == 4 + 3
     assert text["tokens_per_document"]["max"] == 51
     assert (text["decoded_again"], text["changed_by_decoding"]) == (6, 1)
     assert text["changed_examples"] == ["Abc"]

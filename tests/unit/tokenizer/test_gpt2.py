@@ -8,6 +8,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron.data.conversion import odd_ids
 from megatron.errors import DataError
 from megatron.tokenizer.gpt2 import GPT2BPETokenizer
 
@@ -199,3 +200,9 @@ def test_a_file_of_another_kind_is_named(tmp_path, gpt2_files):
     (tmp_path / "m.bin").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot read --merge-file .*m.bin: .*utf-8"):
         GPT2BPETokenizer(gpt2_files[0], tmp_path / "m.bin")
+
+
+def test_bytes_that_are_no_character_are_odd(tokenizer, gpt2_files):
+    vocab = json.loads(gpt2_files[0].read_text(encoding="utf-8"))
+    letters = letters_of_bytes()
+    assert odd_ids(tokenizer) == tuple(sorted(vocab[letters[byte]] for byte in range(128, 256)))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron.data.conversion import odd_ids
 from megatron.errors import ConfigError, DataError
 from megatron.tokenizer.adversarial import adversarial_texts
 from megatron.tokenizer.gpt2 import GPT2BPETokenizer
@@ -191,3 +192,7 @@ def test_a_missing_library_is_named(tokens, tmp_path, monkeypatch):
 def test_half_of_a_surrogate_pair_is_an_error(published):
     with pytest.raises(DataError, match="half of a surrogate pair"):
         published.encode("a\ud83d")
+
+
+def test_bytes_that_are_no_character_are_odd(published):
+    assert odd_ids(published) == tuple(range(128, 256))
