@@ -26,6 +26,7 @@ from megatron.plan.samples_plan import plan_samples
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.tool import run_tool
 
@@ -54,6 +55,10 @@ def main(argv: Sequence[str]) -> None:
     # Without a tokenizer nothing is rearranged, and where a prefix ends is not shown.
     view = view_of(decided.objective, decided.masks, tokenizer, seed) if tokenizer else None
     plan = replace(decided.data, valid=(), test=())
+    if tokenizer:
+        made_with = describe(tokenizer)
+        for prefix in plan.prefixes:
+            require_same(prefix, made_with)
     train = build_datasets(plan, seq_length=decided.seq_length, seed=seed, view=view).train
     first, stop = wishes.sample_id_range
     if stop > len(train):

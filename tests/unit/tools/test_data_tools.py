@@ -79,7 +79,7 @@ def test_training_only_reads_what_was_built_ahead(directory, monkeypatch):
         f"epochs: {60 * 6 / tokens:.2f}"
     )
     built = {file.name for file in (directory / "cache").iterdir()}
-    assert len(built) == 12
+    assert len(built) == 3 * (2 * 3 + 1)  # maps with digests, and sizes
     monkeypatch.delattr("megatron.data.index_cache.build_sample_index")
     datasets("--data-cache-path", "cache")
     assert {file.name for file in (directory / "cache").iterdir()} == built
@@ -134,6 +134,15 @@ def test_long_samples_are_shown_in_part_unless_all_is_asked_for(directory):
     ]
     assert len(whole.split()) == 22
     assert short.split() == [*whole.split()[:9], "...", *whole.split()[-8:]]
+
+
+def test_another_tokenizer_than_made_the_tokens_shows_no_text_of_them(directory):
+    write_record("corpus", describe(NullTokenizer(300)))
+    line = f"{RUN} {TOKENIZER} --sample-id-range 3 9"
+    done = run("sample_idxs_to_text.py", line)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "corpus.bin was made with another tokenizer (NullTokenizer) than" in done.stderr
+    assert len(output("sample_idxs_to_text.py", f"{line} --print-tokens")) == 6
 
 
 @pytest.mark.parametrize(
