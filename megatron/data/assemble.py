@@ -15,6 +15,7 @@ from megatron.data.conversion import Conversion, fingerprint
 from megatron.data.copying import copy_extents, lay_end_to_end
 from megatron.data.index_files import INDEX_WRITERS, IndexContent, counting, pieces_of_file
 from megatron.data.inputs import find_sources, split_sources
+from megatron.data.outputs import report_of
 from megatron.data.publish import flush, publish_pair, write_errors_name
 from megatron.data.quality import Tally
 from megatron.data.report import key_report, readable
@@ -246,7 +247,7 @@ def _total_tally(positions: Sequence[Position], key: int) -> Tally:
 
 
 def _staged_report(conversion: Conversion, root: Path, said: dict[str, Any]) -> list[str]:
-    target = conversion.output_prefix + ".report.json"
+    target = report_of(conversion.output_prefix)
     with write_errors_name(Path(target)):
         write_json(root / "report.json", said)
     return [str(root / "report.json"), target]

@@ -11,6 +11,7 @@ from megatron.data.block_encoder import Encoder, EncodingRules
 from megatron.data.documents import read_documents
 from megatron.data.indexed_dataset import best_dtype
 from megatron.data.inputs import Limits, Source, find_sources, read_blocks
+from megatron.data.outputs import pair_prefix, stage_of
 from megatron.data.sentences import build_splitter
 from megatron.errors import DataError
 
@@ -81,12 +82,11 @@ class Conversion:
     @property
     def root(self) -> Path:
         """Directory of the work in progress, beside the output."""
-        return Path(self.output_prefix + ".stage")
+        return stage_of(self.output_prefix)
 
     def prefix_of(self, key: str) -> str:
         """Return the path of the token files of `key`, without suffix."""
-        level = "sentence" if self.split_sentences else "document"
-        return f"{self.output_prefix}_{key}_{level}"
+        return pair_prefix(self.output_prefix, key, split_sentences=self.split_sentences)
 
     @property
     def prefixes(self) -> list[str]:
@@ -172,6 +172,7 @@ def fingerprint(
         "--conversations": rules.chats,
         "--prepend-space": rules.prepend_space,
         "--split-sentences": conversion.split_sentences,
+        "the model that splits sentences": rules.splitter.model if rules.splitter else None,
         "--lang": conversion.lang,
         "--keep-newlines": conversion.keep_newlines,
         "the longest line that --max-memory-mb allows": rules.max_line_bytes,

@@ -1,11 +1,8 @@
 """From the flags of the preprocessing tools to a conversion, and its result in words."""
 
-import glob
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -17,16 +14,17 @@ from megatron.data.assemble import Written
 from megatron.data.chat_encoder import KEYS
 from megatron.data.conversion import Conversion
 from megatron.data.inputs import STDIN
+from megatron.data.outputs import output_files, stage_of
 from megatron.data.preprocess import input_problems
 from megatron.data.publish import replacement_notices
 from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import tokenizer_arguments
+from megatron.preparation.output_problems import collection_problems
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, to_text
 from megatron.tokenizer.tokenizer import Tokenizer
 
-_MOST_OF_A_BAD_LINE = 1 << 20  # bytes
 _LEGACY = (
     Legacy("--keep-sequential-samples", "no effect: documents always keep the input's order"),
     Legacy("--datasets", "give the files to --input", takes="+", refused=True),
@@ -71,7 +69,11 @@ def read_flags(
     config: PreprocessConfig = parsed.sections["preprocess"]
     wishes = tokenizer_arguments(parsed.sections["tokenizer"])
     partitions = config.partitions or _partitions(config, workers_per_partition)
-    problems = [*tokenizer_problems(**wishes), *_problems(config, partitions)]
+    problems = [
+        *tokenizer_problems(**wishes),
+        *_problems(config, partitions),
+        *_output_problems(config),
+    ]
     if problems:
         texts = [] if config.conversations else config.input
         raise ConfigError(*problems, *input_problems(texts, config.json_keys))
@@ -177,13 +179,22 @@ def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
         yield f"--on-error {' '.join(config.on_error)}: give stop, skip, or collect FILE"
     elif words != 1 + (config.on_error[0] == "collect"):
         yield f"--on-error {config.on_error[0]}: collect has one FILE after it, the others none"
-    elif words == 2:
-        yield from _collection_problems(config.on_error[1], config.input)
     if not config.split_sentences and config.keep_newlines:
         yield "--keep-newlines: only sentences of --split-sentences lose white space; leave it out"
     yield from _conversation_problems(config)
     if config.input.count(STDIN) > 1:
         yield "--input - -: standard input can be read only once"
+
+
+def _output_problems(config: PreprocessConfig) -> Iterator[str]:
+    stage = stage_of(config.output_prefix)
+    outputs = output_files(
+        config.output_prefix,
+        KEYS if config.conversations else config.json_keys,
+        split_sentences=config.split_sentences,
+    )
+    for path in config.on_error[1:2]:
+        yield from collection_problems(path, outputs, stage, config.input)
 
 
 def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:
@@ -207,26 +218,3 @@ def _template(config: PreprocessConfig, wishes: Mapping[str, Any]) -> ChatTempla
     if not config.conversations:
         return None
     return read_chat_template(config.chat_template, wishes["tokenizer_name_or_path"])
-
-
-def _collection_problems(path: str, inputs: Sequence[str]) -> Iterator[str]:
-    if not os.path.isdir(os.path.dirname(path) or "."):
-        yield f"--on-error collect {path}: there is no directory {os.path.dirname(path)}"
-    files = [file for each in inputs for file in (each, *glob.glob(each, recursive=True))]
-    if os.path.exists(path) and any(
-        os.path.exists(file) and os.path.samefile(file, path) for file in files
-    ):
-        yield f"--on-error collect {path} would replace an --input; give another FILE"
-    elif os.path.isfile(path) and not _lists_bad_lines(path):
-        yield (
-            f"--on-error collect {path} would replace a file that is no list of bad lines; give "
-            "another FILE, or remove it"
-        )
-
-
-def _lists_bad_lines(path: str) -> bool:
-    with open(path, "rb") as file:
-        first = file.readline(_MOST_OF_A_BAD_LINE)
-    with suppress(ValueError, TypeError):  # no JSON, or a number
-        return not first or {"problem", "excerpt"} <= set(json.loads(first))
-    return False

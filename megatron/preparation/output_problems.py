@@ -1,0 +1,51 @@
+"""What keeps a conversion from writing where it shall, said before the work begins."""
+
+import glob
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_MOST_OF_A_BAD_LINE = 1 << 20  # bytes
+
+
+def collection_problems(
+    path: str, outputs: Sequence[str], stage: Path, inputs: Sequence[str]
+) -> Iterator[str]:
+    """Yield a sentence for each reason not to write the list of bad lines to `path`.
+
+    Args:
+        outputs: paths of the other files that are written.
+        stage: the folder of the work in progress.
+        inputs: files or globs.
+    """
+    said = f"--on-error collect {path}"
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        yield f"{said}: there is no directory {os.path.dirname(path)}"
+    elif os.path.isdir(path):
+        yield f"{said} is a directory; give a FILE"
+    elif os.path.realpath(path) in map(os.path.realpath, outputs) or _is_in(path, stage):
+        yield f"{said} is one of the files that this run writes itself; give another FILE"
+    elif any(os.path.samefile(file, path) for file in _files(inputs) if os.path.exists(path)):
+        yield f"{said} would replace an --input; give another FILE"
+    elif os.path.isfile(path) and not _lists_bad_lines(path):
+        yield f"{said} would replace a file that is no list of bad lines; give another FILE, or remove it"
+
+
+def _files(patterns: Sequence[str]) -> list[str]:
+    """Return the files that are there."""
+    named = [file for each in patterns for file in (each, *glob.glob(each, recursive=True))]
+    return [file for file in dict.fromkeys(named) if os.path.exists(file)]
+
+
+def _is_in(path: str, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _lists_bad_lines(path: str) -> bool:
+    with open(path, "rb") as file:
+        first = file.readline(_MOST_OF_A_BAD_LINE)
+    with suppress(ValueError, TypeError):  # no JSON, or a number
+        return not first or {"problem", "excerpt"} <= set(json.loads(first))
+    return False

@@ -1,0 +1,57 @@
+"""What a preparation would overwrite, or could not write, is said before it begins."""
+
+import json
+
+import pytest
+
+from megatron.errors import ConfigError
+from megatron.preparation.preprocess_command import read_flags
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    """Work in a directory with a corpus."""
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": "1 2", "a": "3"}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def problems(line):
+    """Return what is wrong with flags."""
+    flags = f"--input corpus.jsonl --tokenizer-type NullTokenizer --vocab-size 10 {line}"
+    try:
+        read_flags(flags.split(), description="")
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("out_text_document.bin", ""),
+        ("./out_text_document.idx", ""),
+        ("../{here}/out_text_document.tokenizer.json", ""),
+        ("out_a_sentence.bin", "--json-keys text a --split-sentences"),
+        ("out_loss_mask_document.idx", "--conversations"),
+        ("out.report.json", ""),
+        ("out.stage", ""),
+        ("out.stage/bad", ""),
+    ],
+)
+def test_the_list_of_bad_lines_is_no_output_of_the_same_run(directory, path, more):
+    path = path.format(here=directory.name)
+    (directory / "out.stage").mkdir(exist_ok="/" in path)
+    if path == "out.stage":
+        (directory / "out.stage").rmdir()
+    found = problems(f"--output-prefix out --on-error collect {path} {more}")
+    assert f"--on-error collect {path} is one of the files that this run writes" in found[0]
+
+
+def test_the_list_of_bad_lines_may_be_any_other_file(directory):
+    (directory / "bad").write_text('{"problem": "", "excerpt": ""}\n')
+    for path in ("bad", "new", "out_a_document.bin", "out.stage.bad"):
+        assert problems(f"--output-prefix out --on-error collect {path}") == ()
+    (directory / "folder").mkdir()
+    (found,) = problems("--output-prefix out --on-error collect folder")
+    assert found == "--on-error collect folder is a directory; give a FILE"
