@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 from megatron.errors import DataError
@@ -27,6 +29,15 @@ class SentenceSplitter:
     keep_newlines: bool
     parameters: Any = None
 
+    @property
+    def model(self) -> str:
+        """Which model splits: the same words for equal models, and for no others."""
+        model = self._punkt._params
+        parts = (model.abbrev_types, model.collocations, model.sent_starters)
+        content = [*map(sorted, parts), sorted(model.ortho_context.items())]
+        origin = "trained on the input" if self.parameters else f"NLTK data for {self.lang}"
+        return f"{origin}, {sha256(repr(content).encode()).hexdigest()[:16]}"
+
     def __call__(self, text: str) -> list[str]:
         """Return the sentences of `text`, in order."""
         return [
@@ -36,24 +47,23 @@ class SentenceSplitter:
         ]
 
     def _sentences(self, text: str) -> list[str]:
-        spans = list(self._punkt().span_tokenize(text))
+        spans = list(self._punkt.span_tokenize(text))
         if not self.keep_newlines:
             return [text[start:end] for start, end in spans]
         starts = [0, *(start for start, _ in spans[1:])]
         ends = [*starts[1:], len(text)]
         return [text[start:end] for start, end in zip(starts, ends, strict=True)]
 
+    @cached_property
     def _punkt(self) -> Any:
-        punkt = _LOADED.get(id(self.parameters))
-        if punkt is None:
-            punkt = _import_punkt().PunktSentenceTokenizer(self.parameters)
-            if self.parameters is None:
-                punkt = _import_punkt().PunktTokenizer(self.lang)
-            _LOADED[id(self.parameters)] = punkt
-        return punkt
+        punkt = _import_punkt()
+        if self.parameters is None:
+            return punkt.PunktTokenizer(self.lang)
+        return punkt.PunktSentenceTokenizer(self.parameters)
 
-
-_LOADED: dict[int, Any] = {}
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is loaded: each process does that, and only to split something."""
+        return {name: value for name, value in vars(self).items() if name != "_punkt"}
 
 
 def build_splitter(lang: str, keep_newlines: bool, texts: Iterator[str]) -> SentenceSplitter:

@@ -354,6 +354,54 @@ def test_shards_of_the_same_file_on_another_machine_are_merged(directory):
     assert merge_shards(conversion(directory), 2)[0].documents == 290
 
 
+def test_sentences_of_two_models_are_not_mixed(directory, monkeypatch):
+    """NLTK's data were installed after the first shard, or on one node alone."""
+    punkt = pytest.importorskip("nltk.tokenize.punkt")
+    monkeypatch.setattr("megatron.data.sentences._LOADED", {}, raising=False)
+
+    class Installed(punkt.PunktSentenceTokenizer):
+        def __init__(self, lang):
+            super().__init__()
+            self._params.abbrev_types.add("dr")
+
+    def missing(lang):
+        raise LookupError
+
+    wishes = conversion(directory, split_sentences=True)
+    monkeypatch.setattr(punkt, "PunktTokenizer", missing)
+    stage_shard(wishes, 0, 2)
+    stage_shard(wishes, 1, 2)
+    monkeypatch.setattr(punkt, "PunktTokenizer", Installed)
+    change = "the model that splits sentences was 'trained on the input, .*' and is 'NLTK data for english, "
+    with pytest.raises(DataError, match=f"cannot --resume from .*: {change}"):
+        stage_shard(wishes, 1, 2)
+    stage_shard(replace(wishes, resume=False), 1, 2)
+    with pytest.raises(DataError, match=f"00000-of-00002: {change}"):
+        merge_shards(wishes, 2)
+    monkeypatch.setattr(punkt, "PunktTokenizer", missing)
+    with pytest.raises(DataError, match="00001-of-00002: the model that splits sentences was 'N"):
+        merge_shards(wishes, 2)
+    stage_shard(replace(wishes, resume=False), 1, 2)
+    assert merge_shards(wishes, 2)[0].documents == 290
+
+
+def test_a_stage_that_does_not_say_its_model_of_sentences_is_not_resumed(directory):
+    """Of an earlier version; without sentences such a stage goes on."""
+    pytest.importorskip("nltk.tokenize.punkt")
+    for split_sentences in (False, True):
+        wishes = conversion(directory, split_sentences=split_sentences)
+        stage_shard(replace(wishes, resume=False), 0, 1)
+        path = directory / "out.stage" / "00000-of-00001" / "state.json"
+        state = json.loads(path.read_text())
+        del state["fingerprint"]["the model that splits sentences"]
+        path.write_text(json.dumps(state))
+        if not split_sentences:
+            stage_shard(wishes, 0, 1)
+            continue
+        with pytest.raises(DataError, match="the model that splits sentences was None and is 'tr"):
+            stage_shard(wishes, 0, 1)
+
+
 def test_of_many_inputs_those_that_differ_are_shown():
     before = {"--input": [[f"{i}.jsonl", 5] for i in range(100)]}
     now = {"--input": [*before["--input"][:40], ["40.jsonl", 6], *before["--input"][41:]]}
