@@ -2,6 +2,7 @@
 
 import json
 import logging
+import pickle
 
 import numpy as np
 import pytest
@@ -104,6 +105,24 @@ def test_installed_data_are_used_for_the_language_asked(monkeypatch):
     monkeypatch.setattr(punkt, "PunktTokenizer", tokenizer)
     assert build_splitter("german", False, iter(())).parameters is None
     assert asked == ["german"]
+
+
+def test_each_splitter_of_a_process_is_of_its_own_language(monkeypatch):
+    class Lines:
+        """Cuts behind the mark of a language."""
+
+        def __init__(self, lang):
+            self._mark = {"english": ".", "german": ";"}[lang]
+
+        def span_tokenize(self, text):
+            end = text.index(self._mark) + 1
+            yield from ((0, end), (end, len(text)))
+
+    monkeypatch.setattr(punkt, "PunktTokenizer", Lines)
+    for lang, parts in {"english": ["a;b.", "c"], "german": ["a;", "b.c"]}.items():
+        splitter = SentenceSplitter(lang, False)
+        assert splitter("a;b.c") == parts
+        assert pickle.loads(pickle.dumps(splitter))("a;b.c") == parts  # without its Lines
 
 
 def test_without_data_and_texts_it_says_what_to_install():
