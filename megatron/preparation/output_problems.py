@@ -3,11 +3,37 @@
 import glob
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 _MOST_OF_A_BAD_LINE = 1 << 20  # bytes
+
+
+def replacement_problems(
+    outputs: Sequence[str], stage: Path, read: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Yield a sentence for each file that this run both reads and replaces or removes.
+
+    Args:
+        outputs: paths of what is written.
+        stage: the folder of the work in progress.
+        read: for each flag the files or globs that it names.
+    """
+    written = {(at.st_dev, at.st_ino): path for path in outputs for at in _status(path)}
+    for flag, patterns in read.items():
+        for file in _files(patterns):
+            for at in _status(file):
+                if output := written.get((at.st_dev, at.st_ino)):
+                    yield (
+                        f"{flag} {file} would be replaced: this run writes {output}; give another "
+                        "--output-prefix"
+                    )
+            if _is_in(file, stage):
+                yield (
+                    f"{flag} {file} lies in {stage}, which this run empties; move it, or give "
+                    "another --output-prefix"
+                )
 
 
 def collection_problems(
@@ -37,6 +63,10 @@ def _files(patterns: Sequence[str]) -> list[str]:
     """Return the files that are there."""
     named = [file for each in patterns for file in (each, *glob.glob(each, recursive=True))]
     return [file for file in dict.fromkeys(named) if os.path.exists(file)]
+
+
+def _status(path: str) -> list[os.stat_result]:
+    return [os.stat(path)] if os.path.exists(path) else []
 
 
 def _is_in(path: str, folder: Path) -> bool:

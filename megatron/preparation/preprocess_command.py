@@ -19,7 +19,7 @@ from megatron.data.preprocess import input_problems
 from megatron.data.publish import replacement_notices
 from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import tokenizer_arguments
-from megatron.preparation.output_problems import collection_problems
+from megatron.preparation.output_problems import collection_problems, replacement_problems
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, to_text
@@ -72,7 +72,7 @@ def read_flags(
     problems = [
         *tokenizer_problems(**wishes),
         *_problems(config, partitions),
-        *_output_problems(config),
+        *_output_problems(config, wishes),
     ]
     if problems:
         texts = [] if config.conversations else config.input
@@ -186,13 +186,20 @@ def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
         yield "--input - -: standard input can be read only once"
 
 
-def _output_problems(config: PreprocessConfig) -> Iterator[str]:
+def _output_problems(config: PreprocessConfig, wishes: Mapping[str, Any]) -> Iterator[str]:
     stage = stage_of(config.output_prefix)
     outputs = output_files(
         config.output_prefix,
         KEYS if config.conversations else config.json_keys,
         split_sentences=config.split_sentences,
     )
+    of_one = ("vocab_file", "merge_file", "tokenizer_model")
+    read = {
+        "--input": [path for path in config.input if path != STDIN],
+        "--chat-template": [config.chat_template or ""],
+        **{f"--{name.replace('_', '-')}": [wishes.get(name) or ""] for name in of_one},
+    }
+    yield from replacement_problems(outputs, stage, read)
     for path in config.on_error[1:2]:
         yield from collection_problems(path, outputs, stage, config.input)
 

@@ -55,3 +55,41 @@ def test_the_list_of_bad_lines_may_be_any_other_file(directory):
     (directory / "folder").mkdir()
     (found,) = problems("--output-prefix out --on-error collect folder")
     assert found == "--on-error collect folder is a directory; give a FILE"
+
+
+@pytest.mark.parametrize(
+    ("file", "more"),
+    [
+        ("out_text_document.bin", ""),
+        ("out_text_document.idx", "--workers 2"),
+        ("out_text_document.tokenizer.json", ""),
+        ("out_a_sentence.bin", "--json-keys a --split-sentences"),
+        ("out_tokens_document.bin", "--conversations"),
+        ("out.report.json", ""),
+    ],
+)
+def test_no_output_replaces_an_input(directory, file, more):
+    (directory / "corpus.jsonl").rename(directory / file)
+    (directory / "corpus.jsonl").symlink_to(file)
+    for name in ("corpus.jsonl", f"../{directory.name}/{file}", f"{file[:-1]}[{file[-1]}]"):
+        found = problems(f"--output-prefix out --input {name} {more}")
+        assert "would be replaced: this run writes out" in found[0]
+        assert found[0].startswith("--input ")
+    assert problems("--output-prefix other") == ()
+
+
+def test_no_output_replaces_a_file_of_the_tokenizer(directory):
+    (directory / "out.report.json").write_text("{}")
+    (found,) = problems("--output-prefix out --chat-template out.report.json --conversations")
+    assert found.startswith("--chat-template out.report.json would be replaced: this run writes")
+    flags = ["--input", "corpus.jsonl", "--output-prefix", "out", "--vocab-file", "out.report.json"]
+    more = ["--tokenizer-type", "GPT2BPETokenizer", "--merge-file", "none"]
+    with pytest.raises(ConfigError, match="--vocab-file out.report.json would be replaced"):
+        read_flags([*flags, *more], description="")
+
+
+def test_no_input_lies_in_the_folder_that_is_emptied(directory):
+    (directory / "out.stage").mkdir()
+    (directory / "corpus.jsonl").rename(directory / "out.stage" / "a.jsonl")
+    (found,) = problems("--output-prefix out --input out.stage/*.jsonl")
+    assert "--input out.stage/a.jsonl lies in out.stage, which this run empties" in found
