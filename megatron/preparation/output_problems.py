@@ -10,6 +10,16 @@ from pathlib import Path
 _MOST_OF_A_BAD_LINE = 1 << 20  # bytes
 
 
+def key_problems(keys: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each key that cannot be part of the name of a file."""
+    for key in keys:
+        if "/" in key or "\0" in key:
+            yield (
+                f"--json-keys {key!r}: the key becomes part of a file name, and cannot be with "
+                f"{'/' if '/' in key else 'a zero byte'} in it; rename it in the input"
+            )
+
+
 def replacement_problems(
     outputs: Sequence[str], stage: Path, read: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:

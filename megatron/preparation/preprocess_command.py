@@ -19,7 +19,11 @@ from megatron.data.preprocess import input_problems
 from megatron.data.publish import replacement_notices
 from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import tokenizer_arguments
-from megatron.preparation.output_problems import collection_problems, replacement_problems
+from megatron.preparation.output_problems import (
+    collection_problems,
+    key_problems,
+    replacement_problems,
+)
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, to_text
@@ -199,6 +203,7 @@ def _output_problems(config: PreprocessConfig, wishes: Mapping[str, Any]) -> Ite
         "--chat-template": [config.chat_template or ""],
         **{f"--{name.replace('_', '-')}": [wishes.get(name) or ""] for name in of_one},
     }
+    yield from key_problems(config.json_keys)
     yield from replacement_problems(outputs, stage, read)
     for path in config.on_error[1:2]:
         yield from collection_problems(path, outputs, stage, config.input)

@@ -16,11 +16,11 @@ def directory(tmp_path, monkeypatch):
     return tmp_path
 
 
-def problems(line):
+def problems(line, *more):
     """Return what is wrong with flags."""
     flags = f"--input corpus.jsonl --tokenizer-type NullTokenizer --vocab-size 10 {line}"
     try:
-        read_flags(flags.split(), description="")
+        read_flags([*flags.split(), *more], description="")
     except ConfigError as error:
         return error.problems
     return ()
@@ -93,3 +93,14 @@ def test_no_input_lies_in_the_folder_that_is_emptied(directory):
     (directory / "corpus.jsonl").rename(directory / "out.stage" / "a.jsonl")
     (found,) = problems("--output-prefix out --input out.stage/*.jsonl")
     assert "--input out.stage/a.jsonl lies in out.stage, which this run empties" in found
+
+
+def test_a_key_is_part_of_a_file_name():
+    slash, zero = problems("--output-prefix out --json-keys text a/b", "a\0b", "a.b", "é")[:2]
+    assert (
+        "--json-keys 'a/b': the key becomes part of a file name, and cannot be with / in" in slash
+    )
+    assert (
+        "--json-keys 'a\\x00b': the key becomes part of a file name, and cannot be with a z" in zero
+    )
+    assert problems("--output-prefix out --json-keys text a", "a.b", "é", "a b") == ()
