@@ -37,7 +37,13 @@ from megatron.data.processes import run_in_processes
 from megatron.data.progress import Progress
 from megatron.data.publish import staged_record, write_errors_name
 from megatron.data.round_trip import try_first_documents
-from megatron.data.stage import STATE, Stage, part_directory, remove_stage
+from megatron.data.stage import (
+    STATE,
+    Stage,
+    part_directory,
+    remove_stage,
+    require_as_many_parts,
+)
 from megatron.data.workers import encoded_by_workers
 from megatron.errors import DataError
 
@@ -76,6 +82,8 @@ def preprocess(conversion: Conversion) -> list[Written]:
         if was_assembled(conversion.root):
             require_assembled_of(conversion, rules, num_parts)
             return publish_staged(conversion.root)
+        if conversion.resume:
+            require_as_many_parts(conversion.root, num_parts)
         total_bytes = sum(source.num_bytes for source in sources)
         progress = Progress(total_bytes, log_interval=conversion.log_interval)
 
@@ -144,7 +152,7 @@ def input_problems(inputs: Iterable[str], json_keys: Sequence[str]) -> Iterator[
             for source in find_sources([pattern]):
                 if source.path == STDIN or source.kind == "stream":
                     continue
-                for block in read_blocks([source], limits):
+                for block in read_blocks([source], limits, columns=json_keys):
                     documents = read_documents(block, json_keys, limits.line_bytes)
                     if documents.bad:
                         number = count_lines(source.path, block.start) + 1
@@ -164,7 +172,11 @@ def _fill(
 ) -> None:
     position = stage.position
     blocks = read_blocks(
-        sources, conversion.limits(), first=position.source, offset=position.offset
+        sources,
+        conversion.limits(),
+        first=position.source,
+        offset=position.offset,
+        columns=rules.keys,
     )
     if conversion.workers == 1:
         encoded_blocks: Iterator[Encoded] = map(

@@ -17,7 +17,7 @@ from megatron.data.meeting import meet, say_done, wait_for_shards
 from megatron.data.preprocess import publish_parts, stage_lock, stage_part
 from megatron.data.progress import Progress
 from megatron.data.publish import write_errors_name
-from megatron.data.stage import remove_stage
+from megatron.data.stage import remove_stage, require_as_many_parts
 from megatron.errors import DataError
 
 
@@ -43,6 +43,8 @@ def stage_shard(conversion: Conversion, index: int, num_shards: int) -> None:
         elif was_assembled(root):
             require_assembled_of(conversion, rules, num_shards)
             return
+        else:
+            require_as_many_parts(root, num_shards)
         sources = split_sources(find_sources(conversion.inputs), index, num_shards)
         total_bytes = sum(source.num_bytes for source in sources)
         progress = Progress(total_bytes, log_interval=conversion.log_interval)

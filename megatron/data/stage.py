@@ -170,6 +170,22 @@ def part_directory(root: Path, part: int, num_parts: int) -> Path:
     return root / f"{part:05d}-of-{num_parts:05d}"
 
 
+def require_as_many_parts(root: Path, num_parts: int) -> None:
+    """Check that there is nothing to resume, or that it is of as many parts.
+
+    Raises:
+        DataError: all work that is there is of another number of parts.
+    """
+    counts = {int(path.parent.name.rpartition("-of-")[2]) for path in root.glob(f"*-of-*/{STATE}")}
+    if counts and num_parts not in counts:
+        before = " or ".join(map(str, sorted(counts)))
+        raise DataError(
+            f"cannot --resume from {root}: the work there is one of {before} parts, not of "
+            f"{num_parts}; give as many as then (--partitions, --num-shards, or ranks), or run "
+            "without --resume to begin again"
+        )
+
+
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return one sentence for each wish that two fingerprints do not share."""
     ours, theirs = (json.loads(json.dumps(wishes)) for wishes in (before, now))

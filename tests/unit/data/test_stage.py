@@ -357,7 +357,6 @@ def test_shards_of_the_same_file_on_another_machine_are_merged(directory):
 def test_sentences_of_two_models_are_not_mixed(directory, monkeypatch):
     """NLTK's data were installed after the first shard, or on one node alone."""
     punkt = pytest.importorskip("nltk.tokenize.punkt")
-    monkeypatch.setattr("megatron.data.sentences._LOADED", {}, raising=False)
 
     class Installed(punkt.PunktSentenceTokenizer):
         def __init__(self, lang):
@@ -400,6 +399,24 @@ def test_a_stage_that_does_not_say_its_model_of_sentences_is_not_resumed(directo
             continue
         with pytest.raises(DataError, match="the model that splits sentences was None and is 'tr"):
             stage_shard(wishes, 0, 1)
+
+
+def test_work_of_another_number_of_parts_is_not_begun_again_in_silence(directory):
+    wishes = conversion(directory)
+    stage_shard(wishes, 0, 2)
+    stage_shard(wishes, 1, 2)
+    kept = (directory / "out.stage" / "00001-of-00002" / "0.bin").stat().st_size
+    refusal = r"cannot --resume from .*out.stage: the work there is one of 2 parts, not of "
+    with pytest.raises(DataError, match=refusal + "1; give as many"):
+        preprocess(wishes)
+    with pytest.raises(DataError, match=refusal + "3; give as many"):
+        stage_shard(wishes, 0, 3)
+    assert (directory / "out.stage" / "00001-of-00002" / "0.bin").stat().st_size == kept
+    for resume in (False, True):  # then the new number is the one that is resumed
+        stage_shard(replace(wishes, resume=resume), 0, 3)
+    stage_shard(wishes, 1, 3)
+    stage_shard(wishes, 2, 3)
+    assert merge_shards(wishes, 3)[0].documents == 290
 
 
 def test_of_many_inputs_those_that_differ_are_shown():
