@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
@@ -13,7 +13,8 @@ from megatron.config.flags import Legacy, parse_sections
 from megatron.config.merge import MergeConfig
 from megatron.data.merge import merge
 from megatron.data.publish import replacement_notices, staged_record
-from megatron.errors import ConfigError, DataError
+from megatron.errors import DataError, raise_if_any
+from megatron.preparation.output_problems import prefix_problems
 from megatron.tokenizer.fingerprint import TokenizerRecord, differences, read_record, to_text
 from megatron.tool import run_tool
 
@@ -28,10 +29,7 @@ def main(argv: Sequence[str]) -> None:
     """Merge as `argv` says, then say what was written."""
     parsed = parse_sections(argv, {"merge": MergeConfig}, description=__doc__, legacy=LEGACY)
     config: MergeConfig = parsed.sections["merge"]
-    if config.workers is not None and config.workers < 1:
-        raise ConfigError(f"--workers {config.workers}: give 1 or more")
-    if config.workers is not None and config.merge == "serial":
-        raise ConfigError("--workers: only --merge distributed has workers")
+    raise_if_any(_problems(config))
     if int(os.environ.get("RANK", "0")) > 0:
         return  # under a launcher of many ranks; the first one's workers copy everything
     for notice in (*parsed.notices, *replacement_notices([config.output_prefix])):
@@ -46,6 +44,14 @@ def main(argv: Sequence[str]) -> None:
         f"sequences: {merged.sequences} | tokens: {merged.tokens} | "
         f"bytes of both files: {num_bytes}"
     )
+
+
+def _problems(config: MergeConfig) -> Iterator[str]:
+    if config.workers is not None and config.workers < 1:
+        yield f"--workers {config.workers}: give 1 or more"
+    elif config.workers is not None and config.merge == "serial":
+        yield "--workers: only --merge distributed has workers"
+    yield from prefix_problems(config.output_prefix, "all_text_document")
 
 
 def common_record(prefixes: Sequence[str]) -> TokenizerRecord | None:

@@ -10,6 +10,27 @@ from pathlib import Path
 _MOST_OF_A_BAD_LINE = 1 << 20  # bytes
 
 
+def prefix_problems(output_prefix: str, name: str) -> Iterator[str]:
+    """Yield a sentence if `output_prefix` ends without a name, or its folder is not there.
+
+    Args:
+        name: proposed as the end of the prefix.
+    """
+    folder, end = os.path.split(output_prefix)
+    if end in ("", ".", ".."):
+        yield (
+            f"--output-prefix {output_prefix or repr('')} names no files, only a folder; give "
+            f"their names a beginning, such as {os.path.join(output_prefix, name)}"
+        )
+    folder = os.path.join(folder, end) if end in (".", "..") else folder
+    if os.path.isdir(folder or "."):
+        return
+    if os.path.exists(folder):
+        yield f"--output-prefix {output_prefix}: {folder} is a file, and no folder"
+    else:
+        yield f"--output-prefix {output_prefix}: there is no folder {folder}; mkdir -p {folder}"
+
+
 def key_problems(keys: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each key that cannot be part of the name of a file."""
     for key in keys:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from megatron.config.flags import Legacy, parse_sections
@@ -22,6 +23,7 @@ from megatron.plan.tokenizer_plan import tokenizer_arguments
 from megatron.preparation.output_problems import (
     collection_problems,
     key_problems,
+    prefix_problems,
     replacement_problems,
 )
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
@@ -203,6 +205,8 @@ def _output_problems(config: PreprocessConfig, wishes: Mapping[str, Any]) -> Ite
         "--chat-template": [config.chat_template or ""],
         **{f"--{name.replace('_', '-')}": [wishes.get(name) or ""] for name in of_one},
     }
+    of_input = Path(config.input[0]).name.partition(".")[0]
+    yield from prefix_problems(config.output_prefix, of_input.strip("-*?[]") or "corpus")
     yield from key_problems(config.json_keys)
     yield from replacement_problems(outputs, stage, read)
     for path in config.on_error[1:2]:

@@ -104,3 +104,22 @@ def test_a_key_is_part_of_a_file_name():
         "--json-keys 'a\\x00b': the key becomes part of a file name, and cannot be with a z" in zero
     )
     assert problems("--output-prefix out --json-keys text a", "a.b", "é", "a b") == ()
+
+
+@pytest.mark.parametrize("prefix", ["folder/", "folder/..", ".", "./"])
+def test_a_prefix_has_a_name_for_the_files(directory, prefix):
+    (directory / "folder").mkdir()
+    (found,) = problems(f"--output-prefix {prefix}")
+    assert f"--output-prefix {prefix} names no files, only a folder" in found
+    proposed = found.split()[-1]
+    assert proposed.endswith("/corpus")
+    assert problems(f"--output-prefix {proposed}") == ()
+
+
+def test_a_folder_that_is_missing_is_named(directory):
+    (found,) = problems("--output-prefix a/b/out")
+    assert found == "--output-prefix a/b/out: there is no folder a/b; mkdir -p a/b"
+    (directory / "a" / "b").mkdir(parents=True)
+    assert problems("--output-prefix a/b/out") == ()
+    (found,) = problems("--output-prefix corpus.jsonl/out")
+    assert found == "--output-prefix corpus.jsonl/out: corpus.jsonl is a file, and no folder"

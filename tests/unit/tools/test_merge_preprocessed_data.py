@@ -117,7 +117,7 @@ def test_ranks_but_the_first_leave_the_work_to_it(directory):
         ("--datasets none --output-prefix all", 1, "no token files at none"),
         (f"{LINE} --workers 2", 2, "only --merge distributed has workers"),
         (f"{LINE} --merge distributed --workers 0", 2, "--workers 0: give 1 or more"),
-        (f"{LINE}/none/all", 1, "cannot write all/none/all.bin"),
+        (f"{LINE}/none/all", 2, "--output-prefix all/none/all: there is no folder all/none"),
     ],
 )
 def test_a_mistake_is_said_and_leaves_nothing(directory, line, code, message):
