@@ -29,6 +29,7 @@ FORMAT_VERSION = 1
 """Part of every name; raised whenever the same wishes would give other maps."""
 
 _CHUNK = 1 << 20  # sizes looked at in one go
+_MOST_TOKENS = np.iinfo(np.int32).max  # of a sequence
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,9 @@ def cached_sizes(
 
     Reading all sizes of a large corpus takes longer than anything else that a cached index needs.
     So both are kept, under a name that changes with the file: its path, length, date and inode.
+
+    Raises:
+        DataError: a sequence, of the format with room for it, is too long for index maps.
     """
     file = Path(dataset.prefix + ".idx").resolve()
     stat = file.stat()
@@ -146,7 +150,13 @@ def cached_sizes(
             return Sizes(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             continue  # never kept, or damaged
-    sizes = _measure(dataset.sizes[documents.start : documents.stop])
+    try:
+        sizes = _measure(dataset.sizes[documents.start : documents.stop])
+    except OverflowError as error:
+        raise DataError(
+            f"{dataset.idx_path}: {error}; index maps have room for {_MOST_TOKENS}, so cut it up "
+            "into several"
+        ) from error
     content = json.dumps(asdict(sizes)).encode()
     for path in places:
         try:
@@ -160,7 +170,10 @@ def cached_sizes(
 def _measure(sizes: NDArray) -> Sizes:
     digest, num_tokens = hashlib.blake2b(digest_size=16), 0
     for first in range(0, len(sizes), _CHUNK):
-        chunk = np.ascontiguousarray(sizes[first : first + _CHUNK], dtype="<i4")
+        chunk = sizes[first : first + _CHUNK]
+        if chunk.max() > _MOST_TOKENS:
+            raise OverflowError(f"a sequence has {chunk.max()} tokens")
+        chunk = np.ascontiguousarray(chunk, dtype="<i4")
         digest.update(chunk.data)
         num_tokens += int(chunk.sum(dtype=np.int64))
     return Sizes(num_tokens, digest.hexdigest())

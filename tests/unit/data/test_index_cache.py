@@ -8,8 +8,11 @@ import pytest
 
 from megatron.data import index_cache
 from megatron.data.checked_map import BLOCK_ROWS, CheckedMap, digests_of
+from megatron.data.gpt_dataset import GPTDataset
 from megatron.data.index_cache import cached_sample_index, cached_sizes
+from megatron.data.index_files import IndexContent, write_legacy_index
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.data.legacy_indexed_dataset import open_token_files
 from megatron.data.sample_index import plan_epochs
 from megatron.errors import DataError
 
@@ -211,6 +214,26 @@ def test_sizes_are_read_again_when_the_file_changes(tmp_path, monkeypatch):
     assert cached_sizes(dataset, range(1, 6)) == first
     changed = corpus(tmp_path / "c", [5, 4, 9, 1, 20, 7])
     assert cached_sizes(changed, range(1, 6)).num_tokens == sum(SIZES[1:]) + 1
+
+
+def test_a_sequence_too_long_for_index_maps_is_refused(tmp_path):
+    sizes = np.array([5, 3_000_000_000])
+    content = IndexContent(
+        dtype=np.dtype("u1"),
+        num_sequences=2,
+        num_documents=2,
+        sizes=lambda: iter([sizes]),
+        document_starts=lambda: iter([np.arange(3)]),
+    )
+    with (tmp_path / "c.idx").open("wb") as file:
+        write_legacy_index(file, content)
+    with (tmp_path / "c.bin").open("wb") as file:
+        file.truncate(sizes.sum())
+    dataset = open_token_files(tmp_path / "c")
+    dataset.verify()
+    with pytest.raises(DataError, match="c.idx: a sequence has 3000000000 tokens; index maps have"):
+        GPTDataset(dataset, range(2), num_samples=1, seq_length=4, seed=1)
+    assert cached_sizes(dataset, range(1)).num_tokens == 5
 
 
 def test_a_damaged_record_of_sizes_is_made_again(tmp_path):
