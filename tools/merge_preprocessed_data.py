@@ -11,7 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from megatron.config.flags import Legacy, parse_sections
 from megatron.config.merge import MergeConfig
-from megatron.data.merge import merge
+from megatron.data.merge import open_all, write_merged
 from megatron.data.publish import replacement_notices, staged_record
 from megatron.errors import DataError, raise_if_any
 from megatron.preparation.output_problems import prefix_problems
@@ -32,12 +32,13 @@ def main(argv: Sequence[str]) -> None:
     raise_if_any(_problems(config))
     if int(os.environ.get("RANK", "0")) > 0:
         return  # under a launcher of many ranks; the first one's workers copy everything
+    inputs = open_all(config.datasets, config.output_prefix)
+    record = common_record(config.datasets)
     for notice in (*parsed.notices, *replacement_notices([config.output_prefix])):
         print(notice)
-    record = common_record(config.datasets)
     workers = (config.workers or os.cpu_count() or 1) if config.merge == "distributed" else 1
     with staged_record([config.output_prefix], to_text(record) if record else ""):
-        merged = merge(config.datasets, config.output_prefix, workers=workers)
+        merged = write_merged(*inputs, config.output_prefix, workers=workers)
     num_bytes = sum(os.path.getsize(merged.prefix + suffix) for suffix in (".bin", ".idx"))
     print(
         f"{merged.prefix}.bin, .idx: documents: {merged.documents} | "

@@ -37,7 +37,17 @@ def merge(prefixes: Sequence[str], output_prefix: str, *, workers: int = 1) -> M
         DataError: an input is missing, damaged, of another format or token type than the first,
             or is the output itself; or the output cannot be written.
     """
-    datasets, dataset_impl = open_all(prefixes, output_prefix)
+    return write_merged(*open_all(prefixes, output_prefix), output_prefix, workers=workers)
+
+
+def write_merged(
+    datasets: Sequence[IndexedDataset], dataset_impl: str, output_prefix: str, *, workers: int
+) -> Merged:
+    """Write the documents of all `datasets`, in this order, to one pair of files.
+
+    Raises:
+        DataError: the output cannot be written.
+    """
     bin_path, idx_path = Path(output_prefix + ".bin"), Path(output_prefix + ".idx")
     bin_temporary, idx_temporary = temporary_beside(bin_path), temporary_beside(idx_path)
     try:

@@ -129,6 +129,14 @@ def test_a_mistake_is_said_and_leaves_nothing(directory, line, code, message):
     assert sorted(directory.iterdir()) == before
 
 
+def test_nothing_is_said_to_be_replaced_before_it_is_known(directory):
+    (directory / "all.bin").write_bytes(b"")
+    for line in (LINE.replace("p2", "none"), LINE.replace("all", "p0_text_document")):
+        done = run(directory, line)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("error: ")
+
+
 @pytest.mark.parametrize("how", ["", "--merge distributed --workers 2"])
 def test_a_full_disk_leaves_nothing(directory, how):
     before = sorted(directory.iterdir())
