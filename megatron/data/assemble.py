@@ -88,12 +88,10 @@ def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> li
     documents = sum(position.documents for position in positions)
     dropped = sum(position.dropped for position in positions)
     if not documents:
-        remove_stage(parts)
         keys = " and ".join(map(repr, rules.keys))
-        raise DataError(
-            f"nothing to write for key {keys}: none of the {dropped} documents in "
-            f"{', '.join(conversion.inputs)} has a token"
-        )
+        reason = _why_nothing_is_left(conversion, root, parts, positions)
+        remove_stage(parts)
+        raise DataError(f"nothing to write for key {keys}: {reason}")
     pairs, report = [], {}
     for k, key in enumerate(rules.keys):
         prefix = conversion.prefix_of(key)
@@ -180,6 +178,35 @@ def publish_staged(root: Path) -> list[Written]:
         )
         for (_, _, prefix), (key, of_key) in zip(staged["pairs"], said["keys"].items(), strict=True)
     ]
+
+
+def _why_nothing_is_left(
+    conversion: Conversion, root: Path, parts: Sequence[Path], positions: Sequence[Position]
+) -> str:
+    """Return what became of the documents; bad lines that are collected are published."""
+    inputs = ", ".join(conversion.inputs)
+    dropped = sum(position.dropped for position in positions)
+    bad = sum(position.bad for position in positions)
+    if not any(position.input_bytes for position in positions):
+        return f"the input {inputs} is empty"
+    if not dropped and not bad:
+        return f"the input {inputs} holds nothing but blank lines"
+    if not bad:
+        return f"none of the {dropped} documents in {inputs} has a token"
+    with (next(part for part in parts if (part / "bad").stat().st_size) / "bad").open() as file:
+        first = json.loads(file.readline())
+    word = "row" if "row" in first else "line"
+    place = f"{first['file']}, {word} {first[word]}: {first['problem']}"
+    listed = ""
+    for staged, target in _staged_bad_lines(conversion, root, parts):
+        with write_errors_name(Path(target)):
+            os.replace(staged, target)
+        listed = f" ({target} lists them)"
+    if dropped:
+        others = f"{dropped} documents in {inputs} have no token, and the other {bad} {word}s"
+    else:
+        others = f"all {bad} {word}s of {inputs}"
+    return f"{others} were left out as bad{listed}, the first: {place}"
 
 
 def _wishes(conversion: Conversion, rules: EncodingRules, num_parts: int) -> dict[str, Any]:

@@ -255,14 +255,49 @@ def test_the_old_files_stay_when_the_new_ones_fail(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "count"), [("", 0), ("\n \n", 0), ('{"text": ""}\n{"text": ""}\n', 2)]
+    ("content", "reason"),
+    [
+        ("", "the input .*a.jsonl is empty"),
+        ("\n \n", "the input .*a.jsonl holds nothing but blank lines"),
+        ('{"text": ""}\n{"text": ""}\n', "none of the 2 documents in .*a.jsonl has a token"),
+    ],
 )
-def test_an_input_without_text_is_an_error(tmp_path, content, count):
+def test_an_input_without_text_is_an_error(tmp_path, content, reason):
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(
-        DataError, match=f"nothing to write for key 'text': none of the {count} documents in .*a.js"
-    ):
+    with pytest.raises(DataError, match=f"nothing to write for key 'text': {reason}"):
         run(tmp_path, [str(tmp_path / "a.jsonl")])
+    assert outputs(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("x\n\n[]\n" * 2, "all 4 lines of .*a.jsonl were left out as bad"),
+        (
+            'x\n{"text": ""}\n',
+            "1 documents in .*a.jsonl have no token, and the other 1 lines were left out as bad",
+        ),
+    ],
+)
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_when_all_lines_are_bad_the_first_is_said_and_all_are_listed(
+    tmp_path, content, said, partitions
+):
+    (tmp_path / "a.jsonl").write_text(content)
+    wishes = {"workers": 1, "partitions": partitions}
+    with pytest.raises(DataError, match=f"{said}, the first: .*a.jsonl, line 1: not JSON: 'x'"):
+        run(tmp_path, [str(tmp_path / "a.jsonl")], on_error="skip", **wishes)
+    listed = tmp_path / "bad.jsonl"
+    with pytest.raises(DataError, match=f"{said} ..*bad.jsonl lists them., the first: .*line 1"):
+        run(
+            tmp_path,
+            [str(tmp_path / "a.jsonl")],
+            on_error="collect",
+            bad_lines_path=str(listed),
+            **wishes,
+        )
+    bad = sum(line in ("x", "[]") for line in content.split("\n"))
+    assert len(listed.read_text().splitlines()) == bad
     assert outputs(tmp_path) == []
 
 
