@@ -1,18 +1,23 @@
 """Merging: the bytes of a single conversion, past 32 bits too, or nothing at all."""
 
+import os
+import signal
 import struct
+from socket import gethostname
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.data import copying, index_files
+from megatron.data import copying, index_files, publish
+from megatron.data import merge as merge_module
 from megatron.data.copying import Extent, copy_extents, lay_end_to_end, part_of
 from megatron.data.index_files import INDEX_WRITERS, IndexContent
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.legacy_indexed_dataset import open_token_files
 from megatron.data.merge import merge, merged_content
+from megatron.data.publish import temporary_beside
 from megatron.errors import DataError
 
 DOCUMENTS = [[1, 2, 3], [], [65535], [7, 0, 7, 0, 7]]
@@ -144,6 +149,57 @@ def test_a_damaged_input_is_refused(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"12")
     with pytest.raises(DataError, match=r"a\.bin is truncated"):
         merge([prefix], str(tmp_path / "out"))
+
+
+def merge_that_is_killed(prefix, output):
+    """Merge in a process of its own that is killed when the tokens are copied."""
+    child = os.fork()
+    if not child:
+        merge_module.publish_pair = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+        merge([prefix], output)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def test_what_a_killed_merge_left_is_removed_by_the_next(tmp_path, caplog):
+    prefix = write(tmp_path / "a", DOCUMENTS)
+    output = tmp_path / "[out]"
+    merge_that_is_killed(prefix, str(output))
+    merge_that_is_killed(prefix, str(output))
+    left = sorted(path.name for path in tmp_path.glob("*.tmp"))
+    assert len(left) == 2  # the first one's were removed
+    host = gethostname()[:20]
+    assert [name.startswith(f"[out].bin.{host}.") for name in left] == [True, False]
+    assert [name.startswith(f"[out].idx.{host}.") for name in left] == [False, True]
+    merge([prefix], str(output))
+    assert not list(tmp_path.glob("*.tmp"))
+    assert pair(output) == pair(prefix)
+    assert not caplog.records
+
+
+def test_a_temporary_file_stays_while_its_process_may_live(tmp_path, monkeypatch, caplog):
+    target = tmp_path / "out.bin"
+    ours = temporary_beside(target)
+    of_another_user = target.with_name(ours.name.replace(f"-{os.getpid()}-", "-1-"))
+    monkeypatch.setattr(publish, "_machine", lambda: "0123abcd")
+    theirs = temporary_beside(target)  # as another machine, or a container, names it
+    monkeypatch.undo()
+    older = tmp_path / "out.bin.1234-0123abcd.tmp"  # as an earlier version named them
+    files = [ours, of_another_user, theirs, older]
+    for path in files:
+        path.touch()
+    temporary_beside(target)
+    assert all(path.exists() for path in files)
+    assert not caplog.records
+    for path in files:
+        os.utime(path, (0, 0))
+    temporary_beside(target)
+    assert all(path.exists() for path in files)
+    said = [record.getMessage() for record in caplog.records]
+    assert sorted(said) == sorted(
+        f"{path} has not changed for long; remove it if nothing writes there"
+        for path in (theirs, older)
+    )
 
 
 def test_the_output_may_not_be_an_input(tmp_path):
