@@ -12,13 +12,15 @@ from megatron.data.index_files import (
     MMAP_HEADER,
     MMAP_MAGIC,
     VERSION,
+    IndexContent,
     counting,
     dtype_code,
     pieces_of,
     pieces_of_file,
     starts_and_ends,
+    write_mmap_index,
 )
-from megatron.data.publish import publish, temporary_beside, write_errors_name
+from megatron.data.publish import publish_pair, temporary_beside, write_errors_name
 from megatron.errors import DataError, WrongDataError
 
 
@@ -123,8 +125,7 @@ class IndexedDataset:
 class IndexedDatasetWriter:
     """Writes a .bin/.idx pair of one sequence per document; memory does not grow with it.
 
-    The files have temporary names until `publish`. As a context manager it publishes on
-    success and leaves nothing behind on failure.
+    A context manager: on success the pair is published, and on failure nothing is left behind.
 
     Args:
         prefix: path of the pair without `.bin` and `.idx`; an existing pair is replaced.
@@ -138,17 +139,17 @@ class IndexedDatasetWriter:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.num_documents = 0
         self.num_tokens = 0
-        self._code = dtype_code(self.dtype)
         self.prefix = str(prefix)
         self._bin_path, self._idx_path = _pair(self.prefix)
         self._bin_temporary = temporary_beside(self._bin_path)
         self._idx_temporary = temporary_beside(self._idx_path)
+        self._sizes_temporary = temporary_beside(Path(self.prefix + ".sizes"))
+        dtype_code(self.dtype)  # a type without one has no index
         try:
             with write_errors_name(self._bin_path):
                 self._bin = self._bin_temporary.open("wb")
             with write_errors_name(self._idx_path):
-                self._idx = self._idx_temporary.open("wb")
-                self._idx.write(bytes(MMAP_HEADER.size))
+                self._sizes = self._sizes_temporary.open("wb")
         except DataError:
             self._bin_temporary.unlink(missing_ok=True)
             raise
@@ -173,42 +174,10 @@ class IndexedDatasetWriter:
         self._require_fit(sizes, np.dtype("<i4"), "number of tokens of a document")
         with write_errors_name(self._bin_path):
             self._bin.write(tokens.astype(self.dtype, copy=False).tobytes())
-        # Sizes come right after the header, so they stream to their place while N is unknown.
         with write_errors_name(self._idx_path):
-            self._idx.write(sizes.astype("<i4").tobytes())
+            self._sizes.write(sizes.astype("<i4").tobytes())
         self.num_documents += sizes.size
         self.num_tokens += tokens.size
-
-    def finish(self) -> None:
-        """Complete both files under their temporary names."""
-        with write_errors_name(self._bin_path):
-            self._bin.close()
-        with write_errors_name(self._idx_path):
-            self._write_pointers()
-            for entries in counting(self.num_documents + 1):
-                self._idx.write(entries.tobytes())
-            self._idx.seek(0)
-            self._idx.write(
-                MMAP_HEADER.pack(
-                    MMAP_MAGIC, VERSION, self._code, self.num_documents, self.num_documents + 1
-                )
-            )
-            self._idx.close()
-
-    def publish(self) -> None:
-        """Give the finished files their names."""
-        with write_errors_name(self._bin_path):
-            publish(self._bin_temporary, self._bin_path)
-        with write_errors_name(self._idx_path):
-            publish(self._idx_temporary, self._idx_path)
-
-    def discard(self) -> None:
-        """Remove what is not published."""
-        for file in (self._bin, self._idx):
-            with suppress(OSError):  # closing writes what is buffered, and the disk may be full
-                file.close()
-        self._bin_temporary.unlink(missing_ok=True)
-        self._idx_temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> "IndexedDatasetWriter":
         return self
@@ -221,18 +190,30 @@ class IndexedDatasetWriter:
     ) -> None:
         try:
             if error is None:
-                self.finish()
-                self.publish()
+                self._finish()
+                publish_pair(self._bin_temporary, self._idx_temporary, self.prefix)
         finally:
-            self.discard()
+            for file in (self._bin, self._sizes):
+                with suppress(OSError):  # closing writes what is buffered, and the disk may be full
+                    file.close()
+            for path in (self._bin_temporary, self._idx_temporary, self._sizes_temporary):
+                path.unlink(missing_ok=True)
 
-    def _write_pointers(self) -> None:
-        self._idx.flush()
-        sizes = pieces_of_file(
-            self._idx_temporary, np.dtype("<i4"), self.num_documents, offset=MMAP_HEADER.size
+    def _finish(self) -> None:
+        """Complete both files under their temporary names."""
+        with write_errors_name(self._bin_path):
+            self._bin.close()
+        content = IndexContent(
+            dtype=self.dtype,
+            num_sequences=self.num_documents,
+            num_documents=self.num_documents,
+            sizes=lambda: pieces_of_file(self._sizes_temporary, np.dtype("<i4")),
+            document_starts=lambda: counting(self.num_documents + 1),
         )
-        for starts, _ in starts_and_ends(sizes):
-            self._idx.write((starts * self.dtype.itemsize).tobytes())
+        with write_errors_name(self._idx_path):
+            self._sizes.close()
+            with self._idx_temporary.open("wb") as file:
+                write_mmap_index(file, content)
 
     def _require_fit(self, values: NDArray, dtype: np.dtype, what: str) -> None:
         if not values.size or np.can_cast(values.dtype, dtype):

@@ -196,6 +196,31 @@ def test_a_failure_leaves_nothing_behind_and_the_old_pair_alone(tmp_path):
     assert len(IndexedDataset(prefix)) == len(DOCUMENTS)
 
 
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_writer_that_is_killed_leaves_no_index_of_other_tokens(tmp_path, suffix):
+    prefix = write(tmp_path / "c", DOCUMENTS)
+    older = prefix.with_suffix(".bin").read_bytes()
+    child = os.fork()
+    if not child:
+        replace = os.replace
+
+        def killed(source, target):
+            if str(target) == f"{prefix}{suffix}":
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+
+        os.replace = killed
+        write(prefix, [[7, 7, 7]])
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    is_older = prefix.with_suffix(".bin").read_bytes() == older
+    assert is_older == (suffix == ".bin")
+    assert not prefix.with_suffix(".idx").exists()
+    write(prefix, [[7, 7, 7]])
+    assert IndexedDataset(prefix)[0].tolist() == [7, 7, 7]
+    assert sorted(path.name for path in tmp_path.glob("c.*")) == ["c.bin", "c.idx"]
+
+
 @pytest.mark.parametrize("token", [65536, -1])
 def test_a_token_that_does_not_fit_is_refused(tmp_path, token):
     with (
