@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from megatron.data.block_encoder import EncodingRules
 from megatron.data.conversion import Conversion, fingerprint
 from megatron.data.copying import copy_extents, lay_end_to_end
+from megatron.data.differences import differences
 from megatron.data.index_files import INDEX_WRITERS, IndexContent, counting, pieces_of_file
 from megatron.data.inputs import find_sources, split_sources
 from megatron.data.outputs import report_of
@@ -21,7 +22,6 @@ from megatron.data.quality import Tally
 from megatron.data.report import key_report, readable
 from megatron.data.stage import (
     Position,
-    differences,
     key_file,
     part_directory,
     position_of,

@@ -11,18 +11,17 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from megatron.atomic_files import replace_text
 from megatron.data.block_encoder import Encoded
+from megatron.data.differences import differences
 from megatron.data.publish import write_errors_name
 from megatron.data.quality import Tally
 from megatron.errors import DataError
 
 STATE = "state.json"
-_MANY = 9  # entries of a list, such as the inputs, that are not all shown
 
 
 @dataclass
@@ -184,25 +183,6 @@ def require_as_many_parts(root: Path, num_parts: int) -> None:
             f"{num_parts}; give as many as then (--partitions, --num-shards, or ranks), or run "
             "without --resume to begin again"
         )
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return one sentence for each wish that two fingerprints do not share."""
-    ours, theirs = (json.loads(json.dumps(wishes)) for wishes in (before, now))
-    found = []
-    for name in {**ours, **theirs}:
-        was, wanted = ours.get(name), theirs.get(name)
-        if was != wanted:
-            found.append(f"{name} was {_shown(was, wanted)} and is {_shown(wanted, was)}")
-    return found
-
-
-def _shown(value: Any, other: Any) -> str:
-    """Return `value` in words: of many entries those that are not at the same place in `other`."""
-    if not isinstance(value, list) or not isinstance(other, list) or len(value) < _MANY:
-        return repr(value)
-    news = [one for one, its in zip_longest(value, other[: len(value)]) if one != its]
-    return f"{len(value)} entries, among them {', '.join(map(repr, news[:2])) or 'no others'}"
 
 
 def read_state(directory: Path) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.meeting import meet, say_done, wait_for_shards
 from megatron.data.preprocess import preprocess
 from megatron.data.shards import convert_together, merge_shards, stage_shard
-from megatron.data.stage import Stage, differences
+from megatron.data.stage import Stage
 from megatron.errors import DataError
 
 ROOT = Path(__file__).parents[3]
@@ -187,16 +187,18 @@ def test_what_is_assembled_is_not_published_for_other_wishes(directory, monkeypa
     wishes = conversion(directory)
     with killed_before_rename_of(monkeypatch, suffix):
         preprocess(wishes)
-    with pytest.raises(DataError, match=r"another run: the end of a document was \[\] and is"):
+    with pytest.raises(DataError, match="run: each document ended with nothing and ends with 2"):
         preprocess(replace(wishes, append_eod=True))
     with pytest.raises(DataError, match="another run: --dataset-impl was 'mmap' and is 'lazy'"):
         preprocess(replace(wishes, dataset_impl="lazy"))
-    with pytest.raises(DataError, match="another run: --on-error collect was None and is 'bad'"):
+    with pytest.raises(
+        DataError, match="another run: --on-error collect was not said and is 'bad'"
+    ):
         preprocess(replace(wishes, on_error="collect", bad_lines_path="bad"))
     path = directory / "a.jsonl"
     status = path.stat()
     os.utime(path, ns=(0, 0))
-    with pytest.raises(DataError, match="another run: --input was .* and is .* 0]]; run as bef"):
+    with pytest.raises(DataError, match="run: --input .*a.jsonl was last changed at .* run as be"):
         preprocess(wishes)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     preprocess(wishes)
@@ -215,9 +217,13 @@ def test_new_shards_win_over_what_an_earlier_merge_assembled(
     with killed_before_rename_of(monkeypatch, suffix):
         merge_shards(wishes, num_shards)
     (directory / "a.jsonl").write_text('{"a": "new"}\n' * 20)
-    with pytest.raises(DataError, match="another run: --input was"):
+    with pytest.raises(
+        DataError, match="another run: --input .*a.jsonl had .* bytes and has 260, "
+    ):
         merge_shards(wishes, num_shards)
-    with pytest.raises(DataError, match="another run: --input was"):
+    with pytest.raises(
+        DataError, match="another run: --input .*a.jsonl had .* bytes and has 260, "
+    ):
         stage_shard(wishes, 0, num_shards)
     for shard in range(num_shards):
         stage_shard(replace(wishes, resume=False), shard, num_shards)
@@ -275,9 +281,9 @@ def conversion(directory, **wishes):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"append_eod": True}, r"the end of a document was \[\] and is \[256\]"),
-        ({"tokenizer": {"name": "b"}}, "the tokenizer was {'name': 'a'} and is {'name': 'b'}"),
-        ({"json_keys": ("b",)}, r"--json-keys was \['a'\] and is \['b'\]"),
+        ({"append_eod": True}, "each document ended with nothing and ends with 256 now"),
+        ({"tokenizer": {"name": "b"}}, "the tokenizer's name was 'a' and is 'b'"),
+        ({"json_keys": ("b",)}, "--json-keys was 'a' and is 'b'"),
     ],
 )
 def test_other_wishes_are_not_mixed_into_a_stage(directory, other, message):
@@ -290,7 +296,7 @@ def test_a_changed_input_is_not_mixed_into_a_stage(directory):
     stage_shard(conversion(directory), 0, 2)
     with (directory / "a.jsonl").open("a") as file:
         file.write('{"a": "more"}\n')
-    with pytest.raises(DataError, match="--input was"):
+    with pytest.raises(DataError, match="--input .*a.jsonl was last changed at 2"):
         stage_shard(conversion(directory), 0, 2)
 
 
@@ -314,9 +320,9 @@ def test_missing_shards_are_named(directory):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"append_eod": True}, r"the end of a document was \[256\] and is \[\]"),
-        ({"json_keys": ("b",)}, r"--json-keys was \['b'\] and is \['a'\]"),
-        ({"tokenizer": {"name": "b"}}, "the tokenizer was {'name': 'b'} and is {}"),
+        ({"append_eod": True}, "each document ended with 256 and ends with nothing now"),
+        ({"json_keys": ("b",)}, "--json-keys was 'b' and is 'a'"),
+        ({"tokenizer": {"name": "b"}}, "the tokenizer's name was 'b' and is not said"),
         ({"max_memory_mb": 9}, "the longest line that --max-memory-mb allows was 589824 and is 6"),
     ],
 )
@@ -397,7 +403,7 @@ def test_a_stage_that_does_not_say_its_model_of_sentences_is_not_resumed(directo
         if not split_sentences:
             stage_shard(wishes, 0, 1)
             continue
-        with pytest.raises(DataError, match="the model that splits sentences was None and is 'tr"):
+        with pytest.raises(DataError, match="the model that splits sentences was not said and is"):
             stage_shard(wishes, 0, 1)
 
 
@@ -417,18 +423,6 @@ def test_work_of_another_number_of_parts_is_not_begun_again_in_silence(directory
     stage_shard(wishes, 1, 3)
     stage_shard(wishes, 2, 3)
     assert merge_shards(wishes, 3)[0].documents == 290
-
-
-def test_of_many_inputs_those_that_differ_are_shown():
-    before = {"--input": [[f"{i}.jsonl", 5] for i in range(100)]}
-    now = {"--input": [*before["--input"][:40], ["40.jsonl", 6], *before["--input"][41:]]}
-    (said,) = differences(before, now)
-    assert said == (
-        "--input was 100 entries, among them ['40.jsonl', 5] and is "
-        "100 entries, among them ['40.jsonl', 6]"
-    )
-    (said,) = differences(before, {"--input": before["--input"][:50]})
-    assert said.endswith("['51.jsonl', 5] and is 50 entries, among them no others")
 
 
 def test_a_shard_of_an_earlier_launch_does_not_count_as_done(directory):
