@@ -61,7 +61,7 @@ def read_documents(block: Block, keys: Sequence[str], max_line_bytes: int) -> Do
     if block.too_long is not None:
         excerpt = block.too_long.decode("utf-8", "replace")
         problem = (
-            f"{block.end - block.start} bytes long, over the {max_line_bytes} that "
+            f"{block.too_long_bytes} bytes long, over the {max_line_bytes} that "
             f"--max-memory-mb leaves for a line: {excerpt!r}"
         )
         return Documents([], [[] for _ in keys], 1, [BadLine(0, problem, excerpt)])

@@ -23,6 +23,7 @@ from megatron.errors import DataError
 STDIN = "-"
 _EXCERPT_BYTES = 80
 _PIECE_BYTES = 1 << 18
+_MOST_ROWS = 1 << 16  # of a block, however little they hold
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Block:
         rows: the lines are rows of an Arrow table, serialised in `data`.
         file_end: bytes of the file that have been read so far.
         too_long: the block is one line over the limit, which starts like this.
+        too_long_bytes: of that line.
     """
 
     source: int
@@ -72,6 +74,7 @@ class Block:
     data: bytes | None = None
     rows: bool = False
     too_long: bytes | None = None
+    too_long_bytes: int = 0
 
 
 def find_sources(patterns: Iterable[str]) -> list[Source]:
@@ -115,9 +118,17 @@ def split_sources(sources: Sequence[Source], part: int, num_parts: int) -> list[
 
 
 def read_blocks(
-    sources: Sequence[Source], limits: Limits, *, first: int = 0, offset: int | None = None
+    sources: Sequence[Source],
+    limits: Limits,
+    *,
+    first: int = 0,
+    offset: int | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Iterator[Block]:
     """Yield the blocks of all sources in order, from `offset` of source `first` on.
+
+    Args:
+        columns: of tables, to read no others.
 
     Raises:
         DataError: an input cannot be read, or is damaged.
@@ -128,7 +139,7 @@ def read_blocks(
         offset = None
         with _read_errors_name(source.path):
             if source.kind == "parquet":
-                yield from _table_blocks(index, source, start, limits)
+                yield from _table_blocks(index, source, start, limits, columns)
             elif source.kind == "plain" and limits.block_lines is None:
                 yield from _plain_blocks(index, source, start, limits)
             else:
@@ -231,7 +242,8 @@ def _plain_blocks(index: int, source: Source, start: int, limits: Limits) -> Ite
                     stop = before
                 else:
                     excerpt = read_range(source.path, start, start + _EXCERPT_BYTES)
-                    yield Block(index, source.path, start, stop, stop, too_long=excerpt)
+                    place = (index, source.path, start, stop, stop)
+                    yield Block(*place, too_long=excerpt, too_long_bytes=stop - start)
                     start = stop
                     continue
             yield Block(index, source.path, start, stop, stop)
@@ -251,7 +263,10 @@ def _stream_blocks(index: int, source: Source, start: int, limits: Limits) -> It
             is_packed = source.kind != "plain" and file.seekable()
             file_end = file.tell() if is_packed else start + length
             place = (index, source.path, start, start + length, file_end)
-            yield Block(*place, too_long=data) if too_long else Block(*place, data=data)
+            if too_long:
+                yield Block(*place, too_long=data, too_long_bytes=length)
+            else:
+                yield Block(*place, data=data)
             start += length
 
 
@@ -297,7 +312,7 @@ def _whole_lines(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[byte
             else:
                 yield data[start:end], False, end - start
             start = end
-        held, num_bytes = [memoryview(data)[start:]], len(data) - start
+        held, num_bytes = [data[start:]], len(data) - start
         if is_too_long:
             if num_bytes:
                 yield data[start:], False, num_bytes
@@ -356,15 +371,26 @@ def _block_ends(held: bytes, limits: Limits) -> list[int]:
     return ends
 
 
-def _table_blocks(index: int, source: Source, start: int, limits: Limits) -> Iterator[Block]:
-    block = replace(limits, block_lines=limits.block_lines or (1 << 16))
-    pieces = parquet.read_rows(
-        source.path, start, source.end, block.block_bytes, int(block.block_lines or 0)
-    )
-    for data, num_rows, share in pieces:
-        file_end = int(source.num_bytes * share)
-        end = start + num_rows
-        yield Block(index, source.path, start, end, file_end, data=data, rows=True)
+def _table_blocks(
+    index: int, source: Source, start: int, limits: Limits, columns: Sequence[str] | None
+) -> Iterator[Block]:
+    total = parquet.row_group_starts(source.path)[-1]
+    for rows in parquet.read_rows(
+        source.path,
+        start,
+        source.end,
+        columns,
+        most_bytes=limits.block_bytes,
+        most_rows=limits.block_lines or _MOST_ROWS,
+        most_row_bytes=limits.line_bytes,
+    ):
+        end = start + rows.num_rows
+        file_end = source.num_bytes * end // total
+        place = (index, source.path, start, end, file_end)
+        if rows.is_too_long:
+            yield Block(*place, rows=True, too_long=rows.data, too_long_bytes=rows.num_bytes)
+        else:
+            yield Block(*place, data=rows.data, rows=True)
         start = end
 
 
