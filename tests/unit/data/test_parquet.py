@@ -18,14 +18,14 @@ LETTERS = random.Random(1).randbytes(1 << 23).hex()
 
 
 def read(sources, limits, columns=("text",)):
-    """Return the blocks, and the most bytes that columns took meanwhile."""
-    before = pyarrow.default_memory_pool()
-    counting = pyarrow.proxy_memory_pool(before)
-    pyarrow.set_memory_pool(counting)
-    try:
-        return list(read_blocks(sources, limits, columns=columns)), counting.max_memory()
-    finally:
-        pyarrow.set_memory_pool(before)
+    """Return the blocks, and the most bytes that columns held between any two."""
+    pool = pyarrow.default_memory_pool()
+    before = pool.bytes_allocated()
+    found, held = [], [0]
+    for block in read_blocks(sources, limits, columns=columns):
+        found.append(block)
+        held.append(pool.bytes_allocated() - before)
+    return found, max(held)
 
 
 def texts_of(blocks):
