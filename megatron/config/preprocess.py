@@ -14,8 +14,9 @@ class PreprocessConfig:
     """Files with one JSON object a line, plain or compressed (.gz, .zst, .xz), or Parquet files;
     globs; - for standard input. They are read one after the other."""
 
-    output_prefix: str
-    """Path of the output, to which _KEY_document (or _sentence) and .bin and .idx are added."""
+    output_prefix: str | None = None
+    """Path of the output, to which _KEY_document (or _sentence) and .bin and .idx are added. Only
+    --find-optimal-num-workers needs none."""
 
     json_keys: Annotated[list[str], Spelling("--json-keys", ("--json-key", "--columns"))] = field(
         default_factory=lambda: ["text"]

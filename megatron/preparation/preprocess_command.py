@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from megatron.config.flags import Legacy, parse_sections
-from megatron.config.preprocess import PreprocessConfig
+from megatron.config.preprocess import PreprocessConfig, WorkerTrialConfig
 from megatron.config.tokenizer import TokenizerConfig
 from megatron.data.assemble import Written
 from megatron.data.chat_encoder import KEYS
@@ -72,7 +73,7 @@ def read_flags(
     """
     known = {"tokenizer": TokenizerConfig, "preprocess": PreprocessConfig, **(extra or {})}
     parsed = parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
-    config: PreprocessConfig = parsed.sections["preprocess"]
+    config = _with_prefix(parsed.sections)
     wishes = tokenizer_arguments(parsed.sections["tokenizer"])
     partitions = config.partitions or _partitions(config, workers_per_partition)
     problems = [
@@ -121,7 +122,7 @@ def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions:
         known_by["chat template"] = hashlib.sha256(repr(template).encode()).hexdigest()
     return Conversion(
         inputs=tuple(config.input),
-        output_prefix=config.output_prefix,
+        output_prefix=str(config.output_prefix),
         json_keys=KEYS if template else tuple(config.json_keys),
         make_encoder=make_encoder,
         tokenizer=known_by,
@@ -154,6 +155,15 @@ def _built_for_chats(wishes: str, template: ChatTemplate) -> ChatTokenizer:
 @cache
 def _built(wishes: str) -> Tokenizer:
     return build_tokenizer(**json.loads(wishes))
+
+
+def _with_prefix(sections: Mapping[str, Any]) -> PreprocessConfig:
+    """Return the wishes; numbers of workers are tried in the system's folder for such files."""
+    config: PreprocessConfig = sections["preprocess"]
+    trial: WorkerTrialConfig | None = sections.get("trial")
+    if config.output_prefix is None and trial is not None and trial.find_optimal_num_workers:
+        return replace(config, output_prefix=str(Path(gettempdir(), "trial-of-workers")))
+    return config
 
 
 def _partitions(config: PreprocessConfig, workers_per_partition: int | None) -> int:
@@ -193,6 +203,9 @@ def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
 
 
 def _output_problems(config: PreprocessConfig, wishes: Mapping[str, Any]) -> Iterator[str]:
+    if config.output_prefix is None:
+        yield "--output-prefix is missing: give the path of the output, without suffix"
+        return
     stage = stage_of(config.output_prefix)
     outputs = output_files(
         config.output_prefix,

@@ -19,8 +19,8 @@ def try_worker_counts(
 ) -> Iterator[str]:
     """Convert the first documents once with each number of workers; yield a line for each.
 
-    The last line names the fastest. What is written goes to a directory beside the output, which
-    is removed.
+    The last line names the fastest. What is written goes to a directory beside the output (or,
+    without one, to that for temporary files), which is removed.
 
     Raises:
         ConfigError: a number is below 1.

@@ -122,7 +122,12 @@ def test_several_inputs_and_keys_are_taken(directory):
             ["--workers 0: give 1", "--chunk-size -1: give 1", "--log-interval 0: give 1"],
         ),
         ("--input corpus.jsonl --output-prefix out TOKENIZER --worker 2", 2, ["--workers?"]),
-        ("TOKENIZER", 2, ["--input, --output-prefix"]),
+        ("TOKENIZER", 2, ["the following arguments are required: --input"]),
+        (
+            "--input corpus.jsonl TOKENIZER --merge-file merges.txt --json-keys content",
+            2,
+            ["--output-prefix is missing: give the path of the output"],
+        ),
         ("--input corpus.jsonl --output-prefix out --dataset-impl eager", 2, ["'eager'"]),
         (
             "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
@@ -210,7 +215,7 @@ def test_adversarial_texts_come_through_and_half_pairs_are_named(directory):
 def test_the_fastest_number_of_workers_is_found_and_nothing_written(directory):
     before = new_files(directory)
     line = (
-        "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
+        "--input corpus.jsonl TOKENIZER --merge-file merges.txt "
         "--json-keys content --find-optimal-num-workers --workers-to-check 1 3 --max-documents 40"
     )
     done = run(directory, line)
@@ -221,6 +226,7 @@ def test_the_fastest_number_of_workers_is_found_and_nothing_written(directory):
     assert lines[2] in ("fastest: --workers 1", "fastest: --workers 3")
     assert new_files(directory) == before
     done = run(directory, line.replace("--workers-to-check 1 3", "--workers-to-check 0"))
+    assert new_files(directory) == before
     assert done.returncode == 2
     assert "--workers-to-check and --max-documents: give 1 or more" in done.stderr
 
