@@ -8,7 +8,7 @@ import orjson
 from numpy.typing import NDArray
 
 from megatron.data.block_encoder import BlockEncoder, Encoder, EncodingRules
-from megatron.data.documents import BadLine, Documents, read_documents
+from megatron.data.documents import BadLine, Documents, problem_of, read_documents
 from megatron.data.inputs import Block, read_range
 from megatron.data.quality import Tally
 from megatron.errors import DataError
@@ -51,7 +51,7 @@ class ConversationEncoder(BlockEncoder):
                 documents.lines.append(number)
             except (DataError, ValueError) as error:
                 excerpt = line[:80].decode("utf-8", "replace").strip()
-                problem = f"{error}" if isinstance(error, DataError) else f"not JSON: {error}"
+                problem = f"{error}" if isinstance(error, DataError) else problem_of(line, error)
                 documents.bad.append(BadLine(number, problem, excerpt))
         sizes = np.array([len(tokens) for tokens, _ in rows], np.int64)
         columns = [

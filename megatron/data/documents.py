@@ -14,6 +14,7 @@ from megatron.data.inputs import Block, read_range
 
 _EXCERPT = 80  # characters of a bad line that a message shows
 _PLACE = 20  # and from where it is bad
+_MOST_DIGITS = 1000
 _EXPECTED = 'each line must be an object such as {"text": "..."}'
 
 
@@ -101,8 +102,7 @@ def _from_any_lines(data: bytes, keys: Sequence[str]) -> Documents:
         line = line.removesuffix(b"\n")
         found = _careful(line, keys)
         if isinstance(found, str):
-            excerpt = line[:_EXCERPT].decode("utf-8", "replace").strip()
-            documents.bad.append(BadLine(number, found, excerpt))
+            documents.bad.append(BadLine(number, found, _start(line)))
         else:
             for column, text in zip(texts, found, strict=True):
                 column.append(text)
@@ -116,16 +116,15 @@ def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
     Python's parser has the last word: it takes what the fast one does not, such as half of a
     surrogate pair, a number without bounds, or a byte order mark in front.
     """
-    excerpt = line[:_EXCERPT].decode("utf-8", "replace").strip()
     try:
         document = orjson.loads(line)
     except ValueError:
         try:
-            document = json.loads(line.decode("utf-8-sig"))
+            document = json.loads(line.decode("utf-8-sig"), parse_int=_integer)
         except (ValueError, RecursionError) as error:
-            return f"not JSON: {excerpt!r} ({_place_of(error)}); {_EXPECTED}"
+            return problem_of(line, error)
     if not isinstance(document, dict):
-        return f"not a JSON object: {excerpt!r}; {_EXPECTED}"
+        return f"not a JSON object: {_start(line)!r}; {_EXPECTED}"
     found = []
     for key in keys:
         if key not in document:
@@ -136,7 +135,25 @@ def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
     return found
 
 
-def _place_of(error: ValueError | RecursionError) -> str:
+def problem_of(line: bytes, error: ValueError | RecursionError) -> str:
+    """Return why a line cannot be read. Not all that a parser refuses is no JSON."""
+    if isinstance(error, RecursionError) or "depth limit" in str(error):
+        return f"nested too deeply to be read, over about 1000 levels: {_start(line)!r}"
+    if "number is infinity" in str(error):
+        return f"holds a number that is too large to be read: {_start(line)!r}"
+    return f"not JSON: {_start(line)!r} ({_place_of(error)}); {_EXPECTED}"
+
+
+def _start(line: bytes) -> str:
+    return line[:_EXCERPT].decode("utf-8", "replace").strip()
+
+
+def _integer(digits: str) -> int | float:
+    """Return a number that nobody asks for; of thousands of digits Python makes no integer."""
+    return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
+
+
+def _place_of(error: ValueError) -> str:
     """Return what is wrong with a line that is no JSON, and where, counted from 1."""
     if isinstance(error, json.JSONDecodeError):
         # Of a line of JSON lines, the parser's own line number is always 1.

@@ -2,10 +2,12 @@
 
 import json
 
+import orjson
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.data.documents import _from_any_lines, _from_good_lines, _from_lines
+from megatron.data.documents import _from_any_lines, _from_good_lines, _from_lines, problem_of
 
 VALUES = st.recursive(
     st.text(max_size=4) | st.none() | st.integers() | st.booleans(),
@@ -59,3 +61,24 @@ def test_good_lines_are_read_at_once():
     )
     assert found is not None
     assert found.texts == [["a", "é"], ["", "c"]]
+
+
+def test_a_number_or_a_depth_that_is_rare_is_not_called_no_json():
+    deep = b'{"text": "a", "b": ' + b"[" * 5000 + b"]" * 5000 + b"}\n"
+    long = b'{"text": "b", "n": ' + b"9" * 5000 + b', "m": [-' + b"1" * 5000 + b"]}\n"
+    found = _from_any_lines(deep + long, ["text"])
+    assert found.texts == [["b"]]
+    assert [bad.problem for bad in found.bad] == [
+        f"nested too deeply to be read, over about 1000 levels: {deep[:80].decode()!r}"
+    ]
+
+
+def test_what_the_fast_parser_refuses_has_a_name():
+    for line, problem in [
+        (b"[" * 5000 + b"]" * 5000, "nested too deeply to be read"),
+        (b"9" * 5000, "holds a number that is too large to be read: '9999"),
+        (b"[", "not JSON: '['"),
+    ]:
+        with pytest.raises(ValueError) as caught:
+            orjson.loads(line)
+        assert problem_of(line, caught.value).startswith(problem)
