@@ -1,8 +1,14 @@
 """How a message gets out: rank 0 speaks, the others only when something is wrong."""
 
 import logging
+import os
+import signal
 import sys
 import warnings
+from typing import TextIO
+
+UNREAD = 128 + signal.SIGPIPE
+"""The exit code of a program whose output nobody reads any more, as a shell has it."""
 
 
 class _LineFormatter(logging.Formatter):
@@ -19,9 +25,28 @@ class _LineFormatter(logging.Formatter):
         return f"{record.levelname} [rank {self.rank}]: {text}"
 
 
-def configure(rank: int) -> None:
-    """Send this package's messages to stdout: all from rank 0, errors from the other ranks."""
-    handler = logging.StreamHandler(sys.stdout)
+class _ToStdout(logging.StreamHandler):
+    def __init__(self, *, goes_on_unread: bool):
+        super().__init__(sys.stdout)
+        self._goes_on_unread = goes_on_unread
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)
+            return
+        write_nowhere(self.stream)
+        if not self._goes_on_unread:
+            sys.exit(UNREAD)
+
+
+def configure(rank: int, *, goes_on_unread: bool = False) -> None:
+    """Send this package's messages to stdout: all from rank 0, errors from the other ranks.
+
+    Args:
+        goes_on_unread: when nobody reads stdout any more, go on in silence. Otherwise the next
+            message leaves by SystemExit, with `UNREAD` as its code.
+    """
+    handler = _ToStdout(goes_on_unread=goes_on_unread)
     handler.setFormatter(_LineFormatter(rank))
     logger = logging.getLogger("megatron")
     logger.handlers[:] = [handler]
@@ -34,3 +59,10 @@ def configure(rank: int) -> None:
 def set_level(level: str) -> None:
     """Send this package's messages from `level` on: debug, info, warning, error or critical."""
     logging.getLogger("megatron").setLevel(level.upper())
+
+
+def write_nowhere(stream: TextIO) -> None:
+    """Lose what is still held for `stream`, which nobody reads any more, and what is to come."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -1,40 +1,48 @@
 """How a command-line tool ends: an exit code, and no traceback for what a user can mend."""
 
-import os
 import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from megatron.errors import ConfigError, MegatronError
+from megatron.log import UNREAD, write_nowhere
 
 
 def run_tool(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Run `main` on the command line's words and exit.
 
     The code is 0 on success, a MegatronError's own after its message on stderr, 130 when
-    interrupted, 141 when nobody reads stdout any more, and 143 when terminated; files in the
-    making are removed in all these cases.
+    interrupted, 141 when it has something to say and nobody reads stdout any more, and 143 when
+    terminated; files in the making are removed in all these cases.
     """
     signal.signal(signal.SIGTERM, _leave)
+    code: int | str | None = 0
     try:
         main(sys.argv[1:])
-        sys.stdout.flush()
     except MegatronError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        with suppress(BrokenPipeError):
+            for line in str(error).splitlines():
+                print(f"error: {line}", file=sys.stderr)
+        code = error.exit_code
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        code = 128 + signal.SIGINT
+    except SystemExit as left:
+        code = left.code
     except BrokenPipeError:
-        if not _nobody_reads_stdout():
+        if not (_nobody_reads(sys.stdout) or _nobody_reads(sys.stderr)):
             raise
-        # What is still held is flushed at the end, and must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
-    sys.exit(0)
+        code = UNREAD
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            write_nowhere(stream)  # the interpreter flushes once more at its end
+            code = code or UNREAD
+    sys.exit(code)
 
 
 def with_flag(argv: Sequence[str], flag: str, what: str) -> Sequence[str]:
@@ -48,11 +56,13 @@ def with_flag(argv: Sequence[str], flag: str, what: str) -> Sequence[str]:
     return argv if argv[0].startswith("-") else [flag, *argv]
 
 
-def _nobody_reads_stdout() -> bool:
+def _nobody_reads(stream: TextIO) -> bool:
     poll = select.poll()
-    poll.register(sys.stdout, select.POLLOUT)
+    poll.register(stream, select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _leave(signum: int, frame: FrameType | None) -> NoReturn:
+    # A launcher may signal twice, this process and then its group; the cleaning up goes on.
+    signal.signal(signum, signal.SIG_IGN)
     sys.exit(128 + signum)

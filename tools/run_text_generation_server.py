@@ -27,7 +27,7 @@ _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
 def main(argv: Sequence[str]) -> None:
     """Serve what the command line `argv` says until a signal comes."""
-    log.configure(read_launch(None).rank)
+    log.configure(read_launch(None).rank, goes_on_unread=True)
     sections = {"generation": GenerationConfig, "serving": ServingConfig}
     source = read_model_source(argv, sections, description=__doc__)
     generation: GenerationConfig = source.own["generation"]

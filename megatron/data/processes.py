@@ -6,7 +6,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from megatron import log
-from megatron.data.workers import end_with_parent, share_cores
+from megatron.data.pool import end_with_parent
+from megatron.data.workers import share_cores
 from megatron.errors import MegatronError
 
 

@@ -33,7 +33,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
         rank = read_launch(None).rank
     except MegatronError:
         rank = 0
-    log.configure(rank)
+    log.configure(rank, goes_on_unread=True)
     try:
         _leave("", code_for(main(argv) or ExitCode.FINISHED, read_launcher()))
     except MegatronError as error:

@@ -67,31 +67,94 @@ def test_a_termination_is_143_after_cleaning_up():
     assert cleaned
 
 
+def test_a_second_termination_does_not_end_the_cleaning_up():
+    cleaned = []
+
+    def main(argv):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.pause()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            cleaned.append(True)
+
+    assert code_of(main) == 143
+    assert cleaned
+
+
 def test_a_defect_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
         run_tool(fail_with(ZeroDivisionError()))
 
 
-def run_with_closed_pipe(program):
+def run_with_closed_pipe(program, *, stderr=subprocess.PIPE):
     reading, writing = os.pipe()
     os.close(reading)
+    imports = "import logging; from megatron import log; from megatron.tool import run_tool"
     try:
         return subprocess.run(
-            [sys.executable, "-c", f"from megatron.tool import run_tool\n{program}"],
+            [sys.executable, "-c", f"{imports}\n{program}"],
             stdout=writing,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             timeout=60,
             cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
         )
     finally:
         os.close(writing)
 
 
-@pytest.mark.parametrize("lines", [1, 100_000])
-def test_a_reader_who_left_is_141_without_a_word(lines):
-    ended = run_with_closed_pipe(f"run_tool(lambda argv: print('line\\n' * {lines}))")
+LOGS_FOREVER = """
+def main(argv):
+    log.configure(0)
+    print("a notice that is held back")
+    try:
+        while True:
+            logging.getLogger("megatron.tool").info("line")
+    finally:
+        logging.getLogger("megatron.tool").warning("what is there, --resume takes up")
+run_tool(main)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "run_tool(lambda argv: print('line'))",
+        "run_tool(lambda argv: print('line\\n' * 100_000))",
+        LOGS_FOREVER,
+        "import argparse; run_tool(lambda argv: argparse.ArgumentParser().parse_args(['--help']))",
+    ],
+    ids=["one line", "many lines", "the log", "the help"],
+)
+def test_a_reader_who_left_is_141_without_a_word(program):
+    ended = run_with_closed_pipe(program)
     assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_reader_of_both_streams_who_left_is_141():
+    assert run_with_closed_pipe(LOGS_FOREVER, stderr=subprocess.STDOUT).returncode == 141
+
+
+def test_an_error_is_told_though_nobody_reads_stdout():
+    ended = run_with_closed_pipe(
+        "from megatron.errors import DataError\n"
+        "def main(argv):\n"
+        "    print('a notice')\n"
+        "    raise DataError('a.bin is truncated')\n"
+        "run_tool(main)"
+    )
+    assert (ended.returncode, ended.stderr) == (1, "error: a.bin is truncated\n")
+
+
+def test_what_shall_go_on_unread_goes_on_without_a_word():
+    ended = run_with_closed_pipe(
+        "log.configure(0, goes_on_unread=True)\n"
+        "for _ in range(3): logging.getLogger('megatron.x').info('line')\n"
+        "raise SystemExit(7)"
+    )
+    assert (ended.returncode, ended.stderr) == (7, "")
 
 
 def test_another_broken_pipe_is_a_defect():

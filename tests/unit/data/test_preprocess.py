@@ -18,9 +18,10 @@ from megatron.data.block_encoder import EncodingRules
 from megatron.data.conversion import Conversion
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.inputs import Block
+from megatron.data.pool import ITEMS_PER_WORKER
 from megatron.data.preprocess import input_problems, preprocess
 from megatron.data.shards import merge_shards, stage_shard
-from megatron.data.workers import BLOCKS_PER_WORKER, encoded_by_workers
+from megatron.data.workers import encoded_by_workers
 from megatron.errors import DataError, MegatronError
 
 
@@ -192,7 +193,7 @@ def test_few_blocks_are_read_ahead_of_the_writer(tmp_path):
     rules = EncodingRules(keys=("text",), dtype=np.dtype("<u2"))
     encoded = encoded_by_workers(blocks(), 2, Bytes, rules, max_bytes=1 << 20)
     next(encoded)
-    assert len(given_out) == 2 * BLOCKS_PER_WORKER
+    assert len(given_out) == 2 * ITEMS_PER_WORKER
     encoded.close()
     given_out.clear()
     encoded = encoded_by_workers(blocks(), 2, Bytes, rules, max_bytes=30)
