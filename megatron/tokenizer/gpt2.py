@@ -1,7 +1,10 @@
 """GPT-2's byte-level BPE, from its two files."""
 
 import json
+import logging
+import re
 from collections.abc import Sequence
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,12 @@ END_OF_TEXT = "<|endoftext|>"
 _UNKNOWN = "<|byte without a token|>"
 
 
+# Added to a vocabulary for code to use, such as <pad>, [MASK] or the end of text: without a merge.
+_ADDED = re.compile(r"<.*>|\[.*\]")
+
+log = logging.getLogger(__name__)
+
+
 class GPT2BPETokenizer(Tokenizer):
     """The tokenizer of GPT-2. Every text has ids, and the ids give the same text back.
 
@@ -29,12 +38,13 @@ class GPT2BPETokenizer(Tokenizer):
         merge_file: one pair of tokens a line, the most frequent first; `#version` is skipped.
 
     Raises:
-        DataError: a file is missing or damaged, or the two do not belong together.
+        DataError: a file is missing, damaged or cut short, or the two do not belong together.
     """
 
     def __init__(self, vocab_file: str | Path, merge_file: str | Path):
         vocab = _read_vocab(Path(vocab_file))
         merges = read_merges(Path(merge_file), vocab)
+        _look_for_missing_merges(vocab, merges, str(merge_file))
         self._vocab, self._merges = vocab, merges
         self.backend = Backend(models.BPE(vocab, merges, unk_token=_UNKNOWN))
         self.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -87,6 +97,34 @@ def _read_vocab(path: Path) -> dict[str, int]:
             "each once"
         )
     return vocab
+
+
+def _look_for_missing_merges(
+    vocab: dict[str, int], merges: Sequence[tuple[str, str]], merge_file: str
+) -> None:
+    """Warn of tokens that no merge makes, as where the merge file was cut short.
+
+    Raises:
+        DataError: most tokens cannot be made.
+    """
+    letters = set(pre_tokenizers.ByteLevel.alphabet())
+    made = {left + right for left, right in merges}
+    missing = [
+        token
+        for token in vocab.keys() - made
+        if len(token) > 1 and letters.issuperset(token) and not _ADDED.fullmatch(token)
+    ]
+    if not missing:
+        return
+    said = (
+        f"--merge-file {merge_file} makes {len(made)} tokens of the vocabulary, and "
+        f"{len(missing)} others, such as {min(missing, key=vocab.__getitem__)!r}, are made by no "
+        "merge and so by no text"
+    )
+    if len(missing) > len(made):
+        raise DataError(f"{said}; the file is cut short, or of another tokenizer")
+    if parent_process() is None:  # once, and not in each worker
+        log.warning("%s; is the file whole?", said)
 
 
 def read_merges(path: Path, vocab: dict[str, int]) -> list[tuple[str, str]]:

@@ -189,6 +189,26 @@ def test_a_damaged_file_is_named(tmp_path, vocab, merges, message):
         GPT2BPETokenizer(*write_pair(tmp_path, vocab, merges))
 
 
+def test_merges_that_are_cut_short_are_noticed(tmp_path, gpt2_files, caplog):
+    """They give other tokens, and every text has some."""
+    vocab = json.loads(gpt2_files[0].read_text())
+    added = {"<pad>": len(vocab), "[MASK]": len(vocab) + 1, "two words": len(vocab) + 2}
+    lines = gpt2_files[1].read_text().splitlines()
+
+    def build(num_lines):
+        return GPT2BPETokenizer(
+            *write_pair(tmp_path, vocab | added, "\n".join(lines[:num_lines]) + "\n")
+        )
+
+    build(len(lines))
+    assert caplog.text == ""
+    last = "".join(lines[-1].split(" "))
+    build(len(lines) - 1)
+    assert f"1 others, such as '{last}', are made by no merge and so by no text; is" in caplog.text
+    with pytest.raises(DataError, match="m.txt makes 9 tokens of .*; the file is cut short, or of"):
+        build(10)
+
+
 def test_a_missing_file_is_named(tmp_path, gpt2_files):
     with pytest.raises(DataError, match="cannot read --vocab-file .*none: .*No such file"):
         GPT2BPETokenizer(tmp_path / "none", gpt2_files[1])
