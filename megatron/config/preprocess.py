@@ -11,8 +11,8 @@ class PreprocessConfig:
     """The conversion of texts to token files, as the user asked for it."""
 
     input: list[str]
-    """Files with one JSON object a line, plain or compressed (.gz, .zst, .xz), or Parquet files;
-    globs; - for standard input. They are read one after the other."""
+    """Files with one JSON object a line, plain or compressed (.gz, .zst, .xz, .bz2), or Parquet
+    files; globs; - for standard input. They are read one after the other."""
 
     output_prefix: str | None = None
     """Path of the output, to which _KEY_document (or _sentence) and .bin and .idx are added. Only

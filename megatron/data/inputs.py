@@ -17,7 +17,12 @@ from typing import BinaryIO
 import numpy as np
 
 from megatron.data import parquet
-from megatron.data.decompress import MAGICS, decompressed
+from megatron.data.decompress import (
+    START_BYTES,
+    UnreadableFormatError,
+    compression_of,
+    decompressed,
+)
 from megatron.errors import DataError
 
 STDIN = "-"
@@ -190,10 +195,10 @@ def _source(path: str) -> Source:
         if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
             return Source(path, "stream", 0)
         with Path(path).open("rb") as file:
-            magic = file.read(8)
-    for kind, start in {**MAGICS, "parquet": parquet.MAGIC}.items():
-        if magic.startswith(start):
-            return Source(path, kind, status.st_size)
+            begin = file.read(START_BYTES)
+        kind = "parquet" if begin.startswith(parquet.MAGIC) else compression_of(begin)
+    if kind is not None:
+        return Source(path, kind, status.st_size)
     return Source(path, "plain", status.st_size, 0, status.st_size)
 
 
@@ -398,6 +403,8 @@ def _table_blocks(
 def _read_errors_name(path: str) -> Iterator[None]:
     try:
         yield
+    except UnreadableFormatError as error:
+        raise DataError(f"--input {path} is {error}") from error
     except OSError as error:
         raise DataError(f"cannot read --input {path}: {error.strerror or error}") from error
     except (EOFError, ValueError) as error:

@@ -1,5 +1,6 @@
 """Inputs of every kind give the same lines, whichever way they are cut; damage is named."""
 
+import bz2
 import gzip
 import io
 import json
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from megatron.data import inputs
 from megatron.data.conversion import Conversion, build_rules
+from megatron.data.decompress import compression_of
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.inputs import (
     Limits,
@@ -36,6 +38,12 @@ TEXTS = [json.loads(line)["text"] for line in LINES]
 CONTENT = b"".join(LINES)
 
 
+def zstd_of_a_long_window(data):
+    how = zstandard.ZstdCompressionParameters.from_level(1, window_log=31, enable_ldm=True)
+    packer = zstandard.ZstdCompressor(compression_params=how).compressobj()
+    return packer.compress(data) + packer.flush()  # its length is not known beforehand
+
+
 def write_as(path, kind, data=CONTENT):
     if kind == "parquet":
         table = pyarrow.table({"id": range(len(TEXTS)), "text": TEXTS})
@@ -49,13 +57,31 @@ def write_as(path, kind, data=CONTENT):
         "zstd of frames": lambda data: (
             zstandard.compress(data[:500]) + zstandard.compress(data[500:])
         ),
+        "zstd of a long window": zstd_of_a_long_window,
+        "zstd after a frame without text": lambda data: (
+            b"\x50\x2a\x4d\x18\x04\0\0\0abcd" + zstandard.compress(data)
+        ),
         "xz": lzma.compress,
+        "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
+        "bzip2": bz2.compress,
     }[kind]
     path.write_bytes(pack(data))
     return str(path)
 
 
-KINDS = ["plain", "gzip", "gzip of members", "zstd", "zstd of frames", "xz", "parquet"]
+KINDS = [
+    "plain",
+    "gzip",
+    "gzip of members",
+    "zstd",
+    "zstd of frames",
+    "zstd of a long window",
+    "zstd after a frame without text",
+    "xz",
+    "lzma",
+    "bzip2",
+    "parquet",
+]
 
 
 def run(tmp_path, *inputs, **wishes):
@@ -75,6 +101,15 @@ IN_PROCESSES = [
     ("gzip", {"partitions": 2}),
 ]
 HERE = [(kind, how) for kind in KINDS for how in ({}, {"chunk_size": 7})]
+UNREADABLE = {
+    "a ZIP archive; unpack it": b"PK\x03\x04\x14\0\0\0",
+    "a 7-Zip archive; unpack it": b"7z\xbc\xaf\x27\x1c\0\4",
+    "an LZ4 file; unpack it": b"\x04\x22\x4d\x18\x64\x40\xa7",
+    "an Arrow file; write it as Parquet": b"ARROW1\0\0",
+    "text in UTF-16 or UTF-32; write it in UTF-8": CONTENT.decode().encode("utf-16"),
+    "text in UTF-16 .* iconv": CONTENT.decode().encode("utf-16-le"),
+    "text in UTF-16 or": CONTENT.decode().encode("utf-16-be"),
+}
 
 
 @pytest.mark.parametrize(("kind", "how"), [*HERE, *IN_PROCESSES])
@@ -82,6 +117,25 @@ def test_every_kind_of_file_gives_the_same_documents(tmp_path, kind, how):
     path = write_as(tmp_path / "data", kind)  # the name says nothing about the kind
     (written,) = run(tmp_path, path, **how)
     assert read_texts(written.prefix) == TEXTS
+
+
+@pytest.mark.parametrize("said", UNREADABLE)
+def test_a_file_of_another_format_is_named(tmp_path, said, monkeypatch):
+    path = tmp_path / "data"
+    path.write_bytes(UNREADABLE[said])
+    with pytest.raises(DataError, match=f"^--input {path} is {said}"):
+        run(tmp_path, str(path))
+    content = io.BufferedReader(io.FileIO(path))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
+    with pytest.raises(DataError, match=f"^--input - is {said}"):
+        run(tmp_path, "-")
+
+
+def is_text(data):
+    try:
+        return compression_of(data) is None and not data.startswith(b"PAR1")
+    except DataError:
+        return False
 
 
 def text_of(source, block):
@@ -102,7 +156,7 @@ def test_blocks_of_all_parts_are_the_file_cut_between_lines(
 ):
     folder = tmp_path_factory.mktemp("blocks")
     data = b"\n".join(lines) + (b"" if ends_open else b"\n")
-    assume(not data.startswith((b"\x1f\x8b", b"\x28\xb5", b"\xfd7", b"PAR1")))
+    assume(kind != "plain" or is_text(data))
     path = write_as(folder / "data", kind, data)
     limits = Limits(block_bytes, 1000, block_lines)
     found = []
@@ -180,7 +234,7 @@ def test_a_line_over_the_limit_is_reported_and_not_held(tmp_path, kind):
     assert long[0].too_long == b"long" * 20
 
 
-@pytest.mark.parametrize("kind", ["gzip", "zstd", "xz", "parquet"])
+@pytest.mark.parametrize("kind", ["gzip", "zstd", "xz", "bzip2", "parquet"])
 def test_a_file_cut_off_is_named(tmp_path, kind):
     path = tmp_path / "data"
     write_as(path, kind, b"".join(LINES) * 50)
@@ -190,7 +244,7 @@ def test_a_file_cut_off_is_named(tmp_path, kind):
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
 
 
-@pytest.mark.parametrize("kind", ["gzip", "zstd", "xz"])
+@pytest.mark.parametrize("kind", ["gzip", "zstd", "xz", "bzip2"])
 def test_damage_in_the_middle_is_named(tmp_path, kind):
     path = tmp_path / "data"
     write_as(path, kind, b"".join(LINES) * 50)
