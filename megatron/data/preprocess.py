@@ -249,7 +249,16 @@ def _whole_stage(conversion: Conversion) -> Iterator[None]:
             else:
                 remove_stage([root])
             raise
-        remove_stage([root])
+        remove_published(root)
+
+
+def remove_published(root: Path) -> None:
+    """Remove the stage of files that are published.
+
+    While it still says that, its parts may be incomplete: so they go first.
+    """
+    remove_stage([path for path in root.iterdir() if path.is_dir()])
+    remove_stage([root])
 
 
 @contextmanager

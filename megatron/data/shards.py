@@ -14,10 +14,15 @@ from megatron.data.assemble import (
 from megatron.data.conversion import Conversion, build_rules
 from megatron.data.inputs import find_sources, split_sources
 from megatron.data.meeting import meet, say_done, wait_for_shards
-from megatron.data.preprocess import publish_parts, stage_lock, stage_part
+from megatron.data.preprocess import (
+    publish_parts,
+    remove_published,
+    stage_lock,
+    stage_part,
+)
 from megatron.data.progress import Progress
 from megatron.data.publish import write_errors_name
-from megatron.data.stage import remove_stage, require_as_many_parts
+from megatron.data.stage import require_as_many_parts
 from megatron.errors import DataError
 
 
@@ -76,7 +81,7 @@ def merge_shards(conversion: Conversion, num_shards: int) -> list[Written]:
         else:
             require_parts_of_one_conversion(conversion, rules, num_shards)
             written = publish_parts(conversion, rules, num_shards)
-        remove_stage([root])
+        remove_published(root)
     return written
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -76,6 +76,7 @@ class Stage:
             if state is not None:
                 self._take_up(state)
             else:  # whatever was written holds from a commit on
+                (directory / STATE).unlink(missing_ok=True)
                 for path in directory.iterdir():
                     if path.name != "lock":
                         path.unlink()
@@ -205,6 +206,8 @@ def write_json(path: Path, value: object) -> None:
 
 
 def remove_stage(directories: Sequence[Path]) -> None:
-    """Remove stages with all they hold."""
+    """Remove stages with all they hold; what says how much of it holds goes first."""
     for directory in directories:
+        with suppress(OSError):
+            (directory / STATE).unlink()
         shutil.rmtree(directory, ignore_errors=True)

@@ -115,39 +115,6 @@ def test_what_was_written_before_the_first_commit_does_not_count(directory, monk
     assert outputs(directory) == expected
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("step", range(1, 9))
-def test_a_stop_at_any_step_of_publishing_is_mended(directory, partitions, step, monkeypatch):
-    """Every rename and removal is a moment at which a run may die."""
-    import os
-
-    expected = uninterrupted(directory)
-    wishes = Conversion(
-        inputs=(str(directory / "a.jsonl"),),
-        output_prefix=str(directory / "out"),
-        make_encoder=BytesTokenizer,
-        append_eod=True,
-        json_keys=("a", "b"),
-    )
-    for shard in range(partitions):
-        stage_shard(wishes, shard, partitions)
-    replace, left = os.replace, [step]
-
-    def dying(source, target):
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", dying)
-    try:
-        merge_shards(wishes, partitions)
-    except KeyboardInterrupt:
-        monkeypatch.setattr(os, "replace", replace)
-        merge_shards(wishes, partitions)
-    assert outputs(directory) == expected
-
-
 def test_a_full_disk_publishes_nothing_and_can_be_mended(directory):
     expected = uninterrupted(directory)
     (directory / "run.py").write_text(program())
