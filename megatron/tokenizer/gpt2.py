@@ -121,7 +121,7 @@ def _look_for_missing_merges(
         f"{len(missing)} others, such as {min(missing, key=vocab.__getitem__)!r}, are made by no "
         "merge and so by no text"
     )
-    if len(missing) > len(made):
+    if 2 * len(missing) > len(vocab):
         raise DataError(f"{said}; the file is cut short, or of another tokenizer")
     if parent_process() is None:  # once, and not in each worker
         log.warning("%s; is the file whole?", said)
