@@ -15,6 +15,7 @@ import numpy as np
 from megatron.config.data_tools import InspectConfig
 from megatron.config.flags import parse_sections
 from megatron.config.tokenizer import TokenizerConfig
+from megatron.data.index_files import pieces_of
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.legacy_indexed_dataset import infer_format, open_token_files
 from megatron.data.lengths import Lengths, readable_lengths
@@ -61,7 +62,9 @@ def summary(dataset: IndexedDataset) -> Iterator[str]:
         yield readable_lengths(counted.summary())
         yield f"empty documents: {int((lengths == 0).sum())}"
     if len(ids):
-        yield f"token ids: {int(ids.min())} to {int(ids.max())}"
+        extremes = [(int(piece.min()), int(piece.max())) for piece in pieces_of(ids)]  # read once
+        lowest, highest = zip(*extremes, strict=True)
+        yield f"token ids: {min(lowest)} to {max(highest)}"
 
 
 def document_lengths(dataset: IndexedDataset) -> np.ndarray:

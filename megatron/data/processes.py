@@ -1,5 +1,6 @@
 """Functions side by side in processes of their own, which tell how far they are."""
 
+import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -20,6 +21,7 @@ def run_in_processes(
 
     Raises:
         MegatronError: what a function raised, or a process was killed.
+        RuntimeError: any other error of a function, with its traceback as text.
     """
     context = get_context("spawn")
     processes = []
@@ -71,3 +73,5 @@ def _run(
         pipe.send(None)
     except MegatronError as error:
         pipe.send(error)
+    except Exception:
+        pipe.send(RuntimeError(f"in one of the processes:\n{traceback.format_exc()}"))

@@ -20,7 +20,7 @@ class Progress:
         self.documents = 0
         self.tokens = 0
         self.bytes = 0
-        self._before = (0, 0, 0)
+        self._before: tuple[int, ...] = (0, 0, 0)
         self._total_bytes = total_bytes
         self._log_interval = log_interval
         self._started_at = time.monotonic()
@@ -32,8 +32,9 @@ class Progress:
         self.documents += documents
         self.tokens += tokens
         self.bytes += num_bytes
-        self._before = (self.documents, self.tokens, self.bytes)
-        self._bar.initial = self.bytes
+        before = zip(self._before, (documents, tokens, num_bytes), strict=True)
+        self._before = tuple(earlier + more for earlier, more in before)
+        self._bar.initial = self._before[2]
         self._bar.update(num_bytes)
 
     def add(self, *, documents: int, tokens: int, num_bytes: int) -> None:

@@ -1,7 +1,10 @@
 """Worker processes, beside one another on the cores of one machine."""
 
 import json
+import logging
 import os
+import time
+from itertools import count
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
@@ -9,6 +12,8 @@ from bytes_tokenizer import BytesTokenizer
 from megatron.data.conversion import Conversion
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.preprocess import preprocess
+from megatron.data.processes import run_in_processes
+from megatron.data.progress import Progress
 
 
 class Threads(BytesTokenizer):
@@ -33,3 +38,29 @@ def test_the_processes_of_a_conversion_share_the_threads(
     )
     (written,) = preprocess(wishes)
     assert IndexedDataset(written.prefix).tokens.tolist() == [threads] * 4
+
+
+def wait_for_long(report):
+    report("waiting")
+    time.sleep(300)
+
+
+def fail(report):
+    raise LookupError("no such thing")
+
+
+def test_a_failure_ends_the_others_and_is_told_as_what_it_is():
+    with pytest.raises(RuntimeError, match="(?s)one of the processes.*LookupError: no such thing"):
+        run_in_processes([wait_for_long, fail], lambda said: None)
+
+
+def test_what_an_earlier_run_did_is_no_part_of_the_rates_whenever_it_is_told(monkeypatch, caplog):
+    seconds = count()
+    monkeypatch.setattr("megatron.data.progress.time.monotonic", lambda: 10 * next(seconds))
+    progress = Progress(0, log_interval=100)
+    progress.take_up(documents=1000, tokens=0, num_bytes=0)
+    progress.add(documents=50, tokens=0, num_bytes=0)
+    progress.take_up(documents=1000, tokens=0, num_bytes=0)
+    with caplog.at_level(logging.INFO, "megatron"):
+        progress.add(documents=50, tokens=0, num_bytes=0)
+    assert "documents: 2100 | tokens: 0 | documents/s: 10 |" in caplog.text
