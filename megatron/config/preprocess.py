@@ -50,7 +50,7 @@ class PreprocessConfig:
     installed, or else with a model trained on the input itself."""
 
     lang: str = "english"
-    """Language of NLTK's Punkt data."""
+    """Language of NLTK's Punkt data, for --split-sentences."""
 
     keep_newlines: bool = False
     """Leave each sentence the white space that follows it."""

@@ -197,6 +197,8 @@ def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
         yield f"--on-error {config.on_error[0]}: collect has one FILE after it, the others none"
     if not config.split_sentences and config.keep_newlines:
         yield "--keep-newlines: only sentences of --split-sentences lose white space; leave it out"
+    if not config.split_sentences and config.lang != PreprocessConfig.lang:
+        yield f"--lang {config.lang}: only --split-sentences asks for a language; leave it out"
     yield from _conversation_problems(config)
     if config.input.count(STDIN) > 1:
         yield "--input - -: standard input can be read only once"

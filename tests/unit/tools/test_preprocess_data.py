@@ -136,6 +136,12 @@ def test_several_inputs_and_keys_are_taken(directory):
             ["not a multiple of --partitions 2", "collect has one FILE", "--keep-newlines: only"],
         ),
         (
+            "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
+            "--json-keys content --lang french",
+            2,
+            ["--lang french: only --split-sentences asks for a language"],
+        ),
+        (
             "--input *.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
             "--json-keys content --on-error collect ./corpus.jsonl",
             2,
