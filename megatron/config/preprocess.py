@@ -66,11 +66,11 @@ class PreprocessConfig:
     the end. The files do not depend on it."""
 
     chunk_size: int | None = None
-    """Lines that a worker gets at a time at most; about a megabyte when not said."""
+    """Lines that a worker gets at a time at most; only bytes count when not said."""
 
     max_memory_mb: int = 1024
-    """Memory for text and tokens under way, besides what each process needs to run. A line may
-    have a sixteenth of it."""
+    """Memory for text and tokens under way, besides what each process needs to run. A line, or a
+    row of a table, may have a sixteenth of what a partition has of it."""
 
     on_error: list[str] = field(default_factory=lambda: ["stop"])
     """What a bad line does: stop; skip; or collect FILE, which skips it and writes file, line,
