@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from megatron.data.block_encoder import Encoder, EncodingRules
-from megatron.data.documents import read_documents
+from megatron.data.documents import no_key, read_documents
 from megatron.data.indexed_dataset import best_dtype
-from megatron.data.inputs import Limits, Source, find_sources, read_blocks
+from megatron.data.inputs import Limits, Source, columns_of_tables, find_sources, read_blocks
 from megatron.data.outputs import pair_prefix, stage_of
 from megatron.data.sentences import build_splitter
 from megatron.errors import DataError
@@ -103,6 +103,25 @@ class Conversion:
         share = self.max_text_bytes // (2 * self.workers)
         block_bytes = max(min(_BLOCK_BYTES, share), min(_SMALLEST_BLOCK_BYTES, self.max_text_bytes))
         return Limits(block_bytes, self.max_text_bytes, self.chunk_size)
+
+
+def require_columns(conversion: Conversion) -> None:
+    """Check that every table has a column for each key: one without fails in no single row.
+
+    Raises:
+        DataError: naming all tables that lack one.
+    """
+    if conversion.chats:
+        return
+    tables = columns_of_tables(find_sources(conversion.inputs))
+    problems = [
+        f"{path}: {no_key(key, names)}"
+        for path, names in tables
+        for key in conversion.keys
+        if key not in names
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 def build_rules(conversion: Conversion, encoder: Encoder) -> EncodingRules:

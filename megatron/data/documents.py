@@ -128,7 +128,7 @@ def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
     found = []
     for key in keys:
         if key not in document:
-            return _no_key(key, document)
+            return no_key(key, document)
         if not isinstance(document[key], str):
             return _no_text(key, document[key])
         found.append(document[key])
@@ -172,7 +172,7 @@ def _from_rows(data: bytes, num_rows: int, keys: Sequence[str]) -> Documents:
         problem = ""
         for key in keys:
             if key not in columns:
-                problem = _no_key(key, names)
+                problem = no_key(key, names)
             elif not isinstance(columns[key][row], str):
                 problem = _no_text(key, columns[key][row])
             if problem:
@@ -185,7 +185,8 @@ def _from_rows(data: bytes, num_rows: int, keys: Sequence[str]) -> Documents:
     return documents
 
 
-def _no_key(key: str, names: Any) -> str:
+def no_key(key: str, names: Any) -> str:
+    """Return that there is no such key, and which there are."""
     present = ", ".join(map(repr, names)) or "none"
     return f"no key {key!r}; it has {present} (--json-keys names the keys)"
 

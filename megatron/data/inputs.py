@@ -151,6 +151,14 @@ def read_blocks(
                 yield from _stream_blocks(index, source, start, limits)
 
 
+def columns_of_tables(sources: Iterable[Source]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path and the names of the columns of each source that is a table."""
+    for source in sources:
+        if source.kind == "parquet":
+            with _read_errors_name(source.path):
+                yield source.path, parquet.column_names(source.path)
+
+
 def read_range(path: str, start: int, end: int) -> bytes:
     """Return these bytes of a plain file.
 
@@ -262,7 +270,7 @@ def _stream_blocks(index: int, source: Source, start: int, limits: Limits) -> It
             stop = source.num_bytes if source.end is None else source.end
             pieces = _pieces(file, stop - start)
         else:
-            pieces = _skipped(decompressed(file), start, source.path)
+            pieces = _skipped(_lines_only(decompressed(file), source.path), start, source.path)
         for data, too_long, length in _whole_lines(pieces, limits):
             # Of a compressed file its own position counts; a pipe has none, and no known end.
             is_packed = source.kind != "plain" and file.seekable()
@@ -282,6 +290,17 @@ def _opened(source: Source) -> Iterator[BinaryIO]:
     else:
         with Path(source.path).open("rb") as file:
             yield file
+
+
+def _lines_only(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
+    """Yield `pieces` if they are not those of a table, which must be in a file of its own."""
+    for number, piece in enumerate(pieces):
+        if number == 0 and piece.startswith(parquet.MAGIC):
+            raise DataError(
+                f"--input {path} is Parquet in a pipe or in a compressed file, and is read from "
+                "both of its ends; write it to a file, and give that"
+            )
+        yield piece
 
 
 def _pieces(file: BinaryIO, count: int) -> Iterator[bytes]:

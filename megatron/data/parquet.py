@@ -38,6 +38,13 @@ def row_group_starts(path: str) -> list[int]:
     return starts
 
 
+def column_names(path: str) -> list[str]:
+    """Return the names of all columns."""
+    with _opened(path) as file:
+        names: list[str] = file.schema_arrow.names
+    return names
+
+
 def read_rows(
     path: str,
     start: int,

@@ -22,7 +22,7 @@ from megatron.data.assemble import (
 )
 from megatron.data.block_encoder import Encoded, EncodingRules
 from megatron.data.chat_encoder import block_encoder
-from megatron.data.conversion import Conversion, build_rules, fingerprint
+from megatron.data.conversion import Conversion, build_rules, fingerprint, require_columns
 from megatron.data.documents import BadLine, read_documents
 from megatron.data.inputs import (
     STDIN,
@@ -78,6 +78,7 @@ def preprocess(conversion: Conversion) -> list[Written]:
     num_parts = conversion.partitions
     with _whole_stage(conversion):
         sources = find_sources(conversion.inputs)
+        require_columns(conversion)
         rules = build_rules(conversion, conversion.make_encoder())
         if was_assembled(conversion.root):
             require_assembled_of(conversion, rules, num_parts)

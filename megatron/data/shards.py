@@ -11,7 +11,7 @@ from megatron.data.assemble import (
     require_parts_of_one_conversion,
     was_assembled,
 )
-from megatron.data.conversion import Conversion, build_rules
+from megatron.data.conversion import Conversion, build_rules, require_columns
 from megatron.data.inputs import find_sources, split_sources
 from megatron.data.meeting import meet, say_done, wait_for_shards
 from megatron.data.preprocess import (
@@ -42,6 +42,7 @@ def stage_shard(conversion: Conversion, index: int, num_shards: int) -> None:
     with write_errors_name(root):
         root.mkdir(exist_ok=True)
     with stage_lock(root, fcntl.LOCK_SH):
+        require_columns(conversion)
         rules = build_rules(conversion, conversion.make_encoder())
         if not conversion.resume:
             forget_assembled(root)

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from megatron.data.conversion import Conversion, first_documents
+from megatron.data.conversion import Conversion, first_documents, require_columns
 from megatron.data.preprocess import preprocess
 from megatron.data.publish import write_errors_name
 from megatron.errors import ConfigError, DataError
@@ -30,6 +30,7 @@ def try_worker_counts(
         raise ConfigError("--workers-to-check and --max-documents: give 1 or more")
     if conversion.chats:
         raise ConfigError("--find-optimal-num-workers tries texts, not --conversations")
+    require_columns(conversion)
     beside = Path(conversion.output_prefix).absolute().parent
     with write_errors_name(beside), TemporaryDirectory(dir=beside, prefix="workers-") as folder:
         sample = Path(folder, "sample.jsonl")

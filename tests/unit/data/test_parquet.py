@@ -1,5 +1,6 @@
 """Rows of Parquet files come in pieces whose memory has a bound, whatever the file is like."""
 
+import gzip
 import json
 import random
 
@@ -10,6 +11,8 @@ from megatron.data.conversion import Conversion
 from megatron.data.documents import read_documents
 from megatron.data.inputs import Limits, find_sources, read_blocks, split_sources
 from megatron.data.preprocess import preprocess
+from megatron.data.shards import stage_shard
+from megatron.errors import DataError
 
 parquet = pytest.importorskip("pyarrow.parquet")
 pyarrow = pytest.importorskip("pyarrow")
@@ -107,3 +110,34 @@ def test_a_row_over_the_limit_is_reported(tmp_path):
     assert said["row"] == 2
     assert said["excerpt"] == LETTERS[:80]
     assert "bytes long, over the 65536 that --max-memory-mb leaves for a line" in said["problem"]
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_table_without_a_column_is_said_once_and_not_row_by_row(tmp_path, splits):
+    for name, columns in {"a": {"text": ["a"]}, "b": {"body": ["b"] * 9}, "c": {"n": [1]}}.items():
+        write(tmp_path / name, columns)
+    conversion = Conversion(
+        inputs=tuple(str(tmp_path / name) for name in "abc"),
+        output_prefix=str(tmp_path / "out"),
+        make_encoder=BytesTokenizer,
+        on_error="skip",
+        split_sentences=splits,
+    )
+    for begin in (preprocess, lambda wishes: stage_shard(wishes, 0, 2)):
+        with pytest.raises(DataError) as caught:
+            begin(conversion)
+        assert str(caught.value).splitlines() == [
+            f"{tmp_path / 'b'}: no key 'text'; it has 'body' (--json-keys names the keys)",
+            f"{tmp_path / 'c'}: no key 'text'; it has 'n' (--json-keys names the keys)",
+        ]
+
+
+def test_a_table_in_a_pipe_is_named(tmp_path, monkeypatch):
+    write(tmp_path / "t", {"text": ["a"]})
+    with gzip.open(tmp_path / "t.gz", "wb") as file:
+        file.write((tmp_path / "t").read_bytes())
+    with (tmp_path / "t").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        for name in ("-", str(tmp_path / "t.gz")):
+            with pytest.raises(DataError, match=f"--input {name} is Parquet in a pipe or in a com"):
+                list(read_blocks(find_sources([name]), Limits(1 << 20, 1 << 26)))
