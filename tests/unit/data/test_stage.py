@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,9 @@ from bytes_tokenizer import BytesTokenizer
 
 from megatron.data.conversion import Conversion
 from megatron.data.indexed_dataset import IndexedDataset
-from megatron.data.meeting import meet, say_done, wait_for_shards
+from megatron.data.meeting import wait_for_shards
 from megatron.data.preprocess import preprocess
-from megatron.data.shards import convert_together, merge_shards, stage_shard
+from megatron.data.shards import merge_shards, stage_shard
 from megatron.data.stage import Stage
 from megatron.errors import DataError
 
@@ -390,59 +389,6 @@ def test_work_of_another_number_of_parts_is_not_begun_again_in_silence(directory
     stage_shard(wishes, 1, 3)
     stage_shard(wishes, 2, 3)
     assert merge_shards(wishes, 3)[0].documents == 290
-
-
-def test_a_shard_of_an_earlier_launch_does_not_count_as_done(directory):
-    """Its rank 0 died; of the next launch rank 1 comes late."""
-    root, earlier, wishes = directory / "out.stage", conversion(directory), {"timeout_s": 30}
-    with ThreadPoolExecutor(3) as threads:
-        died = threads.submit(meet, root, 0, 2, 30)
-        launch = threads.submit(meet, root, 1, 2, 30).result()
-        assert died.result() == launch
-        stage_shard(earlier, 1, 2)
-        say_done(root, 1, launch)
-
-        wishes |= {"merge_workers": 1}
-        anew = replace(earlier, append_eod=True, resume=False)
-        rank_0 = threads.submit(convert_together, anew, 0, 2, **wishes)
-        time.sleep(0.5)
-        assert not rank_0.done()
-        rank_1 = threads.submit(convert_together, anew, 1, 2, **wishes)
-        assert rank_1.result() == []
-        (written,) = rank_0.result()
-    assert (written.documents, written.dropped) == (290, 10)
-    preprocess(replace(anew, output_prefix=str(directory / "whole")))
-    for end in (".bin", ".idx"):
-        whole = (directory / f"whole_a_document{end}").read_bytes()
-        assert (directory / f"out_a_document{end}").read_bytes() == whole
-    assert not root.exists()
-
-
-def test_a_rank_that_comes_first_waits_for_rank_0_of_its_own_launch(tmp_path):
-    root = tmp_path / "out.stage"
-    with ThreadPoolExecutor(3) as threads:
-        first = [threads.submit(meet, root, rank, 3, 30) for rank in (2, 0, 1)]
-        earlier = {each.result() for each in first}
-        later = [threads.submit(meet, root, rank, 3, 30) for rank in (1, 2)]
-        time.sleep(0.5)
-        assert not any(each.done() for each in later)
-        later.append(threads.submit(meet, root, 0, 3, 30))
-        assert len({each.result() for each in later} | earlier) == 2
-
-
-def test_ranks_that_do_not_come_are_named(tmp_path):
-    root = tmp_path / "out.stage"
-    with pytest.raises(DataError, match="rank 0 has not come, and nothing has happened there for"):
-        meet(root, 1, 3, timeout_s=0.1)
-    with pytest.raises(DataError, match="ranks 1, 2 of 3 have not come, and nothing"):
-        meet(root, 0, 3, timeout_s=0.1)
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(meet, root, 0, 2, 30)
-        time.sleep(0.1)
-        with pytest.raises(DataError, match="ranks 1 of 2 have not come"):
-            meet(root, 0, 2, timeout_s=0.5)
-        with pytest.raises(DataError, match="another launch works in"):
-            first.result()
 
 
 def test_two_runs_do_not_write_to_one_stage(directory):
