@@ -15,6 +15,7 @@ from os import _exit
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from megatron.data.starting import start_whole
 from megatron.errors import MegatronError
 
 Item = TypeVar("Item")
@@ -82,7 +83,7 @@ class _Worker:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, make_function), daemon=True)
-        self.process.start()
+        start_whole(self.process)
         theirs.close()
         self.under_way = 0
         self.answers: deque[tuple[Any, BaseException | None, str]] = deque()

@@ -8,6 +8,7 @@ from typing import Any
 
 from megatron import log
 from megatron.data.pool import end_with_parent
+from megatron.data.starting import start_whole
 from megatron.data.workers import share_cores
 from megatron.errors import MegatronError
 
@@ -21,6 +22,7 @@ def run_in_processes(
 
     Raises:
         MegatronError: what a function raised, or a process was killed.
+        SystemExit: a function left by it, since nobody reads stdout any more.
         RuntimeError: any other error of a function, with its traceback as text.
     """
     context = get_context("spawn")
@@ -30,7 +32,7 @@ def run_in_processes(
         for function in functions:
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_run, args=(function, theirs, len(functions)))
-            process.start()
+            start_whole(process)
             theirs.close()
             processes.append(process)
             open_ends.append(ours)
@@ -71,7 +73,7 @@ def _run(
     try:
         function(lambda *said: pipe.send(said))
         pipe.send(None)
-    except MegatronError as error:
+    except (MegatronError, SystemExit) as error:
         pipe.send(error)
     except Exception:
         pipe.send(RuntimeError(f"in one of the processes:\n{traceback.format_exc()}"))
