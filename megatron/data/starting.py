@@ -29,5 +29,5 @@ def start_whole(process: BaseProcess) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number in came:
-        signal.raise_signal(number)
+    for each in came:
+        signal.raise_signal(each)
