@@ -76,6 +76,7 @@ def build_sample_index(
     """
     rng = np.random.RandomState(seed)
     document_order = _document_order(documents, epochs, rng)
+    sample_order = _sample_order(epochs, rng)
     sample_starts = _sample_starts(
         _compact(sizes[documents.start : documents.stop]),
         document_order,
@@ -83,19 +84,16 @@ def build_sample_index(
         num_samples=epochs.num_samples,
         seq_length=seq_length,
     )
-    return SampleIndex(document_order, sample_starts, _sample_order(epochs, rng))
+    return SampleIndex(document_order, sample_starts, sample_order)
 
 
 def _document_order(documents: range, epochs: Epochs, rng: np.random.RandomState) -> NDArray:
     dtype = _signed_dtype(documents.stop)
+    order = np.empty(epochs.num_epochs * len(documents), np.int64)
     one_epoch = np.arange(documents.start, documents.stop, dtype=dtype)
-    order = np.tile(one_epoch, epochs.num_epochs)
-    if not epochs.has_separate_last:
-        rng.shuffle(order)
-        return order
-    rng.shuffle(order[: -len(documents)])
-    rng.shuffle(order[-len(documents) :])
-    return order
+    order.reshape(epochs.num_epochs, -1)[:] = one_epoch
+    num_early = len(order) - len(documents) * epochs.has_separate_last
+    return _shuffled(order, num_early, rng, dtype)
 
 
 def _sample_starts(
@@ -135,11 +133,27 @@ def _compact(sizes: NDArray) -> NDArray:
 
 def _sample_order(epochs: Epochs, rng: np.random.RandomState) -> NDArray:
     fits = epochs.num_samples < np.iinfo(np.uint32).max - 1
-    order = np.arange(epochs.num_samples, dtype=np.uint32 if fits else np.int64)
-    rng.shuffle(order[: epochs.num_early_samples])
-    if epochs.has_separate_last:
-        rng.shuffle(order[epochs.num_early_samples :])
-    return order
+    dtype = np.uint32 if fits else np.int64
+    return _shuffled(np.arange(epochs.num_samples), epochs.num_early_samples, rng, dtype)
+
+
+def _shuffled(
+    order: NDArray[np.int64], num_early: int, rng: np.random.RandomState, dtype: type[np.integer]
+) -> NDArray:
+    """Return `order` as `dtype`, in its memory: the first `num_early` shuffled, then the others."""
+    # Numpy shuffles numbers of 8 bytes faster than others, though in the same way.
+    rng.shuffle(order[:num_early])
+    if num_early < len(order):
+        rng.shuffle(order[num_early:])
+    if np.dtype(dtype) == order.dtype:
+        return order
+    length = len(order)
+    narrow = order.view(dtype)[:length]
+    for first in range(0, length, _CHUNK):
+        narrow[first : first + _CHUNK] = order[first : first + _CHUNK]
+    del narrow
+    order.resize((length + 1) // 2, refcheck=False)  # the other half goes back to the system
+    return order.view(dtype)[:length]
 
 
 def _signed_dtype(count: int) -> type[np.signedinteger]:

@@ -1,9 +1,10 @@
 """Cost of index maps, blends and samples, beside Megatron-LM's own steps written in numpy.
 
-Megatron-LM's C++ loop over documents is left out of its side, and so is everything but the
-gathering of tokens from its samples: the ratios are lower bounds. The rule of its blends is compiled
-here from a loop in C that goes one sample after the other, where there is a C compiler; without
-one it is followed in Python, on a shorter blend.
+Its loop over documents, which cuts them into samples, and the rule of its blends, one sample after
+the other, are compiled here from loops in C, where there is a C compiler. Without one the loop over
+documents is left out of its side, and the rule is followed in Python, on a shorter blend. Its
+samples are gathered document by document and become tensors of tokens, targets and weights, one by
+one; ours are the tokens, since targets and weights are made for a whole batch.
 """
 
 import ctypes
@@ -23,6 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 import numpy as np
+import torch
+from xxhash import xxh3_64_hexdigest
 
 from megatron.data.blend import blend_order
 from megatron.data.gpt_dataset import GPTDataset
@@ -32,8 +35,23 @@ from megatron.tool import run_tool
 
 SEQ_LENGTH = 2048
 MEAN_TOKENS = 600
-BLEND_IN_C = """
+LOOPS_IN_C = """
 #include <stdint.h>
+void starts(const int32_t *sizes, const int32_t *order, int64_t seq_length, int64_t num_samples,
+            int32_t *places) {
+    int64_t document = 0, token = 0;
+    for (int64_t i = 0; i <= num_samples; ++i) {
+        places[2 * i] = (int32_t)document;
+        places[2 * i + 1] = (int32_t)token;
+        if (i == num_samples) break;
+        int64_t wanted = seq_length;
+        while (wanted >= sizes[order[document]] - token) {
+            wanted -= sizes[order[document++]] - token;
+            token = 0;
+        }
+        token += wanted;
+    }
+}
 void blend(const double *shares, int64_t sets, int64_t *taken, int64_t num_samples,
            int16_t *sources, int64_t *samples) {
     for (int64_t i = 0; i < num_samples; ++i) {
@@ -63,8 +81,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns; the fastest counts")
     parser.add_argument("--corpus-tokens", type=int, default=100_000_000)
     said = parser.parse_args(argv)
-    compare_maps(said)
-    compare_blends(said)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        library = compiled(Path(directory))
+        compare_maps(said, library)
+        compare_blends(said, library)
     for mean in (600, 60, 20_000):
         compare_samples(mean, said.corpus_tokens)
 
@@ -84,18 +105,39 @@ def cost(function: Callable[[], Any]) -> tuple[float, float]:
     return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1000
 
 
-def compare_maps(said: Namespace) -> None:
+def compiled(directory: Path) -> Path | None:
+    """Return the library of the loops in C; None where there is no compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return None
+    source, library = directory / "loops.c", directory / "loops.so"
+    source.write_text(LOOPS_IN_C)
+    command = [compiler, "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-o", library, source]
+    subprocess.run(command, check=True)
+    return library
+
+
+def pointers(*arrays: np.ndarray) -> list[ctypes.c_void_p]:
+    """Return where the arrays lie."""
+    return [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+
+
+def compare_maps(said: Namespace, library: Path | None) -> None:
     """Print the cost of the three maps, from nothing and from the cache."""
     turns = [
-        [apart(maps, said.documents, said.epochs) for maps in (our_maps, their_maps)]
+        [
+            apart(our_maps, said.documents, said.epochs),
+            apart(their_maps, said.documents, said.epochs, library),
+        ]
         for _ in range(said.rounds)
     ]
     ours, theirs = (min(side) for side in zip(*turns, strict=True))
+    same = ours[2].startswith(theirs[2])  # theirs lack one without a compiler
     print(
-        f"index maps, {said.documents} documents * {said.epochs} epochs: "
-        f"{ours[0]:.2f} CPU-s, {ours[1]:.0f} MB more | Megatron-LM without its C++ step "
+        f"index maps, {said.documents} documents * {said.epochs} epochs: {ours[0]:.2f} CPU-s, "
+        f"{ours[1]:.0f} MB more | Megatron-LM{'' if library else ' without its loop over documents'} "
         f"{theirs[0]:.2f} CPU-s, {theirs[1]:.0f} MB | ratio of time {ours[0] / theirs[0]:.2f}, "
-        f"of memory {ours[1] / theirs[1]:.2f}"
+        f"of memory {ours[1] / theirs[1]:.2f} | same maps: {same}"
     )
     print(f"  from the cache: {1000 * apart(cached_maps, said.documents):.1f} ms")
 
@@ -111,21 +153,24 @@ def wanted(sizes: np.ndarray, epochs: int) -> int:
     return (epochs * int(sizes.sum(dtype=np.int64)) - 1) // SEQ_LENGTH
 
 
-def our_maps(documents: int, epochs: int) -> tuple[float, float]:
+def our_maps(documents: int, epochs: int) -> tuple[float, float, str]:
     """Measure the maps that training uses."""
     sizes = sizes_of(documents)
     num_tokens = int(sizes.sum(dtype=np.int64))
+    found: list[np.ndarray] = []
 
     def build() -> None:
         plan = plan_epochs(num_tokens, num_samples=wanted(sizes, epochs), seq_length=SEQ_LENGTH)
-        build_sample_index(sizes, range(documents), plan, seq_length=SEQ_LENGTH, seed=1)
+        index = build_sample_index(sizes, range(documents), plan, seq_length=SEQ_LENGTH, seed=1)
+        found.extend([index.document_order, index.sample_order, index.sample_starts])
 
-    return cost(build)
+    return *cost(build), digest(found)
 
 
-def their_maps(documents: int, epochs: int) -> tuple[float, float]:
-    """Measure Megatron-LM's maps, all but the one that its C++ builds."""
-    sizes = sizes_of(documents)
+def their_maps(documents: int, epochs: int, library: Path | None) -> tuple[float, float, str]:
+    """Measure Megatron-LM's maps."""
+    sizes, count = sizes_of(documents), wanted(sizes_of(documents), epochs)
+    found: list[np.ndarray] = []
 
     def build() -> None:
         rng = np.random.RandomState(1)
@@ -133,10 +178,21 @@ def their_maps(documents: int, epochs: int) -> tuple[float, float]:
         order[:] = np.arange(documents, dtype=np.int32)
         order = order.reshape(-1).astype(np.int32)
         rng.shuffle(order)
-        samples = np.arange(wanted(sizes, epochs), dtype=np.uint32)
+        samples = np.arange(count, dtype=np.uint32)
         rng.shuffle(samples)
+        found.extend([order, samples])
+        if library:
+            found.append(np.empty((count + 1, 2), np.int32))
+            numbers = ctypes.c_int64(SEQ_LENGTH), ctypes.c_int64(count)
+            loops = ctypes.CDLL(str(library))
+            loops.starts(*pointers(sizes, order), *numbers, *pointers(found[-1]))
 
-    return cost(build)
+    return *cost(build), digest(found)
+
+
+def digest(maps: Sequence[np.ndarray]) -> str:
+    """Return what differs for other maps."""
+    return " ".join(xxh3_64_hexdigest(each.data) for each in maps)
 
 
 def cached_maps(documents: int) -> float:
@@ -160,19 +216,17 @@ def cached_maps(documents: int) -> float:
         return time.perf_counter() - started_at
 
 
-def compare_blends(said: Namespace) -> None:
+def compare_blends(said: Namespace, library: Path | None) -> None:
     """Print the cost of a blend."""
     weights = np.random.default_rng(0).random(said.sets).tolist()
-    compiler = shutil.which("cc")
-    count = said.samples if compiler else min(said.samples, 100_000)
-    name = "in a C loop" if compiler else "in Python, as there is no C compiler"
-    with tempfile.TemporaryDirectory() as directory:
-        theirs = compiled_blend(compiler, Path(directory)) if compiler else their_blend
-        ours_s, theirs_s = [], []
-        for _ in range(said.rounds):
-            ours_s.append(cost(lambda: blend_order(weights, said.samples))[0])
-            theirs_s.append(cost(lambda: theirs(weights, count))[0])
-        same = (blend_order(weights, count).sources == theirs(weights, count)).all()
+    count = said.samples if library else min(said.samples, 100_000)
+    name = "in a C loop" if library else "in Python, as there is no C compiler"
+    theirs = compiled_blend(library) if library else their_blend
+    ours_s, theirs_s = [], []
+    for _ in range(said.rounds):
+        ours_s.append(cost(lambda: blend_order(weights, said.samples))[0])
+        theirs_s.append(cost(lambda: theirs(weights, count))[0])
+    same = (blend_order(weights, count).sources == theirs(weights, count)).all()
     ours, other = min(ours_s) / said.samples, min(theirs_s) / count
     print(
         f"blend of {said.sets} sets, {said.samples} samples: {min(ours_s):.2f} CPU-s, "
@@ -181,22 +235,17 @@ def compare_blends(said: Namespace) -> None:
     )
 
 
-def compiled_blend(compiler: str, directory: Path) -> Callable[[Sequence[float], int], np.ndarray]:
+def compiled_blend(library: Path) -> Callable[[Sequence[float], int], np.ndarray]:
     """Return the rule as it is told, in machine code."""
-    source, library = directory / "blend.c", directory / "blend.so"
-    source.write_text(BLEND_IN_C)
-    command = [compiler, "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-o", library, source]
-    subprocess.run(command, check=True)
     blend = ctypes.CDLL(str(library)).blend
 
     def run(weights: Sequence[float], num_samples: int) -> np.ndarray:
         shares = shares_by_rule(weights)
         taken = np.zeros(len(shares), np.int64)
         sources, samples = np.empty(num_samples, np.int16), np.empty(num_samples, np.int64)
-        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (shares, taken)]
-        results = [ctypes.c_void_p(array.ctypes.data) for array in (sources, samples)]
         sets, count = ctypes.c_int64(len(shares)), ctypes.c_int64(num_samples)
-        blend(pointers[0], sets, pointers[1], count, *results)
+        (places,) = pointers(shares)
+        blend(places, sets, *pointers(taken), count, *pointers(sources, samples))
         return sources
 
     return run
@@ -236,16 +285,29 @@ def compare_samples(mean: int, corpus_tokens: int) -> None:
         )
         count = min(len(dataset), 10_000)
         index = SampleIndex(*(each[:] for each in vars(dataset.index).values()))
-        ours, theirs = [], []
+        ours, theirs, gathered = [], [], []
         for _ in range(4):
             ours.append(cost(lambda: [dataset[i] for i in range(count)])[0])
-            theirs.append(cost(lambda: [their_sample(corpus, index, i) for i in range(count)])[0])
+            theirs.append(cost(lambda: [tensors_of(corpus, index, i) for i in range(count)])[0])
+            gathered.append(cost(lambda: [their_sample(corpus, index, i) for i in range(count)])[0])
         same = all((dataset[i] == their_sample(corpus, index, i)).all() for i in range(100))
         print(
             f"dataset[i], documents of {mean} tokens: {count / min(ours):.0f} samples/s | "
-            f"Megatron-LM's gathering {count / min(theirs):.0f} | "
-            f"ratio {min(theirs) / min(ours):.1f} | same tokens: {same}"
+            f"Megatron-LM's {count / min(theirs):.0f}, of which gathering alone "
+            f"{count / min(gathered):.0f} | ratio {min(theirs) / min(ours):.1f} and "
+            f"{min(gathered) / min(ours):.1f} | same tokens: {same}"
         )
+
+
+def tensors_of(corpus: IndexedDataset, index: SampleIndex, i: int) -> tuple[torch.Tensor, ...]:
+    """Return tokens, targets and weights of sample i, where padding, -1, weighs nothing."""
+    text = torch.from_numpy(their_sample(corpus, index, i)).long()
+    tokens, targets = text[:-1].contiguous(), text[1:].contiguous()
+    weights = torch.ones(len(targets))
+    weights[targets == -1] = 0.0
+    tokens[tokens == -1] = 0
+    targets[targets == -1] = 0
+    return tokens, targets, weights
 
 
 def their_sample(corpus: IndexedDataset, index: SampleIndex, i: int) -> np.ndarray:
