@@ -44,7 +44,7 @@ class TokenizerConfig:
     tokenizer of PretrainedFromHF; true, false and whole numbers are not text."""
 
     vocab_size: int | None = None
-    """NullTokenizer: texts are numbers below this, and this is the end of a document.
+    """NullTokenizer: texts are numbers from 0 to this, which is the end of a document.
     TikTokenizer of a .json file: ids in all, special tokens included; 131072 when not said."""
 
     vocab_extra_ids: int = 0

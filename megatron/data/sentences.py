@@ -11,6 +11,13 @@ from megatron.errors import DataError
 
 log = logging.getLogger(__name__)
 
+LANGUAGES = (
+    *("czech", "danish", "dutch", "english", "estonian", "finnish", "french", "german", "greek"),
+    *("italian", "malayalam", "norwegian", "polish", "portuguese", "russian", "slovene"),
+    *("spanish", "swedish", "turkish"),
+)
+"""Of NLTK's punkt_tab data. Others may be in a folder of one's own."""
+
 _TRAINING_CHARACTERS = 10_000_000  # of the corpus, for a model of its own
 _SLICE_CHARACTERS = 1_000_000  # a longer text is cut first: Punkt's time grows faster than a text
 
@@ -70,13 +77,19 @@ def build_splitter(lang: str, keep_newlines: bool, texts: Iterator[str]) -> Sent
     """Return a splitter by NLTK's data for `lang` or, without them, one trained on `texts`.
 
     Raises:
-        DataError: nltk is not installed, or there are neither data nor texts.
+        DataError: nltk is not installed, knows no such language, or there are neither data nor
+            texts.
     """
     punkt = _import_punkt()
     try:
         punkt.PunktTokenizer(lang)
-    except (LookupError, OSError):
-        pass
+    except (LookupError, OSError) as error:
+        if lang not in LANGUAGES:
+            raise DataError(
+                f"--lang {lang}: NLTK has no such data, but has them for {', '.join(LANGUAGES)}; "
+                "for another language name the place of your own data with NLTK_DATA or, where no "
+                "data are installed, leave --lang out, so that a model is trained on the input"
+            ) from error
     else:
         return SentenceSplitter(lang, keep_newlines)
     trainer = punkt.PunktTrainer()

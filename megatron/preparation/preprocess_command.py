@@ -85,7 +85,11 @@ def read_flags(
         texts = [] if config.conversations else config.input
         raise ConfigError(*problems, *input_problems(texts, config.json_keys))
     conversion = _conversion(config, wishes, partitions)
-    notices = [*parsed.notices, *replacement_notices(conversion.prefixes)]
+    notices = [
+        *parsed.notices,
+        *_sentence_notices(config, wishes["tokenizer_type"]),
+        *replacement_notices(conversion.prefixes),
+    ]
     return PreprocessCommand(conversion, parsed.sections, tuple(notices))
 
 
@@ -202,6 +206,14 @@ def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
     yield from _conversation_problems(config)
     if config.input.count(STDIN) > 1:
         yield "--input - -: standard input can be read only once"
+
+
+def _sentence_notices(config: PreprocessConfig, tokenizer_type: str) -> Iterator[str]:
+    if tokenizer_type.startswith("BertWordPiece") and not config.split_sentences:
+        yield (
+            f"warning: {tokenizer_type} without --split-sentences: each document is one sequence, "
+            "and BERT's training takes pairs of sentences"
+        )
 
 
 def _output_problems(config: PreprocessConfig, wishes: Mapping[str, Any]) -> Iterator[str]:

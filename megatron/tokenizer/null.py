@@ -9,7 +9,7 @@ class NullTokenizer(Tokenizer):
     """A text is numbers with white space between them, and each number is an id.
 
     Args:
-        vocab_size: how many numbers there are, from 0; the next one ends a document.
+        vocab_size: the largest number, which ends a document; the others are 0 and above.
     """
 
     name = "NullTokenizer"

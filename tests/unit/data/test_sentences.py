@@ -126,5 +126,12 @@ def test_each_splitter_of_a_process_is_of_its_own_language(monkeypatch):
 
 
 def test_without_data_and_texts_it_says_what_to_install():
-    with pytest.raises(DataError, match="punkt_tab data for --lang klingon: they are not"):
-        build_splitter("klingon", False, iter(()))
+    with pytest.raises(DataError, match="punkt_tab data for --lang german: they are not"):
+        build_splitter("german", False, iter(()))
+
+
+def test_a_language_that_nobody_has_data_for_is_refused(monkeypatch):
+    with pytest.raises(DataError, match="--lang klingon: NLTK has no such data, but .* czech, "):
+        build_splitter("klingon", False, iter(["One. Two."]))
+    monkeypatch.setattr(punkt, "PunktTokenizer", lambda lang: None)
+    assert build_splitter("klingon", False, iter(())).lang == "klingon"
