@@ -56,6 +56,19 @@ def test_many_cores_give_the_same_bytes(directory, line):
     assert not (directory / "many.stage").exists()
 
 
+@pytest.mark.parametrize("line", ["--workers 2", "--workers 2 --partitions 2"])
+def test_when_nobody_reads_the_progress_the_tool_stops_in_good_order(directory, line):
+    reading, writing = os.pipe()
+    os.close(reading)
+    flags = f"--output-prefix unread --log-interval 1 --chunk-size 1 {line}"
+    ended = subprocess.run(
+        words_of("preprocess_data", flags), cwd=directory, stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+    assert not [*directory.glob("unread*")]
+
+
 def test_shards_of_an_array_give_the_same_bytes(directory):
     for index in (2, 0, 1):
         shard = f"--output-prefix array --num-shards 3 --shard-index {index} --resume"
