@@ -201,6 +201,6 @@ def fingerprint(
 def first_documents(conversion: Conversion) -> Iterator[tuple[str, ...]]:
     """Yield the texts, one for each key, of the documents in inputs that can be read twice."""
     sources = [source for source in find_sources(conversion.inputs) if source.kind != "stream"]
-    for block in read_blocks(sources, conversion.limits()):
+    for block in read_blocks(sources, conversion.limits(), columns=conversion.keys):
         documents = read_documents(block, conversion.keys, conversion.max_text_bytes)
         yield from zip(*documents.texts, strict=True)

@@ -1,7 +1,7 @@
 """Index maps kept on disk, so that each is built once and its pages are shared by all ranks.
 
 The name of a file says everything its content depends on. Files appear whole, by a rename, so
-any rank may build or read at any time: nobody waits, and two builders write the same bytes.
+any rank may build or read at any time, and two builders write the same bytes.
 """
 
 import hashlib

@@ -28,7 +28,6 @@ from megatron.data.inputs import (
     STDIN,
     Limits,
     Source,
-    count_lines,
     find_sources,
     read_blocks,
     split_sources,
@@ -153,11 +152,13 @@ def input_problems(inputs: Iterable[str], json_keys: Sequence[str]) -> Iterator[
             for source in find_sources([pattern]):
                 if source.path == STDIN or source.kind == "stream":
                     continue
+                word, before = "row" if source.kind == "parquet" else "line", 0
                 for block in read_blocks([source], limits, columns=json_keys):
                     documents = read_documents(block, json_keys, limits.line_bytes)
                     if documents.bad:
-                        number = count_lines(source.path, block.start) + 1
-                        yield f"{source.path}, line {number}: {documents.bad[0].problem}"
+                        bad = documents.bad[0]
+                        yield f"{source.path}, {word} {before + bad.line + 1}: {bad.problem}"
+                    before += documents.num_lines
                     if documents.bad or documents.lines:
                         break
         except DataError as error:

@@ -1,5 +1,6 @@
 """JSON lines to token files: the same bytes for any number of workers, or nothing at all."""
 
+import gzip
 import json
 import logging
 import os
@@ -350,10 +351,12 @@ def test_a_first_look_names_what_is_wrong_with_each_input(tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
     keyless = write_lines(tmp_path / "keyless.jsonl", [{"body": "a"}])
     good = write_lines(tmp_path / "good.jsonl", [{"text": "a"}])
-    names = ["plain.txt", "empty.jsonl", "none.jsonl"]
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(b"\n" * 70 + b"once upon\n"))
+    names = ["plain.txt", "packed.gz", "empty.jsonl", "none.jsonl"]
     inputs = [*(str(tmp_path / name) for name in names), keyless, good]
-    plain, missing, no_key = input_problems(inputs, ["text"])
+    plain, packed, missing, no_key = input_problems(inputs, ["text"])
     assert "plain.txt, line 2: not JSON: 'once upon'" in plain
+    assert "packed.gz, line 71: not JSON: 'once upon'" in packed
     assert "cannot read --input" in missing
     assert "no key 'text'" in no_key
 
