@@ -17,6 +17,7 @@ from megatron.errors import DataError, raise_if_any
 from megatron.preparation.output_problems import prefix_problems
 from megatron.tokenizer.fingerprint import TokenizerRecord, differences, read_record, to_text
 from megatron.tool import run_tool
+from megatron.training.environment import read_launch
 
 LEGACY = [
     Legacy("--torch-backend", "no effect: processes of this machine copy, without torch", takes=1),
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
     parsed = parse_sections(argv, {"merge": MergeConfig}, description=__doc__, legacy=LEGACY)
     config: MergeConfig = parsed.sections["merge"]
     raise_if_any(_problems(config))
-    if int(os.environ.get("RANK", "0")) > 0:
+    if read_launch(None).rank > 0:
         return  # under a launcher of many ranks; the first one's workers copy everything
     inputs = open_all(config.datasets, config.output_prefix)
     record = common_record(config.datasets)

@@ -20,7 +20,7 @@ from megatron.data.shards import convert_together, merge_shards, stage_shard
 from megatron.errors import ConfigError
 from megatron.preparation.preprocess_command import read_flags, say_written
 from megatron.tool import run_tool
-from megatron.training.environment import read_launch
+from megatron.training.environment import has_rank, read_launch
 
 _WITHOUT_EFFECT = "no effect: ranks meet through files beside the output"
 LEGACY = (
@@ -38,7 +38,7 @@ LEGACY = (
 def main(argv: Sequence[str]) -> None:
     """Convert one shard, or join them, as `argv` and the launcher say."""
     place = read_launch(None)
-    launched = place.world_size > 1 or "RANK" in os.environ
+    launched = place.world_size > 1 or has_rank()
     rank = place.rank
     log.configure(rank=rank)
     asked = read_flags(argv, description=__doc__, extra={"shards": ShardConfig}, legacy=LEGACY)

@@ -1,4 +1,4 @@
-"""What started this process: the only file that reads environment variables."""
+"""What started this process. Environment variables are read here, but for libraries' threads."""
 
 import os
 import re
@@ -141,6 +141,11 @@ def first_host(nodes: str) -> str:
     """
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+def has_rank() -> bool:
+    """Return whether a launcher has given this process a rank, even if it started no other."""
+    return "RANK" in os.environ
 
 
 def read_launch(local_rank: int | None) -> Launch:

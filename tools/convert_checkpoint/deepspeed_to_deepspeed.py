@@ -4,7 +4,6 @@ A run in another layout needs no such step: --load reads checkpoints of any. Thi
 ranks of the new layout on this machine's CPUs, which hold the whole state of training together.
 """
 
-import os
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.flags import parse_sections
 from megatron.errors import CheckpointError, ConfigError
 from megatron.tool import run_tool
-from megatron.training.environment import places_here
+from megatron.training.environment import has_rank, places_here
 
 _LOOK_S = 0.1
 
@@ -83,7 +82,7 @@ def layout(config: LayoutConfig, manifest: Manifest) -> tuple[int, int, int]:
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
+    if has_rank():
         from megatron.training.launch import run_rank
 
         run_rank(be_rank, sys.argv[1:])

@@ -105,8 +105,16 @@ def test_tokens_of_different_tokenizers_do_not_mix(directory):
     assert not [*directory.glob("all*")]
 
 
-def test_ranks_but_the_first_leave_the_work_to_it(directory):
-    done = run(directory, LINE, env=os.environ | {"RANK": "1", "WORLD_SIZE": "2"})
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+
+
+@pytest.mark.parametrize("place", [{"RANK": "1", "WORLD_SIZE": "2"}, MPIRUN])
+def test_ranks_but_the_first_leave_the_work_to_it(directory, place):
+    done = run(directory, LINE, env=os.environ | place)
     assert (done.returncode, done.stdout) == (0, "")
     assert not (directory / "all.bin").exists()
 
