@@ -104,7 +104,7 @@ def build_splitter(lang: str, keep_newlines: bool, texts: Iterator[str]) -> Sent
         raise DataError(
             f"--split-sentences needs NLTK's punkt_tab data for --lang {lang}: they are not "
             "installed (python -m nltk.downloader punkt_tab; NLTK_DATA names their place), and "
-            "there is no file to train a model on"
+            "no file of --input has a text to train a model on"
         )
     log.info(
         "NLTK's punkt_tab data for --lang %s are not installed: sentences are split by a model "
