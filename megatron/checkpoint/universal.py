@@ -2,10 +2,8 @@
 
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -24,6 +22,7 @@ from megatron.checkpoint.manifest import (
 from megatron.checkpoint.names import LATEST_UNIVERSAL, STAGING, iteration_of, tag_of
 from megatron.checkpoint.publish import clear_staging, publish
 from megatron.checkpoint.unpickle import read_tensors
+from megatron.data.pool import map_in_processes
 from megatron.errors import CheckpointError
 from megatron.parallel.whole import WholeCheckpoint, WholeParameter, undivided
 
@@ -150,14 +149,13 @@ def _write_files(
         if record.name.startswith("mp_rank_"):
             shutil.copy(source / record.name, folder / record.name)
             yield record_file(folder / record.name)
-    write = partial(_write_parameters, source, manifest, folder)
+    make_write = partial(partial, _write_parameters, source, manifest, folder)
     shares = [list(whole.parameters)[first::workers] for first in range(workers)]
     if workers == 1:
-        yield from write(shares[0])
+        yield from make_write()(shares[0])
         return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for records in pool.map(write, shares):
-            yield from records
+    for records in map_in_processes(make_write, shares, workers):
+        yield from records
 
 
 def _write_progress(folder: Path, whole: WholeCheckpoint) -> FileRecord:
