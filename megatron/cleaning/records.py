@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
+from megatron.data.documents import problem_of
 from megatron.data.publish import flush, temporary_beside, write_errors_name
 from megatron.errors import ConfigError, DataError
 
@@ -56,7 +57,7 @@ class Line:
         try:
             record = json.loads(self.raw.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.place}: not JSON: {self.excerpt!r} ({error})") from error
+            raise DataError(f"{self.place}: {problem_of(self.raw, error)}") from error
         if not isinstance(record, dict):
             raise DataError(f"{self.place}: not a JSON object: {self.excerpt!r}")
         return record

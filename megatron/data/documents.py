@@ -139,7 +139,7 @@ def problem_of(line: bytes, error: ValueError | RecursionError) -> str:
     """Return why a line cannot be read. Not all that a parser refuses is no JSON."""
     if isinstance(error, RecursionError) or "depth limit" in str(error):
         return f"nested too deeply to be read, over about 1000 levels: {_start(line)!r}"
-    if "number is infinity" in str(error):
+    if "number is infinity" in str(error) or "integer string conversion" in str(error):
         return f"holds a number that is too large to be read: {_start(line)!r}"
     return f"not JSON: {_start(line)!r} ({_place_of(error)}); {_EXPECTED}"
 

@@ -184,7 +184,7 @@ def test_add_id(tool, write, read):
     ]
 
 
-BAD = "bad.json, line 2: not JSON: '{\"text\": '"
+BAD = "bad.json, line 2: not JSON: '{\"text\":'"
 
 
 @pytest.mark.parametrize(
