@@ -10,7 +10,8 @@ from typing import Any
 from megatron.data.block_encoder import Encoder, EncodingRules
 from megatron.data.documents import no_key, read_documents
 from megatron.data.indexed_dataset import best_dtype
-from megatron.data.inputs import Limits, Source, columns_of_tables, find_sources, read_blocks
+from megatron.data.inputs import Source, columns_of_tables, find_sources, read_blocks
+from megatron.data.line_blocks import Limits
 from megatron.data.outputs import pair_prefix, stage_of
 from megatron.data.sentences import build_splitter
 from megatron.errors import DataError

@@ -14,8 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from megatron.data import parquet
 from megatron.data.decompress import (
     START_BYTES,
@@ -23,21 +21,12 @@ from megatron.data.decompress import (
     compression_of,
     decompressed,
 )
+from megatron.data.line_blocks import EXCERPT_BYTES, Limits, whole_lines
 from megatron.errors import DataError
 
 STDIN = "-"
-_EXCERPT_BYTES = 80
 _PIECE_BYTES = 1 << 18
 _MOST_ROWS = 1 << 16  # of a block, however little they hold
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How large a block may be."""
-
-    block_bytes: int  # a block ends with the line that passes this
-    line_bytes: int  # a longer line is not read, but reported
-    block_lines: int | None = None  # a block ends after so many lines at the latest
 
 
 @dataclass(frozen=True)
@@ -254,7 +243,7 @@ def _plain_blocks(index: int, source: Source, start: int, limits: Limits) -> Ite
                 if before > start:
                     stop = before
                 else:
-                    excerpt = read_range(source.path, start, start + _EXCERPT_BYTES)
+                    excerpt = read_range(source.path, start, start + EXCERPT_BYTES)
                     place = (index, source.path, start, stop, stop)
                     yield Block(*place, too_long=excerpt, too_long_bytes=stop - start)
                     start = stop
@@ -271,7 +260,7 @@ def _stream_blocks(index: int, source: Source, start: int, limits: Limits) -> It
             pieces = _pieces(file, stop - start)
         else:
             pieces = _skipped(_lines_only(decompressed(file), source.path), start, source.path)
-        for data, too_long, length in _whole_lines(pieces, limits):
+        for data, too_long, length in whole_lines(pieces, limits):
             # Of a compressed file its own position counts; a pipe has none, and no known end.
             is_packed = source.kind != "plain" and file.seekable()
             file_end = file.tell() if is_packed else start + length
@@ -316,83 +305,6 @@ def _skipped(pieces: Iterator[bytes], count: int, path: str) -> Iterator[bytes]:
         count = max(count - len(piece), 0)
     if count:
         raise DataError(f"--input {path} is shorter than it was when this run was interrupted")
-
-
-def _whole_lines(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[bytes, bool, int]]:
-    """Yield (lines, False, their length), or (start of a line over the limit, True, its length)."""
-    held: list[bytes | memoryview] = []  # whole lines that fill no block yet
-    num_bytes = 0  # of them
-    for lines, length, is_too_long in _cut_after_newlines(pieces, limits.line_bytes):
-        if not is_too_long:
-            held += lines
-            num_bytes += length
-            if num_bytes < limits.block_bytes and not limits.block_lines:
-                continue
-        data = b"".join(held)
-        start = 0
-        for end in _block_ends(data, limits):
-            if end - start > limits.line_bytes:  # one line: blocks of several are smaller
-                yield data[start : start + _EXCERPT_BYTES], True, end - start
-            else:
-                yield data[start:end], False, end - start
-            start = end
-        held, num_bytes = [data[start:]], len(data) - start
-        if is_too_long:
-            if num_bytes:
-                yield data[start:], False, num_bytes
-            yield bytes(lines[0]), True, length
-            held, num_bytes = [], 0
-    if num_bytes:
-        yield b"".join(held), False, num_bytes
-
-
-def _cut_after_newlines(
-    pieces: Iterator[bytes], line_bytes: int
-) -> Iterator[tuple[list[bytes | memoryview], int, bool]]:
-    """Yield (pieces of whole lines, their length, False), or (start of a line, its length, True).
-
-    The latter stands for a line over the limit of which no more is kept; lines over the limit
-    that lie in one piece are among the others.
-    """
-    begun: list[bytes | memoryview] = []  # a line without its end
-    length = 0  # of that line
-    for piece in pieces:
-        # Nothing but the new piece is searched: a long line takes the time of short ones.
-        if length > line_bytes and (end := piece.find(b"\n") + 1):
-            yield begun, length + end, True
-            begun, length, piece = [], 0, piece[end:]
-        rest = memoryview(piece)
-        if end := piece.rfind(b"\n") + 1:
-            yield [*begun, rest[:end]], length + end, False
-            begun, length, rest = [], 0, rest[end:]
-        begun.append(rest)
-        length += len(rest)
-        if length > line_bytes:
-            begun = [b"".join(begun)[:_EXCERPT_BYTES]]
-    if length:
-        yield begun, length, length > line_bytes
-
-
-def _block_ends(held: bytes, limits: Limits) -> list[int]:
-    """Return where the blocks end that can be made of `held`."""
-    groups: list[int] = []
-    if limits.block_lines:
-        newlines = np.flatnonzero(np.frombuffer(held, "u1") == ord("\n"))
-        groups = (newlines[limits.block_lines - 1 :: limits.block_lines] + 1).tolist()
-    ends: list[int] = []
-    start = 0
-    for stop in [*groups, len(held)]:
-        while stop - start >= limits.block_bytes:
-            end = held.rfind(b"\n", start, start + limits.block_bytes) + 1
-            end = end or held.find(b"\n", start, stop) + 1
-            if not end:
-                break
-            ends.append(end)
-            start = end
-        if start < stop < len(held) or (groups and stop == groups[-1] and start < stop):
-            ends.append(stop)
-            start = stop
-    return ends
 
 
 def _table_blocks(

@@ -26,12 +26,12 @@ from megatron.data.conversion import Conversion, build_rules, fingerprint, requi
 from megatron.data.documents import BadLine, read_documents
 from megatron.data.inputs import (
     STDIN,
-    Limits,
     Source,
     find_sources,
     read_blocks,
     split_sources,
 )
+from megatron.data.line_blocks import Limits
 from megatron.data.processes import run_in_processes
 from megatron.data.progress import Progress
 from megatron.data.publish import staged_record, write_errors_name

@@ -12,18 +12,18 @@ from bytes_tokenizer import BytesTokenizer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron.data import inputs
+from megatron.data import inputs, line_blocks
 from megatron.data.conversion import Conversion, build_rules
 from megatron.data.decompress import compression_of
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.inputs import (
-    Limits,
     count_lines,
     find_sources,
     read_blocks,
     read_range,
     split_sources,
 )
+from megatron.data.line_blocks import Limits, whole_lines
 from megatron.data.preprocess import preprocess, stage_part
 from megatron.errors import DataError
 
@@ -189,7 +189,7 @@ def test_lines_of_a_stream_do_not_depend_on_its_pieces(
     data = b"\n".join(lines) + (b"" if ends_open else b"\n")
     pieces = (data[i : i + piece_bytes] for i in range(0, len(data), piece_bytes))
     found = []
-    for text, is_too_long, length in inputs._whole_lines(
+    for text, is_too_long, length in whole_lines(
         pieces, Limits(block_bytes, line_bytes, block_lines)
     ):
         if is_too_long:
@@ -214,10 +214,10 @@ def test_a_long_line_of_a_stream_is_searched_once(block_lines, monkeypatch):
         searched.append(len(held))
         return block_ends(held, limits)
 
-    block_ends = inputs._block_ends
-    monkeypatch.setattr(inputs, "_block_ends", counting)
+    block_ends = line_blocks._block_ends
+    monkeypatch.setattr(line_blocks, "_block_ends", counting)
     pieces = [b"short\n", *[b"x" * 1000] * 200, b"\nshort"]
-    found = list(inputs._whole_lines(iter(pieces), Limits(1000, 1 << 20, block_lines)))
+    found = list(whole_lines(iter(pieces), Limits(1000, 1 << 20, block_lines)))
     assert [text for text, _, _ in found] == [b"short\n", b"x" * 200_000 + b"\n", b"short"]
     assert sum(searched) < 2 * 200_000
 

@@ -9,7 +9,8 @@ from bytes_tokenizer import BytesTokenizer
 
 from megatron.data.conversion import Conversion
 from megatron.data.documents import read_documents
-from megatron.data.inputs import Limits, find_sources, read_blocks, split_sources
+from megatron.data.inputs import find_sources, read_blocks, split_sources
+from megatron.data.line_blocks import Limits
 from megatron.data.preprocess import preprocess
 from megatron.data.shards import stage_shard
 from megatron.errors import DataError
