@@ -4,8 +4,8 @@ All sides take turns, each time as a new process whose tokenizer has seen anothe
 clock starts, as in the midst of a large corpus, but not this one; the first turn counts for nothing:
 
 - gigatoken encode_files: the library reads the file and returns the tokens, which nobody writes.
-- encode_files, written: the same, then an EOD is added to each document by the array library, and
-  tokens and index are written; what Megatron-LM's preprocess_data_fast.py does with a file.
+- encode_files, written: the same, then an EOD is put behind each document, and tokens and index are
+  written; what Megatron-LM's preprocess_data_fast.py does with a file, in numpy.
 - encode_batch: `tokenizers` on texts that are parsed already; no file is read or written.
 - a loop over documents: parse, call the tokenizer of `transformers`, add EOD, append to a file; what
   Megatron-LM's preprocess_data.py does, but for sending ids from its worker to the process that
@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-import awkward as ak
 import gigatoken
 import numpy as np
 from sample_texts import CHARACTERS_PER_DOCUMENT, Texts
@@ -214,13 +213,13 @@ def wishes(file: Path) -> Conversion:
 
 
 def write_files(file: Path, tokenizer: gigatoken.Tokenizer, eod: int) -> None:
-    """Tokenize `file` with one call, add an EOD to each document, and write tokens and index."""
+    """Tokenize `file` with one call, put an EOD behind each document, write tokens and index."""
     source = gigatoken.JsonlFileSource([str(file)], "text")
-    tokens = tokenizer.encode_files(source, parallel=False)
-    ends = ak.Array(np.full((len(tokens), 1), eod, np.uint32))
-    tokens = ak.concatenate([tokens, ends], axis=1)
-    sizes = ak.to_numpy(ak.num(tokens)).astype(np.int32)
-    ak.to_numpy(ak.flatten(tokens)).astype(np.uint16).tofile(file.with_name("files.bin"))
+    layout = tokenizer.encode_files(source, parallel=False).layout
+    ends = np.asarray(layout.offsets.data, np.int64)
+    tokens = np.asarray(layout.content.data)[ends[0] : ends[-1]].astype(np.uint16)
+    np.insert(tokens, ends[1:] - ends[0], eod).tofile(file.with_name("files.bin"))
+    sizes = (np.diff(ends) + 1).astype(np.int32)
     with file.with_name("files.idx").open("wb") as idx_file:
         sizes.tofile(idx_file)
         (np.cumsum(sizes, dtype=np.int64) - sizes).tofile(idx_file)
