@@ -1,7 +1,7 @@
 """DeepSpeed's JSON: one number has one owner, the flag.
 
 JSON that repeats a flag is fine, JSON that contradicts it is an error that names both, "auto" and
-silence are filled in from the flag, and keys without a flag pass through untouched.
+silence are filled in from the flag, and known keys without a flag pass through untouched.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 from megatron.errors import ConfigError, raise_if_any
 from megatron.plan.batch_plan import BatchPlan
 from megatron.plan.curriculum_plan import KEY as CURRICULUM
+from megatron.plan.ds_keys import key_problems
 
 _ABSENT = object()
 
@@ -30,20 +31,28 @@ def read_ds_config(file: str | None) -> dict[str, Any]:
     """Return the user's JSON, or an empty dictionary when there is none.
 
     Raises:
-        ConfigError: the file is missing or is not a JSON object.
+        ConfigError: the file is missing, is not a JSON object, or has unknown keys.
     """
     if file is None:
         return {}
     try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        text = Path(file).read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=_without_repeats)
     except OSError as error:
         raise ConfigError(f"--deepspeed_config {file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"--deepspeed_config {file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--deepspeed_config {file}: expected an object at the top")
-    raise_if_any(_type_problems(content, file))
+    raise_if_any([*key_problems(content, file), *_type_problems(content, file)])
     return content
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if repeated := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ValueError(f"the key {repeated[0]} stands twice in one object")
+    return dict(pairs)
 
 
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -117,7 +117,7 @@ def test_keys_without_a_flag_pass_through(decide):
         "comms_logger": {"enabled": True},
         "zero_optimization": {"reduce_bucket_size": 5},
         "fp16": {"loss_scale_window": 500},
-        "some_later_key": [1, {"a": None}],
+        "tensor_parallel": {"partition_config": {"layers": [1, {"a": None}]}},
     }
     merged = decide(content).deepspeed
     assert {key: merged[key] for key in content if key not in ("zero_optimization", "fp16")} == {
@@ -353,6 +353,7 @@ def test_offload_needs_nothing_compiled(decide):
     [
         ("{", "ds.json is not JSON: "),
         ("[1]", "ds.json: expected an object at the top"),
+        ('{"fp16": {}, "fp16": {}}', "ds.json is not JSON: the key fp16 stands twice"),
     ],
 )
 def test_what_is_no_object_is_refused(decide, text, message):
