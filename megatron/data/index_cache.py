@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_hexdigest
 
 from megatron.data.checked_map import BLOCK_ROWS, CheckedMap, IndexMap, digests_of
 from megatron.data.indexed_dataset import IndexedDataset
@@ -60,7 +61,6 @@ def cached_sample_index(
 
     def build() -> dict[str, NDArray]:
         started_at = time.monotonic()
-        dataset.verify()
         index = build_sample_index(
             dataset.sizes, documents, epochs, seq_length=seq_length, seed=seed
         )
@@ -133,23 +133,22 @@ def cached_maps(
 def cached_sizes(
     dataset: IndexedDataset, documents: range, *, directory: str | Path | None = None
 ) -> Sizes:
-    """Return the sum and the hash of the sizes of `documents`.
+    """Return the sum and the hash of the sizes of `documents`, of an index that is verified.
 
-    Reading all sizes of a large corpus takes longer than anything else that a cached index needs.
-    So both are kept, under a name that changes with the file: its path, length, date and inode.
+    Verifying takes longer than anything else that a cached index map needs. So the result is kept,
+    under the hash of the whole .idx: a record belongs to an index that was found to be sound, and
+    to no other byte. Every start reads the .idx once to compute that hash.
 
     Raises:
-        DataError: a sequence, of the format with room for it, is too long for index maps.
+        DataError: a pointer, a size or a start of a document is damaged, or a sequence, of the
+            format with room for it, is too long for index maps.
     """
-    file = Path(dataset.prefix + ".idx").resolve()
-    stat = file.stat()
-    key = _hash(f"{file} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino} {documents}")
+    key = _hash(f"{dataset.index_digest} {documents}")
     places = [place / f"{key}-sizes.json" for place in _places(dataset.prefix, directory)]
     for path in places:
-        try:
-            return Sizes(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            continue  # never kept, or damaged
+        if sizes := _read_sizes(path):
+            return sizes
+    dataset.verify()
     try:
         sizes = _measure(dataset.sizes[documents.start : documents.stop])
     except OverflowError as error:
@@ -157,7 +156,7 @@ def cached_sizes(
             f"{dataset.idx_path}: {error}; index maps have room for {_MOST_TOKENS}, so cut it up "
             "into several"
         ) from error
-    content = json.dumps(asdict(sizes)).encode()
+    content = json.dumps({**asdict(sizes), "check": _check_of(sizes)}).encode()
     for path in places:
         try:
             _write(path, partial(_write_bytes, content))
@@ -165,6 +164,20 @@ def cached_sizes(
             continue  # the maps that follow say why
         break
     return sizes
+
+
+def _read_sizes(path: Path) -> Sizes | None:
+    """Return a record of sizes; None if it was never kept, or is damaged."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        sizes = Sizes(record["num_tokens"], record["digest"])
+        return sizes if record["check"] == _check_of(sizes) else None
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+
+
+def _check_of(sizes: Sizes) -> str:
+    return xxh3_64_hexdigest(f"{sizes.num_tokens} {sizes.digest}".encode())
 
 
 def _measure(sizes: NDArray) -> Sizes:

@@ -1,11 +1,13 @@
 """A .bin/.idx pair: how token sequences lie on disk. What a token means is not known here."""
 
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
+from xxhash import xxh3_128
 
 from megatron.data.index_files import (
     DTYPES,
@@ -22,6 +24,9 @@ from megatron.data.index_files import (
 )
 from megatron.data.publish import publish_pair, temporary_beside, write_errors_name
 from megatron.errors import DataError, WrongDataError
+
+
+_HASHED_BYTES = 1 << 18  # of an index at a time, which stays in the processor's cache
 
 
 def best_dtype(vocab_size: int) -> np.dtype:
@@ -92,10 +97,26 @@ class IndexedDataset:
         """Return where `sequences` start in `tokens`. Shapes: [n] -> [n] int64."""
         return self.pointers[sequences] // self.dtype.itemsize
 
+    @cached_property
+    def index_digest(self) -> str:
+        """XXH3 of 128 bits of the whole .idx, read when first needed.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        digest, buffer = xxh3_128(), bytearray(_HASHED_BYTES)
+        try:
+            with self.idx_path.open("rb", buffering=0) as file:
+                while count := file.readinto(buffer):
+                    digest.update(memoryview(buffer)[:count])
+        except OSError as error:
+            raise DataError(f"cannot read {self.idx_path}: {error.strerror or error}") from error
+        return digest.hexdigest()
+
     def verify(self) -> None:
         """Check that sequences and documents follow one another without gap or overlap.
 
-        Reads the whole index, so it is for once per index map, not for every opening.
+        Reads the whole index, so it is for once per .idx file, not for every opening.
 
         Raises:
             DataError: a pointer, a size or a start of a document is damaged.

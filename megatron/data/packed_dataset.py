@@ -50,8 +50,6 @@ class PackedDataset(ABC):
         self._first, self._texts = parts[0], texts
 
         def build() -> dict[str, NDArray]:
-            for part in parts:
-                part.verify()
             lengths = self.lengths(texts)
             self._warn_of_long(lengths)
             try:

@@ -1,6 +1,8 @@
 """The sample index on disk: found again, built again when damaged, never half there."""
 
+import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from megatron.data import index_cache
 from megatron.data.checked_map import BLOCK_ROWS, CheckedMap, digests_of
 from megatron.data.gpt_dataset import GPTDataset
 from megatron.data.index_cache import cached_sample_index, cached_sizes
-from megatron.data.index_files import IndexContent, write_legacy_index
+from megatron.data.index_files import IndexContent, counting, write_legacy_index
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.legacy_indexed_dataset import open_token_files
 from megatron.data.sample_index import plan_epochs
@@ -168,6 +170,60 @@ def test_a_damaged_token_index_is_not_used(tmp_path):
         cached(dataset)
 
 
+def flipped(path, offset):
+    """Flip a bit of the byte at `offset`; length, date and inode of the file stay as they are."""
+    stat = path.stat()
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 2]))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+# Offsets of the index of 6 sequences: sizes at 34, pointers at 58, starts of documents at 106.
+@pytest.mark.parametrize("dataset_impl", ["mmap", "cached"])
+@pytest.mark.parametrize(
+    ("offset", "message"),
+    [
+        (34 + 4, "sequence [0-2] has size"),
+        (58 + 8, "sequence [0-2] has size"),
+        (58 + 8 + 7, "sequence [0-2] has size"),
+        (106 + 8, "the starts of its documents"),
+    ],
+)
+def test_a_token_index_that_is_damaged_later_is_refused_with_a_warm_cache(
+    tmp_path, dataset_impl, offset, message
+):
+    corpus(tmp_path / "c")
+    if dataset_impl == "cached":
+        content = IndexContent(
+            dtype=np.dtype("<u2"),
+            num_sequences=6,
+            num_documents=6,
+            sizes=lambda: iter([np.array(SIZES)]),
+            document_starts=lambda: counting(7),
+        )
+        with (tmp_path / "c.idx").open("wb") as file:
+            write_legacy_index(file, content)
+        # A size, the start of a sequence, its highest byte, and the start of a document.
+        offset = {38: 168 + 8, 66: 112 + 8, 73: 112 + 15, 114: 216 + 8}[offset]
+    cached(open_token_files(tmp_path / "c"))
+    flipped(tmp_path / "c.idx", offset)
+    for _ in range(2):  # nothing of the damaged file is kept
+        with pytest.raises(DataError, match=message):
+            cached(open_token_files(tmp_path / "c"))
+    flipped(tmp_path / "c.idx", offset)
+    cached(open_token_files(tmp_path / "c"))
+
+
+def test_a_sound_index_is_not_verified_again(tmp_path, builds, monkeypatch):
+    first = as_lists(cached(corpus(tmp_path / "c")))
+    monkeypatch.setattr(IndexedDataset, "verify", None)
+    assert as_lists(cached(IndexedDataset(tmp_path / "c"))) == first
+    assert len(builds) == 1
+
+
 def test_the_home_directory_serves_where_the_data_cannot_be_written(tmp_path, builds, home):
     dataset = corpus(tmp_path / "c")
     (tmp_path / "c-index-cache").write_text("a file, where a directory cannot be made")
@@ -236,10 +292,19 @@ def test_a_sequence_too_long_for_index_maps_is_refused(tmp_path):
     assert cached_sizes(dataset, range(1)).num_tokens == 5
 
 
-def test_a_damaged_record_of_sizes_is_made_again(tmp_path):
+@pytest.mark.parametrize("damage", ["cut", "another number", "another digest", "another shape"])
+def test_a_damaged_record_of_sizes_is_made_again(tmp_path, damage):
     dataset = corpus(tmp_path / "c")
     first = cached_sizes(dataset, range(6))
     (record,) = (tmp_path / "c-index-cache").glob("*-sizes.json")
-    record.write_text("{")
+    written = record.read_text()
+    said = json.loads(written)
+    changed = {
+        "cut": "{",
+        "another number": json.dumps({**said, "num_tokens": 44}),
+        "another digest": json.dumps({**said, "digest": "0" * 32}),
+        "another shape": "[45]",
+    }[damage]
+    record.write_text(changed)
     assert cached_sizes(dataset, range(6)) == first
-    assert record.read_text() != "{"
+    assert record.read_text() == written
