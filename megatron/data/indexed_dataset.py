@@ -25,7 +25,6 @@ from megatron.data.index_files import (
 from megatron.data.publish import publish_pair, temporary_beside, write_errors_name
 from megatron.errors import DataError, WrongDataError
 
-
 _HASHED_BYTES = 1 << 18  # of an index at a time, which stays in the processor's cache
 
 

@@ -203,9 +203,9 @@ def cached_maps(documents: int) -> float:
             sizes = np.full(1000, MEAN_TOKENS)
             for _ in range(documents // 1000):
                 writer.append(np.zeros(sizes.sum(), np.uint8), sizes // 20 * 20)
-        dataset = IndexedDataset(prefix)
 
         def build() -> None:
+            dataset = IndexedDataset(prefix)
             GPTDataset(
                 dataset, range(len(dataset)), num_samples=1000, seq_length=SEQ_LENGTH, seed=1
             )
