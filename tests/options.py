@@ -395,6 +395,14 @@ TOKENIZER = {
     "tokenizer_model": Turned(
         "--tokenizer-model {files}/tiktoken_other.json", "batches", on=_TIKTOKEN, **_TRANSFER
     ),
+    "tokenizer_sentencepiece_legacy": Turned(
+        "--tokenizer-sentencepiece-legacy", "error", says="means nothing to --tokenizer-type Null"
+    ),
+    "tokenizer_hf_no_include_special_tokens": Turned(
+        "--tokenizer-hf-no-include-special-tokens",
+        "error",
+        says="means nothing to --tokenizer-type Null",
+    ),
     "tokenizer_kwargs": Turned("--tokenizer-kwargs pad_token <new>", "shapes", on=_HF, **_TRANSFER),
     "vocab_size": Turned("--vocab-size 90", "shapes"),
     "vocab_extra_ids": Turned("--vocab-extra-ids 10", "shapes", on=_HF, **_TRANSFER),

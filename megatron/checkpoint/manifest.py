@@ -22,6 +22,7 @@ from megatron.errors import (
     UnreadableCheckpointError,
     WrongCheckpointError,
 )
+from megatron.plan.tokenizer_plan import with_sentencepiece_form
 from megatron.version import CHECKPOINT_FORMAT
 
 _SEAL = "sha256"
@@ -121,7 +122,7 @@ def read_manifest(folder: Path) -> Manifest:
         # Then: what else a newer format holds is not known here.
         _require_known(written := int(content["format"]), file)
         files = tuple(_record(written, **record) for record in content.pop("files"))
-        return Manifest(files=files, **content)
+        return Manifest(files=files, **_with_sentencepiece_form(content))
     except (FileNotFoundError, NotADirectoryError) as error:
         if not os.path.exists(folder):
             raise WrongCheckpointError(f"{folder} does not exist") from error
@@ -147,6 +148,15 @@ def _require_known(written: int, file: Path) -> None:
         raise NewerCheckpointError(
             f"{file} has format {written} and this version reads up to {CHECKPOINT_FORMAT}: update it"
         )
+
+
+def _with_sentencepiece_form(content: dict[str, Any]) -> dict[str, Any]:
+    """Return `content` with the form of SentencePiece tokens, which older manifests do not state."""
+    config = content["config"]
+    if "tokenizer" not in config:
+        return content
+    tokenizer = with_sentencepiece_form(config["tokenizer"], is_legacy=True)
+    return {**content, "config": {**config, "tokenizer": tokenizer}}
 
 
 def _record(written: int, **entries: Any) -> FileRecord:

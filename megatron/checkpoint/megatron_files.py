@@ -216,6 +216,9 @@ def _arguments(
         **{name: model[name] for name in _SAME},
         **{name: wishes["model"][name] for name in _WISHED},
         **{name: wishes["tokenizer"][name] for name in _OF_TOKENIZER},
+        tokenizer_sentencepiece_legacy=wishes["tokenizer"].get(
+            "tokenizer_sentencepiece_legacy", False
+        ),
         num_query_groups=model["num_query_groups"],
         group_query_attention=model["num_query_groups"] != model["num_attention_heads"],
         kv_channels=model["head_dim"],

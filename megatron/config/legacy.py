@@ -5,6 +5,7 @@ from megatron.config.legacy_experts import EXPERT_LEGACY
 from megatron.config.legacy_model import MODEL_LEGACY
 from megatron.config.legacy_parallel import PARALLEL_LEGACY
 from megatron.config.legacy_run import CHECKPOINT_LEGACY, DATA_LEGACY, RUN_LEGACY
+from megatron.config.legacy_tokenizer import TOKENIZER_LEGACY
 
 LEGACY = (
     Legacy(
@@ -51,6 +52,7 @@ LEGACY = (
     Legacy("--deepscale_config", "write --deepspeed_config instead", takes=1, refused=True),
     *RUN_LEGACY,
     *DATA_LEGACY,
+    *TOKENIZER_LEGACY,
     *CHECKPOINT_LEGACY,
     *PARALLEL_LEGACY,
     *MODEL_LEGACY,

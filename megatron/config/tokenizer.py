@@ -10,20 +10,11 @@ from megatron.config.flags import Spelling
 class TokenizerConfig:
     """The tokenizer, as the user asked for it."""
 
-    tokenizer_type: (
-        Literal[
-            "BertWordPieceLowerCase",
-            "BertWordPieceCase",
-            "GPT2BPETokenizer",
-            "PretrainedFromHF",
-            "SentencePieceTokenizer",
-            "Llama2Tokenizer",
-            "TikTokenizer",
-            "NullTokenizer",
-        ]
-        | None
-    ) = None
-    """How text becomes tokens; GPT2BPETokenizer in GPT training when not said."""
+    tokenizer_type: str | None = None
+    """How text becomes tokens: BertWordPieceLowerCase, BertWordPieceCase, GPT2BPETokenizer,
+    PretrainedFromHF (or HuggingFaceTokenizer), SentencePieceTokenizer (or
+    GPTSentencePieceTokenizer), Llama2Tokenizer, TikTokenizer or NullTokenizer. Default in GPT
+    training: GPT2BPETokenizer."""
 
     vocab_file: Annotated[str | None, Spelling("--vocab-file", ("--vocab",))] = None
     """Vocabulary. GPT2BPETokenizer: a JSON object, token to id. BertWordPiece: one token a line.
@@ -36,12 +27,21 @@ class TokenizerConfig:
     """Tokenizer of PretrainedFromHF: a directory, or a name on the Hugging Face hub."""
 
     tokenizer_model: str | None = None
-    """Model file of SentencePieceTokenizer and Llama2Tokenizer (.model), or of TikTokenizer
-    (.tiktoken, or Megatron-LM's .json)."""
+    """Model file of SentencePieceTokenizer, GPTSentencePieceTokenizer and Llama2Tokenizer (.model),
+    or of TikTokenizer (.tiktoken, or Megatron-LM's .json); the directory of HuggingFaceTokenizer, or
+    its name on the Hugging Face hub."""
+
+    tokenizer_sentencepiece_legacy: bool = False
+    """Tokens as Megatron-LM made them until 2025: SentencePieceTokenizer adds <CLS>, <SEP>, <EOD>
+    and <MASK> to the model and ends documents with <EOD>; Llama2Tokenizer begins each text with
+    bos. Without it both write the model's own tokens, and eos ends a document."""
 
     tokenizer_kwargs: list[str] | None = None
     """Names and values by turns, such as pad_token <pad>, given to transformers when it loads the
     tokenizer of PretrainedFromHF; true, false and whole numbers are not text."""
+
+    tokenizer_hf_no_include_special_tokens: bool = False
+    """Leave out the special tokens that the tokenizer of PretrainedFromHF adds to each text."""
 
     vocab_size: int | None = None
     """NullTokenizer: texts are numbers from 0 to this, which is the end of a document.
@@ -57,7 +57,9 @@ class TokenizerConfig:
     """Ids that TikTokenizer of a .json file keeps for special tokens, before all others; 1000 when
     not said."""
 
-    tiktoken_special_tokens: list[str] | None = None
+    tiktoken_special_tokens: Annotated[
+        list[str] | None, Spelling("--tiktoken-special-tokens", ("--special-tokens",))
+    ] = None
     """Special tokens of TikTokenizer: the first ids of a .json file, <unk> <s> </s> when not said;
     the ids after the last of a .tiktoken file."""
 

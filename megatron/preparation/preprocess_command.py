@@ -10,6 +10,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from megatron.config.flags import Legacy, parse_sections
+from megatron.config.legacy_tokenizer import TOKENIZER_LEGACY
 from megatron.config.preprocess import PreprocessConfig, WorkerTrialConfig
 from megatron.config.tokenizer import TokenizerConfig
 from megatron.data.assemble import Written
@@ -35,6 +36,7 @@ from megatron.tokenizer.tokenizer import Tokenizer
 _LEGACY = (
     Legacy("--keep-sequential-samples", "no effect: documents always keep the input's order"),
     Legacy("--datasets", "give the files to --input", takes="+", refused=True),
+    *TOKENIZER_LEGACY,
 )
 
 

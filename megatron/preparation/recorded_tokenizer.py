@@ -28,16 +28,18 @@ def tokenizer_for(prefix: str, wishes: Mapping[str, Any] | None) -> tuple[Tokeni
     record = read_record(prefix)
     if wishes is not None:
         tokenizer = build_tokenizer(**wishes)
-        return tokenizer, _compared(tokenizer, record, prefix)
+        return tokenizer, _compared(tokenizer, describe(tokenizer, wishes), record, prefix)
     if record is None:
         return None, f"{record_path(prefix)} is missing; {_flags_for({})}"
     return _built_again(record)
 
 
-def _compared(tokenizer: Tokenizer, record: TokenizerRecord | None, prefix: str) -> str:
+def _compared(
+    tokenizer: Tokenizer, current: TokenizerRecord, record: TokenizerRecord | None, prefix: str
+) -> str:
     if record is None:
         return f"{tokenizer.name}; {record_path(prefix)}, to compare it with, is missing"
-    if found := differences(record, describe(tokenizer)):
+    if found := differences(record, current):
         return f"{tokenizer.name} is ANOTHER than made these tokens ({record.name}): " + "; ".join(
             found
         )
@@ -67,6 +69,7 @@ def _flags_for(wishes: Mapping[str, Any]) -> str:
         return "text needs --tokenizer-type and its files"
     words = []
     for name, value in wishes.items():
-        values = value if isinstance(value, list) else [value]
-        words += ["--" + name.replace("_", "-"), *map(str, values)]
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        if value is not False:
+            words += ["--" + name.replace("_", "-"), *map(str, values)]
     return f"text needs {' '.join(words)}, with its files where they are"

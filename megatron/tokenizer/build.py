@@ -1,5 +1,6 @@
 """From what was asked for to a tokenizer."""
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,7 +10,11 @@ from megatron.tokenizer.fast import BackendWish, FastTokenizer
 from megatron.tokenizer.gpt2 import GPT2BPETokenizer
 from megatron.tokenizer.hugging_face import PretrainedFromHF
 from megatron.tokenizer.null import NullTokenizer
-from megatron.tokenizer.sentencepiece import Llama2Tokenizer, SentencePieceTokenizer
+from megatron.tokenizer.sentencepiece import (
+    LegacyLlama2Tokenizer,
+    LegacySentencePieceTokenizer,
+    SentencePieceTokenizer,
+)
 from megatron.tokenizer.tiktoken import Pattern, TikTokenizer
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.tokenizer.wordpiece import WordPieceTokenizer
@@ -24,7 +29,9 @@ class Wishes:
     merge_file: str | None = None
     tokenizer_name_or_path: str | None = None
     tokenizer_model: str | None = None
+    tokenizer_sentencepiece_legacy: bool = False
     tokenizer_kwargs: Sequence[str] | None = None
+    tokenizer_hf_no_include_special_tokens: bool = False
     vocab_size: int | None = None
     vocab_extra_ids: int = 0
     tiktoken_pattern: Pattern | None = None
@@ -49,10 +56,25 @@ def _wordpiece(wishes: Wishes, *, lower_case: bool) -> Tokenizer:
 
 def _pretrained(wishes: Wishes) -> Tokenizer:
     return PretrainedFromHF(
-        str(wishes.tokenizer_name_or_path),
+        str(wishes.tokenizer_name_or_path or wishes.tokenizer_model),
         extra_ids=wishes.vocab_extra_ids,
+        adds_special_tokens=not wishes.tokenizer_hf_no_include_special_tokens,
         kwargs=keywords(wishes.tokenizer_kwargs or ()),
     )
+
+
+def _sentencepiece(wishes: Wishes) -> Tokenizer:
+    model = str(wishes.tokenizer_model)
+    if wishes.tokenizer_sentencepiece_legacy:
+        return LegacySentencePieceTokenizer(model, extra_ids=wishes.vocab_extra_ids)
+    return SentencePieceTokenizer(model)
+
+
+def _llama(wishes: Wishes) -> Tokenizer:
+    model = str(wishes.tokenizer_model)
+    if wishes.tokenizer_sentencepiece_legacy:
+        return LegacyLlama2Tokenizer(model)
+    return SentencePieceTokenizer(model)
 
 
 def _tiktoken(wishes: Wishes) -> Tokenizer:
@@ -64,6 +86,12 @@ def _tiktoken(wishes: Wishes) -> Tokenizer:
         special_tokens=wishes.tiktoken_special_tokens,
     )
 
+
+_OF_PRETRAINED = (
+    "tokenizer_kwargs",
+    "vocab_extra_ids",
+    "tokenizer_hf_no_include_special_tokens",
+)
 
 _TYPES: dict[str, _Type] = {
     "BertWordPieceLowerCase": _Type(
@@ -80,17 +108,26 @@ _TYPES: dict[str, _Type] = {
     "PretrainedFromHF": _Type(
         _pretrained,
         (("tokenizer_name_or_path",),),
-        ("tokenizer_kwargs", "vocab_extra_ids"),
+        _OF_PRETRAINED,
+        may_be_fast=True,
+    ),
+    "HuggingFaceTokenizer": _Type(
+        _pretrained,
+        (("tokenizer_model", "tokenizer_name_or_path"),),
+        _OF_PRETRAINED,
         may_be_fast=True,
     ),
     "SentencePieceTokenizer": _Type(
-        lambda w: SentencePieceTokenizer(str(w.tokenizer_model), extra_ids=w.vocab_extra_ids),
+        _sentencepiece,
         (("tokenizer_model",),),
-        ("vocab_extra_ids",),
+        ("vocab_extra_ids", "tokenizer_sentencepiece_legacy"),
     ),
-    "Llama2Tokenizer": _Type(
-        lambda w: Llama2Tokenizer(str(w.tokenizer_model)), (("tokenizer_model",),)
+    "GPTSentencePieceTokenizer": _Type(
+        lambda w: SentencePieceTokenizer(str(w.tokenizer_model)),
+        (("tokenizer_model",),),
+        ("tokenizer_sentencepiece_legacy",),
     ),
+    "Llama2Tokenizer": _Type(_llama, (("tokenizer_model",),), ("tokenizer_sentencepiece_legacy",)),
     "TikTokenizer": _Type(
         _tiktoken,
         (("tokenizer_model", "vocab_file"),),
@@ -103,6 +140,21 @@ _TYPES: dict[str, _Type] = {
     ),
     "NullTokenizer": _Type(lambda w: NullTokenizer(w.vocab_size or 0), (("vocab_size",),)),
 }
+
+
+_REFUSED = {
+    "SFTTokenizer": (
+        "conversations become token files first: tools/preprocess_data.py --conversations "
+        "--tokenizer-type HuggingFaceTokenizer --tokenizer-model DIR, then finetune_sft.py"
+    ),
+    "MultimodalTokenizer": (
+        "models are trained on text alone; write HuggingFaceTokenizer with the --tokenizer-model of "
+        "the text model"
+    ),
+    "NullMultimodalTokenizer": "models are trained on text alone; write NullTokenizer",
+    "HFTokenizer": "write HuggingFaceTokenizer, with the same --tokenizer-model",
+}
+"""Types of other systems, and what to write instead."""
 
 
 def build_tokenizer(**wishes: Any) -> Tokenizer:
@@ -127,8 +179,7 @@ def tokenizer_problems(**wishes: Any) -> Iterator[str]:
     said = Wishes(**wishes)
     kind = _TYPES.get(str(said.tokenizer_type))
     if kind is None:
-        known = f"{', '.join([*_TYPES][:-1])} or {[*_TYPES][-1]}"
-        yield f"--tokenizer-type {said.tokenizer_type or 'is missing'}: give {known}"
+        yield f"--tokenizer-type {_unknown(said.tokenizer_type)}"
         return
     given = {f.name for f in fields(said) if getattr(said, f.name) != f.default}
     given -= {"tokenizer_type", "tokenizer_backend"}
@@ -150,9 +201,25 @@ def tokenizer_problems(**wishes: Any) -> Iterator[str]:
     yield from _value_problems(said, may_be_fast=kind.may_be_fast)
 
 
+def _unknown(name: str | None) -> str:
+    """Return what to write instead of a type that there is not."""
+    if name in _REFUSED:
+        return f"{name}: {_REFUSED[name]}"
+    known = f"{', '.join([*_TYPES][:-1])} or {[*_TYPES][-1]}"
+    nearest = difflib.get_close_matches(name or "", _TYPES, n=1)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"{name or 'is missing'}: give {known}{hint}"
+
+
 def _value_problems(said: Wishes, *, may_be_fast: bool) -> Iterator[str]:
     if said.vocab_extra_ids < 0:
         yield f"--vocab-extra-ids {said.vocab_extra_ids} must be at least 0"
+    has_legacy_form = said.tokenizer_type == "SentencePieceTokenizer"
+    if has_legacy_form and said.vocab_extra_ids and not said.tokenizer_sentencepiece_legacy:
+        yield (
+            f"--vocab-extra-ids {said.vocab_extra_ids}: SentencePieceTokenizer adds tokens to its "
+            "model only with --tokenizer-sentencepiece-legacy; add that flag, or leave this one out"
+        )
     if said.vocab_size is not None and said.vocab_size < 1:
         yield f"--vocab-size {said.vocab_size} must be at least 1"
     if len(said.tokenizer_kwargs or ()) % 2:
@@ -161,7 +228,8 @@ def _value_problems(said: Wishes, *, may_be_fast: bool) -> Iterator[str]:
             "by turns, such as pad_token <pad>"
         )
     if said.tokenizer_backend == "fast" and not may_be_fast:
-        fast = " and ".join(name for name, kind in _TYPES.items() if kind.may_be_fast)
+        names = [name for name, kind in _TYPES.items() if kind.may_be_fast]
+        fast = f"{', '.join(names[:-1])} and {names[-1]}"
         yield (
             f"--tokenizer-backend fast: only {fast} have a fast backend, and not "
             f"{said.tokenizer_type}"

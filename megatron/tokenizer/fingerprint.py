@@ -13,6 +13,7 @@ from typing import Any
 
 from megatron.atomic_files import replace_text
 from megatron.errors import DataError, WrongDataError
+from megatron.plan.tokenizer_plan import with_sentencepiece_form
 from megatron.tokenizer.tokenizer import Tokenizer
 
 SUFFIX = ".tokenizer.json"
@@ -116,7 +117,8 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
     if _hash(content) != record.fingerprint:
         raise DataError(f"{path} is damaged: its content does not have the hash that it says")
     wishes = said.get("wishes")
-    return replace(record, wishes=wishes if isinstance(wishes, dict) else {})
+    wishes = with_sentencepiece_form(wishes, is_legacy=True) if isinstance(wishes, dict) else {}
+    return replace(record, wishes=wishes)
 
 
 def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
@@ -141,7 +143,17 @@ def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
         found.append("the same tokens, joined by other merges or scores")
     if list(stored.probe) != list(current.probe) and not found:
         found.append("the same tokens, but texts are cut into words in another way")
-    return found
+    return [*found, *_other_form(stored.wishes, current.wishes)]
+
+
+def _other_form(stored: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which form of SentencePiece tokens the data have, where it is the other one."""
+    flag = "tokenizer_sentencepiece_legacy"
+    was_legacy, is_legacy = stored.get(flag), current.get(flag)
+    if was_legacy and is_legacy is False:
+        yield "the data have the legacy form: write --tokenizer-sentencepiece-legacy"
+    if was_legacy is False and is_legacy:
+        yield "the data do not have the legacy form: leave --tokenizer-sentencepiece-legacy out"
 
 
 def require_same(prefix: str | Path, current: TokenizerRecord) -> None:

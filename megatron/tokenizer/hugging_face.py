@@ -37,6 +37,7 @@ class PretrainedFromHF(Tokenizer):
         name_or_path: a directory, or a name on the Hugging Face hub.
         extra_ids: how many tokens <extra_id_0>, <extra_id_1> and so on it has to have.
         kwargs: more arguments for `AutoTokenizer.from_pretrained`.
+        adds_special_tokens: whether a text gets the tokens that the tokenizer adds by itself.
 
     Raises:
         DataError: there is no tokenizer at this place, or its files are damaged.
@@ -50,13 +51,15 @@ class PretrainedFromHF(Tokenizer):
         *,
         extra_ids: int = 0,
         kwargs: Mapping[str, Any] | None = None,
+        adds_special_tokens: bool = True,
     ):
         self.name = str(name_or_path)
         extra = [
             AddedToken(f"<extra_id_{i}>", special=True, normalized=False) for i in range(extra_ids)
         ]
-        from_file = None if kwargs else _from_file(Path(self.name), extra)
-        self._loaded = from_file or _from_transformers(self.name, extra, kwargs or {})
+        adds = adds_special_tokens
+        from_file = None if kwargs else _from_file(Path(self.name), extra, adds=adds)
+        self._loaded = from_file or _from_transformers(self.name, extra, kwargs or {}, adds=adds)
         self.vocab_size = self._loaded.vocab_size
         self.special_ids = dict(self._loaded.special_ids)
         if "eos" in self.special_ids:
@@ -97,7 +100,7 @@ def _rules(model: Mapping[str, Any]) -> str:
     return json.dumps([score for _, score in model["vocab"]]) if model["type"] == "Unigram" else ""
 
 
-def _from_file(directory: Path, extra: Sequence[AddedToken]) -> _Loaded | None:
+def _from_file(directory: Path, extra: Sequence[AddedToken], *, adds: bool) -> _Loaded | None:
     """Load tokenizer.json; None if it is not there, or does not say everything."""
     path = directory / "tokenizer.json"
     if not path.is_file():
@@ -116,8 +119,10 @@ def _from_file(directory: Path, extra: Sequence[AddedToken]) -> _Loaded | None:
     backend.add_special_tokens(list(extra))
     vocab = backend.get_vocab(with_added_tokens=True)
     return _Loaded(
-        encode=lambda text: backend.encode(text).ids,
-        encode_batch=lambda texts: [row.ids for row in backend.encode_batch_fast(texts)],
+        encode=lambda text: backend.encode(text, add_special_tokens=adds).ids,
+        encode_batch=lambda texts: [
+            row.ids for row in backend.encode_batch_fast(texts, add_special_tokens=adds)
+        ],
         decode=lambda ids: backend.decode(ids, skip_special_tokens=False),
         vocab=lambda: backend.get_vocab(with_added_tokens=True),
         vocab_size=_size(vocab),
@@ -186,7 +191,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _from_transformers(
-    name: str, extra: Sequence[AddedToken], kwargs: Mapping[str, Any]
+    name: str, extra: Sequence[AddedToken], kwargs: Mapping[str, Any], *, adds: bool
 ) -> _Loaded:
     # Imported here: it takes seconds, and most tokenizers do not need it.
     from transformers import AutoTokenizer
@@ -201,10 +206,11 @@ def _from_transformers(
             "directory that holds a tokenizer or, where there is a network, a name on the hub"
         ) from error
     vocab = tokenizer.get_vocab()
+    given = {"verbose": False, "add_special_tokens": adds}
     ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES}
     return _Loaded(
-        encode=lambda text: tokenizer(text, verbose=False)["input_ids"],
-        encode_batch=lambda texts: tokenizer(texts, verbose=False)["input_ids"],
+        encode=lambda text: tokenizer(text, **given)["input_ids"],
+        encode_batch=lambda texts: tokenizer(texts, **given)["input_ids"],
         decode=lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False)),
         vocab=tokenizer.get_vocab,
         vocab_size=_size(vocab),

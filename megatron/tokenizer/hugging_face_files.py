@@ -44,8 +44,14 @@ def write_hugging_face_files(
             return f"its vocabulary has no {END_OF_TEXT}, which transformers would add to it"
         case "PretrainedFromHF":
             written = _write_pretrained(folder, wishes)
-        case "Llama2Tokenizer":
-            written = _write_llama(folder, tokenizer, wishes, max_length)
+        case "SentencePieceTokenizer" if wishes.get("tokenizer_sentencepiece_legacy"):
+            return "it has tokens besides those of its model, which no class of transformers adds"
+        case "SentencePieceTokenizer" | "GPTSentencePieceTokenizer" | "Llama2Tokenizer":
+            try:
+                written = _write_sentencepiece(folder, tokenizer, wishes, max_length)
+            except Exception as error:  # of many types: models that are not Llama's
+                (folder / "tokenizer.model").unlink(missing_ok=True)
+                return f"transformers does not load it: {_reason(error)}"
         case _:
             return f"transformers has no tokenizer that reads the files of {kind}"
     if problem := _difference(folder, tokenizer):
@@ -78,14 +84,13 @@ def _write_pretrained(folder: Path, wishes: Mapping[str, Any]) -> list[str]:
     return [Path(file).name for file in loaded.save_pretrained(str(folder))]
 
 
-def _write_llama(
+def _write_sentencepiece(
     folder: Path, tokenizer: Tokenizer, wishes: Mapping[str, Any], max_length: int
 ) -> list[str]:
     # Imported here: it takes seconds.
     from transformers import LlamaTokenizer
 
     texts = tokenizer.vocabulary().tokens
-    bos = texts[tokenizer.special("bos")]
     special: dict[str, Any] = {
         f"{role}_token": texts[i]
         for role, i in tokenizer.special_ids.items()
@@ -98,10 +103,12 @@ def _write_llama(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
     backend.pre_tokenizer = None
+    bos = special.get("bos_token")
+    begins_with_bos = wishes.get("tokenizer_sentencepiece_legacy") and bos is not None
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A",
-        pair=f"{bos} $A {bos} $B:1",
-        special_tokens=[(bos, tokenizer.special("bos"))],
+        single=f"{bos} $A" if begins_with_bos else "$A",
+        pair=f"{bos} $A {bos} $B:1" if begins_with_bos else "$A $B:1",
+        special_tokens=[(bos, tokenizer.special("bos"))] if begins_with_bos else [],
     )
     backend.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
@@ -122,8 +129,12 @@ def _difference(folder: Path, tokenizer: Tokenizer) -> str:
             if loaded(text, verbose=False)["input_ids"] != tokenizer.encode(text)
         ]
     except Exception as error:  # of many types: files, missing libraries
-        return f"transformers does not load it: {str(error).strip().partition(chr(10))[0]}"
+        return f"transformers does not load it: {_reason(error)}"
     return f"transformers finds other ids for {others[0]!r}" if others else ""
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Tokenizers from a SentencePiece model file."""
+"""Tokenizers from a SentencePiece model file, with Megatron-LM's legacy special tokens or without.
+
+Megatron-LM adds no tokens to the model's; `--tokenizer-sentencepiece-legacy` is what it did before.
+"""
 
 import json
 import re
@@ -19,8 +22,10 @@ _ADDED: tuple[tuple[str, Role], ...] = (
 _OF_THE_MODEL: tuple[tuple[str, Role], ...] = (("<PAD>", "pad"), ("<BOS>", "bos"), ("<EOS>", "eos"))
 
 
-class _Model(Tokenizer):
-    """What a model file says by itself.
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model as it is: eos ends a document, and no text begins with bos.
+
+    A special token spelled in a text is plain text.
 
     Args:
         model_file: a SentencePiece model of any kind.
@@ -43,6 +48,16 @@ class _Model(Tokenizer):
             "unk": model.unk_id(),
         }
         self.special_ids = {role: i for role, i in ids.items() if i >= 0}
+        if "eos" in self.special_ids:
+            self.special_ids["eod"] = self.special_ids["eos"]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        return self._pieces(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, without special tokens."""
+        return self._model.decode([int(i) for i in ids])
 
     def vocabulary(self) -> Vocabulary:
         """Return the pieces and their scores."""
@@ -56,8 +71,8 @@ class _Model(Tokenizer):
             raise no_tokens(self.name, text, error) from error
 
 
-class SentencePieceTokenizer(_Model):
-    """A SentencePiece model with the special tokens that Megatron-LM adds to it.
+class LegacySentencePieceTokenizer(SentencePieceTokenizer):
+    """A SentencePiece model with the special tokens that Megatron-LM added to it until 2025.
 
     A special token spelled in a text is that token, as in Megatron-LM; what stands between two of
     them is encoded as a text of its own.
@@ -109,24 +124,12 @@ class SentencePieceTokenizer(_Model):
         return "".join([*parts, self._model.decode(run)])
 
 
-class Llama2Tokenizer(_Model):
-    """The tokenizer of Llama 2: each text begins with bos, and eos ends a document.
-
-    A special token spelled in a text is plain text.
-    """
-
-    def __init__(self, model_file: str | Path):
-        super().__init__(model_file)
-        if "eos" in self.special_ids:
-            self.special_ids = {**self.special_ids, "eod": self.special_ids["eos"]}
+class LegacyLlama2Tokenizer(SentencePieceTokenizer):
+    """Megatron-LM's tokenizer of Llama 2 until 2025: each text begins with bos."""
 
     def encode(self, text: str) -> list[int]:
         """Return bos and the ids of `text`."""
         return [self.special("bos"), *self._pieces(text)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, without special tokens."""
-        return self._model.decode([int(i) for i in ids])
 
 
 def _load(path: Path) -> Any:
@@ -134,8 +137,8 @@ def _load(path: Path) -> Any:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
         raise ConfigError(
-            "SentencePieceTokenizer and Llama2Tokenizer need the sentencepiece library: "
-            "pip install sentencepiece"
+            "SentencePieceTokenizer, GPTSentencePieceTokenizer and Llama2Tokenizer need the "
+            "sentencepiece library: pip install sentencepiece"
         ) from error
     try:
         return SentencePieceProcessor(model_proto=path.read_bytes())

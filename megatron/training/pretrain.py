@@ -211,7 +211,7 @@ def _decide(
         device=device.type,
         objective=objective.name,
     )
-    made_with = describe(tokenizer)
+    made_with = describe(tokenizer, wished)
     for prefix in decided.data.prefixes:
         require_same(prefix, made_with)
     return tokenizer, quiet(decided) if decided.guards.replay_step else decided

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron.errors import CheckpointError
+from megatron.plan.tokenizer_plan import with_sentencepiece_form
 
 _SAME_NAMES = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels"),
@@ -26,6 +27,7 @@ _TOKENIZERS = {
     "SentencePieceTokenizer": ("tokenizer_model",),
     "GPTSentencePieceTokenizer": ("tokenizer_model",),
     "Llama2Tokenizer": ("tokenizer_model",),
+    "HuggingFaceTokenizer": ("tokenizer_model",),
     "BertWordPieceLowerCase": ("vocab_file",),
     "BertWordPieceCase": ("vocab_file",),
 }
@@ -77,6 +79,10 @@ def _flags(arguments: dict[str, Any]) -> Iterator[str]:
     yield f"--position-embedding-type={_position(arguments)}"
     if tokenizer:
         yield f"--tokenizer-type={tokenizer}"
+        # Megatron-LM had no such argument while its tokens were the legacy ones.
+        form = with_sentencepiece_form(arguments, is_legacy=True)
+        if form.get("tokenizer_sentencepiece_legacy"):
+            yield "--tokenizer-sentencepiece-legacy"
     pad_to = arguments.get("pad_vocab_size_to")
     if pad_to:
         yield f"--pad-vocab-size-to={pad_to}"
@@ -109,7 +115,7 @@ def _tokenizer(arguments: dict[str, Any]) -> str:
     needed = _TOKENIZERS.get(kind)
     if not needed or not all(arguments.get(name) for name in needed):
         return ""
-    return "SentencePieceTokenizer" if kind == "GPTSentencePieceTokenizer" else kind
+    return kind
 
 
 def _unknown_parts(arguments: dict[str, Any]) -> Iterator[str]:

@@ -151,6 +151,7 @@ def _tokenizer(path: Path, rows: int) -> Iterator[str]:
     """Yield the flags of the tokenizer that lies beside: SentencePiece's of Llama 1 and 2."""
     for folder in (path, path.parent):
         if rows == 32000 and (folder / "tokenizer.model").is_file():
-            yield from ("--tokenizer-type=Llama2Tokenizer",)
+            # The models have learned from texts that begin with bos.
+            yield from ("--tokenizer-type=Llama2Tokenizer", "--tokenizer-sentencepiece-legacy")
             yield f"--tokenizer-model={folder / 'tokenizer.model'}"
             return

@@ -132,9 +132,10 @@ def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
     assert "Not verified: converted with --no-verify." in (tmp_path / "other/README.md").read_text()
 
 
-def test_the_tokenizer_of_llama_goes_along(saved, llama_flags, tmp_path, capsys):
+@pytest.mark.parametrize("form", [(), ("--tokenizer-sentencepiece-legacy",)])
+def test_the_tokenizer_of_llama_goes_along(saved, llama_flags, form, tmp_path, capsys):
     flags = "--position-embedding-type rotary --normalization RMSNorm --swiglu"
-    tokenizer, _, directory = saved(*llama_flags, *flags.split(), "--disable-bias-linear")
+    tokenizer, _, directory = saved(*llama_flags, *form, *flags.split(), "--disable-bias-linear")
     tool("to_hf", "--load", directory, "--save", tmp_path / "hf")
     said = capsys.readouterr().out
     assert "holds no tokenizer" not in said, said

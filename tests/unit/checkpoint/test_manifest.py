@@ -44,6 +44,18 @@ def test_what_is_written_is_read(tmp_path, manifest):
     assert manifest.format == CHECKPOINT_FORMAT
 
 
+@pytest.mark.parametrize("kind", ["SentencePieceTokenizer", "Llama2Tokenizer"])
+def test_manifests_without_the_form_of_sentencepiece_are_of_the_legacy_form(
+    tmp_path, manifest, kind
+):
+    older = {"tokenizer": {"tokenizer_type": kind}}
+    write_manifest(tmp_path, replace(manifest, config=older))
+    assert read_manifest(tmp_path).config["tokenizer"]["tokenizer_sentencepiece_legacy"] is True
+    now = {"tokenizer": {"tokenizer_type": kind, "tokenizer_sentencepiece_legacy": False}}
+    write_manifest(tmp_path, replace(manifest, config=now))
+    assert read_manifest(tmp_path).config == now
+
+
 def test_a_file_is_recorded_by_name_size_and_hash(tmp_path, manifest):
     expected = xxhash.xxh3_128_hexdigest(bytes(5_000_000))
     assert manifest.files[1] == FileRecord("b.pt", 5_000_000, f"xxh3_128:{expected}")

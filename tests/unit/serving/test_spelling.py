@@ -4,7 +4,7 @@ import pytest
 
 from megatron.serving.spelling import Parts, Spelling, texts_of_each
 from megatron.tokenizer.continuation import text_after
-from megatron.tokenizer.sentencepiece import Llama2Tokenizer
+from megatron.tokenizer.sentencepiece import LegacyLlama2Tokenizer
 
 WORDS = "the lobster  and the tide, Größe and 日本"
 
@@ -23,7 +23,7 @@ def llama(tmp_path_factory):
         hard_vocab_limit=False,
         remove_extra_whitespaces=False,
     )
-    return Llama2Tokenizer(f"{prefix}.model")
+    return LegacyLlama2Tokenizer(f"{prefix}.model")
 
 
 def test_a_blank_at_a_continuations_beginning_stays(llama):

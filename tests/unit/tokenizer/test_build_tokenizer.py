@@ -1,8 +1,11 @@
 """From flags to a tokenizer."""
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
+from megatron.config.tokenizer import TokenizerConfig
 from megatron.errors import ConfigError
+from megatron.plan.tokenizer_plan import tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
 from megatron.tokenizer.fast import FastTokenizer
 from megatron.tokenizer.fingerprint import describe, differences
@@ -27,6 +30,35 @@ def test_gpt2_and_pretrained_are_built_and_equal(gpt2_files, tmp_path):
     assert isinstance(pretrained, PretrainedFromHF)
     assert pretrained.encode("hello") == gpt2.encode("hello")
     assert differences(describe(gpt2), describe(pretrained)) == []
+
+
+def test_the_tokenizer_of_hugging_face_has_megatrons_name_too(gpt2_files, tmp_path):
+    GPT2BPETokenizer(*gpt2_files).backend.save(str(tmp_path / "tokenizer.json"))
+    names = (
+        TokenizerConfig(tokenizer_type="HuggingFaceTokenizer", tokenizer_model=str(tmp_path)),
+        TokenizerConfig(tokenizer_type="PretrainedFromHF", tokenizer_name_or_path=str(tmp_path)),
+    )
+    first, second = map(tokenizer_arguments, names)
+    assert first == second
+    assert build_tokenizer(**first).encode("hello") == build_tokenizer(**second).encode("hello")
+
+
+def test_special_tokens_of_hugging_face_are_left_out(gpt2_files, tmp_path):
+    backend = GPT2BPETokenizer(*gpt2_files).backend
+    end = ("<|endoftext|>", backend.token_to_id("<|endoftext|>"))
+    backend.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[end])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    asked = {"tokenizer_type": "PretrainedFromHF", "tokenizer_name_or_path": str(tmp_path)}
+    for backend_wish in ("fast", "reference"):
+        with_end = build_tokenizer(**asked, tokenizer_backend=backend_wish)
+        bare = build_tokenizer(
+            **asked,
+            tokenizer_backend=backend_wish,
+            tokenizer_hf_no_include_special_tokens=True,
+        )
+        assert with_end.encode("hello") == [end[1], *bare.encode("hello")]
+        assert bare.encode_batch(["hello"]) == [bare.encode("hello")]
+        assert bare.encode_array(["hello"])[0].tolist() == bare.encode("hello")
 
 
 def test_word_pieces_are_built_with_and_without_case(tmp_path):
@@ -55,6 +87,18 @@ def test_keywords_are_read_by_turns():
             "--tokenizer-type is missing: give BertWordPieceLowerCase, Bert.* or NullTokenizer",
         ),
         ({"tokenizer_type": "Word"}, "--tokenizer-type Word: give BertWordPieceLowerCase"),
+        (
+            {"tokenizer_type": "SentencepieceTokenizer"},
+            "or NullTokenizer; did you mean SentencePieceTokenizer?",
+        ),
+        ({"tokenizer_type": "SFTTokenizer"}, "SFTTokenizer: conversations .* --conversations"),
+        ({"tokenizer_type": "MultimodalTokenizer"}, "text alone; write HuggingFaceTokenizer"),
+        ({"tokenizer_type": "NullMultimodalTokenizer"}, "text alone; write NullTokenizer"),
+        ({"tokenizer_type": "HFTokenizer"}, "HFTokenizer: write HuggingFaceTokenizer"),
+        (
+            {"tokenizer_type": "HuggingFaceTokenizer"},
+            "HuggingFaceTokenizer needs --tokenizer-model or --tokenizer-name-or-path",
+        ),
         (
             {"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "v.json"},
             "GPT2BPETokenizer needs --vocab-file and --merge-file; --merge-file missing",
@@ -98,7 +142,7 @@ def test_keywords_are_read_by_turns():
         ),
         (
             {"tokenizer_type": "NullTokenizer", "vocab_size": 9, "tokenizer_backend": "fast"},
-            "fast: only GPT2BPETokenizer and PretrainedFromHF have a fast backend, and not Null",
+            "fast: only GPT2BPETokenizer, PretrainedFromHF and HuggingFaceTokenizer have a fast b",
         ),
     ],
 )

@@ -1,14 +1,22 @@
 """SentencePiece models, against the library itself and Megatron-LM's rules written out."""
 
 import builtins
+import dataclasses
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron.config.tokenizer import TokenizerConfig
 from megatron.errors import ConfigError, DataError
-from megatron.tokenizer.fingerprint import describe, differences
-from megatron.tokenizer.sentencepiece import Llama2Tokenizer, SentencePieceTokenizer
+from megatron.plan.tokenizer_plan import tokenizer_arguments
+from megatron.preparation.recorded_tokenizer import tokenizer_for
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.fingerprint import describe, differences, require_same, write_record
+from megatron.tokenizer.sentencepiece import (
+    LegacyLlama2Tokenizer,
+    LegacySentencePieceTokenizer,
+)
 
 sentencepiece = pytest.importorskip("sentencepiece")
 
@@ -72,13 +80,16 @@ def special_ids(tokenizer):
 @given(text=st.lists(st.sampled_from(TEXTS) | st.text(max_size=6)).map("".join))
 @settings(max_examples=100, deadline=None)
 def test_ids_are_those_of_the_loops(model, files, text):
-    tokenizer = SentencePieceTokenizer(files["plain"], extra_ids=2)
+    tokenizer = LegacySentencePieceTokenizer(files["plain"], extra_ids=2)
     assert tokenizer.encode(text) == by_loops(model, tokenizer, text)
-    assert Llama2Tokenizer(files["plain"]).encode(text) == [model.bos_id(), *model.encode(text)]
+    assert LegacyLlama2Tokenizer(files["plain"]).encode(text) == [
+        model.bos_id(),
+        *model.encode(text),
+    ]
 
 
 def test_special_tokens_follow_the_model(model, files):
-    n, tokenizer = len(model), SentencePieceTokenizer(files["plain"], extra_ids=2)
+    n, tokenizer = len(model), LegacySentencePieceTokenizer(files["plain"], extra_ids=2)
     added = {"cls": n, "sep": n + 1, "eod": n + 2, "mask": n + 3, "pad": n + 4}
     assert tokenizer.special_ids == {"unk": 0, "bos": 1, "eos": 2, **added}
     assert (tokenizer.extra_ids, tokenizer.vocab_size) == ([n + 5, n + 6], n + 7)
@@ -87,14 +98,14 @@ def test_special_tokens_follow_the_model(model, files):
 
 def test_special_tokens_of_the_model_are_used(files):
     model = sentencepiece.SentencePieceProcessor(model_file=str(files["named"]))
-    tokenizer = SentencePieceTokenizer(files["named"])
+    tokenizer = LegacySentencePieceTokenizer(files["named"])
     assert tokenizer.special("pad") == 3
     assert tokenizer.special("sep") == model.piece_to_id("<SEP>") < len(model)
     assert tokenizer.vocab_size == len(model) + 3
 
 
 def test_llama_ends_documents_with_eos(files):
-    tokenizer = Llama2Tokenizer(files["plain"])
+    tokenizer = LegacyLlama2Tokenizer(files["plain"])
     assert (tokenizer.eod, tokenizer.special("bos")) == (2, 1)
     assert tokenizer.decode(tokenizer.encode("hello world")) == "hello world"
     with pytest.raises(DataError, match="no token for pad"):
@@ -102,31 +113,33 @@ def test_llama_ends_documents_with_eos(files):
 
 
 def test_a_model_without_bos_is_no_llama(files):
-    tokenizer = Llama2Tokenizer(files["bare"])
+    tokenizer = LegacyLlama2Tokenizer(files["bare"])
     with pytest.raises(DataError, match="no token for bos"):
         tokenizer.encode("a")
     with pytest.raises(DataError, match="no token for eod"):
         _ = tokenizer.eod
-    assert SentencePieceTokenizer(files["bare"]).special("bos") == tokenizer.vocab_size + 5
+    assert LegacySentencePieceTokenizer(files["bare"]).special("bos") == tokenizer.vocab_size + 5
 
 
 def test_models_are_told_apart(files):
-    plain, named = (describe(SentencePieceTokenizer(files[name])) for name in ("plain", "named"))
+    plain, named = (
+        describe(LegacySentencePieceTokenizer(files[name])) for name in ("plain", "named")
+    )
     assert differences(plain, plain) == []
     assert "tokens differ" in " ".join(differences(plain, named))
 
 
 def test_half_of_a_surrogate_pair_is_an_error(files):
     with pytest.raises(DataError, match="half of a surrogate pair"):
-        SentencePieceTokenizer(files["plain"]).encode("a\ud83d")
+        LegacySentencePieceTokenizer(files["plain"]).encode("a\ud83d")
 
 
 def test_a_bad_file_is_named(tmp_path):
     with pytest.raises(DataError, match="cannot read --tokenizer-model .*none: .*No such file"):
-        SentencePieceTokenizer(tmp_path / "none")
+        LegacySentencePieceTokenizer(tmp_path / "none")
     (tmp_path / "bad").write_bytes(b"no model")
     with pytest.raises(DataError, match="cannot read --tokenizer-model .*bad: not a SentencePiece"):
-        Llama2Tokenizer(tmp_path / "bad")
+        LegacyLlama2Tokenizer(tmp_path / "bad")
 
 
 def test_a_missing_library_is_named(files, monkeypatch):
@@ -139,4 +152,72 @@ def test_a_missing_library_is_named(files, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match="pip install sentencepiece"):
-        SentencePieceTokenizer(files["plain"])
+        LegacySentencePieceTokenizer(files["plain"])
+
+
+def built(kind, file, **more):
+    return build_tokenizer(tokenizer_type=kind, tokenizer_model=str(file), **more)
+
+
+@given(text=st.lists(st.sampled_from(TEXTS) | st.text(max_size=6)).map("".join))
+@settings(max_examples=50, deadline=None)
+def test_without_the_legacy_flag_ids_are_those_of_the_library(model, files, text):
+    for kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"):
+        tokenizer = built(kind, files["plain"])
+        assert tokenizer.encode(text) == model.encode_as_ids(text)
+
+
+def test_without_the_legacy_flag_nothing_is_added_and_eos_ends_a_document(model, files):
+    for kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"):
+        tokenizer = built(kind, files["plain"])
+        assert (tokenizer.vocab_size, tokenizer.eod) == (len(model), model.eos_id())
+        assert "cls" not in tokenizer.special_ids
+        assert tokenizer.decode(tokenizer.encode("the tide")) == "the tide"
+
+
+def test_the_legacy_flag_is_megatrons_older_form(model, files):
+    legacy = {"tokenizer_sentencepiece_legacy": True}
+    adding = built("SentencePieceTokenizer", files["plain"], vocab_extra_ids=1, **legacy)
+    assert adding.eod == len(model) + 2
+    llama = built("Llama2Tokenizer", files["plain"], **legacy)
+    assert llama.encode("the") == [model.bos_id(), *model.encode("the")]
+    gpt = built("GPTSentencePieceTokenizer", files["plain"], **legacy)
+    assert gpt.encode("the") == model.encode("the")
+
+
+def test_extra_tokens_need_the_legacy_flag(files):
+    with pytest.raises(ConfigError, match="only with --tokenizer-sentencepiece-legacy"):
+        built("SentencePieceTokenizer", files["plain"], vocab_extra_ids=1)
+
+
+@pytest.mark.parametrize("kind", ["SentencePieceTokenizer", "Llama2Tokenizer"])
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_the_two_forms_do_not_mix(files, tmp_path, kind, is_recorded):
+    """Records without the flag are older than the flag, so of legacy tokens."""
+
+    def made(is_legacy):
+        config = TokenizerConfig(
+            tokenizer_type=kind,
+            tokenizer_model=str(files["plain"]),
+            tokenizer_sentencepiece_legacy=is_legacy,
+        )
+        arguments = tokenizer_arguments(config)
+        return describe(build_tokenizer(**arguments), arguments)
+
+    legacy, now = made(True), made(False)
+    if not is_recorded:
+        older = {k: v for k, v in legacy.wishes.items() if "legacy" not in k}
+        legacy = dataclasses.replace(legacy, wishes=older)
+    write_record(tmp_path / "old", legacy)
+    write_record(tmp_path / "new", now)
+    require_same(tmp_path / "old", made(True))
+    require_same(tmp_path / "new", made(False))
+    with pytest.raises(DataError, match="write --tokenizer-sentencepiece-legacy"):
+        require_same(tmp_path / "old", now)
+    with pytest.raises(DataError, match="leave --tokenizer-sentencepiece-legacy out"):
+        require_same(tmp_path / "new", made(True))
+    again, line = tokenizer_for(str(tmp_path / "old"), None)
+    assert again.encode("the tide") == built(
+        kind, files["plain"], tokenizer_sentencepiece_legacy=True
+    ).encode("the tide")
+    assert line.endswith("as recorded")
