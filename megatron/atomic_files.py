@@ -1,11 +1,14 @@
 """Files and folders that are there whole or not at all, whenever a process or a disk dies."""
 
+import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
+from typing import BinaryIO
 
 
 def replace_text(
@@ -33,6 +36,34 @@ def replace_text(
         with suppress(OSError):
             made.unlink()
         raise
+
+
+def require_regular(file: Path) -> None:
+    """Refuse a path that is not a regular file: to open a FIFO may block for ever.
+
+    Raises:
+        OSError: it is a FIFO, a directory or a device, or is not there.
+    """
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(file))
+
+
+def open_regular(file: Path) -> BinaryIO:
+    """Open the regular file `file` to read bytes; see `require_regular`."""
+    require_regular(file)
+    return file.open("rb")
+
+
+def remove_any(path: Path) -> None:
+    """Remove a file, a symbolic link (not what it points to), or a folder with all in it.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     records = [r for r in every_attempt(directory, step) if r["event"] == STEP]
     if not records:
         raise ConfigError(f"step {step}: the journal in --load {load} does not tell of it")
-    for line in how_it_went(records, list(read_journal(directory))):
+    for line in how_it_went(records, list(read_journal(directory, warns=False))):
         print(line)
     for line in what_was_seen(argv[1:], load, records):
         print(line)
@@ -57,9 +57,10 @@ def how_it_went(
 ) -> Iterator[str]:
     """Yield a line for each attempt at a step, and one of the steps around it."""
     for record in records:
+        known = {"run": "?", "attempt": "?", "host": "?", "at": "?"} | record
         yield (
-            f"step {record['iteration']} of run {record['run']}, attempt {record['attempt']}, "
-            f"on {record['host']} at {record['at']}"
+            f"step {record['iteration']} of run {known['run']}, attempt {known['attempt']}, "
+            f"on {known['host']} at {known['at']}"
         )
         values = (
             f"{name} {'no number' if record[name] is None else record[name]}"
@@ -80,7 +81,7 @@ def what_was_seen(
     argv: Sequence[str], load: str, records: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
     """Yield what the step saw; of each attempt that did not see the same, by itself."""
-    starts = {start.get("attempt"): start for start in starts_of(Path(load))}
+    starts = {start.get("attempt"): start for start in starts_of(Path(load), warns=False)}
     newest = run_behind(load)
     runs = [run_of(starts.get(record.get("attempt"), {}), newest) for record in records]
     flags = {name: None for run in runs for name in flatten(run.config)}

@@ -12,27 +12,33 @@ from megatron.plan.checkpoint_plan import CheckpointPlan
 log = logging.getLogger(__name__)
 
 
-def removable(directory: Path, plan: CheckpointPlan, *, newest: int, in_use: int) -> list[str]:
+def removable(
+    directory: Path, plan: CheckpointPlan, *, newest: int, in_use: int, proven: int
+) -> list[str]:
     """Return the checkpoints of `directory` that are to go: see `superfluous`.
 
     One with a file `keep` in its folder stays, whatever the plan says.
     """
-    tags = superfluous(published_tags(directory), plan, newest=newest, in_use=in_use)
+    tags = published_tags(directory)
+    tags = superfluous(tags, plan, newest=newest, in_use=in_use, proven=proven)
     return [tag for tag in tags if not (directory / tag / KEEP).exists()]
 
 
 def superfluous(
-    tags: Sequence[str], plan: CheckpointPlan, *, newest: int, in_use: int
+    tags: Sequence[str], plan: CheckpointPlan, *, newest: int, in_use: int, proven: int
 ) -> list[str]:
-    """Return those of `tags`, the newest first, that need not be kept.
+    """Return those of `tags`, the newest first, that need not be kept (checkpoint retention).
 
-    Kept are the newest --keep-last, the multiples of --keep-every, and the one that the run went
-    on from. Of later iterations than the newest are only checkpoints that a run did not want or
-    could not read; they are left alone, and count for nothing.
+    Kept are the newest --keep-last, the multiples of --keep-every, the one that the run went on
+    from, and the newest that a finite step has followed with all behind it: weights that diverged
+    in a finite step show it in the next one. Of later iterations than the newest are only
+    checkpoints that a run did not want or could not read; they are left alone, and count for
+    nothing.
 
     Args:
         newest: the iteration that was saved last.
         in_use: the iteration that the run went on from; -1 for none.
+        proven: the newest saved iteration that a finite step has followed; -1 for none.
     """
     if not plan.keep_last:
         return []
@@ -40,7 +46,7 @@ def superfluous(
     kept = {in_use, *iterations[: plan.keep_last]}
     if plan.keep_every:
         kept |= {i for i in iterations if i % plan.keep_every == 0}
-    return [tag_of(i) for i in iterations if i not in kept]
+    return [tag_of(i) for i in iterations if i not in kept and i < proven]
 
 
 def prune(directory: Path, tags: Sequence[str]) -> None:

@@ -22,7 +22,8 @@ class CheckpointConfig:
 
     keep_last: int | None = None
     """Number of newest checkpoints in --save to keep; older ones are removed once a new one is
-    verified. All are kept when neither this nor --keep-every is said."""
+    verified and a finite step has followed it (default: all are kept, unless --keep-every is
+    given)."""
 
     keep_every: Annotated[int | None, Spelling("--keep-every", ("--save-retain-interval",))] = None
     """Keep the checkpoints of iterations that are multiples of this, too; --keep-last is 1 when

@@ -59,9 +59,13 @@ def summary(history: History, directory: Path, now: datetime) -> Iterator[tuple[
     yield "checkpoint", _newest(directory, history.iteration, now)
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | None) -> str:
     """Return a length of time for readers."""
-    return "?" if not math.isfinite(seconds) else str(timedelta(seconds=round(seconds)))
+    return (
+        "?"
+        if seconds is None or not math.isfinite(seconds)
+        else str(timedelta(seconds=round(seconds)))
+    )
 
 
 def number(value: Any) -> str:

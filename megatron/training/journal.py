@@ -5,13 +5,14 @@ import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
+from megatron.atomic_files import open_regular, require_regular
 from megatron.errors import CheckpointError, WrongCheckpointError
+from megatron.training.journal_records import COMPLETE, RecordParser
 
 JOURNAL = "journal.jsonl"
 START, ROLLBACK = "start", "rollback"
@@ -31,6 +32,8 @@ class Journal:
         self.file = directory / JOURNAL
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            if self.file.exists():
+                require_regular(self.file)
             with self.file.open("a+b") as stream:
                 # A run that was killed may have left half a line.
                 if stream.tell() and not _ends_a_line(stream):
@@ -93,23 +96,26 @@ def time_of(text: Any) -> datetime | None:
         return None
 
 
-def read_journal(directory: Path) -> Iterator[dict[str, Any]]:
+def read_journal(directory: Path, *, warns: bool = True) -> Iterator[dict[str, Any]]:
     """Yield the records of a run, the oldest first.
 
     Where the run went on from an older checkpoint, or went back to one, what came after that one
     is left out: it was done again.
+
+    Args:
+        warns: whether to warn of a line that is no record; not where it was read before.
     """
     standing: list[dict[str, Any]] = []
-    for record in _records(directory):
+    for record in _records(directory, warns=warns):
         if record["event"] in (START, ROLLBACK):
             standing = [r for r in standing if r["iteration"] <= record["iteration"]]
         standing.append(record)
     yield from standing
 
 
-def starts_of(directory: Path) -> list[dict[str, Any]]:
-    """Return the records of all starts of a run, the oldest first."""
-    return [record for record in _records(directory) if record["event"] == START]
+def starts_of(directory: Path, *, warns: bool = True) -> list[dict[str, Any]]:
+    """Return the records of all starts of a run, the oldest first; see `read_journal`."""
+    return [record for record in _records(directory, warns=warns) if record["event"] == START]
 
 
 def every_attempt(directory: Path, iteration: int) -> list[dict[str, Any]]:
@@ -121,14 +127,14 @@ def every_attempt(directory: Path, iteration: int) -> list[dict[str, Any]]:
     ]
 
 
-def _records(directory: Path) -> Iterator[dict[str, Any]]:
+def _records(directory: Path, *, warns: bool = True) -> Iterator[dict[str, Any]]:
     file = directory / JOURNAL
+    parser = RecordParser(file, COMPLETE, warns=warns)
     try:
-        with file.open(encoding="utf-8", errors="replace") as stream:
+        with open_regular(file) as stream:
             for line in stream:
-                # What a killed run had written half.
-                with suppress(json.JSONDecodeError):
-                    yield json.loads(line)
+                if record := parser.parse(line):
+                    yield record
     except (FileNotFoundError, NotADirectoryError) as error:
         raise WrongCheckpointError(f"{file}: {error.strerror}; no run has saved there") from error
     except OSError as error:

@@ -150,5 +150,5 @@ def _told(directory: Path, number: int) -> tuple[dict[str, Any], tuple[tuple[int
             f"--replay-step {number}: the journal in --load {directory} does not tell of that step"
         )
     rollbacks = [record for record in records if record["event"] == ROLLBACK]
-    spikes = rollbacks[-1]["all_passed_over"] if rollbacks else []
+    spikes = rollbacks[-1].get("all_passed_over", []) if rollbacks else []
     return steps[-1], tuple((first, last) for first, last in spikes)

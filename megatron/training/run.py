@@ -10,7 +10,7 @@ from pathlib import Path
 from megatron.checkpoint.publish import tidy
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
-from megatron.errors import ExitCode
+from megatron.errors import ExitCode, TrainingError
 from megatron.optim.schedule import learning_rate, weight_decay
 from megatron.parallel.groups import Groups
 from megatron.plan.plan import Plan
@@ -126,13 +126,15 @@ class Run:
         energy = _build_energy(plan, self.groups.rank, launch)
         profile = _build_profile(plan, self.groups.rank)
 
-        def save(state: TrainState, *, leaves: bool = False) -> None:
-            if checkpoints and state.iteration:
-                with self.watchdog.during("save", longer=True):
-                    checkpoints.save(state)
-                    checkpoints.finish()
-                    if leaves:
-                        checkpoints.verify()
+        def save(state: TrainState, *, leaves: bool = False) -> bool:
+            if not checkpoints or not state.iteration:
+                return True
+            with self.watchdog.during("save", longer=True):
+                is_saved = checkpoints.save(state)
+                checkpoints.finish()
+                if leaves:
+                    checkpoints.verify()
+                return is_saved
 
         stop = Stop(plan.training, started_from=started_from, requests=requests, save=save)
         self.evaluation.heed(lambda: requests.agree()[0] is not None)
@@ -149,11 +151,12 @@ class Run:
         if done_now and self.valid:
             with self.watchdog.during("evaluation"):
                 self.evaluation.validate(state, "the end of training for val data")
-        save(state, leaves=True)
+        if not save(state, leaves=True):
+            reason = self._without_save(reason, stop)
         if done_now:
             with self.watchdog.during("evaluation"):
                 self.evaluation.test(self.test, state)
-        requests.restore()
+        requests.ignore()
         for closing in (profile, energy):
             if closing:
                 closing.close(state)
@@ -166,6 +169,19 @@ class Run:
             told = {"iteration": state.iteration, "reason": reason}
             self.journal.write(END, {**told, "exit_code": int(stop.exit_code)})
         return stop.exit_code
+
+    def _without_save(self, reason: str, stop: Stop) -> str:
+        """Return `reason` with what it means that the newest step could not be saved.
+
+        Raises:
+            TrainingError: the run would say that it is finished.
+        """
+        assert self._checkpoints  # nothing else refuses to save
+        told = f"{reason}, without a save: the loss or gradient of iteration "
+        told += f"{self.state.iteration} is not finite{self._checkpoints.advice()}"
+        if stop.exit_code == ExitCode.FINISHED:
+            raise TrainingError(told)
+        return told
 
     def _take_steps(
         self,
@@ -217,7 +233,7 @@ class Run:
             StepRecords(self.journal) if self.journal else None,
             self.tensorboard,
             # Before anybody evaluates or saves what they refuse.
-            *self._guards(),
+            *self._guards(checkpoints),
             Named(self.evaluation, watchdog, "evaluation") if self.valid else None,
             Named(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
             self.chaos,
@@ -234,13 +250,14 @@ class Run:
                 journal=self.journal,
             )
 
-    def _guards(self) -> Iterator[Hook]:
+    def _guards(self, checkpoints: Checkpoints | None) -> Iterator[Hook]:
         plan = self.plan
         if plan.guards.spikes.is_on:
             before = steps_before(Path(plan.checkpoint.save), plan.guards.spikes)
             yield SpikeGuard(plan.guards.spikes, before)
         if most := plan.training.max_nan_steps:
-            yield NanGuard(most, seeks_scale=plan.precision.dtype == "fp16")
+            advice = checkpoints.advice if checkpoints else lambda: ""
+            yield NanGuard(most, seeks_scale=plan.precision.dtype == "fp16", advice=advice)
         if interval := plan.training.replica_check_interval:
             yield ReplicaCheck(
                 self.engine,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from megatron.checkpoint.lock import locked
 from megatron.checkpoint.manifest import FileRecord, Manifest, damage, names_in, record_file
-from megatron.checkpoint.names import published_tags, staging_tag_of, tag_of
+from megatron.checkpoint.names import iteration_of, published_tags, staging_tag_of, tag_of
 from megatron.checkpoint.publish import clear_staging, discard_staging, publish_written
 from megatron.checkpoint.retention import prune, removable
 from megatron.checkpoint.space import expected_size, is_full_disk, require_space
@@ -28,6 +28,7 @@ from megatron.parallel.sharding import shard_of
 from megatron.plan.plan import Plan
 from megatron.training.collectives import agreed, from_rank_0, gathered, share_of
 from megatron.training.loop import Hook, StepResult
+from megatron.training.nan_guard import is_finite
 from megatron.training.rescue import UnderWay, finish_alone
 from megatron.training.state import TrainState
 from megatron.training.system_info import system_info
@@ -54,6 +55,10 @@ class Checkpoints(Hook):
     With --async-save a save goes on in the background, one at a time: its collectives happen
     between steps only, where all ranks are in step.
 
+    Nothing is saved while the newest step has no finite loss and gradient: the save that was due
+    follows the next finite step. A checkpoint is proven by the first finite step after it, and
+    only then may it take the place of older ones.
+
     Args:
         saved: the iteration whose checkpoint is in --save already, if there is one.
     """
@@ -63,7 +68,10 @@ class Checkpoints(Hook):
         self._plan = plan
         self._config = config
         self._directory = Path(plan.checkpoint.save)
+        self._seeks_scale = plan.precision.dtype == "fp16"
         self._saved = self._went_on_from = saved
+        self._proven = -1
+        self._is_finite, self._is_owed, self._is_untidy = True, False, False
         self.system_info = system_info()
         in_background = plan.checkpoint.in_background
         self._executor: Executor = ThreadPoolExecutor(1) if in_background else AtOnce()
@@ -80,7 +88,11 @@ class Checkpoints(Hook):
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
         """Save when it is due; otherwise look after the save that is under way."""
-        if state.iteration % self._plan.checkpoint.interval == 0:
+        self._is_finite = is_finite(step, seeks_scale=self._seeks_scale)
+        if self._saved > self._proven and not self._is_any_not_finite():
+            self._proven, self._is_untidy = self._saved, True
+            self._tidy()
+        if self._is_owed or state.iteration % self._plan.checkpoint.interval == 0:
             self.save(state)
         elif self._stage:
             # Failures first: nobody waits for ranks that still write.
@@ -88,15 +100,26 @@ class Checkpoints(Hook):
             if failed or not busy:
                 self._go_on()
 
-    def save(self, state: TrainState) -> None:
+    def save(self, state: TrainState) -> bool:
         """Save `state` and everything behind it, unless this very iteration is saved.
 
-        With --async-save it may be under way when this returns; see `finish`.
+        Return False where nothing is saved because the newest step has no finite loss and
+        gradient. With --async-save the save may be under way when this returns; see `finish`.
 
         Communication: every rank must call this, in step.
         """
         if self._saved == state.iteration:
-            return
+            return True
+        if self._is_any_not_finite():
+            if not self._is_owed:
+                log.warning(
+                    "not saving at iteration %d: its loss or gradient is not finite; the next "
+                    "finite step is saved",
+                    state.iteration,
+                )
+            self._is_owed = True
+            return False
+        self._is_owed = False
         self.finish()
         log.info("saving checkpoint at iteration %7d to %s", state.iteration, self._directory)
         started_at = time.perf_counter()
@@ -114,10 +137,30 @@ class Checkpoints(Hook):
             log.info("  copied in %.2f s; training goes on while it is written", seconds)
         else:
             self.finish()
+        return True
+
+    def advice(self) -> str:
+        """Return which checkpoint to go on from after a run that ends without a finite loss."""
+        if self._saved < 0:
+            return ""
+        newest, iteration = tag_of(self._saved), self._saved
+        if self._proven == iteration:
+            return f"; the same command goes on from {newest}, which a finite step has followed"
+        older = [
+            i
+            for tag in published_tags(self._directory)
+            if (i := iteration_of(tag) or 0) < iteration
+        ]
+        told = f"; no finite step has followed {newest}, so its weights may be the cause: "
+        if not older:
+            return told + "start again in another --save if the next start fails too"
+        return told + f"--ckpt-step {older[0]} goes on from the one before it"
 
     def goes_on_from(self, iteration: int) -> None:
         """Note that the run is where it saved `iteration`, and steps behind it come again."""
         self._saved = self._went_on_from = iteration
+        self._proven = -1
+        self._is_finite, self._is_owed, self._is_untidy = True, False, False
         self._unread = []  # of steps that do not count any more
 
     def finish(self) -> None:
@@ -162,6 +205,13 @@ class Checkpoints(Hook):
         except CheckpointError as error:
             log.error("the checkpoint of iteration %d is not finished (%s)", iteration, error)
 
+    def _is_any_not_finite(self) -> bool:
+        """Whether any rank sees a newest step without a finite loss and gradient.
+
+        Communication: one all-reduce of a byte.
+        """
+        return agreed([not self._is_finite])[0]
+
     def _tell_saved(self, iteration: int) -> None:
         log.info(
             "  successfully saved checkpoint at iteration %7d to %s", iteration, self._directory
@@ -181,6 +231,7 @@ class Checkpoints(Hook):
             busy = agreed([not _is_done(stage)])[0]
             raise self._not_written(self._saved, "; ".join(problems), is_over=not busy)
         self._stage = stage.then()
+        self._tidy()
 
     def _make_room(self, iteration: int) -> None:
         """Have an empty folder to write to, on a disk that the checkpoint fits on."""
@@ -260,26 +311,36 @@ class Checkpoints(Hook):
             taken, self._unpublished = self._unpublished, None
         return taken
 
-    def _published(self, iteration: int, files: list[FileRecord]) -> _Stage | None:
+    def _published(self, iteration: int, files: list[FileRecord]) -> None:
         self._unpublished = None
         self._tell_saved(iteration)
-        self._unread = files
-        return self._verification(iteration, files)
+        self._unread, self._is_untidy = files, True
 
-    def _verification(self, iteration: int, files: list[FileRecord]) -> _Stage | None:
-        """Read again what was written, if older checkpoints go because of it."""
+    def _tidy(self) -> None:
+        """Begin to remove what is not kept any more, once nothing else is under way."""
+        if self._stage or not self._is_untidy:
+            return
+        self._is_untidy = False
+        if self._plan.checkpoint.keep_last:
+            self._stage = self._verification()
+        if not self._plan.checkpoint.in_background:
+            self.finish()
+
+    def _verification(self) -> _Stage | None:
+        """Read again what was written last, if older checkpoints go because of it."""
         names = from_rank_0(
             lambda: removable(
                 self._directory,
                 self._plan.checkpoint,
-                newest=iteration,
+                newest=self._saved,
                 in_use=self._went_on_from,
+                proven=self._proven,
             )
         )
         if not names:
             return None
-        newest = self._directory / tag_of(iteration)
-        found = self._executor.submit(damage, newest, share_of(files), forgets_cached=True)
+        newest = self._directory / tag_of(self._saved)
+        found = self._executor.submit(damage, newest, share_of(self._unread), forgets_cached=True)
         return _Stage([found], lambda: self._removal(names, found.result()))
 
     def _removal(self, names: list[str], found: list[str]) -> _Stage:

@@ -107,7 +107,7 @@ def steps_before(save: Path, policy: SpikePlan) -> list[Watched]:
     """
 
     def read() -> list[Watched]:
-        records = (r for r in read_journal(save) if r["event"] == STEP)
+        records = (r for r in read_journal(save, warns=False) if r["event"] == STEP)
         last = deque(records, maxlen=policy.window)
         return [
             Watched(math.nan if r["lm_loss"] is None else r["lm_loss"], r.get("grad_norm"))

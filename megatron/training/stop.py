@@ -13,7 +13,7 @@ class Stop:
 
     Args:
         requests: what may be asked from outside; all ranks follow when one is asked.
-        save: what a request to save calls.
+        save: what a request to save calls; returns whether the state is saved.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class Stop:
         *,
         started_from: int,
         requests: Requests | None = None,
-        save: Callable[[TrainState], None] | None = None,
+        save: Callable[[TrainState], bool] | None = None,
     ):
         self._plan = plan
         self._started_from = started_from
@@ -38,9 +38,9 @@ class Stop:
         if self.is_done(state):
             return f"training is done after {state.iteration} iterations"
         wish, saves = self._requests.agree()
-        # Before the first step there is nothing to save; the file waits.
-        if saves and self._save and self._requests.save and state.iteration:
-            self._save(state)
+        # Before the first step there is nothing to save, and without a finite loss nothing worth
+        # it; the file waits.
+        if saves and self._save and self._requests.save and state.iteration and self._save(state):
             self._requests.save.done()
         if wish:
             self.exit_code = wish.exit_code

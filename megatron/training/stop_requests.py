@@ -99,7 +99,8 @@ class Signals:
 
     def __init__(self) -> None:
         self._received: str | None = None
-        self._usual = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+        for number in _SIGNALS:
+            signal.signal(number, self._receive)
 
     def is_made(self) -> bool:
         """Whether a signal came."""
@@ -109,10 +110,10 @@ class Signals:
         """Return what is told at the end."""
         return f"exiting program after receiving {self._received or 'a signal on another rank'}"
 
-    def restore(self) -> None:
-        """Give the signals their usual effect."""
-        for number, usual in self._usual.items():
-            signal.signal(number, usual)
+    def ignore(self) -> None:
+        """Ignore these signals from now on, for a run that has saved and is leaving."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._received == signal.SIGINT.name:
@@ -174,7 +175,7 @@ class Requests:
     Args:
         ends: what may ask for the end.
         save: what may ask for a checkpoint.
-        restore: called when nobody listens any more.
+        ignore: has signals ignored from then on, so that none changes the exit code.
     """
 
     def __init__(
@@ -182,11 +183,11 @@ class Requests:
         ends: Sequence[Request] = (),
         *,
         save: SaveFile | None = None,
-        restore: Callable[[], None] = lambda: None,
+        ignore: Callable[[], None] = lambda: None,
     ):
         self.ends = list(ends)
         self.save = save
-        self.restore = restore
+        self.ignore = ignore
 
     def agree(self) -> tuple[Request | None, bool]:
         """Return the first wish to end that any rank sees, and whether to save.
@@ -219,13 +220,13 @@ def build_requests(
         is_launcher_lost: whether this rank's launcher has ended.
     """
     ends: list[Request] = []
-    restore: Callable[[], None] = lambda: None  # noqa: E731
+    ignore: Callable[[], None] = lambda: None  # noqa: E731
     if plan.kill_switch:
         ends.append(KillSwitch(plan.kill_switch, looks=rank == 0))
     if plan.exits_on_signal:
         signals = Signals()
         ends += [signals, LostLauncher(is_launcher_lost)]
-        restore = signals.restore
+        ignore = signals.ignore
     if plan.exit_after_minutes:
         ends.append(TimeLimit(plan.exit_after_minutes, started_at=started_at, looks=rank == 0))
-    return Requests(ends, save=SaveFile(save, looks=rank == 0) if save else None, restore=restore)
+    return Requests(ends, save=SaveFile(save, looks=rank == 0) if save else None, ignore=ignore)

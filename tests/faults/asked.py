@@ -2,6 +2,7 @@
 
 import os
 import time
+from signal import SIGTERM
 from threading import Event
 from typing import Any
 
@@ -15,12 +16,17 @@ MOMENTS = {
 """What is done at each: a class or a module, and its function."""
 
 
+STORM = 200
+"""How often each rank gets SIGTERM once it has saved and leaves: launchers are not patient."""
+
+
 def signal_in(moment: str, struck: int, number: int, rank: int) -> None:
     """Have the rank `struck` get the signal `number` when it is first at `moment`, and be slow."""
     from pkgutil import resolve_name
 
     from megatron.training.save import Checkpoints
 
+    _storm_at_the_end()
     if rank != struck:
         return
     where, name = MOMENTS[moment]
@@ -42,3 +48,26 @@ def signal_in(moment: str, struck: int, number: int, rank: int) -> None:
     setattr(owner, name, struck_first)
     if moment == "save":
         Checkpoints.save = wait_and_save
+
+
+def _storm_at_the_end() -> None:
+    import torch.distributed as dist
+
+    from megatron.training.journal import Journal
+
+    leave, write = dist.destroy_process_group, Journal.write
+
+    def storm() -> None:
+        for _ in range(STORM):
+            os.kill(os.getpid(), SIGTERM)
+
+    def leave_in_a_storm() -> None:
+        storm()
+        leave()
+
+    def write_in_a_storm(journal: Journal, event: str, record: dict[str, Any]) -> None:
+        if event == "end":
+            storm()
+        write(journal, event, record)
+
+    dist.destroy_process_group, Journal.write = leave_in_a_storm, write_in_a_storm

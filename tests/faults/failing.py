@@ -1,6 +1,7 @@
 """Ranks on which something fails while a checkpoint is being written."""
 
 import math
+import os
 import time
 from typing import Any
 
@@ -67,3 +68,20 @@ def fails_in_step(failing: str, struck: int, iteration: int, rank: int) -> None:
         return read(stream)
 
     loop._take_step, Stream.__next__ = step, read_or_fail
+
+
+def has_no_finite_loss_from(first: int, number: int | None, rank: int) -> None:
+    """Have the loss be NaN from step `first` on; this process gets signal `number` a step later."""
+    from dataclasses import replace
+
+    from megatron.training import loop
+
+    take_step = loop._take_step
+
+    def step(engine: Any, batches: Any, schedule: Any, state: Any) -> Any:
+        taken = take_step(engine, batches, schedule, state)
+        if number and state.iteration == first:
+            os.kill(os.getpid(), number)
+        return replace(taken, loss=math.nan) if state.iteration + 1 >= first else taken
+
+    loop._take_step = step

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from engines import batches_of, engine_of
 from ranks import outcomes_on_ranks, require_passed
+from steps import step
 from tiny import tiny_config
 
 from megatron.checkpoint import writer
@@ -80,7 +81,7 @@ def saved_twice(layout, rank):
         iteration = 3
         while behind.is_under_way:
             engine.train_batch(batches)
-            behind.after_step(TrainState(iteration=iteration), None)
+            behind.after_step(TrainState(iteration=iteration), step(1.0))
             iteration += 1
         one, other = (folder / name / "global_step2" for name in ("sync", "async"))
         files = read_manifest(one).files, read_manifest(other).files
@@ -136,7 +137,7 @@ def a_disk_that_is_full_for_one_rank_ends_all(rank):
                 ):
                     checkpoints.save(TrainState(iteration=10))
                     for iteration in range(11, 100_000):
-                        checkpoints.after_step(TrainState(iteration=iteration), None)
+                        checkpoints.after_step(TrainState(iteration=iteration), step(1.0))
             finally:
                 writer.write_state = write_state
             assert published_tags(to) == ["global_step5"]
@@ -160,7 +161,7 @@ def nothing_counts_before_all_files_do(rank):
             written = [file.result() for file in checkpoints._stage.work] if rank == 0 else []
             assert all((folder / "staging-global_step5" / file.name).exists() for file in written)
             for iteration in (6, 7, 8):
-                checkpoints.after_step(TrainState(iteration=iteration), None)
+                checkpoints.after_step(TrainState(iteration=iteration), step(1.0))
             assert checkpoints.is_under_way
             assert not (folder / "staging-global_step5" / "manifest.json").exists()
             assert published_tags(folder) == []

@@ -14,11 +14,12 @@ from megatron.errors import ConfigError
 SAVE = ("--save", "runs", "--save-interval", "5")
 
 
-def kept_of(iterations, *flags, newest=None, in_use=-1):
+def kept_of(iterations, *flags, newest=None, in_use=-1, proven=None):
     tags = [tag_of(i) for i in sorted(iterations, reverse=True)]
     newest = max(iterations) if newest is None else newest
     plan = tiny_plan(*SAVE, *flags).checkpoint
-    gone = superfluous(tags, plan, newest=newest, in_use=in_use)
+    proven = newest if proven is None else proven
+    gone = superfluous(tags, plan, newest=newest, in_use=in_use, proven=proven)
     return {i for i in iterations if tag_of(i) not in gone}
 
 
@@ -39,6 +40,14 @@ def test_multiples_are_kept_beside_the_newest():
 
 def test_the_one_that_the_run_went_on_from_is_kept():
     assert kept_of({5, 10, 15, 20}, "--keep-last", "1", in_use=5) == {5, 20}
+
+
+def test_nothing_goes_for_one_that_no_finite_step_has_followed():
+    every = {5, 10, 15, 20}
+    assert kept_of(every, "--keep-last", "1", proven=15) == {15, 20}
+    assert kept_of(every, "--keep-last", "1", proven=10) == {10, 15, 20}
+    assert kept_of(every, "--keep-last", "3", proven=10) == {10, 15, 20}
+    assert kept_of(every, "--keep-last", "1", proven=-1) == every
 
 
 def test_later_ones_that_could_not_be_read_do_not_take_the_place_of_the_newest():

@@ -1,12 +1,14 @@
 """The run's record."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from tiny import tiny_config
 
 from megatron.errors import CheckpointError
+from megatron.monitoring.journal_reader import JournalReader
 from megatron.training.flags_file import flags_said
 from megatron.training.journal import Journal, every_attempt, now, read_journal
 from megatron.training.loop import StepResult
@@ -94,4 +96,69 @@ def test_a_disk_that_takes_no_record_is_told(tmp_path):
 
 def test_a_directory_without_a_run_is_told(tmp_path):
     with pytest.raises(CheckpointError, match="no run has saved there"):
+        every_attempt(tmp_path, 1)
+
+
+STEP = {
+    **{"event": "step", "run": "a1", "attempt": 1, "iteration": 1, "first_sample": 0, "samples": 4},
+    **{"tokens": 32, "seq_length": 8, "lm_loss": 1.0, "learning_rate": 0.1, "loss_scale": 1.0},
+    **{"skipped": False, "seconds": 0.5, "at": "2025-01-02T03:04:05+00:00", "host": "n"},
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("5", "no record of a run"),
+        ("null", "no record of a run"),
+        ('{"evemt": "start", "iteration": 1}', "a record without event"),
+        ('{"event": "start", "iterathon": 1}', "a record without iteration"),
+        ('{"event": "start", "iteration": "1"}', "a record whose iteration is '1'"),
+        ('{"event": "start", "iteration": -1}', "a record whose iteration is '-1'"),
+        ('{"event": "start", "iteration": 1, "flags": 3}', "a record whose flags is '3'"),
+        ('{"event": ["start"], "iteration": 1}', "a record whose event is"),
+        (json.dumps(STEP | {"samples": 2**70}), "a record whose samples is '11805"),
+        (json.dumps(STEP | {"lm_loss": "1"}), "a record whose lm_loss is '1'"),
+        ("[" * 100_000, ""),
+        ('{"event": "start", "iteration": ' + "9" * 5000 + "}", ""),
+        ('{"event": "step", "iter', ""),
+        ("\x00\x00\x00\x00", ""),
+    ],
+)
+def test_a_wrong_line_is_skipped_by_every_reader_with_one_warning(tmp_path, told, line, problem):
+    journal = Journal(tmp_path)
+    journal.start(0, {})
+    journal.write("step", {name: STEP[name] for name in STEP if name != "event"})
+    with (tmp_path / "journal.jsonl").open("a") as stream:
+        stream.write(f"{line}\n{line}\n")
+    again = Journal(tmp_path)
+    assert (again.run, again.attempt) == (journal.run, 1)
+    again.start(1, {})
+    expected = [1] if problem else []
+    assert [told.count(text) for text in told if "line 3: " in text and problem in text] == expected
+    told.clear()
+    seen = [
+        [*read_journal(tmp_path)],
+        [*JournalReader(tmp_path).new_records()],
+        [*every_attempt(tmp_path, 1)],
+    ]
+    assert [[record["event"] for record in records] for records in seen[:2]] == [
+        ["start", "step", "start"]
+    ] * 2
+    assert [read_step(record).step.loss for record in seen[2]] == [1.0]
+    assert len(told) == 3 * len(expected)
+
+
+def test_a_step_that_lacks_something_is_for_watchers_alone(tmp_path, told):
+    (tmp_path / "journal.jsonl").write_text(json.dumps(STEP).replace("lm_loss", "lm_lors") + "\n")
+    assert [*read_journal(tmp_path)] == []
+    assert "line 1: a record of event 'step' without lm_loss" in told[0]
+    assert len([*JournalReader(tmp_path).new_records()]) == 1
+
+
+def test_a_journal_that_is_a_fifo_is_told_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "journal.jsonl")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        Journal(tmp_path)
+    with pytest.raises(CheckpointError, match="not a regular file"):
         every_attempt(tmp_path, 1)

@@ -6,6 +6,11 @@ from megatron.errors import TrainingError
 from megatron.training.journal import Journal
 from megatron.training.replay import _told
 
+STEP = {
+    **{"first_sample": 0, "samples": 4, "tokens": 32, "seq_length": 8, "learning_rate": 0.1},
+    **{"loss_scale": 1.0, "skipped": False, "seconds": 0.5},
+}
+
 
 def test_spikes_are_those_of_the_attempt_that_stands(tmp_path):
     journal = Journal(tmp_path)
@@ -17,7 +22,7 @@ def test_spikes_are_those_of_the_attempt_that_stands(tmp_path):
         "rollback", {**rollback, "iteration": 4, "spike": 9, "all_passed_over": [(8, 8), (9, 9)]}
     )
     for loss, iteration in enumerate((5, 10), 1):
-        journal.write("step", {"iteration": iteration, "lm_loss": loss})
+        journal.write("step", STEP | {"iteration": iteration, "lm_loss": loss})
     record, spikes = _told(tmp_path, 10)
     assert record["lm_loss"] == 2
     assert spikes == ((8, 8), (9, 9))
@@ -25,5 +30,5 @@ def test_spikes_are_those_of_the_attempt_that_stands(tmp_path):
         _told(tmp_path, 9)
     # Started once more from before all of that.
     journal.start(2, {})
-    journal.write("step", {"iteration": 3, "lm_loss": 3})
+    journal.write("step", STEP | {"iteration": 3, "lm_loss": 3})
     assert _told(tmp_path, 3)[1] == ()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from steps import step
 from tiny import tiny_config, tiny_plan
 from torch import nn
 
@@ -124,7 +125,9 @@ def test_what_is_read_again_comes_from_the_disk_and_not_from_memory(job, monkeyp
     assert forgotten == {job.directory / "global_step5" / name for name in names}
     forgotten.clear()
     plan = tiny_plan(*job.flags, "--keep-last", "1")
-    Checkpoints(job.engine, plan, job.config).save(TrainState(iteration=10))
+    checkpoints = Checkpoints(job.engine, plan, job.config)
+    checkpoints.save(TrainState(iteration=10))
+    checkpoints.after_step(TrainState(iteration=11), step(1.0))
     assert forgotten == {job.directory / "global_step10" / name for name in names}
     assert published_tags(job.directory) == ["global_step10"]
 
@@ -140,7 +143,7 @@ def test_a_run_that_has_gone_back_may_leave_at_once(job):
 
 def test_saving_is_due_at_multiples_of_the_interval(job):
     for iteration in range(1, 12):
-        job.checkpoints.after_step(TrainState(iteration=iteration), step=None)
+        job.checkpoints.after_step(TrainState(iteration=iteration), step(1.0))
     assert published_tags(job.directory) == ["global_step10", "global_step5"]
 
 
@@ -342,8 +345,8 @@ def test_old_checkpoints_go_when_the_new_one_is_verified(job, told):
     job.save(5)
     plan = tiny_plan(*job.flags, "--keep-last", "2", "--keep-every", "20")
     checkpoints = Checkpoints(job.engine, plan, job.config, saved=5)
-    for iteration in range(10, 45, 5):
-        checkpoints.save(TrainState(iteration=iteration))
+    for iteration in range(6, 41):
+        checkpoints.after_step(TrainState(iteration=iteration), step(1.0))
     assert published_tags(job.directory) == [f"global_step{i}" for i in (40, 35, 20, 5)]
     assert (job.directory / "latest").read_text() == "global_step40"
     assert f"  removed {job.directory / 'global_step10'}, which is not to be kept" in told
@@ -359,8 +362,10 @@ def test_nothing_goes_when_the_new_one_is_not_what_was_written(job, monkeypatch)
         (directory / f"global_step{iteration}" / "weights.pt").write_bytes(b"")
 
     monkeypatch.setattr(publish, "publish", publish_and_break)
+    checkpoints = Checkpoints(job.engine, plan, job.config)
+    checkpoints.save(TrainState(iteration=10))
     with pytest.raises(CheckpointError, match="weights.pt has 0 bytes .*"):
-        Checkpoints(job.engine, plan, job.config).save(TrainState(iteration=10))
+        checkpoints.after_step(TrainState(iteration=11), step(1.0))
     assert job.resume().iteration == 5
 
 

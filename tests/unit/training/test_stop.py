@@ -67,29 +67,42 @@ def test_the_time_limit_counts_from_the_start(group):
     assert first_reason([over]) == "exiting program after 2.0 minutes"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_the_run(group, number):
-    usual = signal.getsignal(number)
+NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+
+
+@pytest.fixture
+def usual_signals():
+    """Gives the signals of this process their usual effect again."""
+    usual = {number: signal.getsignal(number) for number in NUMBERS}
+    yield
+    for number, effect in usual.items():
+        signal.signal(number, effect)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_ends_the_run(group, usual_signals, number):
     signals = Signals()
-    try:
-        assert first_reason([signals]) is None
+    assert first_reason([signals]) is None
+    os.kill(os.getpid(), number)
+    assert first_reason([signals]) == f"exiting program after receiving {number.name}"
+
+
+def test_a_second_interrupt_ends_the_process_and_other_signals_do_not(group, usual_signals):
+    Signals()
+    # Launchers send several for one wish.
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
         os.kill(os.getpid(), number)
-        assert first_reason([signals]) == f"exiting program after receiving {number.name}"
-    finally:
-        signals.restore()
-    assert signal.getsignal(number) == usual
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_second_interrupt_ends_the_process_and_other_signals_do_not(group):
-    signals = Signals()
-    try:
-        # Launchers send several for one wish.
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
-            os.kill(os.getpid(), number)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        signals.restore()
+def test_signals_are_ignored_once_the_run_has_saved_and_leaves(group, usual_signals):
+    wished = replace(PLAN, exits_on_signal=True)
+    requests = build_requests(wished, save="", rank=0, started_at=0.0)
+    requests.ignore()
+    for number in NUMBERS * 2:
+        os.kill(os.getpid(), number)
+    assert requests.agree()[0] is None
 
 
 def test_a_lost_launcher_ends_the_run(group):
@@ -114,9 +127,17 @@ def test_a_kill_switch_asks_nobody_to_go_on(group, tmp_path):
     assert stop.exit_code == ExitCode.FINISHED
 
 
+NOT_FINITE_AT = 7
+
+
 def saving_stop(tmp_path, saved):
     requests = Requests(save=SaveFile(str(tmp_path), looks=True))
-    return Stop(PLAN, started_from=0, requests=requests, save=lambda s: saved.append(s.iteration))
+
+    def save(state):
+        saved.append(state.iteration)
+        return state.iteration != NOT_FINITE_AT
+
+    return Stop(PLAN, started_from=0, requests=requests, save=save)
 
 
 def test_a_file_asks_for_a_checkpoint_and_the_run_goes_on(group, tmp_path):
@@ -131,6 +152,15 @@ def test_a_file_asks_for_a_checkpoint_and_the_run_goes_on(group, tmp_path):
     assert not (tmp_path / SAVE_FILE).exists()
 
 
+def test_a_file_that_asks_for_a_checkpoint_waits_for_a_finite_step(group, tmp_path):
+    saved = []
+    stop = saving_stop(tmp_path, saved)
+    (tmp_path / SAVE_FILE).touch()
+    assert [stop(TrainState(iteration=i)) for i in (NOT_FINITE_AT, 8, 9)] == [None] * 3
+    assert saved == [NOT_FINITE_AT, 8]
+    assert not (tmp_path / SAVE_FILE).exists()
+
+
 def test_a_file_that_cannot_be_removed_asks_once(group, tmp_path, told):
     saved = []
     stop = saving_stop(tmp_path, saved)
@@ -140,12 +170,11 @@ def test_a_file_that_cannot_be_removed_asks_once(group, tmp_path, told):
     assert "cannot be removed" in told[0]
 
 
-def test_the_plan_says_who_may_ask(tmp_path):
+def test_the_plan_says_who_may_ask(tmp_path, usual_signals):
     nobody = build_requests(PLAN, save="", rank=0, started_at=0.0)
     assert (nobody.ends, nobody.save) == ([], None)
     wished = replace(PLAN, kill_switch="file", exits_on_signal=True, exit_after_minutes=5)
     requests = build_requests(wished, save=str(tmp_path), rank=1, started_at=0.0)
-    requests.restore()
     kinds = [type(request) for request in requests.ends]
     assert kinds == [KillSwitch, Signals, LostLauncher, TimeLimit]
     (tmp_path / SAVE_FILE).touch()
