@@ -351,6 +351,7 @@ DATA = {
         without=("--data-path",),
     ),
     "dataloader_type": Turned("--dataloader-type cyclic", "batches"),
+    "sample_order": Turned("--sample-order megatron-core", "batches", on="--split 1,1,1"),
     "data_impl": Turned("--data-impl lazy", "error", says="open it with --dataset-impl mmap"),
     "data_cache_path": Turned("--data-cache-path {run}/elsewhere", "files"),
 }

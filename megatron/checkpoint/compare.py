@@ -63,14 +63,16 @@ def require_same(
     *,
     with_optimizer: bool = True,
     with_schedule: bool = False,
+    with_samples: bool = False,
 ) -> None:
-    """Refuse a checkpoint of another network, number format, optimizer or learning rate.
+    """Refuse a checkpoint of another network, dtype, optimizer, learning rate or sample order.
 
     Args:
         then: the plan in the checkpoint's manifest, as nested dictionaries.
         now: this run's plan, likewise.
         with_optimizer: whether its state is taken too.
         with_schedule: whether the learning rate must be that of the saved run.
+        with_samples: whether the run continues after the samples that the saved run consumed.
 
     Raises:
         WrongCheckpointError: lists every difference.
@@ -103,8 +105,23 @@ def require_same(
                 "--global-batch-size, of the whole run where no --lr-decay-… flag says another)"
             )
         refusals.append(text)
+    if with_samples:
+        refusals += _of_sample_order(then, now, folder)
     if refusals:
         raise WrongCheckpointError("\n".join(refusals))
+
+
+def _of_sample_order(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> list[str]:
+    # Checkpoints from before this flag are of runs with its first value.
+    saved = then.get("data", {}).get("sample_order", "bigscience")
+    order = now["data"]["sample_order"]
+    if saved == order:
+        return []
+    return [
+        f"{folder} was saved by a run with --sample-order {saved}, and this run has {order}, which "
+        "would train on some samples again and never on others; write "
+        f"--sample-order {saved}, or --finetune to start over with the weights alone"
+    ]
 
 
 def _of_schedule(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+SampleOrder = Literal["bigscience", "megatron-core"]
+"""Programs whose sample order a run can have."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -38,6 +41,10 @@ class DataConfig:
     dataloader_type: Literal["single", "cyclic"] = "single"
     """Order of the samples: single goes through them once, cyclic through a new permutation of them
     as often as is needed."""
+
+    sample_order: SampleOrder = "bigscience"
+    """Rules that cut --split, shuffle the last epoch and size the parts of a blend: those of
+    BigScience's Megatron-DeepSpeed, or those of current Megatron-LM (megatron-core)."""
 
     data_impl: Literal["lazy", "cached", "mmap", "infer"] = "infer"
     """Format of the token files; infer looks at each."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.config.data import SampleOrder
 from megatron.data.blend_steps import follow, lanes_for
 from megatron.data.checked_map import IndexMap
 from megatron.data.index_cache import cached_maps
@@ -19,13 +20,19 @@ _WARM_UP = 500  # steps that a stretch starts early, to forget where it started
 _PIECES = 16  # of a stretch, after each of which it is compared with an earlier attempt
 
 
-def samples_wanted(weights: Sequence[float], num_samples: int) -> list[int]:
+def samples_wanted(
+    weights: Sequence[float], num_samples: int, sample_order: SampleOrder = "bigscience"
+) -> list[int]:
     """Return how many samples a blend of `num_samples` asks of each data set.
 
     A data set never gives more than its weight times the samples of the blend so far, plus one.
-    Source: Megatron-LM: half a percent more than the weight says.
+    Source: half a percent more than the weight says: of its exact samples in BigScience's
+        Megatron-DeepSpeed, of its samples rounded up in Megatron Core.
     """
-    return [math.ceil(num_samples * share * 1.005) for share in shares_of(weights)]
+    exact = [num_samples * share for share in shares_of(weights, sample_order)]
+    if sample_order == "megatron-core":
+        return [math.ceil(math.ceil(count) * 1.005) for count in exact]
+    return [math.ceil(count * 1.005) for count in exact]
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,9 @@ class BlendOrder:
     samples: IndexMap
 
 
-def blend_order(weights: Sequence[float], num_samples: int) -> BlendOrder:
+def blend_order(
+    weights: Sequence[float], num_samples: int, sample_order: SampleOrder = "bigscience"
+) -> BlendOrder:
     """Return where the samples of a blend come from.
 
     Sample i comes from the data set that is furthest behind its share of the first i samples: d
@@ -50,7 +59,7 @@ def blend_order(weights: Sequence[float], num_samples: int) -> BlendOrder:
     Shapes: -> [num_samples] int16 (int32 above 32767 data sets) and int32 (int64 above 2 ** 31).
     Source: Megatron-LM's build_blending_indices, rounding to float64 included.
     """
-    shares = np.array(shares_of(weights), dtype=np.float64)
+    shares = np.array(shares_of(weights, sample_order), dtype=np.float64)
     shares /= shares.sum()
     num_lanes = min(lanes_for(len(shares)), num_samples // (4 * _WARM_UP) + 1)
     piece = -(-num_samples // (num_lanes * _PIECES))
@@ -98,7 +107,7 @@ class BlendedDataset:
     """Data sets read as one of `num_samples` samples, in proportion to their weights.
 
     Args:
-        datasets: each with at least as many samples as `samples_wanted` says.
+        datasets: each with at least as many samples as `samples_wanted` returns.
         prefix: of the token files beside which the order is kept; see `cached_maps`.
 
     Raises:
@@ -113,17 +122,19 @@ class BlendedDataset:
         num_samples: int,
         prefix: str,
         cache_directory: str | Path | None = None,
+        sample_order: SampleOrder = "bigscience",
     ):
         self.datasets = datasets
-        for dataset, wanted in zip(datasets, samples_wanted(weights, num_samples), strict=True):
+        needed = samples_wanted(weights, num_samples, sample_order)
+        for dataset, wanted in zip(datasets, needed, strict=True):
             if len(dataset) < wanted:
                 raise DataError(
                     f"a part of the blend has {len(dataset)} samples, {wanted} are wanted of it"
                 )
         maps = cached_maps(
-            f"blend {list(weights)} {num_samples}",
+            f"blend {shares_of(weights, sample_order)} {num_samples}",
             {"sources": (num_samples,), "samples": (num_samples,)},
-            lambda: dict(vars(blend_order(weights, num_samples))),
+            lambda: dict(vars(blend_order(weights, num_samples, sample_order))),
             prefix=prefix,
             directory=cache_directory,
         )

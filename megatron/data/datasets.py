@@ -139,7 +139,12 @@ class _Builder:
         self, plan: DatasetPlan, sources: list[tuple[SourcePlan, range]], role: str
     ) -> TracedSource:
         weights = [source.weight for source, _ in sources]
-        wanted = samples_wanted(weights, plan.num_samples) if plan.is_blend else [plan.num_samples]
+        order = self._plan.sample_order
+        wanted = [plan.num_samples]
+        if plan.is_blend:
+            wanted = samples_wanted(weights, plan.num_samples, order)
+        # Whole texts are packed in turn: no epoch of theirs is shuffled by itself.
+        rules = {"sample_order": order} if self._plan.kind == "documents" else {}
         parts = [
             KINDS[self._plan.kind](
                 *self._open_all(source),
@@ -148,6 +153,7 @@ class _Builder:
                 seq_length=self._seq_length,
                 seed=self._seed,
                 cache_directory=self._cache_directory,
+                **rules,
             )
             for (source, documents), num_samples in zip(sources, wanted, strict=True)
         ]
@@ -162,7 +168,7 @@ class _Builder:
                 part.size_for,
             )
             for (source, documents), share, part, count in zip(
-                sources, shares_of(weights), parts, wanted, strict=True
+                sources, shares_of(weights, order), parts, wanted, strict=True
             )
         ]
         if not plan.is_blend:
@@ -173,6 +179,7 @@ class _Builder:
             num_samples=plan.num_samples,
             prefix=sources[0][0].prefix,
             cache_directory=self._cache_directory,
+            sample_order=order,
         )
 
     def _documents(self, source: SourcePlan, role: str) -> range:
@@ -183,7 +190,8 @@ class _Builder:
                 f"{self._seq_length + 1}"
             )
         if self._plan.split:
-            return split_ranges(self._plan.split, len(dataset))[_ROLES.index(role)]
+            ranges = split_ranges(self._plan.split, len(dataset), self._plan.sample_order)
+            return ranges[_ROLES.index(role)]
         return document_range(source.start, source.end, len(dataset))
 
     def _lack(self, source: SourcePlan, documents: range, role: str) -> str:

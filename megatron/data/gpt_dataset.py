@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.config.data import SampleOrder
 from megatron.data.index_cache import cached_sample_index, cached_sizes
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.origin import Origin, Piece
-from megatron.data.sample_index import plan_epochs
+from megatron.data.sample_index import Epochs, plan_epochs
 from megatron.errors import DataError
 
 
@@ -22,6 +23,7 @@ class GPTDataset:
         documents: the part of the corpus to use, numbers of its sequences.
         num_samples: how many are wanted; the documents repeat until there are at least as many.
         cache_directory: where the sample index is kept; see `cached_maps`.
+        sample_order: whose rule shuffles the last epoch; see `plan_epochs`.
 
     Raises:
         DataError: `documents` hold less than one sample, or the corpus is damaged.
@@ -38,9 +40,11 @@ class GPTDataset:
         seq_length: int,
         seed: int,
         cache_directory: str | Path | None = None,
+        sample_order: SampleOrder = "bigscience",
     ):
         self.dataset = dataset
         self.seq_length = seq_length
+        self._sample_order = sample_order
         num_tokens = cached_sizes(dataset, documents, directory=cache_directory).num_tokens
         self.num_tokens = num_tokens
         if num_tokens <= seq_length:
@@ -49,7 +53,7 @@ class GPTDataset:
                 f"{num_tokens} tokens, one sample needs {seq_length + 1} (--seq-length + 1); "
                 "use more text, a shorter --seq-length or another --split"
             )
-        epochs = plan_epochs(num_tokens, num_samples=num_samples, seq_length=seq_length)
+        epochs = self._plan_epochs(num_samples)
         self.index = cached_sample_index(
             dataset,
             documents,
@@ -80,8 +84,7 @@ class GPTDataset:
 
     def size_for(self, num_samples: int) -> int:
         """Return how many samples there are where so many are wanted: those of whole epochs."""
-        wanted = {"num_samples": num_samples, "seq_length": self.seq_length}
-        return plan_epochs(self.num_tokens, **wanted).num_samples
+        return self._plan_epochs(num_samples).num_samples
 
     def origin(self, i: int) -> Origin:
         """Return where the tokens of sample i are on disk."""
@@ -97,6 +100,14 @@ class GPTDataset:
                 for document, begin, start, stop in pieces
                 if start < stop
             ),
+        )
+
+    def _plan_epochs(self, num_samples: int) -> Epochs:
+        return plan_epochs(
+            self.num_tokens,
+            num_samples=num_samples,
+            seq_length=self.seq_length,
+            sample_order=self._sample_order,
         )
 
     def _ends(self, i: int) -> list[list[int]]:

@@ -38,10 +38,15 @@ def other_order(
     if now.kind != "documents":
         return
     shares = [use.share for use in uses]
-    wanted = [samples_wanted(shares, n) if now.train.is_blend else [n] for n in counts]
+    wanted = [
+        samples_wanted(shares, n, now.sample_order) if now.train.is_blend else [n] for n in counts
+    ]
     for use, *numbers in zip(uses, *wanted, strict=True):
         before, after = (
-            plan_epochs(use.tokens, num_samples=n, seq_length=seq_length) for n in numbers
+            plan_epochs(
+                use.tokens, num_samples=n, seq_length=seq_length, sample_order=now.sample_order
+            )
+            for n in numbers
         )
         if before != after:
             yield f"{asks}: {use.prefix} is shuffled over {_told(after)}, and was over {_told(before)}"

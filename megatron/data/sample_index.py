@@ -4,14 +4,19 @@ Documents are shuffled and laid end to end, epoch after epoch; the stream is cut
 that share one token with their neighbours; the samples are shuffled once more.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.config.data import SampleOrder
 from megatron.data.checked_map import IndexMap
 
 _CHUNK = 1 << 18  # documents looked at in one go, so that temporary arrays stay small
+
+_SEPARATE_BELOW: Mapping[SampleOrder, float] = {"bigscience": 0.95, "megatron-core": 0.80}
+"""Share of its samples below which the last epoch is shuffled by itself."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,20 @@ class SampleIndex:
     sample_order: IndexMap
 
 
-def plan_epochs(tokens_per_epoch: int, *, num_samples: int, seq_length: int) -> Epochs:
+def plan_epochs(
+    tokens_per_epoch: int,
+    *,
+    num_samples: int,
+    seq_length: int,
+    sample_order: SampleOrder = "bigscience",
+) -> Epochs:
     """Return the fewest epochs that hold `num_samples` samples.
 
-    Source: Megatron-LM. The last epoch is shuffled apart when fewer than 95% of its samples
-        are wanted: mixed into the others, it would show part of the documents once more than
-        the rest.
+    The last epoch is shuffled by itself when few of its samples are needed: mixed into the
+    others, it would show part of the documents once more than the rest.
+
+    Source: BigScience's Megatron-DeepSpeed, where few is less than 95% of an epoch's samples, and
+        Megatron Core, where it is less than 80%.
     """
     num_epochs = max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
     all_samples = (num_epochs * tokens_per_epoch - 1) // seq_length
@@ -58,7 +71,8 @@ def plan_epochs(tokens_per_epoch: int, *, num_samples: int, seq_length: int) -> 
         return Epochs(1, all_samples, all_samples)
     early_samples = ((num_epochs - 1) * tokens_per_epoch - 1) // seq_length
     samples_per_epoch = (tokens_per_epoch - 1) // seq_length
-    is_separate = num_samples - early_samples < int(0.95 * samples_per_epoch)
+    few = int(_SEPARATE_BELOW[sample_order] * samples_per_epoch)
+    is_separate = num_samples - early_samples < few
     return Epochs(num_epochs, all_samples, early_samples if is_separate else all_samples)
 
 

@@ -1,10 +1,15 @@
 """Which documents are for training, validation and test, from proportions."""
 
+from itertools import accumulate
+
+from megatron.config.data import SampleOrder
 from megatron.data.shares import shares_of
 from megatron.errors import ConfigError
 
 
-def split_ranges(split: str, size: int) -> tuple[range, range, range]:
+def split_ranges(
+    split: str, size: int, sample_order: SampleOrder = "bigscience"
+) -> tuple[range, range, range]:
     """Cut range(size) into training, validation and test by the proportions of `--split`.
 
     Args:
@@ -13,21 +18,33 @@ def split_ranges(split: str, size: int) -> tuple[range, range, range]:
     Raises:
         ConfigError: a weight is not a number or negative, or their sum is not positive.
 
-    Source: Megatron-LM's rule: each share is rounded, and the difference that rounding
-        leaves moves every boundary but the first.
+    Source: BigScience's Megatron-DeepSpeed rounds each share, and the difference that rounding
+        leaves moves every boundary but the first; Megatron Core rounds the cumulative shares.
 
     >>> split_ranges("969, 30, 1", 1000)
     (range(0, 969), range(969, 999), range(999, 1000))
     >>> split_ranges("949,50,1", 1001)
     (range(0, 950), range(950, 1000), range(1000, 1001))
+    >>> split_ranges("969,30,1", 49, "megatron-core")
+    (range(0, 47), range(47, 49), range(49, 49))
     """
+    shares = _shares(split)
+    bounds = _cumulative_bounds if sample_order == "megatron-core" else _shifted_bounds
+    train, valid, test = bounds(shares, size)
+    return range(train), range(train, valid), range(valid, test)
+
+
+def _shifted_bounds(shares: list[float], size: int) -> list[int]:
     bounds = [0]
-    for share in _shares(split):
+    for share in shares:
         bounds.append(bounds[-1] + round(share * size))
     excess = bounds[-1] - size
     # Rounding up twice can push a boundary below zero, where there is no document.
-    train, valid, test = (max(bound - excess, 0) for bound in bounds[1:])
-    return range(train), range(train, valid), range(valid, test)
+    return [max(bound - excess, 0) for bound in bounds[1:]]
+
+
+def _cumulative_bounds(shares: list[float], size: int) -> list[int]:
+    return [round(bound * size) for bound in accumulate(shares)]
 
 
 def document_range(start: float, end: float, size: int) -> range:

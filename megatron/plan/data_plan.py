@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from megatron.config.config import Config
-from megatron.config.data import DataConfig
+from megatron.config.data import DataConfig, SampleOrder
 from megatron.config.split_paths import (
     SplitGroup,
     SplitPart,
@@ -66,6 +66,7 @@ class DataPlan:
     impl: str  # format of the token files, or "infer"
     kind: str  # what samples are cut from; see KIND_OF
     order: str  # "single" or "cyclic"
+    sample_order: SampleOrder  # whose rules of splits, last epochs and blends
     cache_path: str  # "": beside the token files
 
     @property
@@ -106,6 +107,7 @@ def plan_data(
         impl=data.data_impl,
         kind=kind,
         order=data.dataloader_type,
+        sample_order=data.sample_order,
         cache_path=data.data_cache_path or "",
     )
 

@@ -221,6 +221,7 @@ def _require_fit(plan: Plan, chosen: Chosen) -> None:
         folder,
         with_optimizer=plan.checkpoint.loads_optimizer,
         with_schedule=_goes_on(plan) and plan.schedule.on_resume == "equal",
+        with_samples=_goes_on(plan),
     )
     _require_parts(chosen.manifest, plan.checkpoint, folder)
     # What cannot be gone on with is refused before anything slow.

@@ -525,3 +525,14 @@ def test_another_order_of_samples_is_told_when_a_run_goes_on(job, told):
         warnings = [line for line in told if "come in another order" in line]
         assert len(warnings) == bool(reason)
         assert all(reason in line and "--exit-interval" in line for line in warnings)
+
+
+def test_a_run_with_the_other_sample_order_is_refused_before_it_reads(job):
+    job.save(5)
+    other = (*job.flags, "--sample-order", "megatron-core", "--override-opt_param-scheduler")
+    with pytest.raises(
+        WrongCheckpointError, match="write --sample-order bigscience, or --finetune"
+    ):
+        choose_checkpoint(tiny_plan(*other))
+    assert choose_checkpoint(tiny_plan(*other, "--finetune", "--save", "elsewhere"))
+    assert choose_checkpoint(tiny_plan(*other, "--eval-only"))
