@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Finetune a GPT on the answers of conversations; flags are those of pretrain_gpt.py.
 
 --data-path PREFIX stands for what tools/preprocess_data.py --conversations makes: the token files

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Finetune a GPT on inputs and targets; flags are those of pretrain_gpt.py.
 
 --data-path PREFIX stands for the token files PREFIX_inputs_document and PREFIX_targets_document.

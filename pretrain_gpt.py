@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Pretrain a GPT: `deepspeed --num_gpus N pretrain_gpt.py --num-layers … --data-path …`."""
 
 import sys

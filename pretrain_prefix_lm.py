@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Pretrain a GPT that reads a prefix in both directions; flags are those of pretrain_gpt.py."""
 
 import sys

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Measure a trained GPT without training it further: WikiText's perplexity, LAMBADA's last words.
 
 The network's sizes and the tokenizer are those of the checkpoint; flags that repeat them must

@@ -181,6 +181,7 @@ LORA = {
 }
 
 PARALLEL = {
+    "world_size": Turned("--world-size 3", "error", says="--world-size 3, but the launcher"),
     "tensor_model_parallel_size": Turned(_TENSOR, "shapes", ranks=2),
     "pipeline_model_parallel_size": Turned("--pipeline-model-parallel-size 2", "shapes", ranks=2),
     "sequence_parallel": Turned("--sequence-parallel", "kept", on=_TENSOR, ranks=2),

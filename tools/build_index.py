@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Build the index maps of a training run ahead of time, without torch and without a GPU.
 
 Takes the command line of pretrain_gpt.py; flags that do not concern data may be left out.
@@ -26,7 +27,11 @@ def main(argv: Sequence[str]) -> None:
         argv, ANY_NETWORK, {"world": WorldConfig}, description=__doc__ or ""
     )
     world: WorldConfig = own["world"]
-    decided = plan_samples(config, world_size=world.world_size, objective=world.objective or "gpt")
+    decided = plan_samples(
+        config,
+        world_size=config.parallel.world_size,
+        objective=world.objective or "gpt",
+    )
     started_at = time.monotonic()
     # The order in which samples are taken has no map of its own.
     sets = build_datasets(

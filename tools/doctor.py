@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Examine the machines of a run: all that a report of a bug needs, and what is wrong with them.
 
 Give the flags of a run to learn which kernels and tokenizer it would use. Under srun or a launcher

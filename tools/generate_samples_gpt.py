@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Continue text with a trained GPT: a prompt, a file of prompts, nothing at all, or what is typed.
 
 The network's sizes and the tokenizer are those of the checkpoint; flags that repeat them must

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Tell what is in a pair of token files: `inspect_data.py PREFIX`.
 
 Documents are shown as text with the tokenizer that PREFIX.tokenizer.json records, or with the one

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Print the JSON that DeepSpeed is given for the flags of pretrain_gpt.py.
 
 A file in --deepspeed_config is merged as in training: what contradicts the flags is refused.
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     world: WorldConfig = own["world"]
     decided = plan(
         with_some_data(config),
-        world_size=world.world_size or fewest_processes(config),
+        world_size=config.parallel.world_size or fewest_processes(config),
         vocab_size=VOCABULARY,
         device="cpu" if config.parallel.device == "cpu" else "cuda",
         objective=world.objective or "gpt",

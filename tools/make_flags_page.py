@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Print docs/flags.md, the list of all flags, from the fields in megatron/config/."""
 
 import re

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write a checkpoint of Megatron-LM's for other ranks: for one, if nothing else is said.
 
 Flags of training say what its files do not. WORLD_SIZE and the sizes of the layout that it was

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Put several pairs of token files (.bin and .idx) into one, in the order given."""
 
 import os

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Tell what a run will need before it is started: memory, time, traffic, disk, money.
 
 Takes the flags of pretrain_gpt.py, needs neither GPU nor data, and refuses what training refuses.
@@ -83,7 +84,6 @@ def _problems(planning: PlanningConfig) -> list[str]:
     problems = [
         f"{flag} {number} must be at least 1"
         for flag, number in (
-            ("--num-gpus", planning.num_gpus),
             ("--search", planning.search),
             ("--show", planning.show),
             ("--gpus-per-node", planning.gpus_per_node),
@@ -95,10 +95,8 @@ def _problems(planning: PlanningConfig) -> list[str]:
         problems.append(f"--mfu {planning.mfu:g} must be more than 0 and at most 1")
     if planning.gpu is None and (planning.mfu or planning.price_per_gpu_hour):
         problems.append("--mfu and --price-per-gpu-hour need the kind of GPU: give --gpu too")
-    if planning.search is not None and (planning.mfu or planning.num_gpus):
-        problems.append(
-            "--search takes neither --mfu, which differs between layouts, nor --num-gpus"
-        )
+    if planning.search is not None and planning.mfu:
+        problems.append("--search takes no --mfu, which differs between layouts")
     return problems
 
 
@@ -120,7 +118,7 @@ def _tell_plan(config: Config, planning: PlanningConfig) -> None:
     kind = "cpu" if config.parallel.device == "cpu" else "cuda"
     decided = plan(
         config,
-        world_size=planning.num_gpus or fewest_processes(config),
+        world_size=config.parallel.world_size or fewest_processes(config),
         vocab_size=planning.vocabulary,
         device=kind,
     )

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Turn texts into the token files (.bin and .idx) that training reads."""
 
 import os

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Turn texts into token files with several machines that share a file system.
 
 Under a launcher such as torchrun or srun each rank converts its shard, and rank 0 joins them. As

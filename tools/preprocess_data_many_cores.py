@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Turn texts into token files on a machine with many cores.
 
 Flags and files are those of tools/preprocess_data.py. The input is divided, so that no single

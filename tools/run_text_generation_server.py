@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Serve text of a trained GPT over HTTP: PUT /api, POST /v1/completions, and a page to try it.
 
 The model is found as by tools/generate_samples_gpt.py. --temperature, --top_k and --top_p hold for

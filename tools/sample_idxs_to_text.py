@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Show training samples as text or tokens, in the order in which training reads them.
 
 For a run that has saved checkpoints, --load is enough: other flags are those of the run. Without
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     tokenizer = tokenizer_for(config, wishes)
     decided = plan_samples(
         config,
-        world_size=world.world_size or run.world_size,
+        world_size=config.parallel.world_size or run.world_size,
         objective=world.objective or run.objective,
     )
     seed = decided.training.seed

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Tell which samples, and which parts of which documents, a training step sees.
 
 For a run that has saved checkpoints, --load is enough: other flags are those of the run. Without
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     wishes: StepSamplesConfig = own["steps"]
     decided = plan_samples(
         config,
-        world_size=world.world_size or run.world_size,
+        world_size=config.parallel.world_size or run.world_size,
         objective=world.objective or run.objective,
     )
     first, last = step_range(wishes.steps, decided.training.train_iters)

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Ask a server of tools/run_text_generation_server.py to continue what is typed.
 
     python tools/text_generation_cli.py HOST:PORT

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Look at a run, while it trains or afterwards: `watch.py RUN_DIR`, where RUN_DIR is its --save."""
 
 import shutil

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Tell what a step of a run saw, sample by sample, and how it went.
 
     python tools/why_step.py STEP --load DIR

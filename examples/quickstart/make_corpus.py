@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write the source files of Python's standard library as JSON lines: text that every machine has."""
 
 import hashlib

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Let transformers continue a prompt greedily, and compare with what the trained network wrote."""
 
 import sys

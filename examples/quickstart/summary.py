@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Say how a run went, from the journal beside its checkpoints."""
 
 import sys

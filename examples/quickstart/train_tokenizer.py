@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Train a byte-level BPE vocabulary, in the two files that GPT2BPETokenizer reads."""
 
 import json

@@ -14,7 +14,7 @@ class CheckpointConfig:
     """Directory to save checkpoints in."""
 
     save_interval: int | None = None
-    """Iterations between checkpoints; the run's last state is always saved."""
+    """Iterations between checkpoints; the run's last state is always saved (default: only that)."""
 
     async_save: bool = False
     """Go on training while a checkpoint is written: a step waits only until the state is copied to

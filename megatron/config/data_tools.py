@@ -1,18 +1,12 @@
 """What can be asked of the tools that look at data, besides the flags of training."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from megatron.config.flags import Spelling
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldConfig:
     """The run that the flags of training are for."""
-
-    world_size: Annotated[int | None, Spelling("--world-size", ("--num-gpus",))] = None
-    """Processes of the run; the fewest that the flags allow when not said. Without
-    --global-batch-size it decides how many samples the run takes."""
 
     objective: Literal["gpt", "prefix-lm", "multitask", "sft"] | None = None
     """What the run trains: gpt is pretrain_gpt.py, prefix-lm pretrain_prefix_lm.py, multitask

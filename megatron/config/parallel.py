@@ -10,6 +10,10 @@ from megatron.config.flags import Spelling
 class ParallelConfig:
     """The layout, as the user asked for it."""
 
+    world_size: Annotated[int | None, Spelling("--world-size", ("--num-gpus",))] = None
+    """Number of processes, which must be that of the launcher (default: as many as it starts). Tools
+    that start none plan for so many (default: the fewest that the layout allows)."""
+
     tensor_model_parallel_size: Annotated[
         int, Spelling("--tensor-model-parallel-size", ("--model-parallel-size",))
     ] = 1

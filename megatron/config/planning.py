@@ -1,17 +1,11 @@
 """What can be asked of the planner, besides the flags of training."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-from megatron.config.flags import Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningConfig:
     """The machines that the run is planned for."""
-
-    num_gpus: Annotated[int | None, Spelling("--num-gpus", ("--world-size",))] = None
-    """GPUs of the run; the fewest that the flags allow when not said."""
 
     search: int | None = None
     """Instead of the layout of the command line, look at all layouts of so many GPUs."""

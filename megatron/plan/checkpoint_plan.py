@@ -14,7 +14,7 @@ class CheckpointPlan:
     """What is saved and loaded; an empty path means not at all."""
 
     save: str
-    interval: int
+    interval: int  # iterations; 0: only when the run ends
     in_background: bool  # whether training goes on while a checkpoint is written
     saves_optimizer: bool
     saves_streams: bool
@@ -63,6 +63,19 @@ def goes_on(checkpoint: CheckpointConfig) -> bool:
     return os.path.realpath(checkpoint.save) == os.path.realpath(checkpoint.load)
 
 
+def checkpoint_notices(checkpoint: CheckpointConfig) -> Iterator[str]:
+    """Yield what the user should know about when checkpoints are saved."""
+    if checkpoint.save_interval and not checkpoint.save:
+        yield (
+            f"--save-interval {checkpoint.save_interval} has no effect without --save: nothing is "
+            "saved"
+        )
+    if checkpoint.save and not checkpoint.save_interval:
+        yield (
+            f"--save {checkpoint.save} without --save-interval: the run is saved once, when it ends"
+        )
+
+
 def _directory(path: str | None) -> str:
     """Return `path` without what says nothing."""
     return str(Path(path)) if path else ""
@@ -98,10 +111,6 @@ def checkpoint_problems(
         if number is not None and not checkpoint.save:
             yield f"{flag} needs --save"
     yield from _step_problems(checkpoint)
-    if checkpoint.save and not checkpoint.save_interval:
-        yield "--save needs --save-interval: how many iterations apart"
-    if checkpoint.save_interval and not checkpoint.save:
-        yield "--save-interval needs --save: the directory"
     yield from _missing_directories(checkpoint)
     if checkpoint.no_save_optim and zero_stage == 3:
         yield (

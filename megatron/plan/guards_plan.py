@@ -97,6 +97,8 @@ def _policy_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Iter
             yield f"--spike-policy {text}: {key} counts, and {number} is no whole number"
     if not checkpoint.save:
         yield "--spike-policy needs --save: it goes back to the run's own checkpoints"
+    elif not checkpoint.save_interval:
+        yield "--spike-policy needs --save-interval: it goes back to checkpoints before the spike"
     for flag, said in (
         ("--no-save-optim", checkpoint.no_save_optim),
         ("--no-save-rng", checkpoint.no_save_rng),

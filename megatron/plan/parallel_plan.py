@@ -81,13 +81,20 @@ def parallel_problems(
         **({"--ds-sequence-parallel-size": sequence} if sequence != 1 else {}),
     }
     replica = math.prod(sizes.values())
-    if min(sizes.values()) < 1:
+    if parallel.world_size is not None and parallel.world_size != world_size:
+        yield (
+            f"--world-size {parallel.world_size}, but the launcher has started {_processes(world_size)}: "
+            f"start {parallel.world_size}, as `deepspeed --num_gpus {parallel.world_size} …` does, "
+            "or leave the flag out"
+        )
+    elif min(sizes.values()) < 1:
         yield f"{' and '.join(f'{k} {v}' for k, v in sizes.items())} must be at least 1"
     elif world_size % replica:
         yield (
-            f"{world_size} processes cannot hold whole replicas of {replica} "
+            f"{_processes(world_size)} cannot hold full replicas of {replica} "
             f"({' * '.join(f'{k} {v}' for k, v in sizes.items())}); "
-            "start a multiple of that, or lower one of them"
+            f"start a multiple of {replica}, as `deepspeed --num_gpus {replica} …` does, or lower "
+            "one of them"
         )
     if pipeline > num_layers:
         yield (
@@ -103,6 +110,10 @@ def parallel_problems(
             "be divided over ranks; write --zero-stage 1, or one pipeline stage"
         )
     yield from _partition_problems(parallel.pp_partition_method)
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def sequence_problems(

@@ -9,7 +9,7 @@ from megatron.errors import raise_if_any
 from megatron.plan.batch_plan import BatchPlan
 from megatron.plan.chaos_plan import ChaosPlan, plan_chaos
 from megatron.plan.check import check
-from megatron.plan.checkpoint_plan import CheckpointPlan, plan_checkpoint
+from megatron.plan.checkpoint_plan import CheckpointPlan, checkpoint_notices, plan_checkpoint
 from megatron.plan.curriculum_plan import CurriculumPlan
 from megatron.plan.data_plan import KIND_OF, DataPlan, plan_data
 from megatron.plan.ds_config import merge_ds_config, read_ds_config
@@ -175,6 +175,7 @@ def plan(
 
 def _notices(config: Config, user: dict[str, Any], zero: ZeroPlan) -> Iterator[str]:
     yield from parallel_notices(config.parallel)
+    yield from checkpoint_notices(config.checkpoint)
     yield from precision_notices(config.precision, user)
     yield from zero_notices(zero, config.optimizer)
     if "optimizer" in user:

@@ -50,7 +50,7 @@ class _Stage:
 
 
 class Checkpoints(Hook):
-    """Saves every --save-interval iterations. For all ranks.
+    """Saves every --save-interval iterations, if there is one. For all ranks.
 
     With --async-save a save goes on in the background, one at a time: its collectives happen
     between steps only, where all ranks are in step.
@@ -92,7 +92,8 @@ class Checkpoints(Hook):
         if self._saved > self._proven and not self._is_any_not_finite():
             self._proven, self._is_untidy = self._saved, True
             self._tidy()
-        if self._is_owed or state.iteration % self._plan.checkpoint.interval == 0:
+        interval = self._plan.checkpoint.interval
+        if self._is_owed or (interval and state.iteration % interval == 0):
             self.save(state)
         elif self._stage:
             # Failures first: nobody waits for ranks that still write.

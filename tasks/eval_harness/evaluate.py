@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Evaluate a trained GPT on tasks of EleutherAI's lm_eval, or on own ones in its format.
 
 The network's sizes and the tokenizer are those of the checkpoint; flags that repeat them must

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Saving, loading and reshaping of a checkpoint, beside what plain PyTorch takes for its bytes.
 
 All sides take turns in one process, so that whatever else the machine does falls on all of them.

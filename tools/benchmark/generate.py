@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Speed of generation on CPUs, beside Hugging Face's `generate` with the same weights.
 
 Both sides and all batch sizes take turns in one process, so that whatever else the machine does

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """What guards cost: their CPU and wall time beside that of the steps they look at, in one run.
 
 Alone, or on several ranks: `python -m torch.distributed.run --nproc_per_node 2 guards.py`.

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Cost of index maps, blends and samples, beside Megatron-LM's own steps written in numpy.
 
 Its loop over documents, which cuts them into samples, and the rule of its blends, one sample after

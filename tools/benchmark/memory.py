@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Memory of a training run on one process, per way of recomputing: counted, not estimated.
 
 Takes the flags of pretrain_gpt.py. Builds the run on the CPU, takes steps on random tokens, and

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Speed of merging token files, beside `cat` of the same bytes in the same run.
 
 Both take turns as processes of their own, start-up included.

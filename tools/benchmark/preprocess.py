@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Speed of preprocessing, beside the ways of others to tokenize the same file in the same run.
 
 All sides take turns, each time as a new process whose tokenizer has seen another text before the

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Throughput of the text generation server: clients that ask at once, beside one alone.
 
 Random weights in this process, real HTTP on the loopback; each client asks one prompt after the

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Seconds from the launch command to the first training step, beside the bare imports.
 
 Starts a small run under the deepspeed launcher, which imports DeepSpeed three times in a row: in

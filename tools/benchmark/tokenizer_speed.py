@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Speed of the fast tokenizer backend beside `encode_batch` of Hugging Face's tokenizers.
 
 Both take turns on the same texts in one process, and their ids are compared. Compare the ratio by

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Training speed of one process on CPUs, beside a plain PyTorch loop of the same model.
 
 Both take turns in one process, so that whatever else the machine does falls on both. Compare the

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Training speed of one GPU in bf16, beside a plain PyTorch loop of the same model.
 
 The loop is compiled, with PyTorch's own attention and fused AdamW. Both take turns in one process.

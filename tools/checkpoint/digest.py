@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Tell what a checkpoint holds in 64 letters, whatever its layout: `digest.py PATH`.
 
 Two checkpoints with the same digest hold the same weights, optimizer states and counts of steps.

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Tell what a checkpoint of any system holds, and the command that opens it: `inspect.py PATH`."""
 
 import os.path

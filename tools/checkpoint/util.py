@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write the checkpoint of one system as that of another.
 
 Read are Megatron-LM's, those of BigScience's and Microsoft's Megatron-DeepSpeed, Meta's files of

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write a checkpoint again in another layout of tensor, pipeline and data-parallel ranks.
 
 A run in another layout needs no such step: --load reads checkpoints of any. This one starts the

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write a checkpoint's weights in the files of Megatron-LM, for any number of its ranks.
 
 Rows of gated MLPs come gate first for SwiGLU, as Megatron-LM has them, and last for others, as

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write a checkpoint as a model of transformers; to_hf.py, asked in the words of older scripts."""
 
 import sys

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write a checkpoint without its layout, one folder for each parameter, as DeepSpeed's universal ones.
 
 A run in another layout needs no such step: --load reads checkpoints of any. This is for other

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write a model of Hugging Face's transformers as a checkpoint to begin a run from, on the CPU.
 
 The flags of pretrain_gpt.py that go with it are printed.

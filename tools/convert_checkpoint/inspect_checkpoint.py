@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Tell names, shapes and types of the tensors in a file of a checkpoint: `inspect_checkpoint.py FILE`."""
 
 import sys

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Tell which rank's what each file of a checkpoint is, and what ranks of a layout would hold."""
 
 import re

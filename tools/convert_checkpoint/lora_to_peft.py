@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write the adapters of a checkpoint of --lora-rank in the format of Hugging Face's PEFT.
 
 The model beside which they stand is what to_hf.py makes of the checkpoint that the finetuning

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write a checkpoint of any layout as a model of Hugging Face's transformers, on the CPU.
 
 The tokenizer is that of the training; its flags say where its files are now.

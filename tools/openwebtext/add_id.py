@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Give each document an id: PREFIX-0000000000, PREFIX-0000000001 and so on."""
 
 import sys

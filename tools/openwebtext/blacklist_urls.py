@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Drop the URLs that are not worth downloading: `blacklist_urls.py DIRECTORY OUTPUT`."""
 
 import argparse

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Mend texts, and drop what is not English or too short: `cleanup_dataset.py INPUT OUTPUT`."""
 
 import argparse

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Run chosen cleaning tasks over files of documents, and keep apart what they drop."""
 
 import sys

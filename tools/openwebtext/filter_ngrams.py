@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Take out of training documents what evaluations ask: runs of words that both have."""
 
 import json

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Find documents that are nearly the same, by MinHash fingerprints and shingles of 5 characters."""
 
 import sys

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Group the URLs of similar documents: `group_duplicate_url.py PAIRS OUTPUT [THRESHOLD]`."""
 
 import argparse

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Put all files of JSON lines of a directory into one."""
 
 import sys

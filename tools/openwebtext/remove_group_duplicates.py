@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Keep the first of each group of documents: `remove_group_duplicates.py GROUPS DATA OUTPUT`."""
 
 import argparse

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Write TensorBoard's event files anew from the journal of a run.
 
 --load is the directory that the run saved to, --tensorboard-dir an empty one. Each step that counts

@@ -313,8 +313,6 @@ def problems(line, *, world_size=1, device="cpu"):
         ("--weight-decay -1", "--weight-decay -1.0 must be at least 0"),
         ("--adam-beta1 1", "--adam-beta1 1.0 must be at least 0 and less than 1"),
         ("--adam-beta2 -1", "--adam-beta2 -1.0 must be at least 0 and less than 1"),
-        ("--save s", "--save needs --save-interval: how many iterations apart"),
-        ("--save-interval 5", "--save-interval needs --save: the directory"),
         (
             "--pad-vocab-size-to 8",
             "--pad-vocab-size-to 8 is less than the tokenizer's 11 tokens",
@@ -336,7 +334,7 @@ def test_a_problem_is_told(line, message):
 def test_batches_are_not_blamed_for_processes_that_are_left_over():
     line = "--tensor-model-parallel-size 2 --global-batch-size 4 --train-samples 40"
     (told,) = problems(f"{line} --rampup-batch-size 2 2 8", world_size=7)
-    assert told.startswith("7 processes cannot hold whole replicas of 2")
+    assert told.startswith("7 processes cannot hold full replicas of 2")
 
 
 @pytest.mark.parametrize(
@@ -345,8 +343,9 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
         (
             "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
             6,
-            "6 processes cannot hold whole replicas of 4 (--tensor-model-parallel-size 2 * "
-            "--pipeline-model-parallel-size 2); start a multiple of that, or lower one of them",
+            "6 processes cannot hold full replicas of 4 (--tensor-model-parallel-size 2 * "
+            "--pipeline-model-parallel-size 2); start a multiple of 4, as `deepspeed --num_gpus 4 …` "
+            "does, or lower one of them",
         ),
         (
             "--tensor-model-parallel-size 4",
@@ -411,7 +410,7 @@ def test_all_problems_are_told_at_once(tmp_path):
     file.write_text("{")
     line = (
         "--hidden-size 9 --max-position-embeddings 5 --fp16 --bf16 --global-batch-size 5 --seed 0 "
-        f"--save s --clip-grad -1 --zero-stage 7 --deepspeed_config {file}"
+        f"--keep-last 2 --clip-grad -1 --zero-stage 7 --deepspeed_config {file}"
     )
     told = problems(line)
     for words in (
@@ -420,7 +419,7 @@ def test_all_problems_are_told_at_once(tmp_path):
         "--fp16 and --bf16",
         "--global-batch-size 5",
         "--seed 0",
-        "--save needs",
+        "--keep-last needs --save",
         "--clip-grad -1.0",
         "--zero-stage 7",
         "ds.json is not JSON",

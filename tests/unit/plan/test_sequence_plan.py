@@ -55,7 +55,7 @@ def test_ranks_that_share_samples_are_no_replicas():
             4,
             "write one pipeline stage",
         ),
-        ("--ds-sequence-parallel-size 2", 3, "3 processes cannot hold whole replicas of 2"),
+        ("--ds-sequence-parallel-size 2", 3, "3 processes cannot hold full replicas of 2"),
         ("--ds-sequence-parallel-size 0", 1, "must be at least 1"),
         ("--context-parallel-size 2", 1, "write --ds-sequence-parallel-size"),
     ],

@@ -147,6 +147,14 @@ def test_saving_is_due_at_multiples_of_the_interval(job):
     assert published_tags(job.directory) == ["global_step10", "global_step5"]
 
 
+def test_without_an_interval_no_step_is_saved(job):
+    flags = ["--save", str(job.directory)]
+    checkpoints = Checkpoints(job.engine, tiny_plan(*flags), tiny_config(*flags))
+    for iteration in range(1, 12):
+        checkpoints.after_step(TrainState(iteration=iteration), step(1.0))
+    assert published_tags(job.directory) == []
+
+
 def test_the_same_iteration_is_saved_once(job):
     job.save(5)
     before = (job.directory / "global_step5" / MANIFEST).stat().st_mtime_ns
