@@ -5,12 +5,14 @@
 #   bash tests/run.sh tests/unit -k tokenizer
 #
 # VENV and PYTHON say where packages are installed, and with which Python: see tools/venv.sh.
+# REQUIREMENTS names the files that list them (requirements.lock: the versions in it, by their hashes).
 # TEST_PROCESSES says how many run tests at once; a test of ranks starts up to 4 more.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/venv.sh
-use_python requirements.txt requirements-dev.txt
+read -ra requirements <<< "${REQUIREMENTS:-requirements.lock}"
+use_python "${requirements[@]}"
 
 failed=()
 

@@ -1,5 +1,6 @@
 # Sourced by scripts. `use_python FILE…` puts a Python with these requirements files on PATH, and
-# `run COMMAND` prints a command before it runs it.
+# `run COMMAND` prints a command before it runs it. A file that ends in .lock holds versions with
+# hashes, of everything but torch.
 #
 # That Python lives in the folder VENV if it is set, else in the active virtual environment, else in
 # .venv. The folder is made if it is absent, with PYTHON or the first python3 that is new enough;
@@ -15,11 +16,21 @@ use_python() {
         installed=$venv/.installed-$(basename "$file")
         if ! cmp -s "$file" "$installed"; then
             echo "installing what $file lists; the first time, this takes minutes" >&2
-            run "$venv/bin/python" -m pip install --requirement "$file"
+            install_requirements "$venv/bin/python" "$file"
             cp "$file" "$installed"
         fi
     done
     export PATH="$venv/bin:$PATH" VIRTUAL_ENV="$venv"
+}
+
+install_requirements() {
+    local python=$1 file=$2
+    if [[ $file != *.lock ]]; then
+        run "$python" -m pip install --requirement "$file"
+        return
+    fi
+    run "$python" -m pip install "$(grep '^torch==' requirements.txt)"
+    run "$python" -m pip install --no-deps --require-hashes --requirement "$file"
 }
 
 make_venv() {

@@ -3,7 +3,7 @@
 import platform
 import re
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from megatron.doctor.findings import VERSIONS, Problem, Section
@@ -60,9 +60,15 @@ def installed_version(package: str) -> str:
 
 
 def pinned_versions(requirements: Path) -> dict[str, str]:
-    """Return the versions that a file of requirements pins; none when it is not there."""
+    """Return the versions that a requirements file pins.
+
+    Without the file: those that the installed package requires; none where there is neither.
+    """
     try:
         text = requirements.read_text(encoding="utf-8")
     except OSError:
-        return {}
+        try:
+            text = "\n".join(requires("megatron-deepspeed") or ())
+        except PackageNotFoundError:
+            return {}
     return dict(re.findall(r"^([\w-]+)==(\S+)$", text, re.MULTILINE))

@@ -7,7 +7,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "megatron"
 SCRIPTS = [
-    *sorted(REPOSITORY.glob("*.py")),
+    *sorted({*REPOSITORY.glob("*.py")} - {REPOSITORY / "setup.py"}),
     *(
         file
         for folder in ("tasks", "tools")

@@ -1,0 +1,19 @@
+"""Which folders are installed, under which names; everything else stands in pyproject.toml."""
+
+from setuptools import find_namespace_packages, find_packages, setup
+
+# Scripts are installed under names that no other package has.
+SCRIPTS = {"megatron_tools": "tools", "megatron_tasks": "tasks"}
+
+setup(
+    packages=[
+        *find_packages(include=["megatron", "megatron.*"]),
+        *SCRIPTS,
+        *(
+            f"{name}.{package}"
+            for name, folder in SCRIPTS.items()
+            for package in find_namespace_packages(folder)
+        ),
+    ],
+    package_dir=SCRIPTS,
+)

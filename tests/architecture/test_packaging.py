@@ -1,0 +1,94 @@
+"""What is said in several files about packages, versions and licence agrees."""
+
+import ast
+import re
+import sys
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from source import REPOSITORY, SCRIPTS
+
+from megatron.commands import SCRIPTS as COMMANDS
+from megatron.version import VERSION
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+RANGES = [REPOSITORY / f"requirements{part}.txt" for part in ("", "-server", "-eval", "-dev")]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def requirements() -> list[Requirement]:
+    lines = [line for file in RANGES for line in file.read_text(encoding="utf-8").splitlines()]
+    return [Requirement(line) for line in lines if line]
+
+
+def versions(file: str) -> dict[str, set[Version]]:
+    """Return the pinned versions by package; a lock may have one for each Python."""
+    found: dict[str, set[Version]] = {}
+    text = (REPOSITORY / file).read_text(encoding="utf-8")
+    for name, number in re.findall(r"^([\w.-]+)==([\w.+]+)", text, re.MULTILINE):
+        found.setdefault(canonicalize_name(name), set()).add(Version(number))
+    return found
+
+
+@pytest.mark.parametrize("file", ["requirements.lock", "requirements-lowest.txt"])
+def test_pinned_versions_are_inside_the_ranges(file: str) -> None:
+    pinned = versions(file)
+    for requirement in requirements():
+        name = canonicalize_name(requirement.name)
+        if name == "torch" and file.endswith(".lock"):
+            assert name not in pinned
+            continue
+        outside = [v for v in pinned[name] if v not in requirement.specifier]
+        assert not outside, f"{file}: {name} {outside}, but the range is {requirement.specifier}"
+
+
+def test_the_lowest_versions_are_the_lower_ends() -> None:
+    lowest = versions("requirements-lowest.txt")
+    for requirement in requirements():
+        ends = [Version(s.version) for s in requirement.specifier if s.operator in (">=", "==")]
+        if ends:
+            assert lowest[canonicalize_name(requirement.name)] == set(ends), requirement
+
+
+def test_every_locked_version_has_a_hash() -> None:
+    text = (REPOSITORY / "requirements.lock").read_text(encoding="utf-8")
+    entries = re.split(r"^(?=[\w.-]+==)", text, flags=re.MULTILINE)[1:]
+    assert len(entries) > 100
+    assert [entry.split()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_commands_are_those_of_the_package_and_of_the_page() -> None:
+    assert PROJECT["project"]["scripts"] == dict.fromkeys(COMMANDS, "megatron.commands:main")
+    page = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(megatron-[\w-]+)` \| `([\w./]+)` \|$", page, re.MULTILINE))
+    modules = {
+        command: file.removesuffix(".py").replace("/", ".").replace("tools.", "megatron_tools.")
+        for command, file in rows.items()
+    }
+    assert {c: m.replace("tasks.", "megatron_tasks.") for c, m in modules.items()} == COMMANDS
+    assert [file for file in rows.values() if not (REPOSITORY / file).is_file()] == []
+
+
+def test_the_oldest_python_can_read_every_file() -> None:
+    oldest = re.fullmatch(r">=3\.(\d+),<3\.14", PROJECT["project"]["requires-python"])
+    assert oldest
+    assert PROJECT["tool"]["ruff"]["target-version"] == f"py3{oldest[1]}"
+    assert PROJECT["tool"]["mypy"]["python_version"] == f"3.{oldest[1]}"
+    files = [*(REPOSITORY / "megatron").rglob("*.py"), *SCRIPTS]
+    for file in files:
+        ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, int(oldest[1])))
+
+
+def test_the_citation_has_the_version_and_the_licence() -> None:
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == VERSION
+    assert citation["license"] == PROJECT["project"]["license"] == "Apache-2.0"
+    assert "Apache License" in (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
+    assert f"## {VERSION}" in (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
