@@ -41,9 +41,10 @@ class PreprocessConfig:
     prepend_space: bool = False
     """Put a space in front of every text that is not empty."""
 
-    empty_documents: Literal["drop", "keep"] = "drop"
-    """Documents without a token under one of the keys: leave them out under all keys, or keep
-    them under all, so that the keys' files match document by document."""
+    empty_documents: Literal["drop", "per-key", "keep", "megatron-lm"] = "drop"
+    """Documents without a token under one of the keys: drop leaves them out under all keys; per-key
+    under that key alone; keep writes them under all, with the end of --append-eod, and so does
+    megatron-lm, as documents without a sequence and without an end."""
 
     split_sentences: bool = False
     """Make each sentence a sequence, for BERT and T5: with NLTK's Punkt data where they are

@@ -39,8 +39,10 @@ class Written:
     """One published .bin/.idx pair."""
 
     prefix: str
+    key: str
     documents: int
-    dropped: int  # documents without a token
+    dropped: int  # documents that are left out, because they have no token under some key
+    empty: int  # documents without a token under this key
     bad: int  # lines that were skipped
     tokens: int
     bytes: int  # of both files
@@ -85,17 +87,21 @@ def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> li
     root = conversion.root
     parts = [part_directory(root, part, num_parts) for part in range(num_parts)]
     positions = [position_of(_finished(part)) for part in parts]
-    documents = sum(position.documents for position in positions)
-    dropped = sum(position.dropped for position in positions)
-    if not documents:
-        keys = " and ".join(map(repr, rules.keys))
-        reason = _why_nothing_is_left(conversion, root, parts, positions)
+    written = [sum(of_part) for of_part in zip(*(p.written for p in positions), strict=True)]
+    empty = [sum(of_part) for of_part in zip(*(p.empty for p in positions), strict=True)]
+    if without := [
+        k for k in range(len(written)) if written[k] <= empty[k] * rules.has_empty_entries
+    ]:
+        keys = " and ".join(repr(rules.keys[k]) for k in without)
+        reason = _why_nothing_is_left(
+            conversion, root, parts, positions, max(empty[k] for k in without)
+        )
         remove_stage(parts)
         raise DataError(f"nothing to write for key {keys}: {reason}")
     pairs, report = [], {}
     for k, key in enumerate(rules.keys):
         prefix = conversion.prefix_of(key)
-        content = _content(parts, k, rules, documents)
+        content = _content(parts, k, rules, written[k])
         with write_errors_name(Path(prefix + ".bin")):
             bin_path = _joined(parts, k, root, conversion.workers * conversion.partitions)
         with write_errors_name(Path(prefix + ".idx")), (root / f"{k}.idx").open("wb") as file:
@@ -107,12 +113,15 @@ def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> li
             _total_tally(positions, k),
             itemsize=rules.dtype.itemsize,
             suffix_tokens=len(rules.suffix),
-        )
+        ) | {
+            "without_tokens": empty[k],
+            "dropped_documents": _num_dropped(rules, positions, empty[k]),
+        }
     totals = {
         "inputs": list(conversion.inputs),
         "input_bytes": sum(position.input_bytes for position in positions),
-        "documents": documents,
-        "dropped_documents": dropped,
+        "documents": sum(position.documents for position in positions),
+        "dropped_documents": sum(position.dropped for position in positions),
         "bad_lines": sum(position.bad for position in positions),
     }
     said = {**totals, "tokenizer": dict(conversion.tokenizer), "keys": report}
@@ -169,8 +178,10 @@ def publish_staged(root: Path) -> list[Written]:
     return [
         Written(
             prefix=prefix,
+            key=key,
             documents=of_key["documents"],
-            dropped=said["dropped_documents"],
+            dropped=of_key["dropped_documents"],
+            empty=of_key["without_tokens"],
             bad=said["bad_lines"],
             tokens=of_key["tokens"],
             bytes=sum(os.path.getsize(prefix + suffix) for suffix in (".bin", ".idx")),
@@ -181,11 +192,19 @@ def publish_staged(root: Path) -> list[Written]:
 
 
 def _why_nothing_is_left(
-    conversion: Conversion, root: Path, parts: Sequence[Path], positions: Sequence[Position]
+    conversion: Conversion,
+    root: Path,
+    parts: Sequence[Path],
+    positions: Sequence[Position],
+    empty: int,
 ) -> str:
-    """Return what became of the documents; bad lines that are collected are published."""
+    """Return what became of the documents; bad lines that are collected are published.
+
+    Args:
+        empty: documents without a token.
+    """
     inputs = ", ".join(conversion.inputs)
-    dropped = sum(position.dropped for position in positions)
+    dropped = max(empty, sum(position.dropped for position in positions))
     bad = sum(position.bad for position in positions)
     if not any(position.input_bytes for position in positions):
         return f"the input {inputs} is empty"
@@ -207,6 +226,13 @@ def _why_nothing_is_left(
     else:
         others = f"all {bad} {word}s of {inputs}"
     return f"{others} were left out as bad{listed}, the first: {place}"
+
+
+def _num_dropped(rules: EncodingRules, positions: Sequence[Position], empty: int) -> int:
+    """Return how many documents are left out under a key that has `empty` without a token."""
+    if rules.empty_documents == "per-key":
+        return empty
+    return sum(position.dropped for position in positions)
 
 
 def _wishes(conversion: Conversion, rules: EncodingRules, num_parts: int) -> dict[str, Any]:
@@ -234,7 +260,7 @@ def _content(parts: Sequence[Path], key: int, rules: EncodingRules, documents: i
             yield from pieces_of_file(key_file(part, key, "sizes"), np.dtype("<i4"))
 
     def document_starts() -> Iterator[NDArray]:
-        if rules.splitter is None:
+        if not rules.counts_sequences:
             yield from counting(documents + 1)
             return
         end = np.zeros(1, "<i8")
@@ -269,7 +295,7 @@ def _total_tally(positions: Sequence[Position], key: int) -> Tally:
     total, before = Tally(), 0
     for position in positions:
         total.add(position.tallies[key], before)
-        before += position.documents
+        before += position.written[key]
     return total
 
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,14 +51,19 @@ class Encoder(Protocol):
         """Return the texts of the ids."""
 
 
+EmptyDocuments = Literal["drop", "per-key", "keep", "megatron-lm"]
+"""What a document without tokens under some key becomes: it is left out under all keys or under
+that one, or kept under all, as one sequence that has only the end, or as no sequence at all."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EncodingRules:
     """What a document's text becomes.
 
     Args:
         suffix: ids that end each document.
-        keep_empty: a document without tokens under some key stays, under all keys; otherwise it
-            goes, under all keys.
+        empty_documents: what a document without tokens under some key becomes; see
+            `EmptyDocuments`.
         odd_ids: ids whose share of the tokens is reported.
         chats: lines are conversations; see chat_encoder.py.
         max_line_bytes: a longer line was not read.
@@ -67,7 +72,7 @@ class EncodingRules:
     keys: tuple[str, ...]
     dtype: np.dtype
     suffix: tuple[int, ...] = ()
-    keep_empty: bool = False
+    empty_documents: EmptyDocuments = "drop"
     prepend_space: bool = False
     splitter: SentenceSplitter | None = None
     odd_ids: tuple[int, ...] = ()
@@ -77,7 +82,18 @@ class EncodingRules:
     @property
     def end(self) -> int | None:
         """The id that ends each document, where the tokenizer itself can put it."""
-        return self.suffix[0] if len(self.suffix) == 1 and self.splitter is None else None
+        can_put_it = self.splitter is None and not self.has_empty_entries
+        return self.suffix[0] if len(self.suffix) == 1 and can_put_it else None
+
+    @property
+    def has_empty_entries(self) -> bool:
+        """Whether a document without tokens has no sequence, and no end, as in Megatron-LM."""
+        return self.empty_documents == "megatron-lm"
+
+    @property
+    def counts_sequences(self) -> bool:
+        """Whether documents may have another number of sequences than one."""
+        return self.splitter is not None or self.has_empty_entries
 
     def encode(self, encoder: Encoder, texts: Sequence[str]) -> tuple[NDArray, NDArray]:
         """Return the ids of texts that are not split, back to back, and how many each has."""
@@ -98,6 +114,8 @@ class EncodedKey:
     counts: NDArray | None
     hashes: NDArray[np.uint64]
     tally: Tally
+    num_documents: int  # that are written
+    num_empty: int  # documents of the block without tokens, written or not
 
 
 @dataclass
@@ -128,15 +146,18 @@ class BlockEncoder:
     def __call__(self, block: Block) -> Encoded:
         """Return the tokens of `block`."""
         documents, columns = self._read(block)
-        keep = np.ones(len(documents.lines), np.bool_)
-        if not self._rules.keep_empty:
-            for _, sizes, firsts in columns:
-                keep &= _totals(sizes, firsts) > (self._rules.end is not None)
+        has_end = self._rules.end is not None
+        full = [_totals(sizes, firsts) > has_end for _, sizes, firsts in columns]
+        keeps = self._kept(full)
         keys = [
             self._finish(column, texts, keep, self._long_runs[key])
-            for key, (column, texts) in enumerate(zip(columns, documents.texts, strict=True))
+            for key, (column, texts, keep) in enumerate(
+                zip(columns, documents.texts, keeps, strict=True)
+            )
         ]
-        kept = int(keep.sum())
+        for key, of_key in zip(keys, full, strict=True):
+            key.num_empty = len(of_key) - int(of_key.sum())
+        kept = int(np.logical_or.reduce(keeps).sum())
         return Encoded(
             source=block.source,
             start=block.start,
@@ -144,11 +165,25 @@ class BlockEncoder:
             file_end=block.file_end,
             num_lines=documents.num_lines,
             num_documents=kept,
-            num_dropped=len(keep) - kept,
+            num_dropped=len(documents.lines) - kept,
             num_input_bytes=len(block.data or b"") if block.rows else block.end - block.start,
             keys=keys,
             bad=documents.bad,
         )
+
+    def _kept(self, full: Sequence[NDArray]) -> Sequence[NDArray]:
+        """Return for each key which documents are written.
+
+        Args:
+            full: for each key, which documents have tokens.
+        """
+        match self._rules.empty_documents:
+            case "drop":
+                return [np.logical_and.reduce(full)] * len(full)
+            case "per-key":
+                return full
+            case "keep" | "megatron-lm":
+                return [np.ones_like(each) for each in full]
 
     def _read(self, block: Block) -> tuple[Documents, list[tuple[NDArray, NDArray, NDArray]]]:
         """Return the documents of `block` and what `_encode_all` makes of them."""
@@ -200,15 +235,24 @@ class BlockEncoder:
             firsts = (np.cumsum(of_sequence) - of_sequence)[firsts]
             sizes = sizes[of_sequence]
         counts = None
-        if self._rules.splitter is not None:
-            firsts, sizes = _without_empty_sequences(firsts, sizes)
+        if self._rules.counts_sequences:
+            leaves_one = not self._rules.has_empty_entries
+            firsts, sizes = _without_empty_sequences(firsts, sizes, leaves_one=leaves_one)
             counts = np.diff(firsts, append=len(sizes)).astype("<i4")
-        ends = np.cumsum(sizes)[np.append(firsts[1:], len(sizes)) - 1] if len(firsts) else firsts
+        ends = np.append(0, np.cumsum(sizes))[np.append(firsts[1:], len(sizes))[: len(firsts)]]
         hashes = hash_documents(tokens, ends)
         tally = self._tally(tokens, ends, hashes, texts)
         tally.runs = long_runs(tokens, ends)
         tokens, sizes = self._with_suffix(tokens, sizes, firsts, ends)
-        return EncodedKey(tokens, sizes.astype("<i4"), counts, hashes, tally)
+        return EncodedKey(
+            tokens,
+            sizes.astype("<i4"),
+            counts,
+            hashes,
+            tally,
+            num_documents=len(ends),
+            num_empty=0,
+        )
 
     def _with_suffix(
         self, tokens: NDArray, sizes: NDArray, firsts: NDArray, ends: NDArray
@@ -217,7 +261,10 @@ class BlockEncoder:
         if not suffix or self._rules.end is not None or not len(ends):
             return tokens, sizes
         sizes = sizes.copy()
-        sizes[np.append(firsts[1:], len(sizes)) - 1] += len(suffix)
+        behind = np.append(firsts[1:], len(sizes))
+        has_sequence = behind > firsts
+        sizes[behind[has_sequence] - 1] += len(suffix)
+        ends = ends[has_sequence]
         places = np.repeat(ends, len(suffix))
         return np.insert(tokens, places, np.tile(np.array(suffix, tokens.dtype), len(ends))), sizes
 
@@ -265,10 +312,17 @@ def _totals(sizes: NDArray, firsts: NDArray) -> NDArray:
     return np.add.reduceat(sizes, firsts) if len(firsts) < len(sizes) else sizes
 
 
-def _without_empty_sequences(firsts: NDArray, sizes: NDArray) -> tuple[NDArray, NDArray]:
-    """Drop sequences without tokens, but leave each document at least one sequence."""
+def _without_empty_sequences(
+    firsts: NDArray, sizes: NDArray, *, leaves_one: bool
+) -> tuple[NDArray, NDArray]:
+    """Drop sequences without tokens.
+
+    Args:
+        leaves_one: whether each document keeps at least one sequence.
+    """
     keep = sizes > 0
     if keep.all():
         return firsts, sizes
-    keep[firsts[_totals(sizes, firsts) == 0]] = True
+    if leaves_one:
+        keep[firsts[_totals(sizes, firsts) == 0]] = True
     return (np.cumsum(keep) - keep)[firsts], sizes[keep]

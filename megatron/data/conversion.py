@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megatron.data.block_encoder import Encoder, EncodingRules
+from megatron.data.block_encoder import EmptyDocuments, Encoder, EncodingRules
 from megatron.data.documents import no_key, read_documents
 from megatron.data.indexed_dataset import best_dtype
 from megatron.data.inputs import Source, columns_of_tables, find_sources, read_blocks
@@ -35,7 +35,7 @@ class Conversion:
         make_encoder: called once in every process, so it must be picklable.
         tokenizer: what the tokenizer is, in words or numbers, to know it again on resuming.
         record: what {output_prefix}_{key}_document.tokenizer.json says of it; none if empty.
-        keep_empty: a document without tokens stays, for all keys; otherwise it goes for all.
+        empty_documents: what a document without tokens under some key becomes.
         chats: lines are conversations, and `make_encoder` a tokenizer of these; the keys are those
             of chat_encoder.py.
         split_sentences: make each sentence a sequence of its own.
@@ -59,7 +59,7 @@ class Conversion:
     append_eod: bool = False
     append_bos: bool = False
     prepend_space: bool = False
-    keep_empty: bool = False
+    empty_documents: EmptyDocuments = "drop"
     chats: bool = False
     split_sentences: bool = False
     lang: str = "english"
@@ -148,7 +148,7 @@ def build_rules(conversion: Conversion, encoder: Encoder) -> EncodingRules:
         keys=conversion.keys,
         dtype=best_dtype(encoder.vocab_size),
         suffix=tuple(suffix),
-        keep_empty=conversion.keep_empty,
+        empty_documents=conversion.empty_documents,
         prepend_space=conversion.prepend_space,
         splitter=splitter,
         odd_ids=() if conversion.chats else odd_ids(encoder),
@@ -188,7 +188,7 @@ def fingerprint(
         "the tokenizer": dict(conversion.tokenizer),
         "the type of a token": rules.dtype.name,
         "the end of a document": rules.suffix,
-        "--empty-documents keep": rules.keep_empty,
+        "--empty-documents": rules.empty_documents,
         "--conversations": rules.chats,
         "--prepend-space": rules.prepend_space,
         "--split-sentences": conversion.split_sentences,

@@ -87,8 +87,9 @@ def document_sizes(part: Path, key: int) -> Iterator[tuple[NDArray, int]]:
         needed = int(counts.sum())
         while len(held) < needed:
             held = np.concatenate([held, next(sizes).astype(np.int64)])
-        starts = np.cumsum(counts, dtype=np.int64) - counts
-        yield np.add.reduceat(held[:needed], starts), needed
+        ends = np.cumsum(counts, dtype=np.int64)
+        before = np.append(0, np.cumsum(held[:needed]))
+        yield before[ends] - before[ends - counts], needed
         held = held[needed:]
 
 

@@ -31,8 +31,10 @@ class Position:
     source: int = 0
     offset: int | None = None  # in the source; None: its start
     lines: int = 0  # of the source, up to here
-    documents: int = 0
-    dropped: int = 0  # documents without a token
+    documents: int = 0  # that are under some key
+    dropped: int = 0  # documents that are under no key, because they have no token
+    written: list[int] = field(default_factory=list)  # documents of each key
+    empty: list[int] = field(default_factory=list)  # documents without a token under each key
     bad: int = 0
     input_bytes: int = 0  # of text
     file_bytes: int = 0  # of the files, as far as they are read
@@ -64,7 +66,11 @@ class Stage:
         self, directory: Path, fingerprint: Mapping[str, Any], num_keys: int, *, resume: bool
     ):
         self.directory = directory
-        self.position = Position(tallies=[Tally() for _ in range(num_keys)])
+        self.position = Position(
+            written=[0] * num_keys,
+            empty=[0] * num_keys,
+            tallies=[Tally() for _ in range(num_keys)],
+        )
         self._fingerprint = json.loads(json.dumps(fingerprint))
         self._closing = ExitStack()
         self._files: dict[str, BinaryIO] = {}
@@ -96,7 +102,9 @@ class Stage:
                 self._files[f"{k}.hashes"].write(key.hashes.data)
                 if key.counts is not None:
                     self._files[f"{k}.counts"].write(key.counts.data)
-                position.tallies[k].add(key.tally, position.documents)
+                position.tallies[k].add(key.tally, position.written[k])
+                position.written[k] += key.num_documents
+                position.empty[k] += key.num_empty
                 position.tokens += key.tokens.size
         position.offset = encoded.end
         position.lines += encoded.num_lines

@@ -101,15 +101,32 @@ def say_written(results: Sequence[Written]) -> None:
         print(summary(written))
         for line in written.report:
             print("  " + line)
+    for warning in lost_texts(results):
+        print(warning)
 
 
 def summary(written: Written) -> str:
     """Return one line about a pair of token files."""
     bad = f" | bad lines, left out: {written.bad}" if written.bad else ""
+    kept = written.empty - written.dropped
+    empty = f" | documents without a token, kept: {kept}" if kept > 0 else ""
     return (
         f"{written.prefix}.bin, .idx: documents: {written.documents} | tokens: {written.tokens} | "
-        f"bytes of both files: {written.bytes} | documents without a token, left out: {written.dropped}{bad}"
+        f"bytes of both files: {written.bytes} | documents without a token, left out: "
+        f"{written.dropped}{empty}{bad}"
     )
+
+
+def lost_texts(results: Sequence[Written]) -> Iterator[str]:
+    """Yield a warning where texts were left out because another key had no token."""
+    lost = sum(written.dropped - written.empty for written in results)
+    if lost > 0:
+        counts = ", ".join(f"{written.key}: {written.empty}" for written in results)
+        yield (
+            f"warning: a document without a token under one key was left out under all keys "
+            f"(documents without a token: {counts}); --empty-documents per-key leaves it out under "
+            "that key alone"
+        )
 
 
 def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions: int) -> Conversion:
@@ -136,7 +153,7 @@ def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions:
         append_eod=config.append_eod,
         append_bos=config.append_bos,
         prepend_space=config.prepend_space,
-        keep_empty=config.empty_documents == "keep",
+        empty_documents=config.empty_documents,
         chats=config.conversations,
         split_sentences=config.split_sentences,
         lang=config.lang,
@@ -252,7 +269,7 @@ def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:
         "--append-bos": config.append_bos,
         "--prepend-space": config.prepend_space,
         "--split-sentences": config.split_sentences,
-        "--empty-documents keep": config.empty_documents == "keep",
+        f"--empty-documents {config.empty_documents}": config.empty_documents != "drop",
     }
     for flag, given in of_texts.items():
         if given:

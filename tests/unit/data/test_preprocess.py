@@ -5,7 +5,9 @@ import json
 import logging
 import os
 import signal
+import struct
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -24,6 +26,7 @@ from megatron.data.preprocess import input_problems, preprocess
 from megatron.data.shards import merge_shards, stage_shard
 from megatron.data.workers import encoded_by_workers
 from megatron.errors import DataError, MegatronError
+from megatron.preparation.preprocess_command import lost_texts, summary
 
 
 class Bytes(BytesTokenizer):
@@ -103,15 +106,107 @@ def test_a_document_empty_under_one_key_goes_under_all(tmp_path):
 
 def test_empty_documents_are_kept_under_all_keys_when_asked(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"src": "a", "dst": ""}, {"src": "", "dst": "d"}])
-    src, dst = run(tmp_path, [path], json_keys=("src", "dst"), keep_empty=True, append_eod=True)
+    src, dst = run(
+        tmp_path, [path], json_keys=("src", "dst"), empty_documents="keep", append_eod=True
+    )
     assert read_tokens(src.prefix) == [[97, 256], [256]]
     assert read_tokens(dst.prefix) == [[256], [100, 256]]
     assert src.dropped == 0
 
 
+def test_a_document_empty_under_one_key_goes_under_that_key_alone_when_asked(tmp_path):
+    rows = [("a", ""), ("b", "c"), ("", "d"), ("", ""), ("e", "f")]
+    path = write_lines(tmp_path / "a.jsonl", [{"src": a, "dst": b} for a, b in rows])
+    for cut in ({}, {"partitions": 2}, {"workers": 2, "chunk_size": 1}):
+        src, dst = run(tmp_path, [path], json_keys=("src", "dst"), empty_documents="per-key", **cut)
+        assert read_texts(src.prefix) == ["a", "b", "e"]
+        assert read_texts(dst.prefix) == ["c", "d", "f"]
+        assert (src.documents, src.dropped, src.empty) == (3, 2, 2)
+        assert (dst.documents, dst.dropped, dst.empty) == (3, 2, 2)
+
+
+def test_the_end_of_a_run_names_texts_that_are_lost_for_another_key(tmp_path):
+    rows = [("a", ""), ("b", "c"), ("", ""), ("e", "")]
+    path = write_lines(tmp_path / "a.jsonl", [{"src": a, "dst": b} for a, b in rows])
+    results = run(tmp_path, [path], json_keys=("src", "dst"))
+    (warning,) = lost_texts(results)
+    assert "(documents without a token: src: 1, dst: 3); --empty-documents per-key" in warning
+    for how in ("per-key", "keep", "megatron-lm"):
+        again = run(tmp_path, [path], json_keys=("src", "dst"), empty_documents=how)
+        assert [*lost_texts(again)] == []
+    assert "left out: 0 | documents without a token, kept: 3" in summary(again[1])
+
+
+def test_a_key_without_any_token_is_named(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", [{"src": "a", "dst": ""}, {"src": "b", "dst": ""}])
+    for how in ("per-key", "megatron-lm"):
+        with pytest.raises(DataError, match="for key 'dst': none of the 2 documents in"):
+            run(tmp_path, [path], json_keys=("src", "dst"), empty_documents=how)
+    assert outputs(tmp_path) == []
+
+
+def megatron_lm_pair(texts, *, append_eod):
+    """Return .bin and .idx as Megatron-LM's tool writes them of one key.
+
+    A text without tokens is a document without a sequence: nothing is added to the sizes, and no
+    end to the tokens, but the list of where documents start gets its entry.
+    """
+    tokens, sizes, starts = [], [], [0]
+    for text in texts:
+        ids = [*text.encode()]
+        if ids:
+            ids += [256] * append_eod
+            tokens += ids
+            sizes.append(len(ids))
+        starts.append(len(sizes))
+    pointers = [2 * sum(sizes[:i]) for i in range(len(sizes))]
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(sizes), len(starts))
+    index += struct.pack(f"<{len(sizes)}i{len(sizes)}q", *sizes, *pointers)
+    index += struct.pack(f"<{len(starts)}q", *starts)
+    return struct.pack(f"<{len(tokens)}H", *tokens), index
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.sampled_from(["", "a", "bc é"]), st.sampled_from(["", "x", "yz"])),
+        min_size=1,
+        max_size=9,
+    ).filter(lambda rows: all(map(any, zip(*rows, strict=True)))),
+    append_eod=st.booleans(),
+    partitions=st.integers(1, 3),
+)
+@settings(max_examples=40, deadline=None)
+def test_empty_documents_of_megatron_lm_are_byte_for_byte_its_own(
+    tmp_path_factory, rows, append_eod, partitions
+):
+    tmp_path = tmp_path_factory.mktemp("megatron")
+    path = write_lines(tmp_path / "a.jsonl", [{"src": a, "dst": b} for a, b in rows])
+    results = run(
+        tmp_path,
+        [path],
+        json_keys=("src", "dst"),
+        empty_documents="megatron-lm",
+        append_eod=append_eod,
+        partitions=partitions,
+    )
+    for written, texts in zip(results, zip(*rows, strict=True), strict=True):
+        found = tuple(Path(written.prefix + suffix).read_bytes() for suffix in (".bin", ".idx"))
+        assert found == megatron_lm_pair(texts, append_eod=append_eod)
+        assert (written.documents, written.dropped) == (len(rows), 0)
+        assert written.empty == texts.count("")
+        dataset = IndexedDataset(written.prefix)
+        dataset.verify()
+        assert len(dataset) == len(rows) - written.empty
+
+
 def test_bos_follows_eod_and_a_space_goes_in_front(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}, {"text": ""}])
-    wishes = {"append_eod": True, "append_bos": True, "prepend_space": True, "keep_empty": True}
+    wishes = {
+        "append_eod": True,
+        "append_bos": True,
+        "prepend_space": True,
+        "empty_documents": "keep",
+    }
     (written,) = run(tmp_path, [path], make_encoder=WithBos, **wishes)
     assert read_tokens(written.prefix) == [[32, 97, 256, 257], [256, 257]]
 
@@ -168,7 +263,7 @@ def test_any_cut_of_the_input_gives_every_document_in_order(
         folder,
         [str(folder / "x.jsonl")],
         json_keys=("a", "b"),
-        keep_empty=keep_empty,
+        empty_documents="keep" if keep_empty else "drop",
         chunk_size=chunk_size,
         append_eod=True,
     )

@@ -135,7 +135,7 @@ def test_the_report_says_what_is_odd(tmp_path, how):
             output_prefix=str(tmp_path / "out"),
             make_encoder=Lossy,
             append_eod=True,
-            keep_empty=True,
+            empty_documents="keep",
             **how,
         )
     )

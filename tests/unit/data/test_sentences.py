@@ -66,7 +66,7 @@ def test_each_sentence_is_a_sequence_of_its_document(tmp_path, caplog, dataset_i
 
 
 def test_empty_documents_can_be_kept(tmp_path):
-    written = run(tmp_path, keep_empty=True, append_eod=True)
+    written = run(tmp_path, empty_documents="keep", append_eod=True)
     assert read(written.prefix) == [SPLIT[0], [""], *SPLIT[1:]]
     assert written.documents == 4
 

@@ -304,7 +304,7 @@ def test_shards_of_other_wishes_are_not_merged(directory, other, message):
 def test_shards_of_an_input_that_changed_between_them_are_not_merged(directory):
     """A shuffled file has its length still: its lines would be there twice, or not at all."""
     path = directory / "a.jsonl"
-    stage_shard(conversion(directory, keep_empty=True), 0, 2)
+    stage_shard(conversion(directory, empty_documents="keep"), 0, 2)
     lines = path.read_text().splitlines(keepends=True)
     random.Random(1).shuffle(lines)
     path.write_text("".join(lines))
