@@ -11,12 +11,16 @@ from typing import Any
 from stages import engine_of, random_model
 from tiny import tiny_spec
 
+from megatron.data.fim import FimTokens
 from megatron.generation.sampling import Sampling
+from megatron.plan.model_spec import ModelSpec
 from megatron.plan.serving_plan import Limits
 from megatron.serving.app import build_app
 from megatron.serving.engine_loop import EngineLoop
 from megatron.serving.served_model import ServedModel
 from megatron.serving.server import Server
+from megatron.tokenizer.chat import ChatTemplate
+from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary
 
 EOD = 256
@@ -98,6 +102,9 @@ class Running:
     def complete(self, **body: Any) -> Reply:
         return self.ask("POST", "/v1/completions", {"model": "tiny", **body})
 
+    def chat(self, **body: Any) -> Reply:
+        return self.ask("POST", "/v1/chat/completions", {"model": "tiny", **body})
+
 
 def asked_on(
     connection: http.client.HTTPConnection, method: str, path: str, body: Any, **headers: str
@@ -111,20 +118,31 @@ def asked_on(
 
 @contextmanager
 def serving(
-    group: object, *, rows: int = 8, api_key: str | None = None, **limits: float
+    group: object,
+    *,
+    rows: int = 8,
+    api_key: str | None = None,
+    spec: ModelSpec = SPEC,
+    tokenizer: Tokenizer | None = None,
+    chat: ChatTemplate | None = None,
+    fim: FimTokens | None = None,
+    **limits: float,
 ) -> Iterator[Running]:
     """Serve until the context is left."""
-    engine = engine_of(random_model(group, SPEC), SPEC, rows=rows, tokenizer=Bytes())
+    tokenizer = tokenizer or Bytes()
+    engine = engine_of(random_model(group, spec), spec, rows=rows, tokenizer=tokenizer)
     decided = replace(LIMITS, **limits)
     engine_loop = EngineLoop(engine, queue=decided.queue)
     served = ServedModel(
         engine_loop=engine_loop,
-        tokenizer=Bytes(),
-        vocab_size=SPEC.vocab_size,
+        tokenizer=tokenizer,
+        vocab_size=spec.vocab_size,
         limits=decided,
         name="tiny",
         sampling=Sampling(),
         seed=1234,
+        chat=ChatPrompts(tokenizer, chat) if chat else None,
+        fim=fim,
     )
     app = build_app(served, api_key=api_key)
     server = Server(app, engine_loop, host="127.0.0.1", port=0, grace_s=decided.grace_s)

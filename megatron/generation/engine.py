@@ -1,7 +1,6 @@
 """Sequences that come, grow by a token a step, and leave: many at once, each on its own terms."""
 
 import math
-import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
@@ -10,27 +9,17 @@ from torch import Tensor
 
 from megatron.errors import ConfigError, MegatronError
 from megatron.generation.beam import Beam, Search, beam_search
+from megatron.generation.logits_processor import process_logits
+from megatron.generation.logprobs import choices_with_logprobs
 from megatron.generation.request import Choice, Completion, Event, Reason, Request
 from megatron.generation.sampling import choose_tokens
+from megatron.generation.sequence import ActiveSequence
 from megatron.generation.stage import Stage
 from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.tokenizer import Tokenizer
 
 _CLOSE = -1
 """The number of no sequence: the engine closes."""
-
-
-class _Sequence:
-    """A request and what has been chosen for it."""
-
-    def __init__(self, number: int, request: Request):
-        self.number, self.request = number, request
-        self.tokens = list(request.prompt)
-        self.stream = random.Random(request.seed)
-
-    @property
-    def num_new(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
 
 
 class Engine:
@@ -61,8 +50,8 @@ class Engine:
         self.max_length = stage.max_length
         self._next_number = 0
         self._changes: list[tuple[int, Request | Search | None]] = []
-        self._waiting: deque[_Sequence] = deque()
-        self._running: list[_Sequence] = []  # the place of each is its row in the cache
+        self._waiting: deque[ActiveSequence] = deque()
+        self._running: list[ActiveSequence] = []  # the place of each is its row in the cache
         self._search: Generator[None, None, list[Beam]] | None = None
         self._searched = 0  # its number
         self._beams: list[Beam] | MegatronError = []
@@ -84,6 +73,8 @@ class Engine:
             )
         if not all(0 <= token < self.stage.spec.vocab_size for token in request.prompt):
             yield f"a prompt has a token outside the vocabulary of {self.stage.spec.vocab_size}"
+        if request.min_new_tokens and len(request.stop_tokens) >= self.stage.spec.vocab_size:
+            yield "every token of the vocabulary is a stop token: no text can be generated"
         if request.max_new_tokens < 0:
             yield f"{request.max_new_tokens} new tokens: give 0 or more"
         if request.prompt_logprobs and self.stage.sees_prefix:
@@ -191,7 +182,7 @@ class Engine:
         source, order = iter(requests), deque[int]()
         asked: dict[int, Request] = {}
         chosen: dict[int, list[Choice]] = {}
-        told: dict[int, tuple[float, ...]] = {}
+        before: dict[int, tuple[Choice, ...]] = {}
         ended: dict[int, Reason] = {}
         is_over = False
         while True:
@@ -205,8 +196,8 @@ class Engine:
             for event in self.step():
                 if event.choice:
                     chosen[event.number].append(event.choice)
-                if event.prompt_logprobs:
-                    told[event.number] = event.prompt_logprobs
+                if event.prompt_choices:
+                    before[event.number] = event.prompt_choices
                 if event.reason == "failed":
                     raise self.stage.no_numbers()
                 if event.reason:
@@ -219,7 +210,7 @@ class Engine:
                     tokens=tuple(choice.token for choice in choices),
                     reason=ended.pop(number),
                     choices=choices,
-                    prompt_logprobs=told.pop(number, ()),
+                    prompt_choices=before.pop(number, ()),
                 )
             if is_over and not order:
                 return
@@ -236,7 +227,7 @@ class Engine:
             if isinstance(asked, Search):
                 self._search, self._searched = beam_search(self.stage, asked), number
             elif isinstance(asked, Request):
-                self._waiting.append(_Sequence(number, asked))
+                self._waiting.append(ActiveSequence(number, asked))
             elif number == _CLOSE:
                 self._is_open = False
             elif self._search and number == self._searched:
@@ -246,12 +237,12 @@ class Engine:
                 events.append(Event(number=number, choice=None, reason="cancelled"))
         return events
 
-    def _found(self, number: int) -> _Sequence | None:
+    def _found(self, number: int) -> ActiveSequence | None:
         return next((s for s in (*self._running, *self._waiting) if s.number == number), None)
 
-    def _joining(self) -> list[_Sequence]:
+    def _joining(self) -> list[ActiveSequence]:
         """Take from those that wait as many as are read together."""
-        joined: list[_Sequence] = []
+        joined: list[ActiveSequence] = []
         longest = 0
         while self._waiting and len(self._running) + len(joined) < self.rows:
             longest = max(longest, len(self._waiting[0].tokens))
@@ -264,13 +255,13 @@ class Engine:
             joined.append(self._waiting.popleft())
         return joined
 
-    def _read(self, sequences: Sequence[_Sequence], first: int) -> Tensor:
+    def _read(self, sequences: Sequence[ActiveSequence], first: int) -> Tensor:
         prefixes = [len(s.request.prompt) for s in sequences]
         return self.stage.read([s.tokens for s in sequences], prefixes, first)
 
     def _chosen(
         self,
-        sequences: Sequence[_Sequence],
+        sequences: Sequence[ActiveSequence],
         features: Tensor,
         *,
         of_prompts: bool = False,
@@ -288,11 +279,13 @@ class Engine:
             0.0 if s.request.sampling.takes_likeliest else s.stream.random() for s in sequences
         ]
 
-        def decide() -> tuple[list[Choice | None], list[float]]:
-            before: list[float] = []
-            if of_prompts and sequences[0].request.prompt_logprobs and len(sequences[0].tokens) > 1:
-                judged_n2 = self.stage.judged(features[0, :-1], sequences[0].tokens[1:])
-                before = judged_n2[:, 0].tolist()
+        def decide() -> tuple[list[Choice | None], list[Choice]]:
+            before: list[Choice] = []
+            first = sequences[0]
+            if of_prompts and first.request.prompt_logprobs and len(first.tokens) > 1:
+                before = self.stage.prompt_choices(
+                    features[0, :-1], first.tokens[1:], top_logprobs=first.request.top_logprobs
+                )
             if is_last:
                 return self._choices(sequences, features[:, 0], draws), before
             last = torch.tensor([len(s.tokens) - 1 for s in sequences], device=features.device)
@@ -300,7 +293,7 @@ class Engine:
             return self._choices(sequences, features[rows, last], draws), before
 
         choices, before = self.stage.decided(decide)
-        if not all(map(math.isfinite, before)):
+        if not all(math.isfinite(choice.logprob or 0.0) for choice in before):
             choices[0], before = None, []
         events = []
         for place, (sequence, choice) in enumerate(zip(sequences, choices, strict=True)):
@@ -313,7 +306,7 @@ class Engine:
                     number=sequence.number,
                     choice=None if wants_none else choice,
                     reason=reason,
-                    prompt_logprobs=tuple(before) if place == 0 else (),
+                    prompt_choices=tuple(before) if place == 0 else (),
                 )
             )
         for sequence, event in reversed([*zip(sequences, events, strict=True)]):
@@ -330,14 +323,14 @@ class Engine:
 
     @torch.inference_mode()
     def _choices(
-        self, sequences: Sequence[_Sequence], features: Tensor, draws: Sequence[float]
+        self, sequences: Sequence[ActiveSequence], features: Tensor, draws: Sequence[float]
     ) -> list[Choice | None]:
         """Return what is chosen for each sequence; None where there are no numbers to choose by."""
         logits = self.stage.logits(features)
         is_finite = logits.isfinite().all(1)
         logits = logits.where(is_finite[:, None], 0.0)
         tokens = choose_tokens(
-            _without_barred(logits, sequences),
+            process_logits(logits, sequences),
             [s.request.sampling for s in sequences],
             draws,
             [s.num_new for s in sequences],
@@ -346,32 +339,32 @@ class Engine:
             Choice(token=token) if is_known else None
             for token, is_known in zip(tokens, is_finite.tolist(), strict=True)
         ]
-        told = [
+        with_logprobs = [
             i
             for i, s in enumerate(sequences)
             if choices[i] and (s.request.logprobs or s.request.top_logprobs)
         ]
-        if not told:
+        if not with_logprobs:
             return choices
-        log_probabilities = logits[told].log_softmax(-1)
-        for row, i in zip(log_probabilities, told, strict=True):
-            likeliest = row.topk(min(sequences[i].request.top_logprobs, row.numel()))
-            choices[i] = Choice(
-                token=tokens[i],
-                logprob=float(row[tokens[i]]),
-                top=tuple(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)),
-            )
+        found = choices_with_logprobs(
+            logits[with_logprobs].log_softmax(-1),
+            [tokens[i] for i in with_logprobs],
+            [sequences[i].request.top_logprobs for i in with_logprobs],
+        )
+        for i, choice in zip(with_logprobs, found, strict=True):
+            choices[i] = choice
         return choices
 
-    def _end(self, sequence: _Sequence) -> Reason | None:
+    def _end(self, sequence: ActiveSequence) -> Reason | None:
         request = sequence.request
-        if sequence.num_new:
+        if sequence.num_new > request.min_new_tokens:
             if sequence.tokens[-1] in request.stop_tokens:
                 return "stop"
             if request.stop_strings and self.tokenizer:
                 # A token spells one byte at least, or a part of a character.
                 reach = max(len(text.encode()) for text in request.stop_strings) + 4
-                begin = max(len(request.prompt), len(sequence.tokens) - reach)
+                earliest = len(request.prompt) + request.min_new_tokens
+                begin = max(earliest, len(sequence.tokens) - reach)
                 before, new = sequence.tokens[begin - 1 : begin], sequence.tokens[begin:]
                 spelled = text_after(self.tokenizer, before, new)
                 if any(text in spelled for text in request.stop_strings):
@@ -380,7 +373,7 @@ class Engine:
             return "length"
         return None
 
-    def _leave(self, sequence: _Sequence) -> None:
+    def _leave(self, sequence: ActiveSequence) -> None:
         """Take a sequence out; the last one's row moves into the gap."""
         if sequence not in self._running:
             self._waiting.remove(sequence)
@@ -390,19 +383,3 @@ class Engine:
             self._running[row] = last
             if self.stage.cache:
                 self.stage.cache.copy(len(self._running), row, len(last.tokens))
-
-
-def _without_barred(logits_bv: Tensor, sequences: Sequence[_Sequence]) -> Tensor:
-    """Return the logits with what may not come next at -inf."""
-    places = [
-        (row, second)
-        for row, sequence in enumerate(sequences)
-        for first, second in sequence.request.barred
-        if sequence.tokens[-1] == first
-    ]
-    if not places:
-        return logits_bv
-    rows, tokens = zip(*places, strict=True)
-    allowed = logits_bv.clone()
-    allowed[list(rows), list(tokens)] = -torch.inf
-    return allowed

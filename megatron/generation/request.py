@@ -23,7 +23,9 @@ class Request:
         barred: pairs of tokens of which the second is never chosen right after the first.
         logprobs: whether probabilities of tokens are told.
         prompt_logprobs: whether those of the prompt are told too.
-        top_logprobs: of how many likeliest tokens at each place.
+        top_logprobs: of how many likeliest tokens at each position.
+        min_new_tokens: number of generated tokens before which neither stop tokens nor stop
+            strings end the text.
     """
 
     prompt: tuple[int, ...]
@@ -36,6 +38,7 @@ class Request:
     logprobs: bool = False
     prompt_logprobs: bool = False
     top_logprobs: int = 0
+    min_new_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +58,14 @@ class Event:
         number: of the sequence.
         choice: its next token; None when it wanted none, was cancelled, or failed.
         reason: why it has ended; None while it goes on.
-        prompt_logprobs: of the prompt's tokens from the second on, with the first event.
+        prompt_choices: log-probabilities of the prompt's tokens from the second on, with the first
+            event.
     """
 
     number: int
     choice: Choice | None
     reason: Reason | None
-    prompt_logprobs: tuple[float, ...] = ()
+    prompt_choices: tuple[Choice, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +76,15 @@ class Completion:
     tokens: tuple[int, ...]
     reason: Reason
     choices: tuple[Choice, ...]
-    prompt_logprobs: tuple[float, ...] = ()
+    prompt_choices: tuple[Choice, ...] = ()
+
+    @property
+    def prompt_logprobs(self) -> list[float | None]:
+        """Log-probabilities of the prompt's tokens from the second on."""
+        return [choice.logprob for choice in self.prompt_choices]
 
 
-def without_stop(text: str, stops: Iterable[str]) -> str:
-    """Return `text` up to the first of the strings that it stopped at."""
-    ends = [place for stop in stops if (place := text.find(stop)) >= 0]
+def without_stop(text: str, stops: Iterable[str], *, start: int = 0) -> str:
+    """Return `text` up to the first stop string at or behind the character `start`."""
+    ends = [place for stop in stops if (place := text.find(stop, start)) >= 0]
     return text[: min(ends)] if ends else text

@@ -25,6 +25,13 @@ class Sampling:
             what top_k leaves; 0: all.
         top_p_decay: after each token top_p is multiplied by this; 0: it stays.
         top_p_bound: top_p does not fall below.
+        min_p: choose among the tokens that are at least so probable as this share of the likeliest
+            one's probability; 0: all.
+        repetition_penalty: positive logits of tokens of the prompt and the text are divided by it,
+            negative ones multiplied; 1: none.
+        presence_penalty: subtracted from the logits of generated tokens.
+        frequency_penalty: subtracted once for each time that the token was generated.
+        logit_bias: pairs of a token and what is added to its logit.
     """
 
     greedy: bool = False
@@ -33,6 +40,11 @@ class Sampling:
     top_p: float = 0.0
     top_p_decay: float = 0.0
     top_p_bound: float = 0.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def takes_likeliest(self) -> bool:
@@ -59,11 +71,11 @@ def choose_tokens(
         lengths: for each row the number of tokens chosen before.
 
     Shapes: logits_bv [b, V] float32, of real tokens only.
-    Source: arXiv:1904.09751, section 3.1, for top_p.
+    Source: arXiv:1904.09751, section 3.1, for top_p; arXiv:2407.01082 for min_p.
     """
     chosen = [0] * len(samplings)
     greedy = [i for i, sampling in enumerate(samplings) if sampling.takes_likeliest]
-    limits = [sampling.top_k or sampling.top_p for sampling in samplings]
+    limits = [sampling.top_k or sampling.top_p or sampling.min_p for sampling in samplings]
     for rows, choose in (
         (greedy, _likeliest),
         ([i for i, limit in enumerate(limits) if not limit and i not in greedy], _among_all),
@@ -97,6 +109,9 @@ def _among_likeliest(logits_bv: Tensor, wishes: Wishes) -> Tensor:
         [[s.top_p_after(length) if s.top_p else math.inf] for s, _, length in wishes],
         device=device,
     )
+    distances_b1 = torch.tensor(
+        [[-math.log(s.min_p) if s.min_p else math.inf] for s, *_ in wishes], device=device
+    )
     whole_b1 = logits_bv.logsumexp(-1, keepdim=True)
     # To order the whole vocabulary would take longer than a small model's layers.
     count = max((s.top_k or _CANDIDATES) for s, *_ in wishes)
@@ -109,12 +124,13 @@ def _among_likeliest(logits_bv: Tensor, wishes: Wishes) -> Tensor:
         total_b1 = torch.where(counts_b1 < size, left_b1, whole_b1)
         probability_bn = (ordered_bn - total_b1).exp()
         before_bn = probability_bn.cumsum(-1) - probability_bn
-        reached = (before_bn[:, -1:] >= masses_b1) | (counts_b1 <= count)
+        is_rare_bn = ordered_bn[:, :1] - ordered_bn > distances_b1
+        reached = (before_bn[:, -1:] >= masses_b1) | (counts_b1 <= count) | is_rare_bn[:, -1:]
         if count == size or reached.all():
             break
         count *= 8
     # What is likelier than a token decides about it, so that the likeliest always stays.
-    cut_bn = (before_bn >= masses_b1) | is_beyond_bn
+    cut_bn = (before_bn >= masses_b1) | is_beyond_bn | is_rare_bn
     cut_bn[:, 0] = False
     place_b = _draw(ordered_bn.masked_fill(cut_bn, -torch.inf), wishes)
     return order_bn.gather(1, place_b[:, None])[:, 0]

@@ -1,6 +1,6 @@
 """One rank's layers of a trained GPT, ready to read prompts and to go on token by token."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from megatron.errors import CheckpointError, MegatronError
 from megatron.generation.cache import Cache, NextTokens, Prompts
+from megatron.generation.logprobs import choices_with_logprobs
 from megatron.generation.packed import pack_weights
+from megatron.generation.request import Choice
 from megatron.model.block import ParallelTransformerLayerPipe
 from megatron.model.carry import pack
 from megatron.model.gpt import gpt_layers, to_batch_first
@@ -167,15 +169,38 @@ class Stage:
         Communication: as `logits`.
         """
         found = []
+        for logits, ids in self._logits_in_parts(features, tokens):
+            own = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+            found.append(torch.stack([own.double(), (logits.argmax(-1) == ids).double()], -1))
+        return torch.cat(found)
+
+    @torch.inference_mode()
+    def prompt_choices(
+        self, features: Tensor, tokens: Sequence[int], *, top_logprobs: int
+    ) -> list[Choice]:
+        """Return the log-probability of each token, and the likeliest tokens at its position.
+
+        Shapes: features [n, h] of the positions before the n tokens.
+        Communication: as `logits`.
+        """
+        return [
+            choice
+            for logits, ids in self._logits_in_parts(features, tokens)
+            for choice in choices_with_logprobs(
+                logits.log_softmax(-1), ids.tolist(), [top_logprobs] * len(ids)
+            )
+        ]
+
+    def _logits_in_parts(
+        self, features: Tensor, tokens: Sequence[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the logits of a few positions at a time, and the tokens that follow them."""
         for part, ids in zip(
             features.split(_HEAD_POSITIONS),
             torch.tensor(tokens, device=self.device).split(_HEAD_POSITIONS),
             strict=True,
         ):
-            logits = self.logits(part)
-            own = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
-            found.append(torch.stack([own.double(), (logits.argmax(-1) == ids).double()], -1))
-        return torch.cat(found)
+            yield self.logits(part), ids
 
     def decided(self, decide: Callable[[], Decision]) -> Decision:
         """Return on every rank of the replica what `decide` returns where the logits are.

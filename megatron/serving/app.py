@@ -10,15 +10,24 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from megatron.errors import MegatronError
-from megatron.serving import megatron_api, openai_api
+from megatron.serving import megatron_api
+from megatron.serving.chat_completions import ChatRequest
+from megatron.serving.completions import CompletionRequest
 from megatron.serving.engine_loop import Unavailable
-from megatron.serving.fields import CompletionBody, MegatronBody, printable, reasons
+from megatron.serving.fields import MegatronBody
 from megatron.serving.gate import Gate, refused
 from megatron.serving.in_flight import ClientGone, InFlight, while_connected
 from megatron.serving.metrics import Metrics
+from megatron.serving.mistakes import printable, reasons, unreadable_body
+from megatron.serving.openai_fields import ChatBody, CompletionBody
+from megatron.serving.openai_records import UnknownModel, model_record, require_model
+from megatron.serving.openai_request import OpenAIRequest
 from megatron.serving.served_model import ServedModel
 
 _PAGE = Path(__file__).with_name("page.html")
+_NO_PATH = (
+    "there is no such path: write PUT /api, POST /v1/completions or POST /v1/chat/completions"
+)
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
@@ -31,8 +40,8 @@ _PAGE_HEADERS = {
 class _Stream(StreamingResponse):
     """An answer in parts; what is left of it is cancelled when the client leaves."""
 
-    def __init__(self, jobs: InFlight, completing: openai_api.Completing):
-        super().__init__(completing.stream(jobs), media_type="text/event-stream")
+    def __init__(self, jobs: InFlight, request: OpenAIRequest):
+        super().__init__(request.stream(jobs), media_type="text/event-stream")
         self._jobs = jobs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -46,7 +55,7 @@ def build_app(served: ServedModel, *, api_key: str | None) -> ASGIApp:
     Args:
         api_key: what requests must bear; None for nothing.
     """
-    app = FastAPI(title="Megatron-DeepSpeed", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Megatron-DeepSpeed", docs_url=None, redoc_url=None, redirect_slashes=False)
     metrics = Metrics(served.engine_loop)
     _add_interfaces(app, served)
     _add_views(app, served, metrics)
@@ -68,17 +77,28 @@ def _add_interfaces(app: FastAPI, served: ServedModel) -> None:
         http.state.no_log = body.no_log
         return JSONResponse(await while_connected(http, lambda: megatron_api.answer(served, body)))
 
+    async def answer(request: OpenAIRequest, http: Request) -> Response:
+        if request.body.stream:
+            return _Stream(InFlight(served.engine_loop, request.requests), request)
+        return JSONResponse(await while_connected(http, request.answer))
+
     @app.post("/v1/completions")
     async def completions(body: CompletionBody, http: Request) -> Response:
-        completing = openai_api.Completing(served, body)
-        if body.stream:
-            jobs = InFlight(served.engine_loop, completing.requests)
-            return _Stream(jobs, completing)
-        return JSONResponse(await while_connected(http, completing.answer))
+        return await answer(CompletionRequest(served, body), http)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatBody, http: Request) -> Response:
+        return await answer(ChatRequest(served, body), http)
 
     @app.get("/v1/models")
     async def models() -> JSONResponse:
-        return JSONResponse(openai_api.models(served, started_at=started_at))
+        data = [model_record(served, started_at=started_at)]
+        return JSONResponse({"object": "list", "data": data})
+
+    @app.get("/v1/models/{model:path}")
+    async def model(model: str) -> JSONResponse:
+        require_model(served, model)
+        return JSONResponse(model_record(served, started_at=started_at))
 
 
 def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics) -> None:
@@ -113,9 +133,9 @@ def _add_errors(app: FastAPI) -> None:
     async def impossible(http: Request, error: MegatronError) -> JSONResponse:
         return _refused(http, 400, printable("; ".join(str(error).splitlines())))
 
-    @app.exception_handler(openai_api.UnknownModel)
-    async def unknown(http: Request, error: openai_api.UnknownModel) -> JSONResponse:
-        return _refused(http, 404, printable(str(error)))
+    @app.exception_handler(UnknownModel)
+    async def unknown(http: Request, error: UnknownModel) -> JSONResponse:
+        return refused(http.scope["path"], 404, printable(str(error)), code=error.code)
 
     @app.exception_handler(Unavailable)
     async def unavailable(http: Request, error: Unavailable) -> JSONResponse:
@@ -130,9 +150,11 @@ def _add_errors(app: FastAPI) -> None:
         headers = error.headers or {}
         message = str(error.detail)
         if error.status_code == 404:
-            message = "there is no such path: write PUT /api or POST /v1/completions"
+            message = _NO_PATH
         elif error.status_code == 405:
             message = f"{http.method} is not for this path: write {headers.get('Allow')}"
+        elif error.status_code == 400:  # of the framework, which could not parse the body
+            message = unreadable_body(error.__cause__)
         refusal = _refused(http, error.status_code, printable(message))
         refusal.headers.update(headers)
         return refusal

@@ -1,32 +1,107 @@
-"""What a client may write: the fields of requests, their limits, and how a mistake is told."""
+"""Request bodies: what all have in common, and the fields of PUT /api."""
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from megatron.tokenizer.tokenizer import has_half_a_surrogate_pair
 
+JsonSchema = dict[str, Any]
 
-def _whole(text: str) -> str:
+
+def require_characters(text: str) -> str:
+    """Return `text`; raise ValueError if it has half of a surrogate pair."""
     if has_half_a_surrogate_pair(text):
         raise ValueError("half of a surrogate pair is not a character")
     return text
 
 
-_Text = Annotated[str, AfterValidator(_whole)]
-_SEED = Field(None, ge=0, lt=1 << 63)
+Text = Annotated[str, AfterValidator(require_characters)]
+"""A string that UTF-8 can write."""
+
+SEED_LIMIT = 1 << 63
 
 
-class _Body(BaseModel):
+def unsupported(reason: str) -> BeforeValidator:
+    """Return a validator for a field that clients know and this server refuses with `reason`."""
+
+    def refuse(value: Any) -> Any:
+        raise ValueError(f"{reason}; leave it out")
+
+    return BeforeValidator(refuse)
+
+
+def only(accepted: Any, reason: str) -> BeforeValidator:
+    """Return a validator that accepts one value of a field and refuses others with `reason`."""
+
+    def validate(value: Any) -> Any:
+        if value != accepted or type(value) is not type(accepted):
+            raise ValueError(f"{reason}; leave it out")
+        return value
+
+    return BeforeValidator(validate)
+
+
+def _let_optional_fields_be_null(schema: JsonSchema) -> None:
+    fields = schema.get("properties", {})
+    for name, field in fields.items():
+        if name not in schema.get("required", []) and not _may_be_null(field):
+            title = {"title": field.pop("title")} if "title" in field else {}
+            fields[name] = {**title, "anyOf": [field, {"type": "null"}]}
+
+
+def _may_be_null(field: JsonSchema) -> bool:
+    return field.get("type") == "null" or any(map(_may_be_null, field.get("anyOf", [])))
+
+
+class Body(BaseModel):
+    """A JSON object. A field that is null counts as left out, unless it is required."""
+
     # Strict: true is no number and "1" is none either; a whole number passes for a fraction.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {
+            key: value for key, value in body.items() if value is not None or key not in optional
+        }
 
-class MegatronBody(_Body):
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchema:
+        """Return the JSON schema, in which every optional field may be null."""
+        schema = handler(core)
+        _let_optional_fields_be_null(handler.resolve_ref_schema(schema))
+        return schema
+
+
+class MegatronBody(Body):
     """The fields of PUT /api. Source: the text generation server of Megatron-LM."""
 
-    prompts: list[_Text] = Field(min_length=1)
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"prompts": {"items": {"minLength": 1}}}},
+                {"properties": {"add_BOS": {"const": True}}, "required": ["add_BOS"]},
+            ]
+        }
+    )
+
+    prompts: list[Text] = Field(min_length=1)
     tokens_to_generate: int | None = Field(None, ge=0)
     logprobs: bool = False
     temperature: float | None = Field(None, gt=0, le=100)
@@ -38,93 +113,9 @@ class MegatronBody(_Body):
     stop_on_double_eol: bool = False
     stop_on_eol: bool = False
     prevent_newline_after_colon: bool = False
-    random_seed: int | None = _SEED
+    random_seed: int | None = Field(None, ge=0, lt=SEED_LIMIT)
     no_log: bool = False
     beam_width: int | None = Field(None, ge=1)
     stop_token: int | None = Field(None, ge=0)
-    # Further out a length to this power is no number any more.
+    # Further out, a length to this power is infinite or zero.
     length_penalty: float = Field(1.0, ge=-10, le=10)
-
-
-class StreamOptions(_Body):
-    """What a stream tells besides the text."""
-
-    include_usage: bool = False
-
-
-class CompletionBody(_Body):
-    """The fields of POST /v1/completions. Source: OpenAI's reference of the API."""
-
-    model: str
-    prompt: _Text | list[_Text] | list[int] | list[list[int]]
-    max_tokens: int | None = Field(None, ge=0)
-    temperature: float = Field(1.0, ge=0, le=100)
-    top_p: float = Field(1.0, gt=0, le=1)
-    n: int = Field(1, ge=1, le=128)
-    stop: _Text | list[_Text] | None = None
-    logprobs: int | None = Field(None, ge=0, le=5)
-    echo: bool = False
-    seed: int | None = _SEED
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    # Clients write these with the values that change nothing.
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
-    presence_penalty: float = Field(0.0, ge=0, le=0)
-    frequency_penalty: float = Field(0.0, ge=0, le=0)
-    logit_bias: dict[str, float] | None = Field(None, max_length=0)
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _is_text_or_tokens(cls, prompt: Any) -> Any:
-        kinds = {type(part) for part in prompt} if isinstance(prompt, list) else {type(prompt)}
-        if isinstance(prompt, list) and kinds == {list}:
-            kinds = {type(token) for part in prompt for token in part}
-            is_right = kinds <= {int}
-        else:
-            is_right = kinds == {str} or (isinstance(prompt, list) and kinds == {int})
-        if not is_right:
-            raise ValueError("give a text, a list of texts, a list of tokens or lists of tokens")
-        return prompt
-
-    @field_validator("stop")
-    @classmethod
-    def _has_few_short_texts(cls, stop: str | list[str] | None) -> str | list[str] | None:
-        texts = [stop] if isinstance(stop, str) else stop or []
-        if len(texts) > 16 or not all(0 < len(text) <= 256 for text in texts):
-            raise ValueError("give at most 16 texts, of 1 to 256 characters each")
-        return stop
-
-
-_OBSOLETE = {
-    "max_len": "max_len is no longer used: write tokens_to_generate",
-    "sentences": "sentences is no longer used: write prompts",
-}
-
-
-def reasons(errors: Iterable[Mapping[str, Any]]) -> str:
-    """Return one line of all that pydantic says is wrong."""
-    told = []
-    for error in errors:
-        kind, place = error["type"], [str(part) for part in error["loc"] if part != "body"]
-        if kind == "json_invalid":
-            told.append(f"the body is no JSON: {error.get('ctx', {}).get('error', '')}")
-        elif not place:
-            told.append(
-                "the body must be a JSON object, with the header Content-Type: application/json"
-            )
-        elif kind == "extra_forbidden":
-            told.append(_OBSOLETE.get(place[0], f"{'.'.join(place)}: there is no such field"))
-        elif kind == "missing":
-            told.append(f"{'.'.join(place)}: is missing")
-        else:
-            found = repr(error.get("input"))
-            shown = found if len(found) <= 60 else found[:60] + "…"
-            told.append(f"{'.'.join(place)}: {error['msg']} (found {shown})")
-    return printable("; ".join(told))
-
-
-def printable(text: str) -> str:
-    """Return `text` with what UTF-8 cannot write escaped."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megatron.serving.metrics import Metrics
-from megatron.serving.openai_api import error_record
+from megatron.serving.openai_records import error_record
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,9 @@ class Gate:
         return f"the body is larger than {self.body_bytes} bytes"
 
 
-def refused(path: str, status: int, message: str) -> JSONResponse:
+def refused(path: str, status: int, message: str, *, code: str | None = None) -> JSONResponse:
     """Return an error in the shape of the interface that the path belongs to."""
     is_openai = path.startswith("/v1/")
-    record = error_record(message, status=status) if is_openai else {"error": message}
+    record = error_record(message, status=status, code=code) if is_openai else {"error": message}
     headers = {"Retry-After": "1"} if status == 503 else None
     return JSONResponse(record, status_code=status, headers=headers)

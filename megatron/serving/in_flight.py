@@ -67,12 +67,12 @@ class InFlight:
         """Return what became of each request; raises as `events` does."""
         choices: list[list[Choice]] = [[] for _ in self._jobs]
         last: dict[int, Event] = {}
-        before: dict[int, tuple[float, ...]] = {}
+        before: dict[int, tuple[Choice, ...]] = {}
         async for place, event in self.events():
             if event.choice:
                 choices[place].append(event.choice)
-            if event.prompt_logprobs:
-                before[place] = event.prompt_logprobs
+            if event.prompt_choices:
+                before[place] = event.prompt_choices
             last[place] = event
         return [
             Completion(
@@ -80,7 +80,7 @@ class InFlight:
                 tokens=tuple(choice.token for choice in choices[place]),
                 reason=last[place].reason or "length",
                 choices=tuple(choices[place]),
-                prompt_logprobs=before.get(place, ()),
+                prompt_choices=before.get(place, ()),
             )
             for place, one in enumerate(self._jobs)
         ]

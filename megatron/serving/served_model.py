@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from megatron.data.fim import FimTokens
 from megatron.errors import raise_if_any
 from megatron.generation.request import Request
 from megatron.generation.sampling import Sampling
 from megatron.plan.serving_plan import Limits
 from megatron.serving.engine_loop import EngineLoop
+from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.tokenizer import Tokenizer
 
 
@@ -21,6 +23,8 @@ class ServedModel:
         name: what clients call the model.
         sampling: of requests of PUT /api that do not say.
         seed: what the draws of requests without a seed of their own follow from.
+        chat: how conversations are read; None without a chat template.
+        fim: the special tokens of fill-in-the-middle; None if the model was not trained for it.
     """
 
     engine_loop: EngineLoop
@@ -30,6 +34,8 @@ class ServedModel:
     name: str
     sampling: Sampling
     seed: int
+    chat: ChatPrompts | None = None
+    fim: FimTokens | None = None
     numbers: "count[int]" = field(default_factory=lambda: count(1))
 
     def seeds(self, asked: int | None, number: int) -> list[str]:
@@ -37,12 +43,16 @@ class ServedModel:
         first = f"{self.seed}:{next(self.numbers)}" if asked is None else f"{asked}"
         return [f"{first}:{place}" for place in range(number)]
 
-    def new_tokens(self, prompts: Sequence[Sequence[int]], asked: int | None, usual: int) -> int:
-        """Return how many tokens may follow: as usual when it is not said, if there is room."""
+    def new_tokens(
+        self, prompts: Sequence[Sequence[int]], asked: int | None, usual: int, copies: int = 1
+    ) -> int:
+        """Return how many tokens may follow (default: `usual`, or what there is room for)."""
         if asked is not None:
             return asked
+        read = sum(map(len, prompts))
         room = self.engine_loop.engine.max_length - max(map(len, prompts))
-        return max(1, min(usual, self.limits.new_tokens, room))
+        budget = (self.limits.request_tokens // copies - read) // len(prompts)
+        return max(1, min(usual, self.limits.new_tokens, room, budget))
 
     def require_room(self, prompts: Sequence[Sequence[int]], new_tokens: int, copies: int) -> None:
         """Refuse what is more than this server takes on.

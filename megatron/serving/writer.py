@@ -96,7 +96,7 @@ class Writer:
         }
         if self.wishes.logprobs:
             record["prompt_tokens"] = list(done.prompt)
-            record["prompt_logprobs"] = list(done.prompt_logprobs)
+            record["prompt_logprobs"] = done.prompt_logprobs
             record["tokens"] = list(done.tokens)
             record["logprobs"] = [choice.logprob for choice in done.choices]
         return record

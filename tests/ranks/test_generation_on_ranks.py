@@ -84,7 +84,7 @@ def completion(request: Request, events: list[Event]) -> Completion:
         tokens=tuple(choice.token for choice in choices),
         reason=events[-1].reason or "cancelled",
         choices=choices,
-        prompt_logprobs=events[0].prompt_logprobs,
+        prompt_choices=events[0].prompt_choices,
     )
 
 

@@ -140,8 +140,14 @@ def test_probabilities_are_those_of_the_network(network):
         if request.prompt_logprobs:
             told = torch.tensor(done.prompt_logprobs)
             torch.testing.assert_close(told, expected[:before], atol=1e-5, rtol=1e-5)
+            for place, choice in enumerate(done.prompt_choices):
+                assert choice.token == text[place + 1]
+                likeliest = table[place].topk(2)
+                assert [token for token, _ in choice.top] == likeliest.indices.tolist()
+                values = torch.tensor([value for _, value in choice.top])
+                torch.testing.assert_close(values, likeliest.values, atol=1e-5, rtol=1e-5)
         else:
-            assert done.prompt_logprobs == ()
+            assert done.prompt_logprobs == []
         for place, choice in enumerate(done.choices, start=before):
             assert [token for token, _ in choice.top] == table[place].topk(2).indices.tolist()
 

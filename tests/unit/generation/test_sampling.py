@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from transformers import TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from megatron.generation import sampling as module
 from megatron.generation.sampling import Sampling, choose_tokens
@@ -53,6 +53,11 @@ def test_the_likeliest_is_taken_where_nothing_is_drawn(sampling):
         (Sampling(top_p=1.0), [0, 1, 2, 3]),
         (Sampling(top_k=3, top_p=0.6), [0, 1]),
         (Sampling(top_k=2, top_p=0.6), [1]),
+        (Sampling(min_p=0.5), [0, 1]),
+        (Sampling(min_p=0.25), [0, 1, 3]),
+        (Sampling(min_p=0.05), [0, 1, 2, 3]),
+        (Sampling(min_p=1.0), [1]),
+        (Sampling(min_p=0.05, top_k=2), [0, 1]),
     ],
 )
 @pytest.mark.parametrize("candidates", [1, 128])
@@ -62,11 +67,11 @@ def test_only_the_likeliest_are_drawn(monkeypatch, sampling, kept, candidates):
 
 
 @pytest.mark.parametrize("candidates", [1, 128])
-def test_both_limits_leave_what_those_of_transformers_leave(monkeypatch, candidates):
+def test_limits_together_leave_what_those_of_transformers_leave(monkeypatch, candidates):
     monkeypatch.setattr(module, "_CANDIDATES", candidates)
     torch.manual_seed(0)
-    logits = torch.randn(6, 50)
-    limits = [(3, 0.7), (8, 0.5), (8, 0.95), (50, 0.9), (0, 0.8), (20, 0.0)]
+    limits = [(3, 0.7, 0.0), (8, 0.5, 0.2), (8, 0.95, 0.0), (50, 0.9, 0.01), (0, 0.8, 0.1)]
+    limits += [(20, 0.0, 0.0), (20, 0.0, 0.3), (0, 0.0, 0.05)]
     left = []
 
     def all_that_is_left(ordered_bn, wishes):
@@ -74,12 +79,14 @@ def test_both_limits_leave_what_those_of_transformers_leave(monkeypatch, candida
         return torch.zeros(len(wishes), dtype=torch.long)
 
     monkeypatch.setattr(module, "_draw", all_that_is_left)
-    samplings = [Sampling(top_k=k, top_p=p) for k, p in limits]
-    choose_tokens(logits, samplings, [0.5] * 6, [0] * 6)
+    samplings = [Sampling(top_k=k, top_p=p, min_p=m) for k, p, m in limits]
+    logits = torch.randn(len(limits), 50)
+    choose_tokens(logits, samplings, [0.5] * len(limits), [0] * len(limits))
     expected = []
-    for row, (k, p) in zip(logits, limits, strict=True):
+    for row, (k, p, m) in zip(logits, limits, strict=True):
         scores = TopKLogitsWarper(k)(None, row[None]) if k else row[None]
         scores = TopPLogitsWarper(p)(None, scores) if p else scores
+        scores = MinPLogitsWarper(m)(None, scores) if m else scores
         expected.append(int(scores.isfinite().sum()))
     assert left[0].tolist() == expected
 

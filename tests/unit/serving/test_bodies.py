@@ -7,12 +7,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from servers import asked_on, serving
 
+from megatron.tokenizer.chat import ChatTemplate
+
 OPENAI = "/v1/completions"
+CHAT_PATH = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
 def running(group):
-    with serving(group) as running:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    with serving(group, chat=template) as running:
         yield running
 
 
@@ -70,9 +74,38 @@ COMPLETION = {
     "seed": st.integers(-1, 2**70),
     "stream": st.booleans(),
     "user": TEXT,
-    "best_of": st.integers(0, 2),
-    "presence_penalty": FRACTION,
-    "logit_bias": st.dictionaries(st.text(max_size=3), st.floats(), max_size=1),
+    "best_of": st.integers(0, 4),
+    "presence_penalty": st.floats(-3, 3),
+    "frequency_penalty": st.floats(-3, 3),
+    "repetition_penalty": st.floats(0, 101),
+    "top_k": st.integers(-2, 2**70),
+    "min_p": FRACTION,
+    "logit_bias": st.dictionaries(
+        st.integers(0, 260).map(str) | st.text(max_size=3), st.floats(-110, 110), max_size=2
+    ),
+    "stop_token_ids": st.lists(st.integers(-1, 258), max_size=3),
+    "ignore_eos": st.booleans(),
+    "min_tokens": SMALL,
+    "skip_special_tokens": st.booleans(),
+    "return_tokens_as_token_ids": st.booleans(),
+    "add_special_tokens": st.booleans(),
+    "metadata": st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
+    "suffix": TEXT,
+}
+CHAT = {name: field for name, field in COMPLETION.items() if name not in ("prompt", "echo")} | {
+    "messages": st.lists(
+        st.fixed_dictionaries(
+            {
+                "role": st.sampled_from(["system", "user", "assistant", "tool", ""]),
+                "content": TEXT | st.just([{"type": "text", "text": "b"}]) | JUNK,
+            }
+        ),
+        max_size=3,
+    ),
+    "logprobs": st.booleans(),
+    "top_logprobs": st.integers(-1, 21),
+    "max_completion_tokens": SMALL,
+    "tools": st.just([]) | st.none(),
 }
 
 
@@ -109,6 +142,12 @@ def test_any_wishes_of_openai_are_answered_or_refused(connection, body):
     require_answer_or_reason(asked_on(connection, "POST", OPENAI, body), body)
 
 
+@FUZZ
+@given(body=bodies(CHAT, "model", "messages") | JUNK)
+def test_any_conversation_is_answered_or_refused(connection, body):
+    require_answer_or_reason(asked_on(connection, "POST", CHAT_PATH, body), body)
+
+
 @settings(max_examples=60, suppress_health_check=[*HealthCheck])
 @given(raw=st.binary(max_size=40), path=st.sampled_from(["/api", OPENAI]))
 def test_any_bytes_are_refused(connection, raw, path):
@@ -124,7 +163,7 @@ REFUSED = [
     ({"prompts": []}, "prompts: List should have at least 1 item"),
     ({"prompts": ["a"] * 9}, "9 prompts are more than 8"),
     ({"prompts": [1]}, "prompts.0: Input should be a valid string"),
-    ({"prompts": ["\ud800"]}, "prompts.0: Value error, half of a surrogate pair"),
+    ({"prompts": ["\ud800"]}, "prompts.0: half of a surrogate pair"),
     ({"prompts": [""]}, "an empty text needs add_BOS"),
     ({"prompts": ["a"], "max_len": 3}, "max_len is no longer used: write tokens_to_generate"),
     ({"prompts": ["a"], "sentences": ["a"]}, "sentences is no longer used: write prompts"),
@@ -162,17 +201,33 @@ def test_what_is_wrong_is_told(running, body, told):
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ({"prompt": 3}, "prompt: Value error, give a text, a list of texts"),
-        ({"prompt": []}, "prompt: Value error, give a text"),
-        ({"prompt": [[]]}, "a prompt has 0 tokens"),
+        ({"prompt": 3}, "prompt: give a text, a list of texts"),
+        ({"prompt": []}, "prompt: give a text"),
+        ({"prompt": [[]]}, "prompt: a list of tokens is empty"),
         ({"prompt": [257]}, "a token is not in the vocabulary of 257"),
         ({"prompt": "a", "n": 0}, "n: Input should be greater than or equal to 1"),
         ({"prompt": "a", "n": 99}, "tokens of all prompts"),
-        ({"prompt": "a", "stop": ""}, "stop: Value error, give at most 16 texts"),
-        ({"prompt": "a", "stop": ["\ud800"]}, "Value error, half of a surrogate pair"),
+        ({"prompt": "a", "stop": ""}, "stop: give at most 16 texts"),
+        ({"prompt": "a", "stop": ["\ud800"]}, "stop: half of a surrogate pair"),
         ({"prompt": "a", "logprobs": 6}, "logprobs: Input should be less than or equal to 5"),
-        ({"prompt": "a", "presence_penalty": 1.0}, "presence_penalty: Input should be less"),
+        ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty: Input should be less"),
         ({"prompt": "a", "messages": []}, "messages: there is no such field"),
+        ({"prompt": "a", "best_of": 2, "n": 3}, "best_of: 2 is less than n, 3"),
+        ({"prompt": "a", "best_of": 2, "stream": True}, "best_of: the best are known at the end"),
+        ({"prompt": "a", "logit_bias": {"257": 1}}, "logit_bias: 257 is not in the vocabulary"),
+        ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x: String should match pattern"),
+        ({"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias.1: Input should be less than"),
+        ({"prompt": "a", "stop_token_ids": [300]}, "stop_token_ids: 300 is not in the vocab"),
+        ({"prompt": "a", "min_tokens": 17}, "min_tokens: 17 is more than the 16 tokens"),
+        ({"prompt": "a", "min_p": 1.5}, "min_p: Input should be less than or equal to 1"),
+        ({"prompt": "a", "repetition_penalty": 0}, "repetition_penalty: Input should be greater"),
+        ({"prompt": "a", "seed": -2}, "seed: Input should be greater than or equal to -1"),
+        ({"prompt": "a", "suffix": "b"}, "suffix: this model was not trained for fill-in-the-mid"),
+        ({"prompt": "a", "prompt_logprobs": 1}, "come with echo and logprobs; leave it out"),
+        ({"prompt": "a", "response_format": {}}, "does not constrain the format of answers; leave"),
+        ({"prompt": None}, "prompt: give a text"),
+        ({"prompt": ["a", 1]}, "prompt: give a text"),
+        ({"prompt": [1, -1]}, "prompt: give a text"),
     ],
 )
 def test_what_is_wrong_is_told_in_the_shape_of_openai(running, body, told):
@@ -182,12 +237,31 @@ def test_what_is_wrong_is_told_in_the_shape_of_openai(running, body, told):
     assert reply.json["error"]["type"] == "invalid_request_error"
 
 
+def test_a_field_that_is_null_counts_as_left_out(running):
+    fields = {name: None for name in COMPLETION if name not in ("model", "prompt")}
+    plain = running.complete(prompt="a", temperature=0)
+    nulls = running.complete(**(fields | {"prompt": "a", "temperature": 0}))
+    assert nulls.status == 200
+    assert nulls.json["choices"] == plain.json["choices"]
+    fields = {name: None for name in MEGATRON if name not in ("prompts", "max_len")}
+    assert running.put(**(fields | {"prompts": ["a"], "top_k": 1})).status == 200
+    assert "prompts: Input should be a valid list" in running.put(prompts=None).json["error"]
+
+
 def test_a_body_that_is_no_json_object_is_refused(running):
-    deep = b"[" * 15_000
     many_digits = b'{"prompts": ["a"], "tokens_to_generate": ' + b"9" * 9000 + b"}"
-    for raw in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"prompts": NaN}', deep, many_digits):
+    for raw, told in (
+        (b"", "the body must be a JSON object"),
+        (b"{", "the body is not JSON: Expecting property name"),
+        (b"[]", "the body must be a JSON object"),
+        (b"null", "the body must be a JSON object"),
+        (b'{"a": "\xff"}', "the body is not UTF-8: byte 0xff at position 7"),
+        (b'{"prompts": NaN}', "prompts: Input should be a valid list"),
+        (b"[" * 15_000, "nested too deeply"),
+        (many_digits, "an integer has too many digits"),
+    ):
         reply = running.ask("PUT", "/api", raw)
-        assert reply.status == 400 and reply.json["error"], raw[:20]
+        assert reply.status == 400 and told in reply.json["error"], (raw[:20], reply.json)
     reply = running.ask("PUT", "/api", {"prompts": ["a"]}, **{"Content-Type": "text/plain"})
     assert reply.status == 400 and "Content-Type: application/json" in reply.json["error"]
 
@@ -216,9 +290,16 @@ def test_other_paths_and_methods_are_refused_with_a_reason(running):
     for method, path, status, told in (
         ("GET", "/api", 405, "GET is not for this path: write PUT"),
         ("POST", "/api", 405, "POST is not for this path: write PUT"),
-        ("GET", "/x", 404, "there is no such path: write PUT /api or POST /v1/completions"),
+        (
+            "GET",
+            "/x",
+            404,
+            "there is no such path: write PUT /api, POST /v1/completions or POST /v1",
+        ),
     ):
         reply = running.ask(method, path)
-        assert (reply.status, reply.json["error"]) == (status, told)
-    chat = running.ask("POST", "/v1/chat/completions", {"messages": []})
-    assert chat.status == 404 and "no such path" in chat.json["error"]["message"]
+        assert reply.status == status and told in reply.json["error"]
+    for path in ("/v1/x", "/v1/embeddings", "/v1/completions/"):
+        other = running.ask("POST", path, {"messages": []})
+        assert other.status == 404 and "no such path" in other.json["error"]["message"]
+        assert other.json["error"]["code"] is None, "the model is there, and the path is not"
