@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Serve text of a trained GPT over HTTP: PUT /api, POST /v1/completions, and a page to try it.
+"""Serve a trained GPT over HTTP: PUT /api, OpenAI's completions and chat, and a page to try it.
 
 The model is found as by tools/generate_samples_gpt.py. --temperature, --top_k and --top_p hold for
 requests of PUT /api that do not say; --out-seq-length is the most that any may ask for.
@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> None:
     from megatron.serving.app import build_app
     from megatron.serving.engine_loop import EngineLoop
     from megatron.serving.loaded_model import load_model
+    from megatron.serving.prompt_formats import chat_prompts_of, fim_tokens_of
     from megatron.serving.served_model import ServedModel
     from megatron.serving.server import Server, listener
 
@@ -69,6 +70,8 @@ def main(argv: Sequence[str]) -> None:
             temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
         ),
         seed=source.config.training.seed,
+        chat=chat_prompts_of(source, loaded.tokenizer, wishes.chat_template),
+        fim=fim_tokens_of(source, loaded.tokenizer),
     )
     app = build_app(served, api_key=api_key)
     server = Server(

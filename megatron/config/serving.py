@@ -25,6 +25,9 @@ class ServingConfig:
     served_model_name: str | None = None
     """What /v1/models calls the model; the last folder of --load when not said."""
 
+    chat_template: str | None = None
+    """File with the Jinja chat template of /v1/chat/completions (default: the tokenizer's)."""
+
     max_prompts: int = 128
     """Most prompts of a request."""
 

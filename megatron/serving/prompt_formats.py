@@ -1,0 +1,37 @@
+"""How a checkpoint's model reads conversations, and texts with a gap."""
+
+from megatron.data.fim import FimTokens
+from megatron.plan.objective_plan import plan_objective
+from megatron.preparation.views import fim_tokens
+from megatron.serving.model_source import ModelSource
+from megatron.tokenizer.chat import read_chat_template
+from megatron.tokenizer.chat_prompt import ChatPrompts
+from megatron.tokenizer.tokenizer import Tokenizer
+
+
+def chat_prompts_of(
+    source: ModelSource, tokenizer: Tokenizer, file: str | None
+) -> ChatPrompts | None:
+    """Return the chat template in `file`, or else that of the tokenizer; None if there is none.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    flags = source.config.tokenizer
+    is_pretrained = flags.tokenizer_type == "PretrainedFromHF"
+    template = read_chat_template(file, flags.tokenizer_name_or_path if is_pretrained else None)
+    return ChatPrompts(tokenizer, template) if template.source else None
+
+
+def fim_tokens_of(source: ModelSource, tokenizer: Tokenizer) -> FimTokens | None:
+    """Return the special tokens of fill-in-the-middle; None if the model has not learned it.
+
+    A model that has seen the suffix in front of the prefix alone has not learned the other order.
+    """
+    name = source.manifest.plan.get("objective", {}).get("name")
+    if name != "gpt":
+        return None
+    objective = plan_objective(source.config, name)
+    if not objective.fim.rate or objective.fim.spm_rate == 1:
+        return None
+    return fim_tokens(objective, tokenizer)
