@@ -50,8 +50,27 @@ REQUESTS = [
         seed=i,
         logprobs=True,
         prompt_logprobs=i == 1,
+        top_logprobs=2,
     )
     for i in range(6)
+]
+REQUESTS += [
+    Request(
+        prompt=(1, 2, 2, 3),
+        max_new_tokens=6,
+        sampling=Sampling(
+            temperature=1.5,
+            min_p=0.01,
+            repetition_penalty=1.3,
+            presence_penalty=0.5,
+            frequency_penalty=0.5,
+            logit_bias=((4, 1.5),),
+        ),
+        seed=7,
+        logprobs=True,
+        stop_tokens=frozenset({0, 9}),
+        min_new_tokens=3,
+    )
 ]
 
 
