@@ -304,6 +304,38 @@ def check_sliced_cross_entropy(kernels, device, dtype, columns):
     )
 
 
+def check_padded_cross_entropy(kernels, device, dtype, columns):
+    """Four slices, the padding of -inf from within the third one on."""
+    real = 3 * columns - columns // 2
+    target = torch.randint(real, (6,), generator=torch.Generator().manual_seed(3))
+
+    def loss(logits, target):
+        padding = torch.full((6, 4 * columns - real), -torch.inf, dtype=dtype, device=device)
+        padded = torch.cat([logits, padding], 1)
+        return Sliced.apply(padded, target, kernels.cross_entropy, 4)
+
+    compare(
+        loss, exact_cross_entropy, [(6, real)], device=device, dtype=dtype, fixed=[target.to(device)]
+    )
+
+
+def check_padding_beside_the_whole_vocabulary(kernels, device, dtype, columns):
+    target = torch.randint(columns, (6,), generator=torch.Generator().manual_seed(3))
+
+    def loss(logits, target):
+        padding = torch.full((6, 5), -torch.inf, dtype=dtype, device=device)
+        return kernels.cross_entropy.whole(torch.cat([logits, padding], 1), target)
+
+    compare(
+        loss,
+        exact_cross_entropy,
+        [(6, columns)],
+        device=device,
+        dtype=dtype,
+        fixed=[target.to(device)],
+    )
+
+
 BY_COLUMNS = [
     check_causal_softmax,
     check_masked_softmax,
@@ -315,5 +347,7 @@ BY_COLUMNS = [
     check_rotary,
     check_cross_entropy,
     check_sliced_cross_entropy,
+    check_padded_cross_entropy,
+    check_padding_beside_the_whole_vocabulary,
 ]
 """Checks of (kernels, device, dtype, columns)."""

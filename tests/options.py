@@ -421,6 +421,8 @@ TOKENIZER = {
     "tokenizer_backend": Turned("--tokenizer-backend fast", "error", says="have a fast backend"),
     "make_vocab_size_divisible_by": Turned("--make-vocab-size-divisible-by 128", "shapes"),
     "pad_vocab_size_to": Turned("--pad-vocab-size-to 100", "shapes"),
+    "true_vocab_size": Turned("--true-vocab-size 100", "shapes"),
+    "padded_vocab_in_softmax": Turned("--padded-vocab-in-softmax", "losses"),
 }
 
 CHECKPOINT = {

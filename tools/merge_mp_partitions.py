@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
         tensor=own.target_tensor_model_parallel_size,
         pipeline=own.target_pipeline_model_parallel_size,
         flags=("--target-tensor-model-parallel-size", "--target-pipeline-model-parallel-size"),
-        vocab_size=own.true_vocab_size,
+        vocab_size=asked.config.tokenizer.true_vocab_size,
         heads=asked.config.model.num_attention_heads or None,
     )
     for line in convert(wish, lambda words: parse(words).config):

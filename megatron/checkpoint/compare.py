@@ -16,6 +16,7 @@ _NOT_IN_WEIGHTS = (
     "fp32_residual",
     "query_key_layer_scaling",
     "lora_dropout",
+    "padded_vocab_in_softmax",
 )
 """Parts of the network that no weight depends on."""
 

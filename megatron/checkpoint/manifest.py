@@ -122,7 +122,7 @@ def read_manifest(folder: Path) -> Manifest:
         # Then: what else a newer format holds is not known here.
         _require_known(written := int(content["format"]), file)
         files = tuple(_record(written, **record) for record in content.pop("files"))
-        return Manifest(files=files, **_with_sentencepiece_form(content))
+        return Manifest(files=files, **_with_softmax(_with_sentencepiece_form(content)))
     except (FileNotFoundError, NotADirectoryError) as error:
         if not os.path.exists(folder):
             raise WrongCheckpointError(f"{folder} does not exist") from error
@@ -157,6 +157,17 @@ def _with_sentencepiece_form(content: dict[str, Any]) -> dict[str, Any]:
         return content
     tokenizer = with_sentencepiece_form(config["tokenizer"], is_legacy=True)
     return {**content, "config": {**config, "tokenizer": tokenizer}}
+
+
+def _with_softmax(content: dict[str, Any]) -> dict[str, Any]:
+    """Return `content` with the softmax of older runs, in which padded columns took part."""
+    plan = content["plan"]
+    model = plan.get("model", {})
+    if not {"vocab_size", "padded_vocab_size"} <= {*model}:
+        return content
+    has_padding = model["padded_vocab_size"] > model["vocab_size"]
+    model = {"padded_vocab_in_softmax": has_padding, **model}
+    return {**content, "plan": {**plan, "model": model}}
 
 
 def _record(written: int, **entries: Any) -> FileRecord:

@@ -181,9 +181,9 @@ def _places(
 def _shard(
     name: str, parameter: WholeParameter, manifest: Manifest, rows: int, rank: int, tensor: int
 ) -> Tensor:
-    if name.endswith("word_embeddings.weight"):
-        parameter = parameter.with_rows(rows)
     weight = parameter.weight.all()
+    if name.endswith("word_embeddings.weight"):
+        weight = _padded(weight, manifest.plan["model"], rows)
     activation = manifest.plan["model"]["activation"]
     if activation.endswith("glu") and ".mlp.dense_h_to_4h." in name:
         # Ours are pairs of gate and up. Shards of SwiGLU have all gates, then all ups; those of
@@ -193,6 +193,16 @@ def _shard(
     elif (dim := manifest.partition_dims.get(name)) is not None:
         weight = weight.chunk(tensor, dim)[rank]
     return weight.to(_DTYPES[manifest.plan["precision"]["dtype"]]).clone()
+
+
+def _padded(table: Tensor, model: Mapping[str, Any], rows: int) -> Tensor:
+    """Return the token table with `rows` rows, as Megatron-LM's converter pads it.
+
+    Further rows are copies of the last one. Padding that took no part in the softmax is replaced,
+    because in Megatron-LM it does: zeros would be large logits.
+    """
+    kept = table if model["padded_vocab_in_softmax"] else table[: model["vocab_size"]]
+    return torch.cat([kept, kept[-1:].expand(max(0, rows - len(kept)), -1)])[:rows]
 
 
 def _nested(shards: Mapping[tuple[str, ...], Tensor]) -> dict[str, Any]:

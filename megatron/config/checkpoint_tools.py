@@ -128,10 +128,6 @@ class ConversionConfig:
     target_pipeline_parallel_size: int | None = None
     """Pipeline stages that they are written for; 1 when not said."""
 
-    true_vocab_size: int | None = None
-    """Tokens that the tokenizer knows. Needed where neither the files nor the tokenizer's flags say
-    it."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionsConfig:
@@ -145,6 +141,3 @@ class PartitionsConfig:
 
     target_pipeline_model_parallel_size: int = 1
     """Pipeline stages to write for."""
-
-    true_vocab_size: int | None = None
-    """Tokens that the tokenizer knows, where neither the files nor the tokenizer's flags say it."""

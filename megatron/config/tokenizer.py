@@ -71,4 +71,17 @@ class TokenizerConfig:
     """The vocabulary is padded to a multiple of this times the tensor-model-parallel size."""
 
     pad_vocab_size_to: int | None = None
-    """Exact size of the padded vocabulary, so that it does not depend on the layout."""
+    """Rows of the padded vocabulary, so that they do not depend on the layout; rounded up to a
+    multiple of the tensor-model-parallel size."""
+
+    true_vocab_size: int | None = None
+    """Rows of the token table that are weights of the network; all others are padding. Default: the
+    vocabulary size of the tokenizer. Models of transformers may have more rows than their tokenizer
+    has tokens."""
+
+    padded_vocab_in_softmax: Annotated[
+        bool | None, Spelling("--padded-vocab-in-softmax", with_truth=True)
+    ] = None
+    """Let the padded vocabulary columns take part in the softmax of the training loss, as in
+    Megatron-LM. Default: as in the run that is continued; in a new run they are left out, and the
+    loss does not depend on the padding."""

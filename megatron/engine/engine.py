@@ -233,10 +233,17 @@ class Engine(ABC):
         *,
         optimizer: bool = True,
         buffer_bytes: int = BUFFER_BYTES,
+        copies_padding: bool = False,
     ) -> None:
         """Restore what a run of another layout saved; see megatron.engine.universal.load_whole."""
         optimizer = optimizer and bool(self._engine.optimizer)
-        load_whole(self._engine, checkpoint, optimizer=optimizer, buffer_bytes=buffer_bytes)
+        load_whole(
+            self._engine,
+            checkpoint,
+            optimizer=optimizer,
+            buffer_bytes=buffer_bytes,
+            copies_padding=copies_padding,
+        )
 
     def load_streams(self, folder: Path) -> None:
         """Put the random streams of this rank where `save` found them.

@@ -57,13 +57,19 @@ def names_of_states(engine: Any) -> list[list[str]]:
 
 @torch.no_grad()
 def load_whole(
-    engine: Any, checkpoint: WholeCheckpoint, *, optimizer: bool, buffer_bytes: int
+    engine: Any,
+    checkpoint: WholeCheckpoint,
+    *,
+    optimizer: bool,
+    buffer_bytes: int,
+    copies_padding: bool,
 ) -> None:
     """Fill the weights of DeepSpeed's `engine`, and the states of its optimizer.
 
     Args:
         optimizer: whether to take its states and counters; otherwise it starts anew.
         buffer_bytes: of memory beside what is filled.
+        copies_padding: whether further rows of padding are copies of the last one; else zeros.
 
     Raises:
         CheckpointError: the checkpoint has not the parameters of this network.
@@ -86,7 +92,8 @@ def load_whole(
         shard = shard_of(fragment.parameter)
         if name.endswith(_VOCABULARY):
             # Padding depends on the number of ranks that divide the table.
-            parameter = parameter.with_rows(whole_shape(fragment.shape, shard)[0])
+            rows = whole_shape(fragment.shape, shard)[0]
+            parameter = parameter.with_rows(rows, copies_last=copies_padding)
         try:
             _fill(fragment.weight, parameter.weight, fragment, buffer_bytes)
             if optimizer and fragment.owner is not None:

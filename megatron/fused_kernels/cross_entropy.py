@@ -18,6 +18,7 @@ class CrossEntropy:
     """The parts of one implementation.
 
     n counts tokens; `target` is an index into the slice, -1 for a token of another rank's slice.
+    Columns that take no part, such as padding of the vocabulary, are -inf.
 
     Args:
         largest: logits_nv -> [n] float32, the greatest logit of every token.
@@ -46,7 +47,8 @@ def sums(logits_nv: Tensor, largest_n: Tensor, target_n: Tensor) -> tuple[Tensor
     mine_n = target_n >= 0
     # Every token must gather something, so a foreign target reads column 0 and is zeroed.
     own_n = logits_nv.gather(-1, target_n.where(mine_n, 0)[:, None]).squeeze(-1)
-    return total_n, (own_n - largest_n) * mine_n
+    # Not a product: column 0 is -inf where the whole slice is padding.
+    return total_n, (own_n - largest_n).where(mine_n, 0.0)
 
 
 def gradient(logits_nv: Tensor, log_total_n: Tensor, target_n: Tensor, grad_n: Tensor) -> Tensor:

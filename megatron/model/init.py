@@ -12,11 +12,18 @@ from megatron.parallel.experts import whole_name
 from megatron.parallel.sharding import Shard, shard_of
 
 _ROWS = 64  # rows drawn at a time, so that a rank need not draw a whole matrix to keep its shard
+_TABLE = "word_embeddings.weight"
 _RESIDUAL = ("self_attention.dense.weight", ".dense_4h_to_h.weight")
 
 
 def initialise(
-    model: nn.Module, *, seed: int, std: float, num_layers: int, xavier: bool = False
+    model: nn.Module,
+    *,
+    seed: int,
+    std: float,
+    num_layers: int,
+    xavier: bool = False,
+    vocab_size: int | None = None,
 ) -> None:
     """Draw every matrix of `model` from a normal distribution; biases and norms are left alone.
 
@@ -29,6 +36,8 @@ def initialise(
         model: a stage or the whole; its parameter names carry the layers' numbers.
         xavier: draw evenly from +-sqrt(6 / (rows + columns)) of the whole matrix instead, whatever
             `std` is and wherever the matrix stands.
+        vocab_size: rows of a token table that are no padding; further ones stay 0 and count for no
+            matrix's size. All are drawn if None.
 
     Source: Radford et al. 2019, section 2.3, for the scale of the residual matrices; Glorot and
     Bengio 2010, equation 16, for xavier.
@@ -37,14 +46,26 @@ def initialise(
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
             key = f"{seed}:{whole_name(name, parameter)}"
+            rows, columns = _whole_shape(parameter)
+            pads = vocab_size is not None and name.endswith(_TABLE)
+            rows = min(rows, vocab_size) if pads else rows
             if name.endswith(UP):
                 continue
             if name.endswith(DOWN):
-                _fill(parameter, key, _whole_shape(parameter)[1] ** -0.5, _evenly)
+                _fill(parameter, key, columns**-0.5, _evenly)
             elif xavier:
-                _fill(parameter, key, math.sqrt(6 / sum(_whole_shape(parameter))), _evenly)
+                _fill(parameter, key, math.sqrt(6 / (rows + columns)), _evenly)
             else:
                 _fill(parameter, key, residual_std if name.endswith(_RESIDUAL) else std, _normal)
+            if pads:
+                _clear_rows(parameter, rows)
+
+
+@torch.no_grad()
+def _clear_rows(parameter: nn.Parameter, first: int) -> None:
+    """Set the rows from `first` of the whole matrix on to 0."""
+    shard = shard_of(parameter) or Shard(0, 0, 1)
+    parameter[max(0, first - shard.index * len(parameter)) :] = 0
 
 
 @torch.no_grad()

@@ -16,12 +16,14 @@ def next_token_loss(
     group: dist.ProcessGroup,
     kernels: Kernels = REFERENCE,
     *,
+    vocab_size: int | None = None,
     num_expected: Callable[[int], float] | None = None,
     sequence_group: dist.ProcessGroup | None = None,
 ) -> Loss:
     """Return a function of (logits_bsv, (labels_bs, loss_mask_bs)).
 
     Args:
+        vocab_size: columns of the logits that take part in the softmax; all if None.
         num_expected: tokens that count in a sample of s on average, when how many do is drawn;
             the sum is divided by that, so that a token weighs the same in every sample.
         sequence_group: ranks that have parts of the same sequences; the mean of their results is
@@ -36,7 +38,7 @@ def next_token_loss(
     def loss(logits_bsv: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
         labels_bs, loss_mask_bs = target
         loss_bs = vocab_parallel_cross_entropy(
-            logits_bsv, labels_bs, group, local=kernels.cross_entropy
+            logits_bsv, labels_bs, group, local=kernels.cross_entropy, vocab_size=vocab_size
         )
         if num_expected:
             samples, s = labels_bs.shape

@@ -71,18 +71,39 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
 
 
 def vocab_parallel_cross_entropy(
-    logits: Tensor, target: Tensor, group: dist.ProcessGroup, *, local: LocalCrossEntropy
+    logits: Tensor,
+    target: Tensor,
+    group: dist.ProcessGroup,
+    *,
+    local: LocalCrossEntropy,
+    vocab_size: int | None = None,
 ) -> Tensor:
-    """Return the loss of every position.
+    """Return the loss of every position; the logits may be overwritten.
 
     Args:
         local: what computes this rank's parts.
+        vocab_size: columns over all ranks that take part in the softmax; further ones are padding
+            of the vocabulary, whose gradient is zero. All take part if None.
 
     Shapes: logits [..., V/t] (any float), target [...] int64 -> loss [...] float32.
     """
+    if vocab_size is not None:
+        _exclude_padding(logits, vocab_size, group)
     logits_nv, target_n = logits.flatten(0, -2), target.flatten()
     if group.size() > 1:
         loss_n = VocabParallelCrossEntropy.apply(logits_nv, target_n, group, local)
     else:
         loss_n = local.whole(logits_nv, target_n)
     return loss_n.view_as(target)
+
+
+def _exclude_padding(logits: Tensor, vocab_size: int, group: dist.ProcessGroup) -> None:
+    """Set this rank's columns from `vocab_size` on to -inf, in place.
+
+    No autograd function is needed: the softmax of these columns is zero, and so is their gradient.
+    """
+    columns = logits.size(-1)
+    real = min(max(vocab_size - group.rank() * columns, 0), columns)
+    if real < columns:
+        with torch.no_grad():
+            logits[..., real:] = -torch.inf

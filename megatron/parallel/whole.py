@@ -51,7 +51,8 @@ class Whole:
     Args:
         shape: of the tensor, one dimension at least.
         shards: the pieces of each.
-        stored: rows that the shards hold; further ones of `shape` are copies of the last.
+        stored: rows that the shards hold; further ones of `shape` are zeros.
+        copies_last: further rows are copies of the last stored one instead.
 
     Raises:
         ValueError: the shards do not make up the tensor.
@@ -61,6 +62,7 @@ class Whole:
     dim: int | None
     shards: Sequence[Pieces]
     stored: int
+    copies_last: bool = False
 
     def __post_init__(self) -> None:
         parts = 1 if self.dim is None else len(self.shards)
@@ -89,8 +91,9 @@ class Whole:
         if stop > self.stored:
             first = min(start, self.stored - 1)
             block = self.rows(first, self.stored)
-            last = block[-1:].expand(stop - self.stored, *self.shape[1:])
-            return torch.cat([block, last])[start - first :]
+            further = block[-1:] if self.copies_last else torch.zeros_like(block[-1:])
+            further = further.expand(stop - self.stored, *self.shape[1:])
+            return torch.cat([block, further])[start - first :]
         if self.dim == 1:
             width = self.width // len(self.shards)
             parts = [s.flat(start * width, stop * width).view(-1, width) for s in self.shards]
@@ -109,9 +112,9 @@ class Whole:
         """Return the whole tensor."""
         return self.rows(0, self.shape[0])
 
-    def with_rows(self, rows: int) -> "Whole":
-        """Return the tensor with so many rows: cut off, or with copies of the last one behind it."""
-        return replace(self, shape=(rows, *self.shape[1:]))
+    def with_rows(self, rows: int, *, copies_last: bool = False) -> "Whole":
+        """Return the tensor cut off or continued to `rows` rows, with zeros or the last one."""
+        return replace(self, shape=(rows, *self.shape[1:]), copies_last=copies_last)
 
 
 def undivided(tensor: Tensor) -> Whole:
@@ -160,17 +163,19 @@ class WholeParameter:
         """The weight as "fp32" and every state under its own name."""
         return {"fp32": self.weight, **self.states}
 
-    def with_rows(self, rows: int) -> "WholeParameter":
-        """Return a table of tokens with so many rows.
+    def with_rows(self, rows: int, *, copies_last: bool = False) -> "WholeParameter":
+        """Return a table of tokens with other padding: `rows` rows in all.
 
-        Rows of padding that began equal and never had a token stay equal, so that a copy is what a
-        further one would have become.
+        Args:
+            copies_last: further rows are copies of the last one, and not zeros. Padding that takes
+                part in the softmax has learned small logits, where zeros would be large ones.
         """
-        return replace(
-            self,
-            weight=self.weight.with_rows(rows),
-            states={name: whole.with_rows(rows) for name, whole in self.states.items()},
-        )
+
+        def padded(whole: Whole) -> Whole:
+            return whole.with_rows(rows, copies_last=copies_last)
+
+        states = {name: padded(whole) for name, whole in self.states.items()}
+        return replace(self, weight=padded(self.weight), states=states)
 
 
 @dataclass(frozen=True, kw_only=True)

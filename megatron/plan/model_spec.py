@@ -6,6 +6,7 @@ from typing import Literal
 
 from megatron.config.config import Config
 from megatron.config.model import ModelConfig
+from megatron.config.tokenizer import TokenizerConfig
 from megatron.plan.expert_layers import experts_of_layers
 from megatron.plan.lora_plan import lora_targets
 from megatron.plan.recompute_plan import RecomputePlan
@@ -29,8 +30,8 @@ class ModelSpec:
     head_dim: int
     seq_length: int
     max_position_embeddings: int  # most tokens at once; rows of the table when it is learned
-    vocab_size: int  # what the tokenizer knows
-    padded_vocab_size: int  # rows of the embedding
+    vocab_size: int  # rows of the token table that are no padding
+    padded_vocab_size: int  # rows of the token table
     position_embedding: Position
     rotary_dim: int  # features of a head that are turned; 0 without rotary positions
     rotary_base: float
@@ -61,6 +62,7 @@ class ModelSpec:
     lora_alpha: float = 0.0
     lora_dropout: float = 0.0
     lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
+    padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
     mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
 
@@ -179,6 +181,13 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
     """Return the decided network for a tokenizer of `vocab_size` tokens."""
     model = config.model
     tokenizer = config.tokenizer
+    real_rows = true_vocab_size(tokenizer, vocab_size)
+    rows = padded_vocab_size(
+        real_rows,
+        divisible_by=tokenizer.make_vocab_size_divisible_by,
+        tensor=tensor,
+        pad_to=tokenizer.pad_vocab_size_to,
+    )
     experts = config.experts
     head_dim = head_dim_of(model)
     position = position_of(model)
@@ -194,13 +203,9 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         head_dim=head_dim,
         seq_length=model.seq_length,
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
-        vocab_size=vocab_size,
-        padded_vocab_size=padded_vocab_size(
-            vocab_size,
-            divisible_by=tokenizer.make_vocab_size_divisible_by,
-            tensor=tensor,
-            pad_to=tokenizer.pad_vocab_size_to,
-        ),
+        vocab_size=real_rows,
+        padded_vocab_size=rows,
+        padded_vocab_in_softmax=bool(tokenizer.padded_vocab_in_softmax) and rows > real_rows,
         position_embedding=position,
         rotary_dim=int(head_dim * model.rotary_percent) if is_rotary else 0,
         rotary_base=model.rotary_base if is_rotary else 0.0,
@@ -234,16 +239,25 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
     )
 
 
+def true_vocab_size(tokenizer: TokenizerConfig, known: int) -> int:
+    """Return the rows of the token table without padding, for a tokenizer of `known` tokens."""
+    return known if tokenizer.true_vocab_size is None else tokenizer.true_vocab_size
+
+
 def padded_vocab_size(
     vocab_size: int, *, divisible_by: int, tensor: int, pad_to: int | None = None
 ) -> int:
-    """Return `pad_to`, or the next multiple of `divisible_by` * `tensor` from `vocab_size` up.
+    """Return the next multiple of `divisible_by` * `tensor` from `vocab_size` up.
+
+    With `pad_to` it is the next multiple of `tensor` from there up.
 
     >>> padded_vocab_size(50257, divisible_by=128, tensor=2)
     50432
+    >>> padded_vocab_size(50257, divisible_by=128, tensor=2, pad_to=50257)
+    50258
     """
-    multiple = divisible_by * tensor
-    return pad_to or -(-vocab_size // multiple) * multiple
+    least, multiple = (pad_to, tensor) if pad_to else (vocab_size, divisible_by * tensor)
+    return -(-least // multiple) * multiple
 
 
 def ffn_hidden_size_of(model: ModelConfig) -> int:

@@ -29,7 +29,7 @@ from megatron.plan.joint_plan import (
 from megatron.plan.kernels_plan import KernelsPlan, plan_kernels
 from megatron.plan.logging_plan import LoggingPlan, plan_logging
 from megatron.plan.mask_plan import MaskPlan, plan_masks
-from megatron.plan.model_problems import vocab_problems
+from megatron.plan.model_problems import vocab_notices, vocab_problems
 from megatron.plan.model_spec import ModelSpec, plan_model
 from megatron.plan.objective_plan import (
     ObjectiveName,
@@ -107,7 +107,7 @@ def plan(
         ConfigError: lists every problem.
     """
     tensor = config.parallel.tensor_model_parallel_size
-    others = vocab_problems(config.tokenizer, vocab_size=vocab_size, tensor=tensor)
+    others = vocab_problems(config.tokenizer, vocab_size=vocab_size)
     check(config, world_size=world_size, device=device, objective=objective, others=others)
 
     user = read_ds_config(config.deepspeed.deepspeed_config)
@@ -167,6 +167,7 @@ def plan(
         ),
         notices=(
             *_notices(config, user, zero),
+            *vocab_notices(config.tokenizer, padded=model.padded_vocab_size),
             *objective_notices(learned),
             *storage.notices,
         ),

@@ -122,6 +122,16 @@ def going_on(plan: Plan, chosen: Chosen) -> Plan:
     return replace(plan, schedule=_saved_schedule(chosen))
 
 
+def with_saved_softmax(plan: Plan, manifest: Manifest) -> Plan:
+    """Return `plan` with the softmax of the run that saved `manifest`.
+
+    That is whether padded vocabulary columns take part in it, where there are any.
+    """
+    model, saved = plan.model, manifest.plan["model"]["padded_vocab_in_softmax"]
+    counts = bool(saved) and model.padded_vocab_size > model.vocab_size
+    return replace(plan, model=replace(model, padded_vocab_in_softmax=counts))
+
+
 def as_json(tree: Any) -> Any:
     """Return `tree` as it comes back from JSON: tuples as lists."""
     if isinstance(tree, dict):

@@ -27,7 +27,7 @@ from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training import setup
-from megatron.training.checkpoint_choice import choose_checkpoint
+from megatron.training.checkpoint_choice import choose_checkpoint, with_saved_softmax
 from megatron.training.collectives import gathered
 from megatron.training.environment import Launch
 from megatron.training.failure import FailureFile
@@ -95,7 +95,8 @@ def pretrain(
     with sole_writer(decided):
         watchdog.failures.own(tidies=launch.rank == 0)
         require_own(decided)
-        job = _build(decided, tokenizer, objective, kernels, device, watchdog)
+        wished = config.tokenizer.padded_vocab_in_softmax
+        job = _build(decided, wished, tokenizer, objective, kernels, device, watchdog)
         if decided.guards.replay_step:
             stream = Stream(job.train_batches(), job.state.samples)
             samples = job.sets.train
@@ -146,6 +147,7 @@ class _Job:
 
 def _build(
     plan: Plan,
+    padding_counts: bool | None,
     tokenizer: Tokenizer,
     objective: Objective,
     kernels: Kernels,
@@ -154,10 +156,20 @@ def _build(
 ) -> _Job:
     """Build what `plan` says, and go on from a checkpoint if there is one.
 
+    Args:
+        padding_counts: --padded-vocab-in-softmax; None: as in the run that is continued.
+
     Communication: every rank must call this, in step.
     """
     # Before anything slow: a checkpoint of another run is told at once.
     chosen = choose_checkpoint(plan) if plan.checkpoint.load else None
+    if chosen and padding_counts is None and plan.checkpoint.loads_progress:
+        plan = with_saved_softmax(plan, chosen.manifest)
+    if plan.model.padded_vocab_in_softmax:
+        log.info(
+            "padded vocabulary columns take part in the softmax, as in Megatron-LM; "
+            "--padded-vocab-in-softmax False leaves them out"
+        )
     groups = setup.build_process_groups(plan)
     view = view_of(plan.objective, plan.masks, tokenizer, plan.training.seed)
     with before_the_first_step():

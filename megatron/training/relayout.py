@@ -16,6 +16,7 @@ from megatron.engine.build import any_format
 from megatron.parallel.random import renewed_seed
 from megatron.plan.plan import plan
 from megatron.training import setup
+from megatron.training.checkpoint_choice import with_saved_softmax
 from megatron.training.environment import Launch
 from megatron.training.objective import OBJECTIVES
 from megatron.training.save import Checkpoints, sole_writer
@@ -68,13 +69,18 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
         device="cuda" if manifest.plan["precision"]["dtype"] == "fp16" else device.type,
         objective=objective.name,
     )
+    decided = with_saved_softmax(decided, manifest)
     setup.start_processes(config, launch, device, deterministic=False)
     groups = setup.build_process_groups(decided)
     kernels, _ = setup.choose(decided, device)
     with any_format():
         engine = setup.build_gpt_engine(decided, groups, objective, kernels)
     whole = read_any(source, manifest, verify=launch.rank == 0)
-    engine.load_whole(whole, optimizer=decided.checkpoint.saves_optimizer)
+    engine.load_whole(
+        whole,
+        optimizer=decided.checkpoint.saves_optimizer,
+        copies_padding=decided.model.padded_vocab_in_softmax,
+    )
     state = TrainState()
     state.take(manifest.state)
     engine.renew_streams(

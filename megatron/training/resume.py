@@ -115,10 +115,12 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, told)
     if adds:
         log.info("%s has no adapters: they begin as nothing beside its weights", folder)
-    if (rows := manifest.plan["model"]["padded_vocab_size"]) != plan.model.padded_vocab_size:
+    rows, counts = manifest.plan["model"]["padded_vocab_size"], plan.model.padded_vocab_in_softmax
+    if counts and rows != plan.model.padded_vocab_size:
         log.warning(
-            "the table of tokens gets other padding, which takes part in the softmax: the loss "
-            "will differ a little; --pad-vocab-size-to %d keeps it",
+            "the token table gets other padding, which takes part in the softmax "
+            "(--padded-vocab-in-softmax): the loss will differ a little; --pad-vocab-size-to %d "
+            "keeps it",
             rows,
         )
     # Every rank has verified its share of the files.
@@ -127,7 +129,10 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     else:
         whole = read_whole(folder, manifest, optimizer=wished.loads_optimizer, verify=False)
     engine.load_whole(
-        whole, optimizer=wished.loads_optimizer, buffer_bytes=wished.reshape_buffer_bytes
+        whole,
+        optimizer=wished.loads_optimizer,
+        buffer_bytes=wished.reshape_buffer_bytes,
+        copies_padding=counts,
     )
     if not wished.loads_streams:
         return

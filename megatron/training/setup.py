@@ -189,6 +189,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
         activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
         sequence_parallel=plan.parallel.sequence_parallel,
     )
+    counted = None if model.padded_vocab_in_softmax else model.vocab_size
     auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient) if model.num_experts else None
     return build_engine(
         gpt_layers(
@@ -203,7 +204,9 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
             if auxiliary
             else None,
         ),
-        loss=objective.loss(plan.objective)(groups.tensor, kernels, sequence_group=groups.sequence),
+        loss=objective.loss(plan.objective)(
+            groups.tensor, kernels, vocab_size=counted, sequence_group=groups.sequence
+        ),
         groups=groups,
         parallel=plan.parallel,
         recompute=plan.recompute,
@@ -213,6 +216,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
             std=model.init_std,
             num_layers=model.num_layers,
             xavier=model.init == "xavier_uniform",
+            vocab_size=counted,
         ),
         build_optimizer=partial(
             engine_optimizer,

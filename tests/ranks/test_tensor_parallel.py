@@ -113,6 +113,27 @@ def check_cross_entropy(rank, logits, target, weights):
     assert_close(shard.grad, whole.grad.chunk(WORLD, -1)[rank])
 
 
+def padded_columns_never_count(rank):
+    # The padding begins within the last slice, at its first column, and within the first slice.
+    for padded, vocab in ((8, 7), (8, 4), (12, 3), (2, 1)):
+        torch.manual_seed(0)
+        whole, target = torch.randn(5, 3, padded), torch.randint(vocab, (5, 3))
+        whole[..., vocab:] += 30
+        real = whole[..., :vocab].clone().requires_grad_()
+        expected = F.cross_entropy(real.flatten(0, -2), target.flatten(), reduction="none")
+        shard = whole.chunk(WORLD, -1)[rank].clone().requires_grad_()
+        loss = vocab_parallel_cross_entropy(
+            shard * 1, target, dist.group.WORLD, local=REFERENCE, vocab_size=vocab
+        )
+        assert_close(loss.flatten(), expected)
+        expected.sum().backward()
+        loss.sum().backward()
+        gradient = torch.cat([real.grad, torch.zeros(5, 3, padded - vocab)], -1)
+        own = gradient.chunk(WORLD, -1)[rank]
+        assert_close(shard.grad, own)
+        assert not shard.grad[own == 0].any()
+
+
 def the_masked_loss_equals_that_of_one_rank(rank):
     logits, labels = torch.randn(2, 5, 8), torch.randint(8, (2, 5))
     mask = torch.tensor([[1.0, 0, 1, 1, 0], [0, 1, 1, 1, 1]])
@@ -156,6 +177,7 @@ CHECKS = [
     a_region_sums_forward_and_copies_backward,
     regions_take_tensors_that_lie_scattered_in_memory,
     cross_entropy_equals_torch_s,
+    padded_columns_never_count,
     the_masked_loss_equals_that_of_one_rank,
     tokens_of_tensor_rank_0_reach_the_others,
     tokens_of_replicas_stay_their_own,

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
         tensor=own.target_tensor_parallel_size or 1,
         pipeline=own.target_pipeline_parallel_size or 1,
         flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
-        vocab_size=own.true_vocab_size,
+        vocab_size=asked.config.tokenizer.true_vocab_size,
         heads=asked.config.model.num_attention_heads or None,
     )
     for line in convert(wish, lambda words: parse(words).config):

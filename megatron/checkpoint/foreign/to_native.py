@@ -47,7 +47,10 @@ def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int
     # "cuda": where weights of 16 bits are trained; nothing is.
     decided = plan(wishes, world_size=1, vocab_size=vocab_size, device="cuda")
     held = replace(decided.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
-    decided = replace(decided, checkpoint=held)
+    # Those programs count padding, and so does a run that continues one of theirs.
+    counts = decided.model.padded_vocab_size > decided.model.vocab_size
+    model = replace(decided.model, padded_vocab_in_softmax=counts)
+    decided = replace(decided, checkpoint=held, model=model)
     _require_names(set(found.whole.parameters), set(parameters_of(decided.model)), found.folder)
     return manifest_of_converted(wishes, decided, found.state)
 

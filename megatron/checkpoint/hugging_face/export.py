@@ -95,7 +95,7 @@ def export(
     spec = without_adapters(saved)
     family = family_of(spec, wishes.model_type)
     dtype = wishes.dtype or manifest.plan["precision"]["dtype"]
-    _require_same_vocabulary(tokenizer, spec)
+    _require_same_vocabulary(tokenizer, spec, manifest)
     with new_folder(output) as staging:
         whole = merged(saved, read_weights(source, manifest))
         write_model(staging, spec, family, whole, dtype, max_bytes=wishes.max_shard_bytes)
@@ -129,8 +129,11 @@ def _write_template(folder: Path, template: str, no_tokenizer: str) -> None:
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _require_same_vocabulary(tokenizer: Tokenizer, spec: ModelSpec) -> None:
-    if tokenizer.vocab_size != spec.vocab_size:
+def _require_same_vocabulary(tokenizer: Tokenizer, spec: ModelSpec, manifest: Manifest) -> None:
+    # With --true-vocab-size the network has rows that no token of the tokenizer uses.
+    has_more_rows = manifest.config["tokenizer"].get("true_vocab_size") is not None
+    fits = tokenizer.vocab_size <= spec.vocab_size
+    if tokenizer.vocab_size != spec.vocab_size and not (has_more_rows and fits):
         raise DataError(
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} tokens and the network was "
             f"trained with {spec.vocab_size}: give that of the training"

@@ -178,7 +178,8 @@ def _shared_flags(
     if not config["tie_word_embeddings"]:
         yield "--untie-embeddings-and-output-weights"
     yield from ("--seq-length", str(wishes.seq_length or min(_positions(config), _MOST_TOKENS)))
-    yield from ("--make-vocab-size-divisible-by", "1", "--pad-vocab-size-to", str(rows))
+    # All rows are weights, also where the tokenizer has fewer tokens; tensor-parallel ranks pad.
+    yield from ("--make-vocab-size-divisible-by", "1", "--true-vocab-size", str(rows))
     said = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     of_file = {"bfloat16": "bf16", "float16": "fp16"}.get(said.removeprefix("torch."), "fp32")
     if (dtype := wishes.dtype or of_file) != "fp32":

@@ -18,6 +18,7 @@ SIZES = {
     "ffn_hidden_size": 200,
     "num_attention_heads": 4,
     "head_dim": 10,
+    "vocab_size": 136,
     "padded_vocab_size": 136,
     "init_std": 0.05,
 }
@@ -39,8 +40,14 @@ def model_of(index=0, count=1, seed=3, **changes):
     spec = tiny_spec(**(SIZES | changes))
     steps = gpt_layers(spec, group=Shards(index, count), rng=OrdinaryStream(), mixed=False)
     model = SequentialModel(steps)
-    xavier = spec.init == "xavier_uniform"
-    initialise(model, seed=seed, std=spec.init_std, num_layers=spec.num_layers, xavier=xavier)
+    initialise(
+        model,
+        seed=seed,
+        std=spec.init_std,
+        num_layers=spec.num_layers,
+        xavier=spec.init == "xavier_uniform",
+        vocab_size=None if spec.padded_vocab_in_softmax else spec.vocab_size,
+    )
     return model
 
 
@@ -79,10 +86,21 @@ def test_which_matrices_are_divided_and_along_what():
     }
 
 
-def test_a_larger_padding_leaves_the_rows_of_the_tokens_alone():
+@pytest.mark.parametrize("init", ["normal", "xavier_uniform"])
+def test_padding_is_zero_and_leaves_the_rows_of_the_tokens_alone(init):
     name = "tied_modules.embed.word_embeddings.weight"
-    small, large = model_of(), model_of(padded_vocab_size=200)
-    assert torch.equal(large.state_dict()[name][:136], small.state_dict()[name])
+    small = model_of(init=init).state_dict()[name]
+    large = model_of(init=init, padded_vocab_size=200).state_dict()[name]
+    assert torch.equal(large[:136], small)
+    assert not large[136:].any()
+    parts = [model_of(i, 4, padded_vocab_size=200, init=init) for i in range(4)]
+    assert torch.equal(torch.cat([part.state_dict()[name] for part in parts]), large)
+
+
+def test_padding_that_takes_part_in_the_softmax_is_drawn_as_all_rows():
+    name = "tied_modules.embed.word_embeddings.weight"
+    table = model_of(vocab_size=130, padded_vocab_in_softmax=True).state_dict()[name]
+    assert table.abs().sum(1).min() > 0
 
 
 def test_no_two_matrices_begin_alike():

@@ -43,3 +43,20 @@ def test_16_bit_logits_give_a_32_bit_loss(group, batch):
     loss = next_token_loss(group)(logits.bfloat16(), (labels, mask))
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, reference(logits.bfloat16().float(), labels, mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("largest", [0.0, 50.0])
+def test_padded_columns_never_count(group, batch, dtype, largest):
+    logits, labels, mask = batch
+    logits = logits.detach().to(dtype).requires_grad_()
+    padding = torch.full((2, 5, 4), largest, dtype=dtype)
+    padded = torch.cat([logits.detach(), padding], -1).requires_grad_()
+    expected = next_token_loss(group)(logits, (labels, mask))
+    loss = next_token_loss(group, vocab_size=7)(padded * 1, (labels, mask))
+    assert torch.equal(loss, expected)
+    (ours,) = torch.autograd.grad(loss, padded)
+    (theirs,) = torch.autograd.grad(expected, logits)
+    assert torch.equal(ours[..., :7], theirs)
+    assert not ours[..., 7:].any()
+    assert next_token_loss(group)(padded * 1, (labels, mask)) > expected

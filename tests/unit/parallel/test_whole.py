@@ -89,19 +89,21 @@ def test_a_bias_is_divided_too(count):
     assert found.tolist() == [3.0, 4.0, 5.0]
 
 
-def test_further_rows_are_copies_of_the_last():
+@pytest.mark.parametrize("copies", [False, True])
+def test_further_rows_are_zeros_or_copies_of_the_last(copies):
     table = torch.arange(8.0).view(4, 2)
     stored = divided(table, 0, 2, [3])
     parameter = WholeParameter(weight=stored, states={"exp_avg": stored}, steps=3.0)
-    longer = parameter.with_rows(7)
-    expected = torch.cat([table, table[-1:].expand(3, 2)])
+    longer = parameter.with_rows(7, copies_last=copies)
+    expected = torch.cat([table, copies * table[-1:].expand(3, 2)])
     for whole in longer.tensors.values():
         assert torch.equal(whole.all(), expected)
         assert torch.equal(whole.rows(5, 7), expected[5:])
     assert torch.equal(parameter.with_rows(3).weight.all(), table[:3])
     found = torch.zeros(6)
-    fill_from(found, parameter.with_rows(6).weight, Shard(0, 1, 2), (3, 2))
-    assert found.tolist() == [6.0, 7.0] * 3
+    six = parameter.with_rows(6, copies_last=copies)
+    fill_from(found, six.weight, Shard(0, 1, 2), (3, 2))
+    assert found.tolist() == [6.0, 7.0, *([6.0, 7.0] if copies else [0.0, 0.0]) * 2]
 
 
 def test_what_does_not_fit_is_refused():

@@ -129,6 +129,33 @@ def test_the_padded_size_can_be_said():
     assert tiny_plan().model.padded_vocab_size == 12
 
 
+def test_a_padded_size_that_ranks_do_not_divide_is_rounded_up():
+    flags = ["--pad-vocab-size-to", "13", "--make-vocab-size-divisible-by", "1"]
+    alone = tiny_plan(*flags)
+    divided = tiny_plan(*flags, "--tensor-model-parallel-size", "2", world_size=2)
+    assert (alone.model.padded_vocab_size, divided.model.padded_vocab_size) == (13, 14)
+    told = "--pad-vocab-size-to 13 is rounded up to 14, which the tensor-parallel ranks divide"
+    assert any(notice.startswith(told) for notice in divided.notices)
+    assert not any("rounded" in notice for notice in alone.notices)
+
+
+def test_rows_without_a_token_are_weights_when_the_flag_counts_them():
+    model = tiny_plan("--true-vocab-size", "14").model
+    assert (model.vocab_size, model.padded_vocab_size) == (14, 16)
+
+
+def test_padding_takes_part_in_the_softmax_where_there_is_some_and_the_flag_is_given():
+    flag, even = "--padded-vocab-in-softmax", ["--make-vocab-size-divisible-by", "1"]
+    for flags, counts in (
+        ([], False),
+        ([flag], True),
+        ([flag, "True"], True),
+        ([flag, "False"], False),
+        ([flag, *even], False),
+    ):
+        assert tiny_plan(*flags).model.padded_vocab_in_softmax is counts, flags
+
+
 def test_flops_of_a_plain_gpt_are_those_of_the_paper():
     changes = {"num_attention_heads": 16, "head_dim": 64, "ffn_hidden_size": 4096}
     sizes = {"num_layers": 24, "hidden_size": 1024, "seq_length": 512, "padded_vocab_size": 51200}

@@ -325,6 +325,14 @@ def problems(line, *, world_size=1, device="cpu"):
             "--make-vocab-size-divisible-by 0",
             "--make-vocab-size-divisible-by 0 must be at least 1",
         ),
+        (
+            "--true-vocab-size 10",
+            "--true-vocab-size 10 is less than the tokenizer's 11 tokens",
+        ),
+        (
+            "--true-vocab-size 13 --pad-vocab-size-to 12",
+            "--pad-vocab-size-to 12 is less than --true-vocab-size 13",
+        ),
     ],
 )
 def test_a_problem_is_told(line, message):
@@ -362,12 +370,6 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
             "--tensor-model-parallel-size 2 --ffn-hidden-size 9",
             2,
             "--ffn-hidden-size 9 is not a multiple of --tensor-model-parallel-size 2",
-        ),
-        (
-            "--tensor-model-parallel-size 2 --pad-vocab-size-to 13 "
-            "--make-vocab-size-divisible-by 1",
-            2,
-            "--pad-vocab-size-to 13 is not a multiple of --tensor-model-parallel-size 2",
         ),
         (
             "--pipeline-model-parallel-size 3",
