@@ -315,7 +315,12 @@ def check_padded_cross_entropy(kernels, device, dtype, columns):
         return Sliced.apply(padded, target, kernels.cross_entropy, 4)
 
     compare(
-        loss, exact_cross_entropy, [(6, real)], device=device, dtype=dtype, fixed=[target.to(device)]
+        loss,
+        exact_cross_entropy,
+        [(6, real)],
+        device=device,
+        dtype=dtype,
+        fixed=[target.to(device)],
     )
 
 

@@ -47,18 +47,17 @@ def initialise(
         if parameter.dim() == 2:
             key = f"{seed}:{whole_name(name, parameter)}"
             rows, columns = _whole_shape(parameter)
-            pads = vocab_size is not None and name.endswith(_TABLE)
-            rows = min(rows, vocab_size) if pads else rows
+            drawn = vocab_size if vocab_size and name.endswith(_TABLE) else rows
             if name.endswith(UP):
                 continue
             if name.endswith(DOWN):
                 _fill(parameter, key, columns**-0.5, _evenly)
             elif xavier:
-                _fill(parameter, key, math.sqrt(6 / (rows + columns)), _evenly)
+                _fill(parameter, key, math.sqrt(6 / (drawn + columns)), _evenly)
             else:
                 _fill(parameter, key, residual_std if name.endswith(_RESIDUAL) else std, _normal)
-            if pads:
-                _clear_rows(parameter, rows)
+            if drawn < rows:
+                _clear_rows(parameter, drawn)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import whole_weights
-from tiny import tiny_config, tiny_plan
+from tiny import VOCAB_SIZE, tiny_config, tiny_plan
 
 from megatron.checkpoint.manifest import Manifest, record_file, write_manifest
 from megatron.checkpoint.unpickle import read_foreign, read_tensors
@@ -53,7 +53,15 @@ def run(name, *words):
     module.main(list(map(str, words)))
 
 
-@pytest.mark.parametrize("flags", [[], ["--untie-embeddings-and-output-weights", "--bf16"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--padded-vocab-in-softmax"],
+        ["--untie-embeddings-and-output-weights", "--bf16"],
+    ],
+    ids=" ".join,
+)
 def test_megatrons_shards_make_up_the_network(saved, tmp_path, flags):
     folder, manifest = saved(*flags)
     out = tmp_path / "megatron"
@@ -73,20 +81,26 @@ def test_megatrons_shards_make_up_the_network(saved, tmp_path, flags):
     assert files[1, 1]["checkpoint_version"] == 3.0
 
     weights = {name: w.float() for name, w in whole_weights(folder, manifest).items()}
-    tied = "tied_modules.embed." if not flags else "1."
+    is_tied = "--bf16" not in flags
+    tied = "tied_modules.embed." if is_tied else "1."
+    # Of padding that took part in the softmax the last row goes on, of other padding a token's.
+    kept = 12 if "--padded-vocab-in-softmax" in flags else VOCAB_SIZE
+
+    def shard(name, tensor):
+        table = weights[name][:kept]
+        return torch.cat([table, table[-1:].expand(16 - kept, 16)]).chunk(2)[tensor]
+
     for tensor in range(2):
         first, last = (files[tensor, stage]["model"] for stage in range(2))
         embedding = first["language_model"]["embedding"]
-        table = torch.cat([weights[f"{tied}word_embeddings.weight"], torch.zeros(4, 16)])
-        table[12:] = table[11]
-        own = table.chunk(2)[tensor]
+        own = shard(f"{tied}word_embeddings.weight", tensor)
         assert torch.equal(embedding["word_embeddings"]["weight"].float(), own)
         assert "embedding" not in last["language_model"]
         norm = embedding["word_embeddings"]["norm.weight"].float()
         assert torch.equal(norm, weights[f"{tied}word_embeddings.norm.weight"])
-        if flags:
+        if not is_tied:
             head = last["language_model"]["output_layer"]["weight"].float()
-            assert torch.equal(head[:4], weights["9.word_embeddings.weight"][8 * tensor :][:4])
+            assert torch.equal(head, shard("9.word_embeddings.weight", tensor))
             assert embedding["word_embeddings"]["weight"].dtype == torch.bfloat16
         else:
             assert torch.equal(last["word_embeddings_for_head"]["weight"], own)

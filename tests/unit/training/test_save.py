@@ -291,7 +291,9 @@ def test_a_wrong_load_is_told_before_data_and_network_are_built(job, monkeypatch
 
     for name in ("build_process_groups", "read_datasets", "build_gpt_engine"):
         monkeypatch.setattr(pretrain.setup, name, too_late)
-    words = dict.fromkeys(("tokenizer", "objective", "kernels", "device", "watchdog"))
+    words = dict.fromkeys(
+        ("padding_counts", "tokenizer", "objective", "kernels", "device", "watchdog")
+    )
     with pytest.raises(CheckpointError, match=told):
         pretrain._build(tiny_plan(*job.flags, *flags), **words)
 
