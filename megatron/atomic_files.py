@@ -38,14 +38,19 @@ def replace_text(
         raise
 
 
+class NotRegularError(OSError):
+    """A FIFO, a folder or a device stands where a file is expected."""
+
+
 def require_regular(file: Path) -> None:
     """Refuse a path that is not a regular file: to open a FIFO may block for ever.
 
     Raises:
-        OSError: it is a FIFO, a directory or a device, or is not there.
+        NotRegularError: it is something else.
+        OSError: it is not there, or cannot be looked at.
     """
     if not stat.S_ISREG(file.stat().st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(file))
+        raise NotRegularError(errno.EINVAL, "not a regular file", str(file))
 
 
 def open_regular(file: Path) -> BinaryIO:

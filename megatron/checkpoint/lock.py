@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from megatron.atomic_files import NotRegularError, open_regular
 from megatron.checkpoint.names import LOCK
 from megatron.errors import CheckpointError, WrongCheckpointError
 
@@ -60,7 +61,10 @@ def locked(
     finally:
         ended.set()
         if _owner_in(file) == me:
-            file.unlink(missing_ok=True)
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("the lock of this run cannot be removed: %s", error)
 
 
 def _take(file: Path, silence_s: float) -> Owner:
@@ -89,9 +93,12 @@ def _require_dead(file: Path, silence_s: float) -> None:
     else:
         is_alive = _is_running(owner)
     if is_alive:
+        stopped = ""
+        if owner and _is_stopped(owner):
+            stopped = f", and that process is stopped (kill -CONT {owner.pid} lets it go on)"
         raise CheckpointError(
-            f"--save {file.parent}: another run writes there ({_told(owner)}); end it, or give another "
-            f"directory (the lock is {file})"
+            f"--save {file.parent}: another run writes there ({_told(owner)}){stopped}; end it, or "
+            f"give another directory (the lock is {file})"
         )
     # Renamed first: of two runs that find it at once, one gets it.
     away = file.with_name(f"{file.name}.{socket.gethostname()}.{os.getpid()}")
@@ -144,7 +151,8 @@ def _told(owner: Owner | None) -> str:
 
 def _owner_in(file: Path) -> Owner | None:
     try:
-        return Owner(**json.loads(file.read_text(encoding="utf-8")))
+        with open_regular(file) as stream:
+            return Owner(**json.loads(stream.read()))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -163,8 +171,10 @@ def _is_touched(file: Path, silence_s: float) -> bool:
 def _touched_at(file: Path) -> int | None:
     try:
         # Opened, because a network file system looks anew then.
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             return os.fstat(stream.fileno()).st_mtime_ns
+    except NotRegularError:
+        return file.stat().st_mtime_ns
     except FileNotFoundError:
         return None
 
@@ -184,13 +194,27 @@ def _this_process() -> Owner:
 
 def start_of(pid: int) -> str | None:
     """Return when process `pid` started, in ticks since this host did; None if there is none."""
+    state, *fields = _stat_of(pid)
+    return None if state in "ZX" else fields[18]
+
+
+def _is_stopped(owner: Owner) -> bool:
+    """Whether the process is stopped, by SIGSTOP or Ctrl-Z, on this host."""
+    state, *fields = _stat_of(owner.pid)
+    return state in "Tt" and fields[18] == owner.started
+
+
+def _stat_of(pid: int) -> list[str]:
+    """Return what the kernel knows of process `pid`, from its state on; a dead one's is X.
+
+    Source: proc_pid_stat(5).
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
-        return None
+        return ["X"]
     # The name of the program, in brackets, may hold spaces.
-    state, *fields = stat.rpartition(")")[2].split()
-    return None if state in "ZX" else fields[18]
+    return stat.rpartition(")")[2].split()
 
 
 def numbers_of_processes() -> str:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.atomic_files import sync_folder
+from megatron.atomic_files import NotRegularError, open_regular, sync_folder
 from megatron.checkpoint.hashes import algorithm_of, hash_of
 from megatron.checkpoint.names import MANIFEST
 from megatron.errors import (
@@ -115,7 +115,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST
     try:
-        text = file.read_bytes()
+        with open_regular(file) as stream:
+            text = stream.read()
         content = dict(json.loads(text))
         # Before the format is looked at: a damaged number must not pass for a newer one.
         _require_sealed(text, content)
@@ -128,6 +129,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise WrongCheckpointError(f"{folder} does not exist") from error
         told = f"{file}: {error.strerror}; {folder} is no checkpoint"
         raise WrongCheckpointError(told) from error
+    except NotRegularError as error:
+        raise CheckpointError(f"{file} is damaged: {error.strerror}") from error
     except OSError as error:
         raise UnreadableCheckpointError(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:

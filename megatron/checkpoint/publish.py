@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from megatron.atomic_files import replace_text, sync_folder
+from megatron.atomic_files import open_regular, remove_any, replace_text, sync_folder
 from megatron.checkpoint.lock import require_not_taken
 from megatron.checkpoint.manifest import FileRecord, Manifest, write_manifest
 from megatron.checkpoint.names import (
@@ -83,7 +83,7 @@ def publish(directory: Path, iteration: int) -> None:
     target = directory / tag_of(iteration)
     replaced = directory / f"{REPLACED}{target.name}"
     try:
-        if target.exists():
+        if os.path.lexists(target):
             # The same iteration was saved before (a run repeated from an older checkpoint). It
             # goes only when the new one stands; see restore_replaced. A wish to keep it is one to
             # keep the checkpoint of this iteration.
@@ -92,8 +92,8 @@ def publish(directory: Path, iteration: int) -> None:
             os.rename(target, replaced)
         os.rename(directory / staging_tag_of(iteration), target)
         sync_folder(directory)
-        if replaced.exists():
-            shutil.rmtree(replaced)
+        if os.path.lexists(replaced):
+            remove_any(replaced)
         point_latest(directory, target.name)
     except OSError as error:
         raise CheckpointError(f"--save {directory}: {error}") from error
@@ -125,18 +125,19 @@ def clear_leftovers(directory: Path) -> None:
     """Remove what a killed run was writing or removing, after what counted is back in place."""
     restore_replaced(directory)
     for replaced in directory.glob(f"{REPLACED}*"):
-        shutil.rmtree(replaced)
+        remove_any(replaced)
     for leftover in directory.glob(f"{STAGING}*"):
         # Others are of a tool that may be at work.
         if iteration_of(leftover.name.removeprefix(STAGING)) is not None:
-            shutil.rmtree(leftover)
+            remove_any(leftover)
     clear_pruned(directory)
 
 
 def other_latest(directory: Path, newest: str) -> str | None:
     """Return what `latest` of `directory` says in place of `newest`; None if it says that."""
     try:
-        hint = (directory / LATEST).read_text(encoding="utf-8", errors="replace").strip()
+        with open_regular(directory / LATEST) as stream:
+            hint = stream.read().decode(errors="replace").strip()
     except OSError:
         return "nothing: it is missing"
     return None if hint == newest else repr(hint[:40])
@@ -150,7 +151,8 @@ def restore_replaced(directory: Path) -> None:
     for replaced in directory.glob(f"{REPLACED}*"):
         target = directory / replaced.name.removeprefix(REPLACED)
         try:
-            if not target.exists():
+            # A file or a link of that name was never a checkpoint.
+            if replaced.is_dir() and not replaced.is_symlink() and not target.exists():
                 os.rename(replaced, target)
         except OSError:
             # Another process may have been faster.

@@ -2,10 +2,11 @@
 
 import logging
 import os
-import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from megatron.atomic_files import remove_any
 from megatron.checkpoint.names import KEEP, PRUNED, iteration_of, published_tags, tag_of
 from megatron.plan.checkpoint_plan import CheckpointPlan
 
@@ -68,4 +69,5 @@ def prune(directory: Path, tags: Sequence[str]) -> None:
 def clear_pruned(directory: Path) -> None:
     """Remove what has lost its name, also what a killed run left of it."""
     for folder in directory.glob(f"{PRUNED}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            remove_any(folder)

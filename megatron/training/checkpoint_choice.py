@@ -28,6 +28,8 @@ from megatron.training.system_info import changed, system_info
 
 log = logging.getLogger(__name__)
 
+_MOST_TOLD = 10  # damaged checkpoints by name: a directory may hold any number
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -35,11 +37,13 @@ class Chosen:
 
     Args:
         older: names of those to take in its place if its files are damaged, the newest first.
+        passed_over: how many newer ones are damaged.
     """
 
     folder: Path
     manifest: Manifest
     older: tuple[str, ...]
+    passed_over: int = 0
 
 
 def choose_checkpoint(plan: Plan) -> Chosen | None:
@@ -59,7 +63,7 @@ def next_older(plan: Plan, damaged: Chosen) -> Chosen:
     """Return the checkpoint to take in place of a damaged one; see `choose_checkpoint`."""
 
     def find() -> Chosen:
-        found = _newest(plan, damaged.older) if damaged.older else None
+        found = _newest(plan, damaged.older, damaged.passed_over + 1) if damaged.older else None
         if found is None:
             raise _none_whole(plan)
         return found
@@ -139,8 +143,19 @@ def as_json(tree: Any) -> Any:
     return [as_json(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def newest_readable(directory: Path, tags: Sequence[str]) -> Chosen | None:
+def tell_passed_over(folder: Path, why: str, before: int) -> None:
+    """Warn that the damaged checkpoint `folder` is passed over, unless many were `before` it."""
+    if before < _MOST_TOLD:
+        log.warning("%s is passed over: %s", folder, why)
+    elif before == _MOST_TOLD:
+        log.warning("%s is passed over too, and maybe others without a warning", folder)
+
+
+def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) -> Chosen | None:
     """Return the first of `tags`, newest first, whose manifest is whole; the others are told.
+
+    Args:
+        passed_over: how many newer ones are damaged.
 
     Raises:
         NewerCheckpointError: a newer version of this program wrote one.
@@ -158,15 +173,15 @@ def newest_readable(directory: Path, tags: Sequence[str]) -> Chosen | None:
                 f"{error}; no older checkpoint takes its place: make it readable, or move it away"
             ) from error
         except CheckpointError as error:
-            log.warning("%s is passed over: %s", directory / tag, error)
+            tell_passed_over(directory / tag, str(error), passed_over + place)
             continue
-        return Chosen(directory / tag, manifest, tuple(tags[place + 1 :]))
+        return Chosen(directory / tag, manifest, tuple(tags[place + 1 :]), passed_over + place)
     return None
 
 
-def _newest(plan: Plan, tags: Sequence[str]) -> Chosen | None:
+def _newest(plan: Plan, tags: Sequence[str], passed_over: int = 0) -> Chosen | None:
     directory = Path(plan.checkpoint.load)
-    if chosen := newest_readable(directory, tags):
+    if chosen := newest_readable(directory, tags, passed_over):
         _require_fit(plan, chosen)
         return chosen
     if tags:
@@ -199,7 +214,7 @@ def _find(plan: Plan) -> list[str]:
         if tag_of(wished.step) not in tags:
             raise WrongCheckpointError(
                 f"--ckpt-step {wished.step}: --load {directory} holds no complete checkpoint of "
-                f"that iteration, but {', '.join(tags) or 'none at all'}"
+                f"that iteration, but {_listed(tags) or 'none at all'}"
             )
         return [tag_of(wished.step)]
     if before := plan.guards.replay_step:
@@ -217,9 +232,14 @@ def _none_whole(plan: Plan) -> WrongCheckpointError:
     tags = _find(plan)
     are = "is" if len(tags) == 1 else "are"
     return WrongCheckpointError(
-        f"no checkpoint of --load {plan.checkpoint.load} is whole ({', '.join(tags)} {are} damaged); "
+        f"no checkpoint of --load {plan.checkpoint.load} is whole ({_listed(tags)} {are} damaged); "
         "starting over would replace them: mend them, or move them away"
     )
+
+
+def _listed(tags: Sequence[str]) -> str:
+    more = len(tags) - _MOST_TOLD
+    return ", ".join(tags[:_MOST_TOLD]) + (f" and {more} others" if more > 0 else "")
 
 
 def _require_fit(plan: Plan, chosen: Chosen) -> None:

@@ -11,7 +11,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
+from megatron.atomic_files import open_regular, require_regular
 from megatron.checkpoint.names import LOCK
+from megatron.errors import WrongCheckpointError
 from megatron.training.journal import time_of
 from megatron.training.peers import Peers
 
@@ -143,15 +145,27 @@ class FailureFile:
         """Where the cause is, if it is written."""
         return self._directory / FAILURE if self._directory else Path(FAILURE)
 
-    def own(self, *, tidies: bool) -> None:
-        """Note that this run alone writes to the directory.
-
-        Args:
-            tidies: whether this process puts the file of an earlier attempt away.
-        """
+    def own(self) -> None:
+        """Note that this run alone writes to the directory."""
         self._owns = True
-        if tidies and self._directory and self._stale:
-            self._put_away(self._stale)
+
+    def put_stale_away(self) -> None:
+        """Rename the file of an earlier attempt; one process of a run does that.
+
+        Raises:
+            WrongCheckpointError: it cannot be renamed, or is no file.
+        """
+        if self._directory is None or self._stale is None:
+            return
+        try:
+            with suppress(FileNotFoundError):
+                require_regular(self.file)
+                self._put_away(self._stale)
+        except OSError as error:
+            raise WrongCheckpointError(
+                f"{self.file} of an earlier attempt cannot be renamed ({error.strerror}): move it "
+                "away, so that this run can write there why it fails"
+            ) from error
 
     def record(self, failure: Failure) -> bool:
         """Write `failure` unless a cause is there; return whether it was written.
@@ -216,7 +230,8 @@ def failures_of(directory: Path) -> list[Failure]:
 def _read(file: Path) -> Failure | None:
     """Return the record in `file`; None of one that is somebody else's, or just being written."""
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        with open_regular(file) as stream:
+            told = json.loads(stream.read())
         # Another version may write more or less; its defaults are not of this process.
         known = {each.name: told[each.name] for each in fields(Failure) if each.name in told}
         failure = Failure(**{"host": "", "pid": 0, "time": "", **known})

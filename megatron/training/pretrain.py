@@ -28,7 +28,7 @@ from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training import setup
 from megatron.training.checkpoint_choice import choose_checkpoint, with_saved_softmax
-from megatron.training.collectives import gathered
+from megatron.training.collectives import from_rank_0, gathered
 from megatron.training.environment import Launch
 from megatron.training.failure import FailureFile
 from megatron.training.flags_file import write_flags
@@ -37,7 +37,7 @@ from megatron.training.peers import Peers, this_process
 from megatron.training.replay import quiet, replay
 from megatron.training.resume import resume
 from megatron.training.run import Run, say_when
-from megatron.training.save import require_own, sole_writer
+from megatron.training.save_directory import require_own, sole_writer
 from megatron.training.state import TrainState
 from megatron.training.stop_requests import build_requests
 from megatron.training.stream import Batches, Stream, length_of_next_step
@@ -93,7 +93,8 @@ def pretrain(
         write_flags(decided.logging.flags_directory, asdict(config))
     code = ExitCode.FINISHED
     with sole_writer(decided):
-        watchdog.failures.own(tidies=launch.rank == 0)
+        from_rank_0(watchdog.failures.put_stale_away)
+        watchdog.failures.own()
         require_own(decided)
         wished = config.tokenizer.padded_vocab_in_softmax
         job = _build(decided, wished, tokenizer, objective, kernels, device, watchdog)

@@ -19,7 +19,8 @@ from megatron.training import setup
 from megatron.training.checkpoint_choice import with_saved_softmax
 from megatron.training.environment import Launch
 from megatron.training.objective import OBJECTIVES
-from megatron.training.save import Checkpoints, sole_writer
+from megatron.training.save import Checkpoints
+from megatron.training.save_directory import sole_writer
 from megatron.training.state import TrainState
 
 

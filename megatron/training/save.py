@@ -3,25 +3,30 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from megatron.checkpoint.lock import locked
 from megatron.checkpoint.manifest import FileRecord, Manifest, damage, names_in, record_file
-from megatron.checkpoint.names import iteration_of, published_tags, staging_tag_of, tag_of
+from megatron.checkpoint.names import (
+    LOCK,
+    iteration_of,
+    published_tags,
+    staging_tag_of,
+    tag_of,
+)
 from megatron.checkpoint.publish import clear_staging, discard_staging, publish_written
 from megatron.checkpoint.retention import prune, removable
 from megatron.checkpoint.space import expected_size, is_full_disk, require_space
 from megatron.checkpoint.writer import AtOnce, StateWriter
 from megatron.config.config import Config
 from megatron.engine.engine import Engine
-from megatron.errors import CheckpointError, MegatronError, WrongCheckpointError
+from megatron.errors import CheckpointError, MegatronError
 from megatron.parallel.experts import whole_name
 from megatron.parallel.host_copy import HostCopies
 from megatron.parallel.sharding import shard_of
@@ -72,6 +77,7 @@ class Checkpoints(Hook):
         self._saved = self._went_on_from = saved
         self._proven = -1
         self._is_finite, self._is_owed, self._is_untidy = True, False, False
+        self._has_lock = (self._directory / LOCK).exists()
         self.system_info = system_info()
         in_background = plan.checkpoint.in_background
         self._executor: Executor = ThreadPoolExecutor(1) if in_background else AtOnce()
@@ -236,12 +242,29 @@ class Checkpoints(Hook):
 
     def _make_room(self, iteration: int) -> None:
         """Have an empty folder to write to, on a disk that the checkpoint fits on."""
+        self._require_not_moved()
         staging = clear_staging(self._directory, iteration)
         try:
             require_space(self._directory, expected_size(self._directory, self._plan))
         except CheckpointError:
-            staging.rmdir()
+            with suppress(OSError):
+                staging.rmdir()
             raise
+        except OSError as error:
+            raise CheckpointError(f"--save {self._directory}: {error}") from error
+
+    def _require_not_moved(self) -> None:
+        """Refuse to write to a directory without the lock that this run began with.
+
+        Raises:
+            CheckpointError: it was removed, renamed or emptied meanwhile, or its disk is gone.
+        """
+        if self._has_lock and not (self._directory / LOCK).exists():
+            raise CheckpointError(
+                f"--save {self._directory} has lost the {LOCK} of this run: the directory was "
+                "removed, renamed, emptied or unmounted meanwhile; nothing more is written there: "
+                "put it back, and start the same command again"
+            )
 
     def _write(self, tag: str, iteration: int, writer: StateWriter) -> None:
         try:
@@ -393,38 +416,3 @@ def _errors(stage: _Stage) -> list[str]:
         str(error) if isinstance(error, MegatronError) else repr(error) for error in errors if error
     )
     return [f"rank {dist.get_rank()}: {word}" for word in words]
-
-
-@contextmanager
-def sole_writer(plan: Plan) -> Iterator[None]:
-    """Keep other runs from writing to --save inside the `with` block. For all ranks, in step.
-
-    Raises:
-        CheckpointError: another run writes there.
-    """
-    with ExitStack() as stack:
-        if plan.checkpoint.save:
-            directory = Path(plan.checkpoint.save)
-            from_rank_0(lambda: stack.enter_context(locked(directory)))
-        yield
-
-
-def require_own(plan: Plan) -> None:
-    """Refuse a --save with checkpoints that this run does not go on from.
-
-    It would replace those of the same iterations, --keep-last would remove others, and who goes on
-    from the newest would mix two runs.
-
-    Raises:
-        WrongCheckpointError: it holds some.
-    """
-    wished = plan.checkpoint
-    if not wished.save or wished.load == wished.save or plan.evaluation.only:
-        return
-    if tags := published_tags(Path(wished.save)):
-        without = "" if wished.loads_progress else " without --finetune or --reset-progress"
-        raise WrongCheckpointError(
-            f"--save {wished.save} holds checkpoints already (the newest is {tags[0]}), and this "
-            f"run does not go on from them but would replace them: write --load {wished.save}"
-            f"{without} to go on, give another --save, or move them away"
-        )

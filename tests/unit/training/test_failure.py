@@ -92,7 +92,7 @@ def test_a_rank_elsewhere_is_told_by_its_host(monkeypatch):
 
 def test_that_of_an_earlier_attempt_is_put_away(tmp_path):
     FailureFile(str(tmp_path)).record(failure("attempt 1"))
-    FailureFile(str(tmp_path)).own(tidies=True)
+    FailureFile(str(tmp_path)).put_stale_away()
     assert not (tmp_path / FAILURE).exists()
     FailureFile(str(tmp_path)).record(failure("attempt 2"))
     assert told(tmp_path) == "attempt 2"
@@ -107,7 +107,8 @@ def test_a_directory_of_another_run_is_left_alone(tmp_path):
     (tmp_path / "lock.json").write_text("{}")
     file = FailureFile(str(tmp_path))
     assert not file.record(failure())
-    file.own(tidies=True)
+    file.put_stale_away()
+    file.own()
     assert file.record(failure())
 
 

@@ -31,7 +31,8 @@ from megatron.training import pretrain
 from megatron.training.checkpoint_choice import choose_checkpoint
 from megatron.training.journal import Journal, read_journal
 from megatron.training.resume import resume
-from megatron.training.save import Checkpoints, require_own, sole_writer
+from megatron.training.save import Checkpoints
+from megatron.training.save_directory import require_own, sole_writer
 from megatron.training.spikes import Spike, go_back
 from megatron.training.state import TrainState
 
@@ -203,14 +204,14 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(job, monkeypa
     job.save(5)
     job.save(10)
     file = job.directory / "global_step10" / name
-    asks, reads = Path.stat, Path.read_bytes
+    asks, opens = Path.stat, Path.open
 
-    def refused(self, usual, **how):
+    def refused(self, usual, *words, **how):
         if self == file or file in self.parents:
             raise error
-        return usual(self, **how)
+        return usual(self, *words, **how)
 
-    monkeypatch.setattr(Path, "read_bytes", lambda self: refused(self, reads))
+    monkeypatch.setattr(Path, "open", lambda self, *words: refused(self, opens, *words))
     if not name:
         monkeypatch.setattr(Path, "stat", lambda self, **how: refused(self, asks, **how))
     told = rf"global_step10/manifest.json cannot be read: {error.strerror}"
@@ -546,3 +547,54 @@ def test_a_run_with_the_other_sample_order_is_refused_before_it_reads(job):
         choose_checkpoint(tiny_plan(*other))
     assert choose_checkpoint(tiny_plan(*other, "--finetune", "--save", "elsewhere"))
     assert choose_checkpoint(tiny_plan(*other, "--eval-only"))
+
+
+def test_many_damaged_checkpoints_are_told_in_a_few_lines(job, told):
+    job.save(5)
+    for iteration in range(1000, 1300):
+        folder = job.directory / f"global_step{iteration}"
+        shutil.copytree(job.directory / "global_step5", folder)
+        # Every other one has a whole manifest.
+        (folder / ("weights.pt" if iteration % 2 else MANIFEST)).write_bytes(b"?")
+    assert job.resume().iteration == 5
+    assert len([text for text in told if "is passed over" in text]) == 11
+    shutil.rmtree(job.directory / "global_step5")
+    told.clear()
+    with pytest.raises(CheckpointError, match="is whole") as error:
+        job.resume()
+    assert "and 290 others are damaged" in str(error.value)
+    assert len([text for text in told if "is passed over" in text]) == 11
+    with pytest.raises(CheckpointError, match="but .* and 290 others"):
+        job.resume("--ckpt-step", "7")
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed", "emptied"])
+def test_a_directory_that_is_gone_while_the_run_goes_on_is_noticed(job, how):
+    with sole_writer(job.plan):
+        checkpoints = Checkpoints(job.engine, job.plan, job.config)
+        checkpoints.save(TrainState(iteration=5))
+        if how == "renamed":
+            job.directory.rename(job.directory.with_name("other"))
+        else:
+            shutil.rmtree(job.directory)
+        if how == "emptied":
+            job.directory.mkdir()
+        with pytest.raises(CheckpointError, match="was removed, renamed, emptied or unmounted"):
+            checkpoints.save(TrainState(iteration=10))
+    assert not [*job.directory.glob("*")]
+
+
+def test_a_directory_that_becomes_read_only_is_told_in_one_sentence(job, monkeypatch):
+    def refused(*words, **named):
+        raise PermissionError(1, "Operation not permitted")
+
+    job.save(5)
+    for iteration, name in enumerate(("mkdir", "rename", "replace"), 10):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, refused)
+            with pytest.raises(CheckpointError, match="--save .*Operation not permitted"):
+                job.save(iteration)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "statvfs", refused)
+        with pytest.raises(CheckpointError, match="--save .*Operation not permitted"):
+            job.save(15)
