@@ -5,12 +5,26 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from megatron.errors import MegatronError
 from megatron.serving import megatron_api
+from megatron.serving.answers import (
+    ChatAnswer,
+    CompletionAnswer,
+    HealthAnswer,
+    MegatronAnswer,
+    ModelAnswer,
+    ModelsAnswer,
+)
 from megatron.serving.chat_completions import ChatRequest
 from megatron.serving.completions import CompletionRequest
 from megatron.serving.engine_loop import Unavailable
@@ -22,6 +36,7 @@ from megatron.serving.mistakes import printable, reasons, unreadable_body
 from megatron.serving.openai_fields import ChatBody, CompletionBody
 from megatron.serving.openai_records import UnknownModel, model_record, require_model
 from megatron.serving.openai_request import OpenAIRequest
+from megatron.serving.openapi import Responses, describe, of_megatron, of_metrics, of_openai
 from megatron.serving.served_model import ServedModel
 
 _PAGE = Path(__file__).with_name("page.html")
@@ -60,6 +75,7 @@ def build_app(served: ServedModel, *, api_key: str | None) -> ASGIApp:
     _add_interfaces(app, served)
     _add_views(app, served, metrics)
     _add_errors(app)
+    describe(app)
     return Gate(
         app,
         api_key=api_key,
@@ -72,7 +88,7 @@ def build_app(served: ServedModel, *, api_key: str | None) -> ASGIApp:
 def _add_interfaces(app: FastAPI, served: ServedModel) -> None:
     started_at = time.time()
 
-    @app.put("/api")
+    @app.put("/api", responses=of_megatron(MegatronAnswer))
     async def api(body: MegatronBody, http: Request) -> JSONResponse:
         http.state.no_log = body.no_log
         return JSONResponse(await while_connected(http, lambda: megatron_api.answer(served, body)))
@@ -82,20 +98,22 @@ def _add_interfaces(app: FastAPI, served: ServedModel) -> None:
             return _Stream(InFlight(served.engine_loop, request.requests), request)
         return JSONResponse(await while_connected(http, request.answer))
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=of_openai(CompletionAnswer, has_body=True))
     async def completions(body: CompletionBody, http: Request) -> Response:
         return await answer(CompletionRequest(served, body), http)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=of_openai(ChatAnswer, has_body=True))
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         return await answer(ChatRequest(served, body), http)
 
-    @app.get("/v1/models")
+    listed = of_openai(ModelsAnswer, has_body=False, names_model=False)
+
+    @app.get("/v1/models", responses=listed)
     async def models() -> JSONResponse:
         data = [model_record(served, started_at=started_at)]
         return JSONResponse({"object": "list", "data": data})
 
-    @app.get("/v1/models/{model:path}")
+    @app.get("/v1/models/{model:path}", responses=of_openai(ModelAnswer, has_body=False))
     async def model(model: str) -> JSONResponse:
         require_model(served, model)
         return JSONResponse(model_record(served, started_at=started_at))
@@ -109,12 +127,15 @@ def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics) -> None:
     async def index() -> HTMLResponse:
         return HTMLResponse(page, headers=_PAGE_HEADERS)
 
-    @app.get("/health")
+    health_states: Responses = {status: {"model": HealthAnswer} for status in (200, 503)}
+
+    @app.get("/health", responses=health_states)
+    @app.head("/health", include_in_schema=False)
     async def health() -> JSONResponse:
         state = "failed" if engine_loop.failure else "ok" if engine_loop.is_open else "closing"
         return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", responses=of_metrics(), response_class=PlainTextResponse)
     async def tell_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
