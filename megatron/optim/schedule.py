@@ -6,8 +6,8 @@ from megatron.plan.optimizer_plan import OptimizerPlan
 from megatron.plan.schedule_plan import SchedulePlan
 
 
-def learning_rate(consumed: int, plan: SchedulePlan) -> float:
-    """Return the learning rate after `consumed` samples or tokens, whichever the plan counts.
+def learning_rate(plan: SchedulePlan, *, samples: int, tokens: int) -> float:
+    """Return the learning rate of the step after `samples` and `tokens` have been trained on.
 
     Linear from `init` to the peak over the warm-up, then the plan's style down to the floor at
     `decay` (counted from the start of training), then the floor; "constant" stays at the peak.
@@ -27,13 +27,17 @@ def learning_rate(consumed: int, plan: SchedulePlan) -> float:
     ...     anneal_style="linear",
     ...     on_resume="equal",
     ... )
-    >>> learning_rate(50, plan)
+    >>> learning_rate(plan, samples=50, tokens=0)
     0.5
-    >>> learning_rate(600, plan)
+    >>> learning_rate(plan, samples=600, tokens=0)
     0.5
     """
-    if plan.warmup and consumed <= plan.warmup:
-        return plan.init + (plan.peak - plan.init) * consumed / plan.warmup
+    consumed = tokens if plan.unit == "tokens" else samples
+    rising, span = (
+        (samples, plan.warmup_samples) if plan.warmup_samples else (consumed, plan.warmup)
+    )
+    if span and rising <= span:
+        return plan.init + (plan.peak - plan.init) * rising / span
     if plan.style == "constant":
         return plan.peak
     if consumed > plan.decay:

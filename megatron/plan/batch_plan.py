@@ -20,14 +20,19 @@ class BatchPlan:
     def size_at(self, samples: int) -> int:
         """Return the global batch size after `samples` training samples.
 
-        Source: Megatron-LM's `--rampup-batch-size`: equal spans of samples per increment.
+        Source: `--rampup-batch-size` of BigScience's Megatron-DeepSpeed and of Megatron-LM: equal
+            spans of samples per increment. Both divide in float64, which can round the last
+            sample of a span down; exact arithmetic would read other samples from there on.
         """
-        if samples >= self.ramp_samples:
+        if not self.is_ramping(samples):
             return self.global_batch_size
-        steps = (self.global_batch_size - self.ramp_start) // self.ramp_increment
-        # int(c / (total / steps)) of the contract, without its rounding errors.
-        taken = samples * steps // self.ramp_samples
-        return self.ramp_start + taken * self.ramp_increment
+        num_increments = (self.global_batch_size - self.ramp_start) // self.ramp_increment
+        increments = int(samples / (self.ramp_samples / num_increments))
+        return self.ramp_start + increments * self.ramp_increment
+
+    def is_ramping(self, samples: int) -> bool:
+        """Return whether the ramp still sets the batch size after `samples` training samples."""
+        return self.ramp_samples > 0 and samples <= self.ramp_samples
 
     def num_micro_batches(self, global_batch_size: int) -> int:
         """Return forward passes per replica for a step of `global_batch_size` samples."""
@@ -36,7 +41,7 @@ class BatchPlan:
     def samples_before(self, iterations: int) -> int:
         """Return how many samples the first `iterations` steps of a run take."""
         taken, samples = 0, 0
-        while taken < iterations and samples < self.ramp_samples:
+        while taken < iterations and self.is_ramping(samples):
             samples += self.size_at(samples)
             taken += 1
         return samples + (iterations - taken) * self.global_batch_size
@@ -44,10 +49,12 @@ class BatchPlan:
     def iterations_for(self, samples: int) -> int:
         """Return how many whole steps fit into `samples` training samples."""
         iterations, consumed = 0, 0
-        while consumed < self.ramp_samples and consumed + self.size_at(consumed) <= samples:
+        while self.is_ramping(consumed) and consumed + self.size_at(consumed) <= samples:
             consumed += self.size_at(consumed)
             iterations += 1
-        return iterations + max(0, samples - consumed) // self.size_at(self.ramp_samples)
+        if self.is_ramping(consumed):
+            return iterations
+        return iterations + max(0, samples - consumed) // self.global_batch_size
 
 
 def plan_batch(

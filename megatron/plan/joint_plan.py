@@ -63,7 +63,11 @@ def steps_problems(config: Config, user: dict[str, Any], *, data: int) -> Iterat
 def plan_rates(config: Config, steps: StepsPlan) -> SchedulePlan:
     """Return the path of the learning rate over `steps`."""
     return plan_schedule(
-        config.schedule, steps.training, steps.batch, seq_length=config.model.seq_length
+        config.schedule,
+        steps.training,
+        steps.batch,
+        steps.curriculum,
+        seq_length=config.model.seq_length,
     )
 
 

@@ -7,7 +7,8 @@ from typing import Literal
 from megatron.config.schedule import ScheduleConfig
 from megatron.config.training import TrainingConfig
 from megatron.plan.batch_plan import BatchPlan
-from megatron.plan.training_plan import TrainingPlan
+from megatron.plan.curriculum_plan import CurriculumPlan
+from megatron.plan.training_plan import TrainingPlan, tokens_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,17 +20,25 @@ class SchedulePlan:
     init: float  # the rate at the start of the warm-up
     peak: float
     floor: float
-    warmup: int
+    warmup: float  # a fraction of the span need not be whole
     decay: int  # where the floor is reached; the warm-up counts
     anneal: int  # the last part of WSD; 0 in other styles
     anneal_style: str
     # What becomes of it when a run goes on from a checkpoint of another one: it must be equal, or
     # it is that of the flags, or that of the checkpoint.
     on_resume: Literal["equal", "flags", "checkpoint"]
+    # Where tokens are counted and samples have different lengths: the warm-up rises over so many
+    # samples, which end at `warmup` tokens. 0, also in checkpoints of before: it counts `unit`s.
+    warmup_samples: float = 0
 
 
 def plan_schedule(
-    schedule: ScheduleConfig, training: TrainingPlan, batch: BatchPlan, *, seq_length: int
+    schedule: ScheduleConfig,
+    training: TrainingPlan,
+    batch: BatchPlan,
+    curriculum: CurriculumPlan,
+    *,
+    seq_length: int,
 ) -> SchedulePlan:
     """Return the learning rate's path; iterations count as full global batches.
 
@@ -47,12 +56,15 @@ def plan_schedule(
         decay = schedule.lr_decay_iters * iteration * sample
     else:
         decay = training.train_samples * sample
+    warmup: float
+    warmup_samples = schedule.lr_warmup_samples or schedule.lr_warmup_iters * iteration
+    rises_apart = by_tokens and bool(curriculum.schedule) and warmup_samples > 0
     if schedule.lr_warmup_fraction is not None:
-        warmup = int(schedule.lr_warmup_fraction * decay)
+        warmup = schedule.lr_warmup_fraction * decay
+    elif rises_apart:
+        warmup = tokens_of(warmup_samples, batch, curriculum, training.skips)
     else:
-        warmup = schedule.lr_warmup_tokens or sample * (
-            schedule.lr_warmup_samples or schedule.lr_warmup_iters * iteration
-        )
+        warmup = schedule.lr_warmup_tokens or warmup_samples * sample
     override, keep = (
         schedule.override_opt_param_scheduler,
         schedule.use_checkpoint_opt_param_scheduler,
@@ -69,6 +81,7 @@ def plan_schedule(
         anneal=anneal * sample,
         anneal_style=schedule.lr_wsd_decay_style,
         on_resume="flags" if override else "checkpoint" if keep else "equal",
+        warmup_samples=warmup_samples if rises_apart else 0,
     )
 
 
@@ -115,12 +128,12 @@ def _decay(schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePla
     return _said(training, ["train_samples", "train_iters"], plan.decay, plan.unit)
 
 
-def _said(config: object, names: list[str], length: int, unit: str) -> str:
+def _said(config: object, names: list[str], length: float, unit: str) -> str:
     """Return the first of these flags that was given, with its length in `unit`; "" for none."""
     for name in names:
         if value := getattr(config, name):
             flag = f"--{name.replace('_', '-')} {value}"
-            return flag if name.endswith(unit) else f"{flag} ({length} {unit})"
+            return flag if name.endswith(unit) else f"{flag} ({length:.15g} {unit})"
     return ""
 
 

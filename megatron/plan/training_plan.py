@@ -1,5 +1,6 @@
 """How long the run is, and what ends it earlier."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -70,9 +71,9 @@ def _length_of_tokens(
     tokens: int, batch: BatchPlan, curriculum: CurriculumPlan, skips: tuple[tuple[int, int], ...]
 ) -> tuple[int, int]:
     """Return the iterations and samples after which `tokens` have been trained on."""
-    steady_from = max(curriculum.iterations, *(last for _, last in skips), 0)
+    steady_from = _steady_from(curriculum, skips)
     iteration, samples, done = 0, 0, 0
-    while done < tokens and (iteration < steady_from or samples < batch.ramp_samples):
+    while done < tokens and (iteration < steady_from or batch.is_ramping(samples)):
         iteration += 1
         size = batch.size_at(samples)
         samples += size
@@ -81,6 +82,27 @@ def _length_of_tokens(
     per_step = batch.global_batch_size * curriculum.stop
     left = max(0, -(-(tokens - done) // per_step))
     return iteration + left, samples + left * batch.global_batch_size
+
+
+def tokens_of(
+    samples: float, batch: BatchPlan, curriculum: CurriculumPlan, skips: tuple[tuple[int, int], ...]
+) -> int:
+    """Return the tokens that the first steps of at least `samples` samples train on."""
+    steady_from = _steady_from(curriculum, skips)
+    iteration, consumed, done = 0, 0, 0
+    while consumed < samples and (iteration < steady_from or batch.is_ramping(consumed)):
+        iteration += 1
+        size = batch.size_at(consumed)
+        consumed += size
+        if not is_skipped(iteration, skips):
+            done += size * curriculum.length_at(iteration)
+    left = max(0, math.ceil((samples - consumed) / batch.global_batch_size))
+    return done + left * batch.global_batch_size * curriculum.stop
+
+
+def _steady_from(curriculum: CurriculumPlan, skips: tuple[tuple[int, int], ...]) -> int:
+    """Return the iteration after which all steps train on sequences of one length."""
+    return max(curriculum.iterations, *(last for _, last in skips), 0)
 
 
 def training_problems(training: TrainingConfig, schedule: ScheduleConfig) -> Iterator[str]:

@@ -270,7 +270,7 @@ class Run:
 def schedule_of(plan: Plan) -> Schedule:
     """Return what each step of the run does."""
     return Schedule(
-        lr=lambda state: learning_rate(getattr(state, plan.schedule.unit), plan.schedule),
+        lr=lambda state: learning_rate(plan.schedule, samples=state.samples, tokens=state.tokens),
         weight_decay=partial(
             weight_decay, plan=plan.optimizer, train_samples=plan.training.train_samples
         ),

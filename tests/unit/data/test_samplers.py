@@ -1,5 +1,6 @@
 """The order in which ranks read samples."""
 
+import random
 from itertools import islice
 
 import numpy as np
@@ -60,6 +61,38 @@ def test_reading_continues_at_the_consumed_samples_in_any_layout(micro_batch_siz
     ]
     in_turns = [i for turn in zip(*ranks, strict=True) for batch in turn for i in batch]
     assert in_turns == list(range(8, 24))
+
+
+def published_batches(total, consumed, micro_batch_size, rank, replicas):
+    """Walk the samples as Megatron-LM's pretraining sampler does, without its incomplete end."""
+    batch = []
+    for sample in range(consumed, total):
+        batch.append(sample)
+        if len(batch) == micro_batch_size * replicas:
+            yield batch[rank * micro_batch_size : (rank + 1) * micro_batch_size]
+            batch = []
+
+
+def test_ranks_read_the_samples_of_the_published_sampler():
+    draw = random.Random(3)
+    incomplete = 0
+    for _ in range(500):
+        replicas, micro_batch_size = draw.randint(1, 8), draw.randint(1, 6)
+        total, rank = draw.randint(1, 200), draw.randrange(replicas)
+        consumed = draw.randint(0, total)
+        expected = [*published_batches(total, consumed, micro_batch_size, rank, replicas)]
+        found = micro_batches(
+            Numbered(total),
+            consumed_samples=consumed,
+            micro_batch_size=micro_batch_size,
+            data_rank=rank,
+            data_size=replicas,
+        )
+        assert ids(islice(found, len(expected))) == expected
+        with pytest.raises(DataError, match="out of data"):
+            next(found)
+        incomplete += (total - consumed) % (micro_batch_size * replicas) > 0
+    assert incomplete > 100
 
 
 def test_running_out_is_an_error_with_the_numbers():

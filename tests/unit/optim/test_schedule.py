@@ -54,7 +54,7 @@ def contract(n, *, style, peak, floor, w, d):
 def test_the_rate_is_that_of_the_contract(n, style, peak, share, w, span):
     plan = path(style, peak=peak, floor=share * peak, warmup=w, decay=w + span)
     expected = contract(n, style=style, peak=peak, floor=share * peak, w=w, d=w + span)
-    assert learning_rate(n, plan) == pytest.approx(expected, rel=1e-12, abs=0)
+    assert learning_rate(plan, samples=n, tokens=0) == pytest.approx(expected, rel=1e-12, abs=0)
 
 
 @pytest.mark.parametrize(
@@ -67,36 +67,40 @@ def test_the_rate_is_that_of_the_contract(n, style, peak, share, w, span):
 )
 def test_the_rate_at_the_corners(style, rates):
     corners = [0, 50, 100, 600, 1100, 1101, 10**9]
-    assert [learning_rate(n, path(style)) for n in corners] == pytest.approx(rates)
+    assert [learning_rate(path(style), samples=n, tokens=0) for n in corners] == pytest.approx(
+        rates
+    )
 
 
 @pytest.mark.parametrize("style", ["constant", "linear", "cosine"])
 def test_without_a_warm_up_the_first_step_has_the_peak(style):
-    assert learning_rate(0, path(style, warmup=0)) == 1.0
+    assert learning_rate(path(style, warmup=0), samples=0, tokens=0) == 1.0
 
 
 @pytest.mark.parametrize("style", ["linear", "cosine"])
 def test_the_rate_never_rises_after_the_warm_up(style):
-    rates = [learning_rate(n, path(style)) for n in range(100, 1200)]
+    rates = [learning_rate(path(style), samples=n, tokens=0) for n in range(100, 1200)]
     assert rates == sorted(rates, reverse=True)
 
 
 @pytest.mark.parametrize(("n", "rate"), [(0, 0.2), (50, 0.6), (100, 1.0)])
 def test_the_warm_up_starts_where_it_is_told(n, rate):
-    assert learning_rate(n, path("linear", init=0.2)) == pytest.approx(rate)
+    assert learning_rate(path("linear", init=0.2), samples=n, tokens=0) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(
     ("n", "rate"), [(100, 1), (400, 0.5), (900, 1 / 3), (1100, math.sqrt(1 / 11)), (1101, 0.1)]
 )
 def test_inverse_square_root_falls_with_the_root_of_what_was_consumed(n, rate):
-    assert learning_rate(n, path("inverse-square-root")) == pytest.approx(rate)
+    assert learning_rate(path("inverse-square-root"), samples=n, tokens=0) == pytest.approx(rate)
 
 
 def test_inverse_square_root_stops_at_the_floor_and_needs_no_warm_up():
-    assert learning_rate(900, path("inverse-square-root", floor=0.4)) == 0.4
-    assert learning_rate(4, path("inverse-square-root", warmup=0)) == pytest.approx(0.5)
-    assert learning_rate(0, path("inverse-square-root", warmup=0)) == 1.0
+    assert learning_rate(path("inverse-square-root", floor=0.4), samples=900, tokens=0) == 0.4
+    assert learning_rate(
+        path("inverse-square-root", warmup=0), samples=4, tokens=0
+    ) == pytest.approx(0.5)
+    assert learning_rate(path("inverse-square-root", warmup=0), samples=0, tokens=0) == 1.0
 
 
 FALLS = {
@@ -109,7 +113,7 @@ FALLS = {
 
 @given(n=st.integers(0, 2000), fall=st.sampled_from([*FALLS]), anneal=st.integers(1, 1000))
 def test_wsd_stays_at_the_peak_until_its_last_part(n, fall, anneal):
-    rate = learning_rate(n, path("WSD", anneal=anneal, fall=fall))
+    rate = learning_rate(path("WSD", anneal=anneal, fall=fall), samples=n, tokens=0)
     if n <= 100:
         assert rate == pytest.approx(n / 100)
     elif n <= 1100 - anneal:

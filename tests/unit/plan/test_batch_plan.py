@@ -1,6 +1,6 @@
-"""How batches are cut up and grow, against the ramp written out literally."""
+"""How batches are cut up and grow, against the published ramp, rounding included."""
 
-from fractions import Fraction
+import random
 from itertools import pairwise
 
 import pytest
@@ -26,7 +26,7 @@ def literal_size(consumed, start, increment, samples, final):
     """gbs(c) = START + int(c / samples_per_increment) * INC, and the final one after SAMPLES."""
     if consumed > samples or start == final:
         return final
-    samples_per_increment = Fraction(samples, (final - start) // increment)
+    samples_per_increment = samples / ((final - start) // increment)
     return start + int(consumed / samples_per_increment) * increment
 
 
@@ -37,6 +37,30 @@ def literal_iterations(train_samples, start, increment, samples, final):
         consumed += literal_size(consumed, start, increment, samples, final)
         iterations += 1
     return iterations + (train_samples - consumed) // final
+
+
+class PublishedRamp:
+    """Micro-batches of a step as BigScience's Megatron-DeepSpeed counts them: with a memory."""
+
+    def __init__(self, start, increment, samples, final, replicas):
+        num_increments, rest = divmod(final - start, increment)
+        assert not rest
+        self.start, self.increment, self.final, self.replicas = start, increment, final, replicas
+        self.ramp_samples = samples
+        self.samples_per_increment = samples / num_increments
+        self.update(0)
+
+    def update(self, consumed_samples):
+        if consumed_samples > self.ramp_samples:
+            self.global_batch_size = self.final
+        else:
+            steps = int(consumed_samples / self.samples_per_increment)
+            self.global_batch_size = self.start + steps * self.increment
+            assert self.global_batch_size <= self.final
+        self.num_micro_batches = self.global_batch_size // self.replicas
+
+    def consume(self, consumed_samples):
+        return consumed_samples + self.num_micro_batches * self.replicas
 
 
 ramps = st.tuples(
@@ -75,6 +99,66 @@ def test_as_many_steps_are_taken_as_fit_into_the_samples(ramp, train_samples):
         consumed += plan.size_at(consumed)
         steps += 1
     assert plan.iterations_for(train_samples) == steps
+
+
+def test_a_boundary_that_the_published_division_rounds_down_is_met_a_step_later():
+    plan = ramp_plan(16, 2, 5000, 44)
+    consumed = plan.samples_before(118)
+    assert (consumed, plan.size_at(consumed)) == (2500, 28)  # exact division says 30
+
+
+def random_ramps():
+    draw = random.Random(1)
+    for _ in range(300):
+        replicas = draw.choice([1, 2, 4])
+        start, increment = draw.randint(1, 12) * replicas, draw.randint(1, 4) * replicas
+        samples = draw.randint(20, 4000)
+        yield (start, increment, samples, start + increment * draw.randint(1, 30)), replicas
+
+
+def test_runs_take_the_steps_of_the_published_ramp():
+    points = 0
+    for ramp, replicas in random_ramps():
+        plan, published = ramp_plan(*ramp, replicas), PublishedRamp(*ramp, replicas)
+        _, _, samples, final = ramp
+        consumed = iterations = 0
+        while consumed <= samples + 2 * final:
+            published.update(consumed)
+            assert plan.size_at(consumed) == published.global_batch_size
+            assert plan.num_micro_batches(plan.size_at(consumed)) == published.num_micro_batches
+            assert plan.samples_before(iterations) == consumed
+            consumed = published.consume(consumed)
+            iterations += 1
+            points += 1
+    assert points > 5000
+
+
+def test_boundaries_are_met_where_the_published_division_meets_them():
+    """Every sample of an increment that is whole, and those around it."""
+    points = rounded_down = 0
+    for ramp, replicas in random_ramps():
+        plan, published = ramp_plan(*ramp, replicas), PublishedRamp(*ramp, replicas)
+        start, increment, samples, final = ramp
+        num_increments = (final - start) // increment
+        for taken in range(num_increments + 1):
+            boundary, rest = divmod(taken * samples, num_increments)
+            for consumed in range(max(0, boundary - 1), boundary + 2):
+                published.update(consumed)
+                assert plan.size_at(consumed) == published.global_batch_size
+                points += 1
+            rounded_down += not rest and plan.size_at(boundary) < start + taken * increment
+    assert points > 5000
+    assert rounded_down > 10
+
+
+def test_bloom_and_gpt_3_ramp_alike_in_exact_arithmetic():
+    for start, increment, samples, final in ((192, 16, 9_765_625, 2048), (32, 32, 6_000_000, 1536)):
+        plan = ramp_plan(start, increment, samples, final)
+        consumed = 0
+        while consumed <= samples:
+            taken = consumed * ((final - start) // increment) // samples
+            assert plan.size_at(consumed) == start + taken * increment
+            consumed += plan.size_at(consumed)
 
 
 def test_a_global_batch_is_cut_into_micro_batches_of_every_replica():
