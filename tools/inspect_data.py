@@ -2,7 +2,7 @@
 """Tell what is in a pair of token files: `inspect_data.py PREFIX`.
 
 Documents are shown as text with the tokenizer that PREFIX.tokenizer.json records, or with the one
-that the flags say.
+that the flags say. The .bin is compared with the digests of its blocks, if it has any.
 """
 
 import sys
@@ -16,10 +16,12 @@ import numpy as np
 from megatron.config.data_tools import InspectConfig
 from megatron.config.flags import parse_sections
 from megatron.config.tokenizer import TokenizerConfig
+from megatron.data.block_digests import digests_path, write_digests
 from megatron.data.index_files import pieces_of
-from megatron.data.indexed_dataset import IndexedDataset
+from megatron.data.indexed_dataset import IndexedDataset, existing_pair
 from megatron.data.legacy_indexed_dataset import infer_format, open_token_files
 from megatron.data.lengths import Lengths, readable_lengths
+from megatron.data.publish import publish, temporary_beside, write_errors_name
 from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.recorded_tokenizer import tokenizer_for
@@ -38,8 +40,11 @@ def main(argv: Sequence[str]) -> None:
         if value < 0:
             raise ConfigError(f"{flag} {value} must be at least 0")
     asked = wishes != TokenizerConfig()
+    if config.write_digests:
+        replace_digests(config.prefix)
     dataset = open_token_files(config.prefix)
     dataset.verify()
+    dataset.tokens.verify()
     arguments = gpt_tokenizer_arguments(wishes) if asked else None
     tokenizer, about = tokenizer_for(config.prefix, arguments)
     for line in summary(dataset):
@@ -57,6 +62,7 @@ def summary(dataset: IndexedDataset) -> Iterator[str]:
     yield f"format: {infer_format(dataset.prefix)} | data type: {dataset.dtype.name}"
     yield f"documents: {len(lengths)} | sequences: {len(dataset)} | tokens: {len(ids)}"
     yield f".bin: {dataset.bin_path.stat().st_size} bytes | .idx: {dataset.idx_path.stat().st_size} bytes"
+    yield digests_line(dataset)
     if len(lengths):
         counted = Lengths()
         counted.add(lengths)
@@ -66,6 +72,26 @@ def summary(dataset: IndexedDataset) -> Iterator[str]:
         extremes = [(int(piece.min()), int(piece.max())) for piece in pieces_of(ids)]  # read once
         lowest, highest = zip(*extremes, strict=True)
         yield f"token ids: {min(lowest)} to {max(highest)}"
+
+
+def digests_line(dataset: IndexedDataset) -> str:
+    """Return what is known of the .bin of `dataset`, which has been compared with its digests."""
+    if dataset.tokens.has_digests:
+        return f"digests: {dataset.tokens.num_blocks} blocks, all as they were written"
+    return "digests: none, so damage to the .bin would not be found; --write-digests makes them"
+
+
+def replace_digests(prefix: str) -> None:
+    """Write the digests of PREFIX.bin as it is, in place of others."""
+    bin_path, _ = existing_pair(prefix)
+    target = digests_path(bin_path)
+    with write_errors_name(target):
+        temporary = temporary_beside(target)
+        try:
+            write_digests(bin_path, temporary)
+            publish(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def document_lengths(dataset: IndexedDataset) -> np.ndarray:

@@ -54,3 +54,7 @@ class InspectConfig:
 
     max_tokens: int = 50
     """Number of tokens to show of each."""
+
+    write_digests: bool = False
+    """Write PREFIX.bin.xxh3, digests of the .bin as it is: for files made elsewhere, or changed on
+    purpose. Later readers compare the .bin with them."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.block_digests import write_digests
 from megatron.data.block_encoder import EncodingRules
 from megatron.data.conversion import Conversion, fingerprint
 from megatron.data.copying import copy_extents, lay_end_to_end
@@ -104,6 +105,7 @@ def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> li
         content = _content(parts, k, rules, written[k])
         with write_errors_name(Path(prefix + ".bin")):
             bin_path = _joined(parts, k, root, conversion.workers * conversion.partitions)
+            write_digests(bin_path, _staged_digests(root, k))
         with write_errors_name(Path(prefix + ".idx")), (root / f"{k}.idx").open("wb") as file:
             INDEX_WRITERS[conversion.dataset_impl](file, content)
         pairs.append([str(bin_path), str(root / f"{k}.idx"), prefix])
@@ -168,8 +170,8 @@ def require_parts_of_one_conversion(
 def publish_staged(root: Path) -> list[Written]:
     """Give the staged files their names. A run that is killed in here is finished by the next."""
     staged = json.loads((root / _PUBLISH).read_text())
-    for bin_path, idx_path, prefix in staged["pairs"]:
-        publish_pair(Path(bin_path), Path(idx_path), prefix)
+    for k, (bin_path, idx_path, prefix) in enumerate(staged["pairs"]):
+        publish_pair(Path(bin_path), Path(idx_path), _staged_digests(root, k), prefix)
     for source, target in staged["moves"]:
         with write_errors_name(Path(target)):
             if Path(source).exists():
@@ -289,6 +291,10 @@ def _joined(parts: Sequence[Path], key: int, root: Path, workers: int) -> Path:
     sources = [key_file(part, key, "bin") for part in parts]
     copy_extents(lay_end_to_end(sources), path, workers=min(workers, 4))
     return path
+
+
+def _staged_digests(root: Path, key: int) -> Path:
+    return root / f"{key}.bin.xxh3"
 
 
 def _total_tally(positions: Sequence[Position], key: int) -> Tally:

@@ -68,6 +68,7 @@ class GPTDataset:
 
     def __getitem__(self, i: int) -> NDArray:
         tokens = self.dataset.tokens
+        self.dataset.require_whole_index()
         (first, offset), (last, end) = self._ends(i)
         if first == last:
             document = int(self.index.document_order[first])

@@ -1,5 +1,6 @@
 """A .bin/.idx pair: how token sequences lie on disk. What a token means is not known here."""
 
+import os
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from xxhash import xxh3_128
 
+from megatron.data.block_digests import digests_path, write_digests
 from megatron.data.index_files import (
     DTYPES,
     MMAP_HEADER,
@@ -23,6 +25,7 @@ from megatron.data.index_files import (
     write_mmap_index,
 )
 from megatron.data.publish import publish_pair, temporary_beside, write_errors_name
+from megatron.data.token_file import TokenFile
 from megatron.errors import DataError, WrongDataError
 
 _HASHED_BYTES = 1 << 18  # of an index at a time, which stays in the processor's cache
@@ -34,7 +37,7 @@ def best_dtype(vocab_size: int) -> np.dtype:
 
 
 class IndexedDataset:
-    """Sequences of tokens in PREFIX.bin, found through PREFIX.idx; both are mapped, not read.
+    """Sequences of tokens in PREFIX.bin, found through PREFIX.idx, which is mapped.
 
     A sequence is a document, unless preprocessing split documents into sentences: then
     sequences `document_starts[k]` to `document_starts[k + 1]` make document k.
@@ -46,7 +49,8 @@ class IndexedDataset:
         DataError: a file is missing, truncated, too long, or of another format.
 
     Shapes: sizes [sequences] int32, in tokens; pointers [sequences] int64, in bytes;
-        document_starts [documents + 1] int64; tokens [tokens], all sequences back to back.
+        document_starts [documents + 1] int64; tokens [tokens], a TokenFile with all sequences
+        back to back.
     """
 
     def __init__(self, prefix: str | Path):
@@ -66,7 +70,8 @@ class IndexedDataset:
         if num_sequences:
             expected_bytes = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
         require_length(self.bin_path, expected_bytes)
-        self.tokens = map_file(self.bin_path, self.dtype)
+        self.tokens = TokenFile(self.bin_path, self.dtype)
+        self._idx_stat = self.idx_path.stat()
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -77,7 +82,7 @@ class IndexedDataset:
     def get(self, i: int, offset: int = 0, length: int | None = None) -> NDArray:
         """Return `length` tokens of sequence i from `offset` on; to its end when not said.
 
-        Shapes: -> [length], of the type on disk, a read-only view of the file.
+        Shapes: -> [length], of the type on disk, read-only.
         """
         if not 0 <= i < len(self):
             raise IndexError(f"sequence {i} of {len(self)} in {self.prefix}")
@@ -95,6 +100,23 @@ class IndexedDataset:
     def token_starts(self, sequences: NDArray) -> NDArray:
         """Return where `sequences` start in `tokens`. Shapes: [n] -> [n] int64."""
         return self.pointers[sequences] // self.dtype.itemsize
+
+    def require_whole_index(self) -> None:
+        """Check that the .idx was not cut since it was opened: reading what is cut off kills.
+
+        Raises:
+            DataError: it was. One that another file has replaced stays as it was opened.
+        """
+        try:
+            found = os.stat(self.idx_path)
+        except OSError:
+            return  # without a name the mapped file stays, too
+        opened = self._idx_stat
+        if found.st_size < opened.st_size and found.st_ino == opened.st_ino:
+            raise DataError(
+                f"{self.idx_path} was cut while it is read: it had {opened.st_size} bytes when it "
+                f"was opened, and has {found.st_size} now; copy it again, and start again"
+            )
 
     @cached_property
     def index_digest(self) -> str:
@@ -163,6 +185,7 @@ class IndexedDatasetWriter:
         self._bin_path, self._idx_path = _pair(self.prefix)
         self._bin_temporary = temporary_beside(self._bin_path)
         self._idx_temporary = temporary_beside(self._idx_path)
+        self._digests_temporary = temporary_beside(digests_path(self._bin_path))
         self._sizes_temporary = temporary_beside(Path(self.prefix + ".sizes"))
         dtype_code(self.dtype)  # a type without one has no index
         try:
@@ -211,18 +234,27 @@ class IndexedDatasetWriter:
         try:
             if error is None:
                 self._finish()
-                publish_pair(self._bin_temporary, self._idx_temporary, self.prefix)
+                publish_pair(
+                    self._bin_temporary, self._idx_temporary, self._digests_temporary, self.prefix
+                )
         finally:
             for file in (self._bin, self._sizes):
                 with suppress(OSError):  # closing writes what is buffered, and the disk may be full
                     file.close()
-            for path in (self._bin_temporary, self._idx_temporary, self._sizes_temporary):
+            for path in (
+                self._bin_temporary,
+                self._idx_temporary,
+                self._digests_temporary,
+                self._sizes_temporary,
+            ):
                 path.unlink(missing_ok=True)
 
     def _finish(self) -> None:
         """Complete both files under their temporary names."""
         with write_errors_name(self._bin_path):
             self._bin.close()
+        with write_errors_name(digests_path(self._bin_path)):
+            write_digests(self._bin_temporary, self._digests_temporary)
         content = IndexContent(
             dtype=self.dtype,
             num_sequences=self.num_documents,

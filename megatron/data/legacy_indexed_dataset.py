@@ -22,6 +22,7 @@ from megatron.data.indexed_dataset import (
     map_file,
     require_length,
 )
+from megatron.data.token_file import TokenFile
 from megatron.errors import DataError, WrongDataError
 
 _SHOWN = 4  # pairs that a message suggests
@@ -30,7 +31,7 @@ _SHOWN = 4  # pairs that a message suggests
 class LegacyIndexedDataset(IndexedDataset):
     """Sequences of tokens in PREFIX.bin, found through a PREFIX.idx of the older format.
 
-    Both files are mapped, so there is no difference between lazy and cached reading.
+    The index is mapped, so there is no difference between lazy and cached reading.
 
     Raises:
         DataError: a file is missing, truncated, too long, or of another format.
@@ -47,7 +48,8 @@ class LegacyIndexedDataset(IndexedDataset):
         self.sizes = index[2 * num_sequences + 2 : 3 * num_sequences + 2]
         self.document_starts = index[3 * num_sequences + 2 : 3 * num_sequences + 2 + num_entries]
         require_length(self.bin_path, int(self._offsets[-1]) * self.dtype.itemsize)
-        self.tokens = map_file(self.bin_path, self.dtype)
+        self.tokens = TokenFile(self.bin_path, self.dtype)
+        self._idx_stat = self.idx_path.stat()
 
     @property
     def pointers(self) -> NDArray:  # type: ignore[override]  # an array of the other format

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.block_digests import digests_path, write_digests
 from megatron.data.copying import copy_extents, lay_end_to_end
 from megatron.data.index_files import INDEX_WRITERS, IndexContent, pieces_of
 from megatron.data.indexed_dataset import IndexedDataset
@@ -46,20 +47,25 @@ def write_merged(
     """Write the documents of all `datasets`, in this order, to one pair of files.
 
     Raises:
-        DataError: the output cannot be written.
+        DataError: an input differs from its digests, or the output cannot be written.
     """
     bin_path, idx_path = Path(output_prefix + ".bin"), Path(output_prefix + ".idx")
-    bin_temporary, idx_temporary = temporary_beside(bin_path), temporary_beside(idx_path)
+    temporaries = [temporary_beside(each) for each in (bin_path, idx_path, digests_path(bin_path))]
+    bin_temporary, idx_temporary, digests_temporary = temporaries
+    for dataset in datasets:
+        dataset.tokens.verify()
     try:
         extents = lay_end_to_end([dataset.bin_path for dataset in datasets])
         copy_extents(extents, bin_temporary, workers=workers)
+        with write_errors_name(digests_path(bin_path)):
+            write_digests(bin_temporary, digests_temporary)
         with write_errors_name(idx_path), idx_temporary.open("wb") as file:
             content = merged_content(datasets)
             INDEX_WRITERS[dataset_impl](file, content)
-        publish_pair(bin_temporary, idx_temporary, output_prefix)
+        publish_pair(bin_temporary, idx_temporary, digests_temporary, output_prefix)
     finally:
-        bin_temporary.unlink(missing_ok=True)
-        idx_temporary.unlink(missing_ok=True)
+        for each in temporaries:
+            each.unlink(missing_ok=True)
     tokens = sum(len(dataset.tokens) for dataset in datasets)
     return Merged(output_prefix, content.num_documents, content.num_sequences, tokens)
 

@@ -47,7 +47,7 @@ class PackedDataset(ABC):
         cache_directory: str | Path | None = None,
     ):
         self.row_length = seq_length + 1
-        self._first, self._texts = parts[0], texts
+        self._parts, self._first, self._texts = parts, parts[0], texts
 
         def build() -> dict[str, NDArray]:
             lengths = self.lengths(texts)
@@ -114,6 +114,8 @@ class PackedDataset(ABC):
 
     def placed(self, i: int) -> Iterator[tuple[int, int, int]]:
         """Yield each text of sample i, where it begins, and how long it is."""
+        for part in self._parts:
+            part.require_whole_index()
         start, stop = self.packing.row_starts[i : i + 2].tolist()
         place = 0
         for text in self.packing.pair_order[start:stop].tolist():

@@ -13,6 +13,7 @@ from pathlib import Path
 from socket import gethostname
 
 from megatron.atomic_files import sync_folder
+from megatron.data.block_digests import digests_path
 from megatron.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -70,20 +71,25 @@ def publish(temporary: Path, path: Path) -> None:
     os.replace(temporary, path)
 
 
-def publish_pair(bin_temporary: Path, idx_temporary: Path, prefix: str) -> None:
-    """Flush both finished files and rename them to PREFIX.bin and PREFIX.idx.
+def publish_pair(
+    bin_temporary: Path, idx_temporary: Path, digests_temporary: Path, prefix: str
+) -> None:
+    """Flush the finished files and rename them to PREFIX.bin, PREFIX.idx and PREFIX.bin.xxh3.
 
     The index of an older pair goes first, so that at no moment it belongs to other tokens, and
-    the new one comes last: where it is, the record is too. A file that is not there was renamed
-    before, by a run that was killed in between.
+    the new one comes last: where it is, record and digests are too. A file that is not there was
+    renamed before, by a run that was killed in between.
     """
     bin_path, idx_path = Path(prefix + ".bin"), Path(prefix + ".idx")
     with write_errors_name(bin_path):
         flush(idx_temporary)
         if bin_temporary.exists():
             flush(bin_temporary)
+            flush(digests_temporary)
             idx_path.unlink(missing_ok=True)
             _publish_record(prefix)
+            if digests_temporary.exists():
+                os.replace(digests_temporary, digests_path(bin_path))
             os.replace(bin_temporary, bin_path)
     with write_errors_name(idx_path):
         if idx_temporary.exists():

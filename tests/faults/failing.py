@@ -85,3 +85,21 @@ def has_no_finite_loss_from(first: int, number: int | None, rank: int) -> None:
         return replace(taken, loss=math.nan) if state.iteration + 1 >= first else taken
 
     loop._take_step = step
+
+
+def cut_while_read(path: str, rank: int) -> None:
+    """Have the token file `path` be cut before rank 1 reads from it for the tenth time."""
+    import os
+
+    from forked import without_head_start
+
+    without_head_start(rank)
+    usual, reads = os.pread, []
+
+    def read(descriptor: int, count: int, offset: int) -> bytes:
+        reads.append(offset)
+        if rank == 1 and len(reads) == 10:
+            os.truncate(path, 2)
+        return usual(descriptor, count, offset)
+
+    os.pread = read

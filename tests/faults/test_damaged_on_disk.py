@@ -1,13 +1,16 @@
 """What a checkpoint's files may suffer on disk: each damage is found, named, and lost nothing to."""
 
+import json
 import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from forked import steps
+from failing import cut_while_read
+from forked import steps, without_head_start
 from small_job import LAST, Job, is_same
 
 from megatron.checkpoint.lock import locked
@@ -99,6 +102,32 @@ def test_a_directory_may_have_any_name(job_of_two: Job, tmp_path: Path, more: li
     ended = job_of_two.run(save, *more).succeeded()
     assert "at iteration 4\n" in ended.outputs[0]
     assert more or is_same(save, job_of_two.save)
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit"])
+def test_tokens_that_are_damaged_end_all_ranks_with_one_sentence(
+    job_of_two: Job, tmp_path: Path, damage: str
+) -> None:
+    folder, save = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(job_of_two.save.parent, folder, ignore=lambda *_: [job_of_two.save.name])
+    tokens, setup = folder / "corpus.bin", without_head_start
+    if damage == "bit":  # the token stays in the vocabulary, and no loss looks odd
+        flip(tokens)
+    else:
+        setup = partial(cut_while_read, str(tokens))
+    ended = job_of_two.run(
+        save, "--data-path", str(folder / "corpus"), "--data-cache-path", "", setup=setup
+    )
+    assert ended.codes == [1, 1], "\n".join(ended.outputs)
+    sentence = {
+        "cut": f"{tokens} was cut while it is read: ",
+        "bit": f"{tokens} is damaged: bytes 0 to {tokens.stat().st_size} are not what was written",
+    }[damage]
+    failure = json.loads((save / "failure.json").read_text())
+    assert (failure["kind"], sentence in failure["message"]) == ("error", True)
+    said = "".join(ended.outputs)
+    assert said.count(sentence) >= 1
+    assert "Traceback" not in said
 
 
 @pytest.fixture

@@ -192,7 +192,7 @@ def test_a_failure_leaves_nothing_behind_and_the_old_pair_alone(tmp_path):
     with pytest.raises(KeyError), IndexedDatasetWriter(prefix, "u2") as writer:
         writer.append([1])
         raise KeyError
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.bin", "c.idx"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.bin", "c.bin.xxh3", "c.idx"]
     assert len(IndexedDataset(prefix)) == len(DOCUMENTS)
 
 
@@ -218,7 +218,7 @@ def test_a_writer_that_is_killed_leaves_no_index_of_other_tokens(tmp_path, suffi
     assert not prefix.with_suffix(".idx").exists()
     write(prefix, [[7, 7, 7]])
     assert IndexedDataset(prefix)[0].tolist() == [7, 7, 7]
-    assert sorted(path.name for path in tmp_path.glob("c.*")) == ["c.bin", "c.idx"]
+    assert sorted(path.name for path in tmp_path.glob("c.*")) == ["c.bin", "c.bin.xxh3", "c.idx"]
 
 
 @pytest.mark.parametrize("token", [65536, -1])

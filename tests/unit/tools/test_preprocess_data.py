@@ -214,7 +214,7 @@ def test_adversarial_texts_come_through_and_half_pairs_are_named(directory):
     dataset = IndexedDataset(directory / "out_text_document")
     decoded = [tokenizer.decode(dataset[i].tolist()) for i in range(len(dataset))]
     assert decoded == [text + eod for text in texts]
-    of_eod = dataset.tokens == tokenizer.special_ids["eod"]
+    of_eod = dataset.tokens[:] == tokenizer.special_ids["eod"]
     assert int(of_eod.sum()) == len(texts)
 
 

@@ -1,0 +1,154 @@
+"""The tokens of a .bin: read with pread, each block compared with its digest when first read.
+
+A mapped file would be faster by a microsecond a piece, but where it is cut, or its disk fails, the
+process dies of SIGBUS without a message.
+"""
+
+import errno
+import os
+import resource
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.data.block_digests import BLOCK_BYTES, BlockDigests, digests_path, mend_hint
+from megatron.errors import DataError
+
+_SHIFT = BLOCK_BYTES.bit_length() - 1
+
+
+class TokenFile:
+    """An array of tokens that stays on disk; slices of it are read, into memory of their own.
+
+    Args:
+        path: a .bin; `path`.xxh3 holds the digests of its blocks, or is not there.
+        dtype: of a token.
+
+    Raises:
+        DataError: on opening, a file cannot be read, or the digests are not those of this file;
+            on reading, the file was cut, a block is not what was written, or the disk fails.
+
+    Shapes: tokens[start:stop] -> [stop - start], read-only.
+    """
+
+    def __init__(self, path: Path, dtype: np.dtype):
+        self.path, self.dtype = path, dtype
+        self._itemsize = dtype.itemsize
+        self._descriptor = _open(path)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.num_bytes = os.fstat(self._descriptor).st_size
+        self._length = self.num_bytes // dtype.itemsize
+        self._digests = None
+        if digests_path(path).exists():
+            self._digests = BlockDigests(path, self.num_bytes)
+        self._is_checked = bytearray(0 if self._digests is None else len(self._digests))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, tokens: slice) -> NDArray:
+        # In few operations, since a sample comes here for each of its documents.
+        start, stop = tokens.start or 0, tokens.stop
+        if stop is None or stop > self._length:
+            stop = self._length
+        first, count = start * self._itemsize, (stop - start) * self._itemsize
+        if count <= 0:
+            return np.empty(0, self.dtype)
+        if self._digests is not None:
+            for block in range(first >> _SHIFT, (first + count - 1 >> _SHIFT) + 1):
+                if not self._is_checked[block]:
+                    self._check(block)
+        return np.frombuffer(self._read(first, count), self.dtype)
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether damage to the file is found."""
+        return self._digests is not None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that have a digest; 0 where the file has none."""
+        return len(self._is_checked)
+
+    def verify(self) -> None:
+        """Compare all blocks with their digests, if there are any.
+
+        Raises:
+            DataError: naming the first block that is damaged, and how many are.
+        """
+        damaged = list(self._damaged_blocks())
+        if damaged:
+            raise self._damage(damaged[0], f" ({len(damaged)} of {self.num_blocks} blocks are)")
+
+    def _damaged_blocks(self) -> Iterator[int]:
+        for block in range(self.num_blocks):
+            if not self._is_checked[block] and not self._is_sound(block):
+                yield block
+
+    def _check(self, block: int) -> None:
+        if not self._is_sound(block):
+            raise self._damage(block)
+
+    def _is_sound(self, block: int) -> bool:
+        """Compare a block with its digest, and remember that it is sound."""
+        first = block << _SHIFT
+        content = self._read(first, min(BLOCK_BYTES, self.num_bytes - first))
+        is_sound = self._digests is not None and self._digests.is_of(block, content)
+        self._is_checked[block] = is_sound
+        return is_sound
+
+    def _damage(self, block: int, more: str = "") -> DataError:
+        first = block << _SHIFT
+        where = f"bytes {first} to {min(first + BLOCK_BYTES, self.num_bytes)}"
+        if self._digests is not None and self._digests.is_damaged():
+            return DataError(
+                f"{digests_path(self.path)} is damaged, or {self.path} is as well: they differ at "
+                f"{where}{more}; {mend_hint(self.path)}"
+            )
+        return DataError(
+            f"{self.path} is damaged: {where} are not what was written{more}; "
+            f"{mend_hint(self.path)}"
+        )
+
+    def _read(self, first: int, count: int) -> bytes:
+        try:
+            content = os.pread(self._descriptor, count, first)
+            while len(content) < count:  # pread ends at 2 GiB, too
+                more = os.pread(self._descriptor, count - len(content), first + len(content))
+                if not more:
+                    raise self._cut()
+                content += more
+        except OSError as error:
+            raise DataError(
+                f"cannot read bytes {first} to {first + count} of {self.path}: "
+                f"{error.strerror or error}; see whether its disk is healthy"
+            ) from error
+        return content
+
+    def _cut(self) -> DataError:
+        return DataError(
+            f"{self.path} was cut while it is read: it had {self.num_bytes} bytes when it was "
+            f"opened, and has {os.fstat(self._descriptor).st_size} now; copy it again, and start "
+            "again"
+        )
+
+
+def _open(path: Path) -> int:
+    """Return a descriptor of `path`; raise the limit of open files before half of them are open.
+
+    A blend of a thousand corpora has as many files open, and 1024 is what shells allow at first.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        hint = ""
+        if error.errno == errno.EMFILE:
+            hint = "; a run opens every .bin of --data-path: allow more with ulimit -n"
+        raise DataError(f"cannot read {path}: {error.strerror or error}{hint}") from error
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != most and descriptor >= limit // 2:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return descriptor
