@@ -103,8 +103,12 @@ class BlockDigests:
 
     def _read(self, offset: int, count: int) -> bytes:
         try:
-            with self._path.open("rb", buffering=0) as file:
-                return os.pread(file.fileno(), count, offset)
+            # Not kept open, since a run may read thousands of .bin files.
+            descriptor = os.open(self._path, os.O_RDONLY)
+            try:
+                return os.pread(descriptor, count, offset)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise DataError(f"cannot read {self._path}: {error.strerror or error}") from error
 

@@ -67,17 +67,13 @@ class GPTDataset:
         return len(self.index.sample_order)
 
     def __getitem__(self, i: int) -> NDArray:
-        tokens = self.dataset.tokens
         self.dataset.require_whole_index()
         (first, offset), (last, end) = self._ends(i)
         if first == last:
             document = int(self.index.document_order[first])
             return self.dataset.get(document, offset, end - offset + 1).astype(np.int64)
         _, starts, stops = self._pieces(first, offset, last, end)
-        pieces = [tokens[start:stop] for start, stop in zip(starts, stops, strict=True)]
-        sample = np.empty(self.seq_length + 1, np.int64)
-        np.concatenate(pieces, out=sample, casting="unsafe")
-        return sample
+        return self.dataset.tokens.gather(starts, stops).astype(np.int64)
 
     def epochs(self, num_samples: int) -> float:
         """Return how often the documents are read by `num_samples` samples."""

@@ -191,6 +191,20 @@ def test_token_files(folder: Path, corpus: Corpus, kind: str) -> None:
     assert found["documents"] == list(range(len(TEXTS) + 1))
 
 
+@pytest.mark.parametrize("kind", ["mmap", "cached"])
+def test_digests_of_token_files(folder: Path, kind: str) -> None:
+    (rows,) = tables("PREFIX.bin.xxh3")
+    tokens = (folder / f"{kind}_text_document.bin").read_bytes()
+    content = (folder / f"{kind}_text_document.bin.xxh3").read_bytes()
+    *header, digests = rows
+    found, end = unpacked(header, content)
+    assert (found["length"], int(digests["offset"])) == (len(tokens), end)
+    assert found["digest"] == xxhash.xxh3_64_intdigest(content[end:])
+    blocks = [tokens[i : i + found["block"]] for i in range(0, len(tokens), found["block"])]
+    values = struct.unpack(f"<{len(blocks)}Q", content[end:])
+    assert list(values) == [xxhash.xxh3_64_intdigest(block) for block in blocks]
+
+
 def test_types_of_tokens_are_those_that_are_read() -> None:
     (rows,) = tables("Types of tokens")
     assert {int(row["code"]): np.dtype(row["type"]) for row in rows} == DTYPES

@@ -30,7 +30,7 @@ from xxhash import xxh3_64_hexdigest
 
 from megatron.data.blend import blend_order
 from megatron.data.gpt_dataset import GPTDataset
-from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, map_file
 from megatron.data.sample_index import SampleIndex, build_sample_index, plan_epochs
 from megatron.tool import run_tool
 
@@ -284,14 +284,19 @@ def compare_samples(mean: int, corpus_tokens: int) -> None:
         dataset = GPTDataset(
             corpus, range(len(corpus)), num_samples=1, seq_length=SEQ_LENGTH, seed=1
         )
+        mapped = map_file(corpus.bin_path, corpus.dtype)
         count = min(len(dataset), 10_000)
         index = SampleIndex(*(each[:] for each in vars(dataset.index).values()))
         ours, theirs, gathered = [], [], []
         for _ in range(4):
             ours.append(cost(lambda: [dataset[i] for i in range(count)])[0])
-            theirs.append(cost(lambda: [tensors_of(corpus, index, i) for i in range(count)])[0])
-            gathered.append(cost(lambda: [their_sample(corpus, index, i) for i in range(count)])[0])
-        same = all((dataset[i] == their_sample(corpus, index, i)).all() for i in range(100))
+            theirs.append(
+                cost(lambda: [tensors_of(corpus, mapped, index, i) for i in range(count)])[0]
+            )
+            gathered.append(
+                cost(lambda: [their_sample(corpus, mapped, index, i) for i in range(count)])[0]
+            )
+        same = all((dataset[i] == their_sample(corpus, mapped, index, i)).all() for i in range(100))
         print(
             f"dataset[i], documents of {mean} tokens: {count / min(ours):.0f} samples/s | "
             f"Megatron-LM's {count / min(theirs):.0f}, of which gathering alone "
@@ -300,9 +305,11 @@ def compare_samples(mean: int, corpus_tokens: int) -> None:
         )
 
 
-def tensors_of(corpus: IndexedDataset, index: SampleIndex, i: int) -> tuple[torch.Tensor, ...]:
+def tensors_of(
+    corpus: IndexedDataset, mapped: np.ndarray, index: SampleIndex, i: int
+) -> tuple[torch.Tensor, ...]:
     """Return tokens, targets and weights of sample i, where padding, -1, weighs nothing."""
-    text = torch.from_numpy(their_sample(corpus, index, i)).long()
+    text = torch.from_numpy(their_sample(corpus, mapped, index, i)).long()
     tokens, targets = text[:-1].contiguous(), text[1:].contiguous()
     weights = torch.ones(len(targets))
     weights[targets == -1] = 0.0
@@ -311,14 +318,16 @@ def tensors_of(corpus: IndexedDataset, index: SampleIndex, i: int) -> tuple[torc
     return tokens, targets, weights
 
 
-def their_sample(corpus: IndexedDataset, index: SampleIndex, i: int) -> np.ndarray:
-    """Return sample i, one document after the other."""
+def their_sample(
+    corpus: IndexedDataset, mapped: np.ndarray, index: SampleIndex, i: int
+) -> np.ndarray:
+    """Return sample i, one document after the other, from tokens that are mapped."""
 
     def get(document: int, offset: int = 0, length: int | None = None) -> np.ndarray:
         size = corpus.sizes[document]
         start = corpus.pointers[document] + offset * corpus.dtype.itemsize
         count = size - offset if length is None else length
-        return np.frombuffer(corpus.tokens, dtype=corpus.dtype, count=count, offset=start)
+        return np.frombuffer(mapped, dtype=corpus.dtype, count=count, offset=start)
 
     j = index.sample_order[i]
     first, offset = index.sample_starts[j]

@@ -48,6 +48,10 @@ def test_slices_are_those_of_the_array(prefix):
         assert tokens[slice(*bounds)].tolist() == TOKENS[slice(*bounds)].tolist()
     assert tokens[:].tolist() == TOKENS.tolist()
     assert tokens[7:3].size == 0
+    starts, stops = [99_990, 5, 7, BLOCK_TOKENS, 0], [100_000, 5, 9, 3 * BLOCK_TOKENS, 1]
+    expected = [TOKENS[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    for _ in range(2):
+        assert tokens.gather(starts, stops).tolist() == np.concatenate(expected).tolist()
     assert not tokens[:3].flags.writeable
 
 
@@ -166,7 +170,9 @@ def test_a_disk_that_fails_is_an_error_that_names_the_file(prefix, monkeypatch):
 def test_a_long_read_goes_on_where_the_system_ends_it(prefix, monkeypatch):
     original = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, count, at: original(fd, min(count, 999), at))
-    assert TokenFile(IndexedDataset(prefix).bin_path, np.dtype("<u2"))[:].tolist() == list(TOKENS)
+    tokens = TokenFile(Path(f"{prefix}.bin"), np.dtype("<u2"))
+    assert tokens[:].tolist() == list(TOKENS)
+    assert tokens.gather([5, 0], [90_000, 2]).tolist() == [*TOKENS[5:90_000], 0, 1]
 
 
 def test_a_blend_may_have_more_corpora_than_files_that_shells_allow(prefix):

@@ -317,6 +317,22 @@ def test_an_empty_pair_is_described(directory):
     assert "documents: 0 | sequences: 0 | tokens: 0" in output("inspect_data.py", "empty")
 
 
+def test_digests_are_compared_and_made_anew(directory):
+    sound = "digests: 1 blocks, all as they were written"
+    assert sound in output("inspect_data.py", "corpus")
+    digests = (directory / "corpus.bin.xxh3").read_bytes()
+    with open("corpus.bin", "r+b") as file:
+        file.write(b"\1")
+    done = run("inspect_data.py", "corpus")
+    assert done.returncode == 1
+    assert "corpus.bin is damaged: bytes 0 to " in done.stderr
+    assert sound in output("inspect_data.py", "corpus --write-digests")
+    assert (directory / "corpus.bin.xxh3").read_bytes() != digests
+    (directory / "corpus.bin.xxh3").unlink()
+    (line,) = [each for each in output("inspect_data.py", "corpus") if "digests" in each]
+    assert line.startswith("digests: none, ")
+
+
 def test_damaged_files_are_told(directory):
     with open("corpus.bin", "ab") as file:
         file.write(b"x")
