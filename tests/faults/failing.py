@@ -89,8 +89,6 @@ def has_no_finite_loss_from(first: int, number: int | None, rank: int) -> None:
 
 def cut_while_read(path: str, rank: int) -> None:
     """Have the token file `path` be cut before rank 1 reads from it for the tenth time."""
-    import os
-
     from forked import without_head_start
 
     without_head_start(rank)
