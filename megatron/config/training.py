@@ -51,8 +51,8 @@ class TrainingConfig:
 
     hang_timeout: float | None = None
     """Seconds without a step, an evaluated batch or a save after which the run ends as hung, with
-    the stacks of all processes in --save; the first step, loading and saving may take 5 times as
-    long. Never when not said."""
+    the stacks of all processes in --save; each part of the start, the first step and a save may
+    take 5 times as long. Default: no limit."""
 
     max_restarts: int = 0
     """Start this command under torch.distributed.run, which starts it again at most so many times

@@ -1,30 +1,40 @@
 """The first contact between processes, through DeepSpeed."""
 
-import logging
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 
 import deepspeed
 import deepspeed.ops
+import torch
 import torch.distributed as dist
+from deepspeed.constants import default_pg_timeout
 from deepspeed.utils import logger as deepspeed_logger
 
-from megatron.errors import TrainingError
-
-log = logging.getLogger(__name__)
-
-_SILENCE_S = 10.0
-"""How long processes may look for each other before rank 0 says that they do."""
+from megatron.parallel.meeting import meet
+from megatron.parallel.meeting_place import MeetingPlace
 
 
-def start(backend: str, log_level: str = "warning", *, timeout_minutes: int = 0) -> None:
-    """Join the world that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
+def start(
+    backend: str,
+    log_level: str = "warning",
+    *,
+    timeout_minutes: int = 0,
+    place: MeetingPlace | None = None,
+    device: torch.device | None = None,
+    look: Callable[[], None] = lambda: None,
+) -> None:
+    """Join the other processes, unless this one has.
 
     Args:
         log_level: least level of DeepSpeed's own messages.
         timeout_minutes: how long one operation may wait for other ranks; 0: the default.
+        place: where they meet; by the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
+            when None.
+        device: GPU of this rank.
+        look: called about twice a second while this process waits for others; may raise.
+
+    Raises:
+        TrainingError: the processes do not meet at `place`.
 
     Communication: waits for every rank.
     """
@@ -32,47 +42,34 @@ def start(backend: str, log_level: str = "warning", *, timeout_minutes: int = 0)
     # On CPUs DeepSpeed would compile a shared-memory reduction here, for minutes, which only its
     # inference kernels call; an empty table of operators says that there is none to load.
     deepspeed.ops.__compatible_ops__ = {}
-    waits = {"timeout": timedelta(minutes=timeout_minutes)} if timeout_minutes else {}
-    deepspeed.init_distributed(dist_backend=backend, verbose=False, **waits)
-
-
-@contextmanager
-def meeting(place: str, world_size: int) -> Iterator[None]:
-    """Say it when processes do not find each other inside the `with` block.
-
-    Args:
-        place: where they look for each other, for messages.
-
-    Raises:
-        TrainingError: not all processes have come in time, or they cannot reach the place.
-    """
-    tells = threading.Timer(
-        _SILENCE_S, log.info, ("waiting at %s until all %d processes have come", place, world_size)
-    )
-    tells.daemon = True
-    tells.start()
-    try:
-        yield
-    except (dist.DistStoreError, dist.DistNetworkError) as error:
-        reason = str(error).partition("\n")[0]
-        raise TrainingError(
-            f"the {world_size} processes have not met at {place} ({reason}); look whether all were "
-            "started and none has failed, whether every host reaches that address and port (a "
-            "firewall, another run on the port), and which network card is taken "
-            "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); --distributed-timeout-minutes is how long "
-            "they wait"
-        ) from error
-    finally:
-        tells.cancel()
+    timeout = timedelta(minutes=timeout_minutes) if timeout_minutes else default_pg_timeout
+    if place and not dist.is_initialized():
+        # NCCL then connects at once, and finds two ranks on one GPU; see DeepSpeed's TorchBackend.
+        bound = device if device and device.type == "cuda" and place.world_size > 1 else None
+        dist.init_process_group(
+            backend,
+            store=meet(place, timeout, look=look),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timeout,
+            device_id=bound,
+        )
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
+    if timeout_minutes:
+        limit_waiting(timeout_minutes)
 
 
 def limit_waiting(timeout_minutes: int) -> None:
-    """Let no operation of any group of this rank wait longer than that for other ranks.
+    """Let no operation of any group of this rank, there or to come, wait longer for other ranks.
 
-    Groups that libraries make, DeepSpeed's among them, do not inherit the first one's limit.
+    A new group does not inherit the first one's limit: it has torch's default of 10 or 30 minutes,
+    also while an engine is built.
     """
-    for group in list(dist.distributed_c10d._world.pg_map):
-        dist.distributed_c10d._set_pg_timeout(timedelta(minutes=timeout_minutes), group)
+    timeout, c10d = timedelta(minutes=timeout_minutes), dist.distributed_c10d
+    c10d.default_pg_timeout = timeout
+    c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
+    for group in list(c10d._world.pg_map):
+        c10d._set_pg_timeout(timeout, group)
 
 
 def is_first_to_claim(name: str) -> bool:

@@ -6,9 +6,12 @@ import torch
 import torch.distributed as dist
 
 from megatron.parallel.groups import Groups, build_groups, lone_group
+from megatron.parallel.meeting import meet
+from megatron.parallel.meeting_place import MeetingPlace
 from megatron.parallel.topology import Topology
 
 _PATIENCE = timedelta(days=365)  # others wait as long as nobody asks for anything
+_MEETING = timedelta(minutes=30)
 
 
 def lone_groups() -> Groups:
@@ -18,9 +21,21 @@ def lone_groups() -> Groups:
 
 
 def join_processes(
-    *, tensor: int, pipeline: int, replicas: int, backend: str, device: torch.device
+    *,
+    tensor: int,
+    pipeline: int,
+    replicas: int,
+    backend: str,
+    device: torch.device,
+    place: MeetingPlace,
 ) -> Groups:
     """Return the groups of this process among those that share the model or have another.
+
+    Args:
+        place: where the processes meet.
+
+    Raises:
+        TrainingError: they do not.
 
     Communication: waits for every rank.
     """
@@ -28,5 +43,11 @@ def join_processes(
         return lone_groups()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(backend, timeout=_PATIENCE)
+    dist.init_process_group(
+        backend,
+        store=meet(place, _MEETING),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=_PATIENCE,
+    )
     return build_groups(Topology(pipeline=pipeline, data=replicas, tensor=tensor))

@@ -12,6 +12,7 @@ from megatron.generation.engine import Engine
 from megatron.generation.processes import join_processes
 from megatron.generation.stage import Stage
 from megatron.parallel.groups import Groups
+from megatron.parallel.meeting_place import MeetingPlace
 from megatron.plan.generation_plan import (
     dtype_problems,
     inference_dtype,
@@ -25,7 +26,7 @@ from megatron.serving.model_source import ModelSource
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training.device import prepare_process
-from megatron.training.environment import cpu_threads
+from megatron.training.environment import cpu_threads, meeting_place
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -75,7 +76,7 @@ def load_model(
     )
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(launch))
-    groups = _joined(parallel, replicas, device)
+    groups = _joined(parallel, replicas, device, meeting_place(launch))
     stage = _filled(source, wishes, spec, groups, dtype=_DTYPES[dtype], device=device, rows=rows)
     return LoadedModel(
         engine=Engine(stage, rows=rows, tokenizer=tokenizer, recompute=wishes.recompute),
@@ -96,7 +97,9 @@ def _trained(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     return tokenizer, spec
 
 
-def _joined(parallel: ParallelConfig, replicas: int, device: torch.device) -> Groups:
+def _joined(
+    parallel: ParallelConfig, replicas: int, device: torch.device, place: MeetingPlace
+) -> Groups:
     """Return this process's groups. Communication: waits for every rank."""
     default = "nccl" if device.type == "cuda" else "gloo"
     return join_processes(
@@ -105,6 +108,7 @@ def _joined(parallel: ParallelConfig, replicas: int, device: torch.device) -> Gr
         replicas=replicas,
         backend=parallel.distributed_backend or default,
         device=device,
+        place=place,
     )
 
 

@@ -1,15 +1,17 @@
 """What the entry scripts share: from a command line to the training of one objective."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from megatron.checkpoint.saved_run import network_of_checkpoint
 from megatron.config.config import parse_config
 from megatron.plan.objective_plan import ObjectiveName
+from megatron.plan.watch_plan import plan_watch
 from megatron.training.environment import read_launch, read_launcher
 from megatron.training.failure import FailureFile
 from megatron.training.launchers import Launchers
 from megatron.training.restarts import require_hope, start_through_launcher
-from megatron.training.watchdog import Watchdog
+from megatron.training.watchdog import Hangs, Watchdog, next_start_folder
 
 
 def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: str | None) -> int:
@@ -32,11 +34,14 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
     # A step that is taken again leaves no trace in the run's directory.
     save = "" if config.guards.replay_step else config.checkpoint.save or ""
     require_hope(save, launcher)
+    place = read_launch(config.parallel.local_rank)
     watchdog = Watchdog(
-        FailureFile(save),
-        rank=read_launch(config.parallel.local_rank).rank,
-        launchers=Launchers(is_parent=bool(launcher.name)),
+        FailureFile(save), rank=place.rank, launchers=Launchers(is_parent=bool(launcher.name))
     )
+    limit_s = plan_watch(config).hang_timeout_s
+    # Before the ranks can agree on a folder; both wrong values are refused later.
+    if save and limit_s > 0:
+        watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), place.world_size))
     with watchdog.watching():
         # After the flags are read: torch takes seconds to import, a wrong flag is told at once.
         from megatron.training.device import prepare_process

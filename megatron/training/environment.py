@@ -10,6 +10,7 @@ from typing import Literal
 from zlib import crc32
 
 from megatron.errors import ConfigError
+from megatron.parallel.meeting_place import MeetingPlace
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 """Levels of messages, the least important first."""
@@ -282,9 +283,15 @@ def export_launch(
         raise ConfigError(f"MASTER_PORT={port} is no port: set it to one from 1 to 65535")
 
 
-def meeting_place() -> str:
-    """Return where processes look for each other, HOST:PORT."""
-    return ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+def meeting_place(launch: Launch) -> MeetingPlace:
+    """Return where this process looks for the others; `export_launch` has written it."""
+    return MeetingPlace(
+        os.environ["MASTER_ADDR"],
+        _number("MASTER_PORT", 0),
+        rank=launch.rank,
+        world_size=launch.world_size,
+        is_hosted=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
 
 
 def _address_of_rank_0(launch: Launch) -> str:

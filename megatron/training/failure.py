@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from megatron.atomic_files import open_regular, require_regular
+from megatron.checkpoint.lock import dead_owner
 from megatron.checkpoint.names import LOCK
 from megatron.errors import WrongCheckpointError
 from megatron.training.journal import time_of
@@ -172,7 +173,7 @@ class FailureFile:
 
         A directory that cannot be written to, or that another run writes to, is left alone.
         """
-        if self._directory is None or not (self._owns or not (self._directory / LOCK).exists()):
+        if self._directory is None or not (self._owns or _is_free(self._directory)):
             return False
         with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -225,6 +226,11 @@ def failures_of(directory: Path) -> list[Failure]:
     numbered = sorted(_numbered(directory).items())
     files = [*(file for _, file in numbered), directory / FAILURE]
     return [failure for file in files if (failure := _read(file))]
+
+
+def _is_free(directory: Path) -> bool:
+    """Whether no other run writes to `directory`, as far as its lock says."""
+    return not (directory / LOCK).exists() or bool(dead_owner(directory))
 
 
 def _read(file: Path) -> Failure | None:

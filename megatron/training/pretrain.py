@@ -67,14 +67,17 @@ def pretrain(
     tokenizer, decided = _decide(config, launch, device, objective)
     kernels, choices = setup.choose(decided, device)
     watchdog = watchdog or Watchdog(FailureFile(decided.checkpoint.save), rank=launch.rank)
+    watchdog.starts("meeting the other processes")
     setup.start_processes(
         config,
         launch,
         device,
         deterministic=decided.training.deterministic,
         timeout_minutes=decided.watch.group_timeout_minutes,
+        look=watchdog.raise_if_over,
     )
     watchdog.peers = Peers([*gathered([this_process(launch.rank)])])
+    setup.watch(watchdog, decided.watch, Path(decided.checkpoint.save))
     requests = build_requests(
         decided.training,
         save=decided.checkpoint.save,
@@ -92,6 +95,7 @@ def pretrain(
     if launch.rank == 0 and decided.logging.flags_directory:
         write_flags(decided.logging.flags_directory, asdict(config))
     code = ExitCode.FINISHED
+    watchdog.starts("taking the lock of --save")
     with sole_writer(decided):
         from_rank_0(watchdog.failures.put_stale_away)
         watchdog.failures.own()
@@ -163,6 +167,7 @@ def _build(
     Communication: every rank must call this, in step.
     """
     # Before anything slow: a checkpoint of another run is told at once.
+    watchdog.starts("choosing a checkpoint")
     chosen = choose_checkpoint(plan) if plan.checkpoint.load else None
     if chosen and padding_counts is None and plan.checkpoint.loads_progress:
         plan = with_saved_softmax(plan, chosen.manifest)
@@ -171,19 +176,22 @@ def _build(
             "padded vocabulary columns take part in the softmax, as in Megatron-LM; "
             "--padded-vocab-in-softmax False leaves them out"
         )
+    watchdog.starts("making process groups")
     groups = setup.build_process_groups(plan)
     view = view_of(plan.objective, plan.masks, tokenizer, plan.training.seed)
+    watchdog.starts("reading index maps")
     with before_the_first_step():
         sets = setup.read_datasets(plan, view)
     say_when("after dataloaders are built")
+    watchdog.starts("building the engine")
     engine = setup.build_gpt_engine(plan, groups, objective, kernels)
     say_when("after model, optimizer, and learning rate scheduler are built")
-    setup.watch(watchdog, plan.watch, Path(plan.checkpoint.save))
     state = TrainState()
     if chosen:
-        with watchdog.during("loading", longer=True):
-            uses = sets.uses["train", plan.data.train.name]
-            plan = resume(engine, plan, state, chosen, uses=uses)
+        watchdog.starts("loading")
+        uses = sets.uses["train", plan.data.train.name]
+        plan = resume(engine, plan, state, chosen, uses=uses)
+    watchdog.starts("starting to train")
     batches = partial(
         setup.batches_of,
         plan=plan,

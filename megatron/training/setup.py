@@ -67,12 +67,14 @@ def start_processes(
     *,
     deterministic: bool,
     timeout_minutes: int = 0,
+    look: Callable[[], None] = lambda: None,
 ) -> None:
     """Join the other processes.
 
     Args:
         deterministic: whether the same computation must give the same bits each time.
         timeout_minutes: how long they wait for each other in one operation; 0: the default.
+        look: called about twice a second while this process waits for others; may raise.
 
     Raises:
         ConfigError: two processes have the same GPU.
@@ -91,8 +93,14 @@ def start_processes(
     default = "nccl" if device.type == "cuda" else "gloo"
     backend = config.parallel.distributed_backend or default
     try:
-        with distributed.meeting(meeting_place(), launch.world_size):
-            distributed.start(backend, level, timeout_minutes=timeout_minutes)
+        distributed.start(
+            backend,
+            level,
+            timeout_minutes=timeout_minutes,
+            place=meeting_place(launch),
+            device=device,
+            look=look,
+        )
     except RuntimeError as error:
         if "Duplicate GPU" in str(error):  # NCCL finds it out as processes meet
             raise _shared_device(launch) from error
@@ -126,15 +134,13 @@ def _shared_device(launch: Launch) -> ConfigError:
 
 
 def watch(watchdog: Watchdog, plan: WatchPlan, directory: Path) -> None:
-    """Limit how long this rank waits from now on.
+    """Agree with the other ranks on where all leave their stacks when the run hangs.
 
     Args:
-        directory: --save, where all ranks leave their stacks when the run hangs.
+        directory: --save.
 
     Communication: one broadcast of a name if hangs are looked for.
     """
-    if plan.group_timeout_minutes:
-        distributed.limit_waiting(plan.group_timeout_minutes)
     if plan.hang_timeout_s:
         now = datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = directory / from_rank_0(lambda: f"hang-{now}")

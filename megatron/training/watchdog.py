@@ -20,10 +20,14 @@ from megatron.training.stacks import grouped, read_places, take_stacks, write_st
 log = logging.getLogger(__name__)
 
 LONGER = 5
-"""How many times the limit of a step the first step, loading and a save may take.
+"""How many times the limit of a step each part of the start, the first step and a save may take.
 
 What is done before a hung run ends may take as long.
 """
+
+START_S = 90.0
+"""How long each part of the start may take at least: programs are read from disks, processes of
+other hosts start later, and the lock of a dead run on another host is waited for."""
 
 SAVING_GRACE_S = 120.0
 """How long a run may take to save and leave after its launcher has ended."""
@@ -71,8 +75,9 @@ class Watchdog:
         self._launchers = launchers or Launchers(is_parent=False)
         self._lost_at: float | None = None
         self._hangs: Hangs | None = None
-        self._factor = LONGER
+        self._factor, self._least_s = LONGER, START_S
         self._moved_at = time.monotonic()
+        self._others_hang, self._is_reported = threading.Event(), threading.Event()
         self._ended = threading.Event()
         self._leaving = threading.Event()
 
@@ -84,10 +89,12 @@ class Watchdog:
         Wrong flags, or files that they name, are no failure of a run: nothing was begun.
         """
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        threading.Thread(target=self._look, name="watchdog's eye", daemon=True).start()
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            if not (isinstance(error, MegatronError) and error.exit_code == ExitCode.MISUSED):
+            is_misuse = isinstance(error, MegatronError) and error.exit_code == ExitCode.MISUSED
+            if not (is_misuse or isinstance(error, PeerLeftError)):
                 self.write_down(error)
             if self._is_told_elsewhere:
                 raise PeerLeftError(
@@ -111,13 +118,27 @@ class Watchdog:
                 log.error(failure.message)
 
     def arm(self, hangs: Hangs) -> None:
-        """End the run from now on when it hangs."""
+        """End the run from now on when it hangs; called again, with another folder for stacks."""
         self._moved_at = time.monotonic()
         self._hangs = hangs
 
+    def starts(self, stage: str) -> None:
+        """Note that this part of the start begins, before the first step."""
+        self.stage, self._factor, self._least_s = stage, LONGER, START_S
+        self.moves()
+
+    def raise_if_over(self) -> None:
+        """Leave the start when another rank has written down why the run fails.
+
+        Raises:
+            PeerLeftError: it has.
+        """
+        if self.failures.is_written():
+            raise PeerLeftError(f"another rank has ended the run: {self.failures.file} says why")
+
     def begins_step(self, iteration: int) -> None:
         """Note that step `iteration` begins."""
-        self._factor = 1 if self.stage == _STEP else LONGER
+        self._factor, self._least_s = 1 if self.stage == _STEP else LONGER, 0.0
         self.stage, self.iteration = _STEP, iteration
         self.moves()
 
@@ -134,12 +155,12 @@ class Watchdog:
         Args:
             longer: whether it may take longer than a step.
         """
-        before = self.stage, self._factor
-        self.stage, self._factor = stage, LONGER if longer else 1
+        before = self.stage, self._factor, self._least_s
+        self.stage, self._factor, self._least_s = stage, LONGER if longer else 1, 0.0
         self.moves()
         yield
         self.moves()
-        self.stage, self._factor = before
+        self.stage, self._factor, self._least_s = before
 
     def is_launcher_lost(self) -> bool:
         """Whether a launcher above this process has ended."""
@@ -151,6 +172,12 @@ class Watchdog:
                 self._follow_launcher()
             if self._hangs and self._is_stuck(self._hangs):
                 self._end_hung(self._hangs)
+
+    def _look(self) -> None:
+        # A thread of its own, as it may wait for a dead disk.
+        while not self._ended.wait(self._pause_s()):
+            if self._hangs and os.path.exists(self._hangs.folder):
+                self._others_hang.set()
 
     def _pause_s(self) -> float:
         return min(_LOOK_S, self._hangs.timeout_s / 4) if self._hangs else _LOOK_S
@@ -174,10 +201,26 @@ class Watchdog:
     def _is_stuck(self, hangs: Hangs) -> bool:
         """Whether this rank has not moved for too long, or another one says so of itself."""
         passed = time.monotonic() - self._moved_at
-        return passed > hangs.timeout_s * self._factor or os.path.exists(hangs.folder)
+        return passed > self._limit_s(hangs) or self._others_hang.is_set()
+
+    def _limit_s(self, hangs: Hangs) -> float:
+        return max(hangs.timeout_s * self._factor, self._least_s)
 
     def _end_hung(self, hangs: Hangs) -> None:
         self._leaving.set()
+        # A thread, as it may wait for a dead disk.
+        last = threading.Thread(target=self._report, args=(hangs,), name="report", daemon=True)
+        last.start()
+        last.join(_patience_s(hangs) + _LOOK_S + LONGER * hangs.timeout_s)
+        if not self._is_reported.is_set():
+            self._tell(
+                f"hang in {self.stage}: no progress for {self._limit_s(hangs):g} s "
+                f"(--hang-timeout), and {hangs.folder.parent} does not answer"
+            )
+        self._leave()
+
+    def _report(self, hangs: Hangs) -> None:
+        """Write the stacks and the cause, tell them, and finish what is being saved."""
         host, pid = socket.gethostname(), os.getpid()
         stage = f"{self.stage} {self.iteration}" if self.stage == _STEP else self.stage
         with suppress(OSError):
@@ -185,7 +228,7 @@ class Watchdog:
                 take_stacks(rank=self._rank, host=host, pid=pid, stage=stage), hangs.folder
             )
         groups = grouped(_everyones_places(hangs), hangs.world_size)
-        message = f"no progress for {hangs.timeout_s:g} s (--hang-timeout)"
+        message = f"no progress for {self._limit_s(hangs):g} s (--hang-timeout)"
         failure = Failure(
             kind="hang",
             rank=self._rank,
@@ -201,11 +244,8 @@ class Watchdog:
             self._tell("\n  ".join(lines))
         else:
             time.sleep(_LOOK_S)
-        # A thread, as it may wait for a dead disk.
-        last = threading.Thread(target=self.before_leaving, name="before leaving", daemon=True)
-        last.start()
-        last.join(LONGER * hangs.timeout_s)
-        self._leave()
+        self._is_reported.set()
+        self.before_leaving()
 
     def _tell(self, message: str) -> None:
         prefix = f"[rank {self._rank}] " if self._rank else ""
@@ -216,9 +256,20 @@ class Watchdog:
         os._exit(ExitCode.FAILED)
 
 
+def next_start_folder(directory: Path) -> Path:
+    """Return where ranks that have not met yet leave their stacks, each without asking others."""
+    earlier = sum(1 for _ in directory.glob("hang-start-*"))
+    return directory / f"hang-start-{earlier + 1}"
+
+
+def _patience_s(hangs: Hangs) -> float:
+    """Return how long the stacks of other ranks are waited for."""
+    return 5 * _LOOK_S + hangs.timeout_s / 4
+
+
 def _everyones_places(hangs: Hangs) -> dict[int, str]:
     """Return where every rank is, as soon as all have told, or have had time to."""
-    give_up_at = time.monotonic() + 5 * _LOOK_S + hangs.timeout_s / 4
+    give_up_at = time.monotonic() + _patience_s(hangs)
     places: dict[int, str] = {}
     while len(places) < hangs.world_size and time.monotonic() < give_up_at:
         time.sleep(_LOOK_S / 5)

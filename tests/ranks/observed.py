@@ -386,9 +386,9 @@ def _process(seen: Observation) -> Iterator[None]:
 
     join = setup.distributed.start
 
-    def start(backend: str, level: str, *, timeout_minutes: int) -> None:
+    def start(backend: str, level: str, *, timeout_minutes: int, **where: Any) -> None:
         seen["process"] = [backend, level, timeout_minutes]
-        join(backend, level, timeout_minutes=timeout_minutes)
+        join(backend, level, timeout_minutes=timeout_minutes, **where)
 
     with patch.object(setup.distributed, "start", start):
         yield

@@ -73,11 +73,13 @@ def test_a_single_gpu_is_one_process_s(gpus, group, monkeypatch):
 
 
 def test_what_nccl_says_of_a_shared_gpu_is_told_in_words(gpus, monkeypatch):
-    def start(backend, level, *, timeout_minutes):
+    def start(backend, level, **wishes):
         raise RuntimeError(said)
 
     monkeypatch.setattr("megatron.engine.distributed.start", start)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     said = "Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
     device = torch.device("cuda", 0)
     with pytest.raises(ConfigError, match="4 processes .* two of them the same"):

@@ -28,7 +28,7 @@ from megatron.training.loop import Hook
 from megatron.training.peers import Peers, this_process
 from megatron.training.progress import Named, Progress
 from megatron.training.state import TrainState
-from megatron.training.watchdog import Hangs, Watchdog
+from megatron.training.watchdog import Hangs, Watchdog, next_start_folder
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 60
@@ -143,10 +143,16 @@ def allowance(watchdog, passed_s):
     return "stuck" if stuck else "waits"
 
 
-def test_the_first_step_and_saves_may_take_longer(tmp_path):
+def test_the_start_the_first_step_and_saves_may_take_longer(tmp_path):
     watchdog = Watchdog(FailureFile(""), rank=0)
     watchdog.arm(Hangs(10.0, tmp_path / "hang", 1))
     seen = []
+    for stage in ("meeting", "loading"):
+        watchdog.starts(stage)
+        assert [allowance(watchdog, passed_s) for passed_s in (80, 100)] == ["waits", "stuck"]
+    watchdog.arm(Hangs(100.0, tmp_path / "hang", 1))
+    assert [allowance(watchdog, passed_s) for passed_s in (490, 510)] == ["waits", "stuck"]
+    watchdog.arm(Hangs(10.0, tmp_path / "hang", 1))
 
     class Looks(Hook):
         def after_step(self, state, step):
@@ -166,9 +172,52 @@ def test_the_first_step_and_saves_may_take_longer(tmp_path):
         ("step", "stuck", "stuck"),
     ]
     assert watchdog.iteration == 2
-    # Another rank has found a hang: all leave their stacks.
-    (tmp_path / "hang").mkdir()
-    assert allowance(watchdog, 0) == "stuck"
+
+
+def waits_patiently(rank, directory):
+    watchdog = Watchdog(FailureFile(str(directory)), rank=1)
+    with watchdog.watching():
+        watchdog.arm(Hangs(1e6, directory / "hang", 2))
+        # Rank 0 has found a hang: all leave their stacks.
+        module._patience_s = lambda hangs: 0.5
+        (directory / "hang").mkdir()
+        threading.Event().wait()
+
+
+def test_a_rank_that_waits_leaves_when_another_has_found_a_hang(tmp_path):
+    assert in_processes(1, waits_patiently, tmp_path) == [ExitCode.FAILED]
+    assert [file.name for file in (tmp_path / "hang").iterdir()] == ["rank-1.json"]
+
+
+def hangs_on_a_dead_disk(rank, directory):
+    sys.stderr = (directory / "said").open("w")
+    module._patience_s = lambda hangs: 0.0
+    module.write_stacks = lambda *words: threading.Event().wait()
+    hangs(rank, directory, 1)
+
+
+def test_a_hang_ends_where_the_disk_does_not_answer(tmp_path):
+    assert in_processes(1, hangs_on_a_dead_disk, tmp_path) == [ExitCode.FAILED]
+    assert (tmp_path / "said").read_text() == (
+        "error: hang in step: no progress for 0.5 s (--hang-timeout), and "
+        f"{tmp_path} does not answer\n"
+    )
+
+
+def test_ranks_find_a_folder_without_asking(tmp_path):
+    assert next_start_folder(tmp_path / "none").name == "hang-start-1"
+    (tmp_path / "hang-start-1").mkdir()
+    assert next_start_folder(tmp_path) == tmp_path / "hang-start-2"
+
+
+def test_a_start_ends_when_another_rank_has_said_why_it_fails(tmp_path):
+    waits, fails = (Watchdog(FailureFile(str(tmp_path)), rank=rank) for rank in range(2))
+    waits.raise_if_over()
+    with pytest.raises(DataError), fails.watching():
+        raise DataError("the disk of this host is full")
+    with pytest.raises(PeerLeftError, match=r"failure\.json says why"), waits.watching():
+        waits.raise_if_over()
+    assert read(tmp_path)["message"] == "DataError: the disk of this host is full"
 
 
 def orphan(rank, directory, pids, saves):

@@ -1,0 +1,26 @@
+"""Where processes find each other: the address of their store, and this one's rank."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MeetingPlace:
+    """Address of the store through which processes meet, and the rank of this one among them.
+
+    Args:
+        is_hosted: whether the launcher runs the store, and rank 0 only connects to it.
+    """
+
+    host: str
+    port: int
+    rank: int
+    world_size: int
+    is_hosted: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def hosts(self) -> bool:
+        """Whether this process runs the store."""
+        return self.rank == 0 and not self.is_hosted

@@ -1,0 +1,114 @@
+"""A rank that does not get to the first step ends all the others, with a cause; nobody kills them."""
+
+import json
+import os
+import socket
+from functools import partial
+from pathlib import Path
+
+import pytest
+from small_job import Job
+from starting import Ended, Start, in_place_of, nothing, run_together, sleep, stop
+
+from megatron.errors import ExitCode
+from megatron.training.failure import failures_of
+
+LIMIT = ["--hang-timeout", "2"]
+
+# What does not get on, what happens there, and to which rank; and what the run was doing.
+STRUCK = {
+    "asleep before it meets": (
+        ("megatron.training.setup:start_processes", sleep, 1),
+        "meeting the other processes",
+    ),
+    "stopped before it meets": (
+        ("megatron.training.setup:start_processes", stop, 0),
+        "meeting the other processes",
+    ),
+    "asleep in index maps": (
+        ("megatron.training.setup:read_datasets", sleep, 0),
+        "reading index maps",
+    ),
+    "stopped while the engine is built": (
+        ("megatron.training.setup:build_gpt_engine", stop, 1),
+        "building the engine",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def hung(
+    job_of_two: Job, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, Ended]]:
+    """Where the runs saved, and how they ended, by what was struck."""
+    folder = tmp_path_factory.mktemp("hung")
+    starts = {
+        name: Start([*job_of_two.flags, *LIMIT], folder / name.replace(" ", "-"), setup)
+        for name, setup in {
+            **{name: partial(in_place_of, *where) for name, (where, _) in STRUCK.items()},
+            "manifest": partial(in_place_of, "megatron.training.setup:choose", _unreadable, 0),
+        }.items()
+    }
+    ended = run_together([*starts.values()])
+    return {
+        name: (start.save, end) for (name, start), end in zip(starts.items(), ended, strict=True)
+    }
+
+
+def _unreadable(save: str) -> None:
+    """Leave a checkpoint whose manifest is a pipe that is never written to."""
+    os.mkdir(f"{save}/global_step2")
+    os.mkfifo(f"{save}/global_step2/manifest.json")
+
+
+@pytest.mark.parametrize("name", STRUCK)
+def test_a_rank_that_does_not_get_on_ends_all(
+    hung: dict[str, tuple[Path, Ended]], name: str
+) -> None:
+    save, ended = hung[name]
+    (where, does, struck), stage = STRUCK[name]
+    assert ended.codes == [ExitCode.FAILED] * 2, "\n".join(ended.outputs)
+    record = json.loads((save / "failure.json").read_text())
+    assert (record["kind"], record["iteration"], record["stage"]) == ("hang", 0, stage)
+    assert record["message"] == "no progress for 10 s (--hang-timeout)"
+    waits, alone = f"1 rank ({1 - struck}) in ", f"1 rank ({struck}) "
+    alone += "gave no answer" if does is stop else "in wait (tests/faults/starting.py"
+    assert [line[: len(waits)] for line in record["groups"]].count(waits) == 1, record["groups"]
+    assert any(line.startswith(alone) for line in record["groups"]), record["groups"]
+    (told,) = [text for text in ended.outputs if f"hang in {stage}: " in text]
+    assert all(line in told for line in record["groups"])
+    # One that was stopped leaves as soon as it wakes, and says where it was.
+    (folder,) = save.glob("hang-*")
+    assert sorted(file.name for file in folder.iterdir()) == ["rank-0.json", "rank-1.json"]
+    assert (folder.name == "hang-start-1") is ("meet" in name)
+
+
+def test_a_manifest_that_cannot_be_read_to_its_end_ends_all(
+    hung: dict[str, tuple[Path, Ended]],
+) -> None:
+    save, ended = hung["manifest"]
+    assert ended.codes == [ExitCode.FAILED] * 2, "\n".join(ended.outputs)
+    record = json.loads((save / "failure.json").read_text())
+    assert (record["kind"], record["stage"]) == ("hang", "choosing a checkpoint")
+
+
+def test_a_taken_port_and_an_unknown_address_end_every_rank(
+    job_of_two: Job, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as program:
+        port = program.getsockname()[1]
+        taken, unknown = run_together(
+            [
+                Start(job_of_two.flags, tmp_path / "taken", nothing, port=port),
+                Start(job_of_two.flags, tmp_path / "name", nothing, address="no-such-host.invalid"),
+            ]
+        )
+    assert taken.codes == unknown.codes == [ExitCode.FAILED] * 2, (taken, unknown)
+    assert f"error: MASTER_PORT={port} is taken on " in taken.outputs[0]
+    said = [f"what listens at 127.0.0.1:{port} (MASTER_ADDR", "failure.json says why"]
+    assert any(each in taken.outputs[1] for each in said), taken.outputs[1]
+    # A rank that starts after rank 0 has failed takes its record for that of an earlier attempt.
+    messages = [failure.message for failure in failures_of(tmp_path / "taken")]
+    assert any(f"MASTER_PORT={port} is taken" in message for message in messages), messages
+    assert "error: MASTER_ADDR=no-such-host.invalid does not resolve on" in unknown.outputs[0]
+    assert not any("Traceback" in text for text in (*taken.outputs, *unknown.outputs))
