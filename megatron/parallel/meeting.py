@@ -234,7 +234,8 @@ def _bounded(make: Callable[[], T], limit_s: float, look: Callable[[], None], la
     give_up_at = time.monotonic() + limit_s
     while thread.is_alive() and time.monotonic() < give_up_at:
         thread.join(_PAUSE_S)
-        look()
+        if thread.is_alive():
+            look()
     if errors:
         raise errors[0]
     if not made:
