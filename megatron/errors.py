@@ -1,5 +1,6 @@
 """The errors a user can cause. Each message says what is wrong, where, and how to mend it."""
 
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -78,6 +79,10 @@ class UnreadableCheckpointError(CheckpointError):
     """A checkpoint may be whole, but the disk or its permissions do not let it be read."""
 
 
+class BusyError(CheckpointError, DataError):
+    """Another process writes to the same place; its end makes way for another attempt."""
+
+
 class TrainingError(MegatronError):
     """The training itself goes wrong: the loss is no number, or ranks have come apart."""
 
@@ -92,15 +97,51 @@ class RepeatedFailureError(TrainingError):
     is_final = True
 
 
+_PASSING = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.ENOMEM),
+        *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT),
+    }
+)
+"""What a machine may be short of now and have at another attempt."""
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Return whether the cause of `error` may be gone at another attempt: a full disk, a lock."""
+    while error is not None:
+        if isinstance(error, BusyError | UnreadableCheckpointError | MemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            return True
+        error = error.__cause__
+    return False
+
+
+def reason(error: Exception, named: object = "") -> str:
+    """Return what is wrong for a message: of an OSError its words, without its number.
+
+    Args:
+        named: the path that the message names already; another one is added.
+    """
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    file = error.filename
+    return error.strerror + (f": {file}" if file and str(file) != str(named) else "")
+
+
 @contextmanager
 def before_the_first_step() -> Iterator[None]:
-    """Have a DataError of the block be a WrongDataError: another attempt meets the same files."""
+    """Give errors of data and checkpoints exit code 2: another attempt meets the same files.
+
+    Those that may pass keep theirs, and so do those of training.
+    """
     try:
         yield
-    except WrongDataError:
-        raise
-    except DataError as error:
-        raise WrongDataError(str(error)) from error
+    except (DataError, CheckpointError) as error:
+        if error.is_final or may_pass(error):
+            raise
+        wrong = WrongDataError if isinstance(error, DataError) else WrongCheckpointError
+        raise wrong(str(error)) from error
 
 
 def raise_if_any(problems: Iterable[str]) -> None:

@@ -8,21 +8,23 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from megatron.errors import ConfigError, MegatronError
+from megatron.errors import ConfigError, MegatronError, before_the_first_step
 from megatron.log import UNREAD, write_nowhere
 
 
 def run_tool(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Run `main` on the command line's words and exit.
 
-    The code is 0 on success, a MegatronError's own after its message on stderr, 130 when
+    The code is 0 on success; after the message of a MegatronError on stderr, 2 for what another
+    attempt would meet again, such as wrong flags or damaged files, otherwise 1; 130 when
     interrupted, 141 when it has something to say and nobody reads stdout any more, and 143 when
     terminated; files in the making are removed in all these cases.
     """
     signal.signal(signal.SIGTERM, _leave)
     code: int | str | None = 0
     try:
-        main(sys.argv[1:])
+        with before_the_first_step():
+            main(sys.argv[1:])
     except MegatronError as error:
         with suppress(BrokenPipeError):
             for line in str(error).splitlines():

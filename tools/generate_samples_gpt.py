@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron import log
 from megatron.config.generation import GenerationConfig
-from megatron.errors import ConfigError, DataError, raise_if_any
+from megatron.errors import ConfigError, DataError, raise_if_any, reason
 from megatron.plan.generation_plan import generation_problems
 from megatron.serving.model_source import read_model_source
 from megatron.training.environment import read_launch
@@ -64,7 +64,9 @@ def read_prompts(wishes: GenerationConfig) -> list[str]:
     try:
         text = Path(wishes.sample_input_file).read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--sample-input-file {wishes.sample_input_file}: {error}") from error
+        raise DataError(
+            f"--sample-input-file {wishes.sample_input_file}: {reason(error, wishes.sample_input_file)}"
+        ) from error
     if not text:
         raise DataError(f"--sample-input-file {wishes.sample_input_file} is empty")
     # Not splitlines: that would also cut at characters that only look like ends of lines.
@@ -110,7 +112,7 @@ def new_file(flag: str, file: str) -> TextIO:
     try:
         return open(file, "w", encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{flag} {file}: {error}") from error
+        raise DataError(f"{flag} {file}: {reason(error, file)}") from error
 
 
 def converse(writer: "Writer") -> None:

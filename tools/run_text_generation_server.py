@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron import log
 from megatron.config.generation import GenerationConfig
 from megatron.config.serving import ServingConfig
-from megatron.errors import ConfigError, DataError, raise_if_any
+from megatron.errors import ConfigError, DataError, raise_if_any, reason
 from megatron.plan.serving_plan import plan_limits, serving_problems
 from megatron.serving.model_source import read_model_source
 from megatron.training.environment import read_launch, read_launcher
@@ -96,7 +96,9 @@ def read_api_key(wishes: ServingConfig) -> str | None:
     try:
         text = Path(wishes.api_key_file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--api-key-file {wishes.api_key_file}: {error}") from error
+        raise DataError(
+            f"--api-key-file {wishes.api_key_file}: {reason(error, wishes.api_key_file)}"
+        ) from error
     if not text:
         raise DataError(f"--api-key-file {wishes.api_key_file} is empty")
     return text

@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.errors import DataError, MegatronError
+from megatron.errors import DataError, MegatronError, reason
 from megatron.tool import run_tool
 
 _PATIENCE_S = 30
@@ -57,7 +57,7 @@ def read_key(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--api-key-file {file}: {error}") from error
+        raise DataError(f"--api-key-file {file}: {reason(error, file)}") from error
 
 
 def asked(question: str) -> str | None:
@@ -103,13 +103,13 @@ def continued(address: str, prompt: str, tokens: int, key: str | None) -> str:
         with urlopen(Request(url, data, headers=headers, method="PUT")) as response:
             return json.load(response)["text"][0]
     except HTTPError as error:
-        raise DataError(f"Error {error.code}: {reason(error.read())}") from error
+        raise DataError(f"Error {error.code}: {refusal_of(error.read())}") from error
     # An answer that is none is no JSON.
     except (OSError, HTTPException, ValueError, KeyError) as error:
         raise MegatronError(f"no answer from {url}: {error}") from error
 
 
-def reason(body: bytes) -> str:
+def refusal_of(body: bytes) -> str:
     """Return what the body of a refusal says."""
     try:
         return str(json.loads(body)["error"])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from megatron.atomic_files import NotRegularError, open_regular
 from megatron.checkpoint.names import LOCK
-from megatron.errors import CheckpointError, WrongCheckpointError
+from megatron.errors import BusyError, WrongCheckpointError, reason
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def locked(
         directory.mkdir(parents=True, exist_ok=True)
         me = _take(file, silence_s)
     except OSError as error:
-        raise WrongCheckpointError(f"--save {directory}: {error}") from error
+        raise WrongCheckpointError(f"--save {directory}: {reason(error, directory)}") from error
     ended = threading.Event()
     threading.Thread(target=_beat, args=(file, me, ended, beat_s), daemon=True).start()
     try:
@@ -84,7 +84,7 @@ def _require_dead(file: Path, silence_s: float) -> None:
     """Put the lock of a dead owner away.
 
     Raises:
-        CheckpointError: the owner lives.
+        BusyError: the owner lives.
     """
     owner = _owner_in(file)
     if owner is None or owner.numbers != numbers_of_processes():
@@ -96,7 +96,7 @@ def _require_dead(file: Path, silence_s: float) -> None:
         stopped = ""
         if owner and _is_stopped(owner):
             stopped = f", and that process is stopped (kill -CONT {owner.pid} lets it go on)"
-        raise CheckpointError(
+        raise BusyError(
             f"--save {file.parent}: another run writes there ({_told(owner)}){stopped}; end it, or "
             f"give another directory (the lock is {file})"
         )
@@ -122,7 +122,7 @@ def require_not_taken(directory: Path) -> None:
     """
     owner = _owner_in(directory / LOCK)
     if owner and owner != replace(_this_process(), since=owner.since):
-        raise CheckpointError(
+        raise BusyError(
             f"--save {directory}: another run writes there by now ({_told(owner)}), which took this "
             "one for dead; nothing more is written here: let that one go on"
         )

@@ -13,7 +13,7 @@ from megatron.atomic_files import replace_text, staged_folder
 from megatron.checkpoint.manifest import Manifest
 from megatron.checkpoint.names import STAGING
 from megatron.checkpoint.writer import write_state
-from megatron.errors import CheckpointError, ConfigError, raise_if_any
+from megatron.errors import CheckpointError, ConfigError, raise_if_any, reason
 from megatron.parallel.whole import WholeCheckpoint, WholeParameter
 from megatron.plan.model_spec import padded_vocab_size
 
@@ -93,7 +93,7 @@ def write_megatron(
         # Last: it says that the files are whole.
         replace_text(output / _TRACKER, str(iteration), has_one_writer=True)
     except OSError as error:
-        raise CheckpointError(f"{folder}: {error}") from error
+        raise CheckpointError(f"{folder}: {reason(error, folder)}") from error
     return folder
 
 
@@ -106,7 +106,7 @@ def _write(content: Mapping[str, Any], file: Path) -> None:
         file.parent.mkdir(parents=True)
         write_state(content, file)
     except (OSError, CheckpointError) as error:
-        raise CheckpointError(f"{file.parent}: {error}") from error
+        raise CheckpointError(f"{file.parent}: {reason(error, file.parent)}") from error
 
 
 def _parts(

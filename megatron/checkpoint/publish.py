@@ -20,7 +20,7 @@ from megatron.checkpoint.names import (
     tag_of,
 )
 from megatron.checkpoint.retention import clear_pruned
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, reason
 
 
 def clear_staging(directory: Path, iteration: int) -> Path:
@@ -38,7 +38,7 @@ def clear_staging(directory: Path, iteration: int) -> Path:
         clear_leftovers(directory)
         staging.mkdir()
     except OSError as error:
-        raise CheckpointError(f"--save {directory}: {error}") from error
+        raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
     return staging
 
 
@@ -96,7 +96,7 @@ def publish(directory: Path, iteration: int) -> None:
             remove_any(replaced)
         point_latest(directory, target.name)
     except OSError as error:
-        raise CheckpointError(f"--save {directory}: {error}") from error
+        raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
 
 
 def point_latest(directory: Path, name: str) -> None:
@@ -118,7 +118,7 @@ def tidy(directory: Path, iteration: int) -> None:
         if other_latest(directory, tag_of(iteration)):
             point_latest(directory, tag_of(iteration))
     except OSError as error:
-        raise CheckpointError(f"--save {directory}: {error}") from error
+        raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
 
 
 def clear_leftovers(directory: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from megatron.atomic_files import sync_folder
 from megatron.checkpoint.names import ASIDE, iteration_of, published_tags, tag_of
 from megatron.checkpoint.publish import point_latest
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, reason
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def set_aside(directory: Path, iteration: int) -> list[str]:
             point_latest(directory, tag_of(iteration))
             sync_folder(directory)
     except OSError as error:
-        raise CheckpointError(f"--save {directory}: {error}") from error
+        raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
     if names:
         log.warning(
             "%s: the checkpoints behind iteration %d are kept as %s; remove them when they are "

@@ -23,7 +23,7 @@ from megatron.checkpoint.names import LATEST_UNIVERSAL, STAGING, iteration_of, t
 from megatron.checkpoint.publish import clear_staging, publish
 from megatron.checkpoint.unpickle import read_tensors
 from megatron.data.pool import map_in_processes
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, reason
 from megatron.parallel.whole import WholeCheckpoint, WholeParameter, undivided
 
 _PARAMETERS = "zero"
@@ -73,7 +73,7 @@ def write_universal(source: Path, output: Path, *, workers: int) -> None:
                 write_manifest(staging, replace(manifest, files=tuple(records)))
         replace_text(output.with_name(LATEST_UNIVERSAL), output.name, has_one_writer=True)
     except OSError as error:
-        raise CheckpointError(f"{output}: {error}") from error
+        raise CheckpointError(f"{output}: {reason(error, output)}") from error
 
 
 def publish_whole(directory: Path, manifest: Manifest, whole: WholeCheckpoint) -> Path:
@@ -102,7 +102,7 @@ def publish_whole(directory: Path, manifest: Manifest, whole: WholeCheckpoint) -
                 records += _write_parameter(staging, name, parameter)
             write_manifest(staging, replace(manifest, files=tuple(records)))
         except OSError as error:
-            raise CheckpointError(f"{staging}: {error}") from error
+            raise CheckpointError(f"{staging}: {reason(error, staging)}") from error
         publish(directory, iteration)
     return folder
 

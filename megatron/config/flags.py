@@ -242,6 +242,9 @@ class _Parser(ArgumentParser):
         return said
 
     def _unknown(self, word: str) -> str:
+        if not word.startswith("--"):
+            flag = "; write it as a flag: --NAME VALUE" if "=" in word else ""
+            return f"{word} is a value without a flag{flag}"
         known = [option for action in self._actions for option in action.option_strings]
         nearest = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.75)
         hint = f"; did you mean {nearest[0]}?" if nearest else "; --help lists all flags"
@@ -250,7 +253,7 @@ class _Parser(ArgumentParser):
 
 def _flags_of(unknown: Sequence[str]) -> list[str]:
     flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-    return flags or [f"{unknown[0]} (a value without a flag)"]
+    return flags or list(unknown[:1])
 
 
 def _add_legacy(parser: ArgumentParser, flag: Legacy) -> None:

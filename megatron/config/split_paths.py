@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, reason
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def read_split_groups(file: str, flag: str) -> list[str]:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag} {file}: {error}") from error
+        raise ConfigError(f"{flag} {file}: {reason(error, file)}") from error
     groups = re.findall(r'"([^"]*)"', text)
     if not groups or re.sub(r'"[^"]*"', "", text).strip():
         raise ConfigError(

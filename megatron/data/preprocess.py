@@ -44,7 +44,7 @@ from megatron.data.stage import (
     require_as_many_parts,
 )
 from megatron.data.workers import encoded_by_workers
-from megatron.errors import DataError
+from megatron.errors import BusyError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -268,13 +268,13 @@ def stage_lock(root: Path, kind: int) -> Iterator[None]:
     """Hold the lock of a stage: alone, or with others that each convert a part.
 
     Raises:
-        DataError: somebody else holds it.
+        BusyError: another process holds it.
     """
     with (root / "lock").open("wb") as lock:
         try:
             fcntl.flock(lock, kind | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError(
+            raise BusyError(
                 f"another process writes to {root}; wait for its end, or give another "
                 "--output-prefix"
             ) from error

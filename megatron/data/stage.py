@@ -19,7 +19,7 @@ from megatron.data.block_encoder import Encoded
 from megatron.data.differences import differences
 from megatron.data.publish import write_errors_name
 from megatron.data.quality import Tally
-from megatron.errors import DataError
+from megatron.errors import BusyError, DataError
 
 STATE = "state.json"
 
@@ -150,7 +150,7 @@ class Stage:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError(
+            raise BusyError(
                 f"another process writes to {self.directory}; wait for its end or give another "
                 "--output-prefix"
             ) from error

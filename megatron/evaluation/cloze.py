@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from megatron.errors import DataError
+from megatron.errors import DataError, reason
 from megatron.evaluation.windows import Window, last_window
 from megatron.tokenizer.tokenizer import Tokenizer
 
@@ -21,7 +21,7 @@ def read_passages(file: Path) -> list[str]:
     try:
         lines = file.read_bytes().decode("utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--valid-data {file}: {error}") from error
+        raise DataError(f"--valid-data {file}: {reason(error, file)}") from error
     texts = [_text(line, f"{file}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
     if not texts:
         raise DataError(f"--valid-data {file} is empty")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.errors import DataError
+from megatron.errors import DataError, reason
 from megatron.evaluation.detokenize import detokenizer_of
 from megatron.evaluation.scores import Score
 from megatron.tokenizer.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ def read_text(file: Path, tokenizer: Tokenizer) -> Text:
     try:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"--valid-data {file}: {error}") from error
+        raise DataError(f"--valid-data {file}: {reason(error, file)}") from error
     # Single spaces alone divide words here, as where the published figures were measured.
     words = len(text.strip().split(" "))
     tokens = tokenizer.encode(detokenizer_of(str(file))(text))

@@ -8,7 +8,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from megatron.errors import ConfigError, MegatronError
+from megatron.errors import ConfigError, MegatronError, reason
 from megatron.serving.engine_loop import EngineLoop
 from megatron.training.launchers import Launchers
 
@@ -97,14 +97,14 @@ def listener(host: str, port: int) -> socket.socket:
     """Return a socket that listens.
 
     Raises:
-        ConfigError: the address cannot be listened at.
+        ConfigError: the address cannot be bound.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         found = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(
-            f"--host {host} --port {port} cannot be listened at: {error}; give others"
+            f"--host {host} --port {port} cannot be bound: {reason(error)}; give others"
         ) from error
     # A token must not wait in the system for more to be sent with it.
     found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

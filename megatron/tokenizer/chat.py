@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
-from megatron.errors import DataError, WrongDataError
+from megatron.errors import DataError, WrongDataError, reason
 from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary, no_tokens
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -75,7 +75,9 @@ def read_chat_template(file: str | None, tokenizer: str | None) -> ChatTemplate:
         try:
             source = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise WrongDataError(f"cannot read --chat-template {file}: {error}") from error
+            raise WrongDataError(
+                f"cannot read --chat-template {file}: {reason(error, file)}"
+            ) from error
     return ChatTemplate(source, tuple(sorted(names.items())))
 
 

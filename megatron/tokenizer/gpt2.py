@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from megatron.errors import DataError, WrongDataError
+from megatron.errors import DataError, WrongDataError, reason
 from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary, no_tokens, texts_by_id
 
 END_OF_TEXT = "<|endoftext|>"
@@ -82,14 +82,17 @@ def _read_text(path: Path, flag: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise WrongDataError(f"cannot read {flag} {path}: {error}") from error
+        raise WrongDataError(f"cannot read {flag} {path}: {reason(error, path)}") from error
 
 
 def _read_vocab(path: Path) -> dict[str, int]:
     try:
-        vocab = json.loads(_read_text(path, "--vocab-file"))
+        text = _read_text(path, "--vocab-file")
+        vocab = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"--vocab-file {path} is not JSON: {error}") from error
+        swapped = "; it is a merge file: are --vocab-file and --merge-file swapped?"
+        hint = swapped if text.startswith("#version") else ""
+        raise DataError(f"--vocab-file {path} is not JSON: {error}{hint}") from error
     ids: list[Any] = list(vocab.values()) if isinstance(vocab, dict) else [None]
     if not all(isinstance(i, int) for i in ids) or sorted(ids) != list(range(len(ids))):
         raise DataError(

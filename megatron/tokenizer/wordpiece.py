@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
 
-from megatron.errors import DataError, WrongDataError
+from megatron.errors import DataError, WrongDataError, reason
 from megatron.tokenizer.tokenizer import Role, Tokenizer, Vocabulary, no_tokens
 
 _ROLES: dict[str, Role] = {
@@ -94,7 +94,7 @@ def _read_tokens(path: Path) -> list[str]:
     try:
         tokens = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
-        raise WrongDataError(f"cannot read --vocab-file {path}: {error}") from error
+        raise WrongDataError(f"cannot read --vocab-file {path}: {reason(error, path)}") from error
     if tokens and not tokens[-1]:
         del tokens[-1]
     if not tokens:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, reason
 from megatron.plan.logging_plan import EnergyPlan
 from megatron.training.meters import CO2, ENERGY
 from megatron.training.state import TrainState
@@ -132,7 +132,9 @@ def _open_file(file: Path) -> tuple[float, float]:
         last = rows[-1] if rows else dict.fromkeys(_COLUMNS, 0.0)
         return float(last["total_energy_kwh"]), float(last["total_emissions_kg"])
     except OSError as error:
-        raise ConfigError(f"--codecarbon-dir {file.parent}: {error}") from error
+        raise ConfigError(
+            f"--codecarbon-dir {file.parent}: {reason(error, file.parent)}"
+        ) from error
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{file} is no record of energy of this program; move it away") from error
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from megatron.config.config import SECTIONS, Config, flatten
 from megatron.config.flags import options_of
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, reason
 
 _WIDTH = 48
 
@@ -28,7 +28,7 @@ def write_flags(directory: str, config: dict[str, Any]) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(lines), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--log-path {directory}: {error}") from error
+        raise ConfigError(f"--log-path {directory}: {reason(error, directory)}") from error
     return file
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from megatron.atomic_files import open_regular, require_regular
-from megatron.errors import CheckpointError, WrongCheckpointError
+from megatron.errors import CheckpointError, WrongCheckpointError, reason
 from megatron.training.journal_records import COMPLETE, RecordParser
 
 JOURNAL = "journal.jsonl"
@@ -39,7 +39,7 @@ class Journal:
                 if stream.tell() and not _ends_a_line(stream):
                     stream.write(b"\n")
         except OSError as error:
-            raise WrongCheckpointError(f"--save {directory}: {error}") from error
+            raise WrongCheckpointError(f"--save {directory}: {reason(error, directory)}") from error
         starts = starts_of(directory)
         self.attempt = len(starts)
         named = (record["run"] for record in starts if "run" in record)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from zlib import crc32
 
 from megatron import log
-from megatron.errors import ExitCode, MegatronError, PeerLeftError
+from megatron.errors import ExitCode, MegatronError, PeerLeftError, before_the_first_step
 from megatron.tool import run_tool
 from megatron.training.environment import read_launch, read_launcher
 from megatron.training.failure import is_lost_peer
@@ -61,7 +61,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
 def run_tool_or_rank(main: Callable[[Sequence[str]], None]) -> None:
     """Run `main` on the command line's words: as one rank of several, or as a tool alone."""
     if read_launch(None).world_size > 1:
-        run_rank(main, sys.argv[1:])
+        run_rank(before_the_first_step()(main), sys.argv[1:])
     run_tool(main)
 
 

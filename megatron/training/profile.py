@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, reason
 from megatron.plan.logging_plan import ProfilePlan
 from megatron.training.loop import Hook, StepResult
 from megatron.training.state import TrainState
@@ -58,6 +58,8 @@ class Profile(Hook):
             file.parent.mkdir(parents=True, exist_ok=True)
             self._recording.export_chrome_trace(str(file))
         except (OSError, RuntimeError) as error:
-            raise ConfigError(f"--profile-dir {self._plan.directory}: {error}") from error
+            raise ConfigError(
+                f"--profile-dir {self._plan.directory}: {reason(error, self._plan.directory)}"
+            ) from error
         self._recording = None
         log.info("profile of iterations %d to %d: %s", self._first, state.iteration, file)

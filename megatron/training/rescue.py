@@ -12,7 +12,7 @@ from pathlib import Path
 from megatron.checkpoint.manifest import FileRecord, Manifest, names_in, record_file
 from megatron.checkpoint.names import MANIFEST, staging_tag_of
 from megatron.checkpoint.publish import publish_written
-from megatron.errors import CheckpointError
+from megatron.errors import CheckpointError, reason
 
 SILENCE_S = 20.0
 """How long ranks wait for each other while nothing in the folder grows."""
@@ -69,7 +69,7 @@ def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SI
         found = [record_file(folder / name, name) for name in others]
         publish_written(save.directory, save.manifest, [*records.values(), *found])
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{folder}: {error}") from error
+        raise CheckpointError(f"{folder}: {reason(error, folder)}") from error
     return True
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from megatron.config.logging import LoggingConfig
-from megatron.errors import ConfigError
+from megatron.errors import ConfigError, reason
 from megatron.plan.logging_plan import LoggingPlan, WandbPlan
 
 
@@ -113,7 +113,9 @@ def _event_files(plan: LoggingPlan) -> Writer:
     try:
         return SummaryWriter(log_dir=plan.tensorboard_dir, max_queue=plan.tensorboard_queue_size)
     except OSError as error:
-        raise ConfigError(f"--tensorboard-dir {plan.tensorboard_dir}: {error}") from error
+        raise ConfigError(
+            f"--tensorboard-dir {plan.tensorboard_dir}: {reason(error, plan.tensorboard_dir)}"
+        ) from error
 
 
 def _wandb_run(plan: WandbPlan) -> Any:

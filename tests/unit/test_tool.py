@@ -39,8 +39,8 @@ def test_success_is_0_and_main_gets_the_words(monkeypatch):
     assert words == ["--input", "a"]
 
 
-def test_a_data_error_is_1_and_its_message(capsys):
-    assert code_of(fail_with(DataError("a.bin is truncated"))) == 1
+def test_damaged_data_are_2_and_the_message(capsys):
+    assert code_of(fail_with(DataError("a.bin is truncated"))) == 2
     assert capsys.readouterr().err == "error: a.bin is truncated\n"
 
 
@@ -145,7 +145,7 @@ def test_an_error_is_told_though_nobody_reads_stdout():
         "    raise DataError('a.bin is truncated')\n"
         "run_tool(main)"
     )
-    assert (ended.returncode, ended.stderr) == (1, "error: a.bin is truncated\n")
+    assert (ended.returncode, ended.stderr) == (2, "error: a.bin is truncated\n")
 
 
 def test_what_shall_go_on_unread_goes_on_without_a_word():

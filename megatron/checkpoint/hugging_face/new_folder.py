@@ -7,7 +7,7 @@ from pathlib import Path
 
 from megatron.atomic_files import staged_folder
 from megatron.checkpoint.names import STAGING
-from megatron.errors import CheckpointError, WrongCheckpointError
+from megatron.errors import CheckpointError, WrongCheckpointError, reason
 
 
 @contextmanager
@@ -35,4 +35,4 @@ def new_folder(output: Path) -> Iterator[Path]:
         with staged_folder(whole.with_name(f"{STAGING}{whole.name}"), whole) as staging:
             yield staging
     except OSError as error:
-        raise CheckpointError(f"--save {output}: {error}") from error
+        raise CheckpointError(f"--save {output}: {reason(error, output)}") from error

@@ -126,7 +126,7 @@ def test_the_last_word_wins():
         ),
         ("--num-things 3 --rat 4", r"unknown flag --rat; did you mean --rate\?"),
         ("--num-things 3 --xyz=4", "unknown flag --xyz; --help lists all flags"),
-        ("--num-things 3 stray", r"unknown flag stray \(a value without a flag\)"),
+        ("--num-things 3 stray", "stray is a value without a flag"),
         ("--things 3 --num-things 3", "^--things: write --num-things instead$"),
     ],
 )

@@ -92,7 +92,7 @@ def test_groups_come_from_a_file_too(tmp_path):
         ),
         (
             [*TRAIN, f"{VALID}-path", "no/such/file"],
-            "--valid-weighted-split-paths-path no/such/file: [Errno 2] No such file",
+            "--valid-weighted-split-paths-path no/such/file: No such file",
         ),
     ],
 )

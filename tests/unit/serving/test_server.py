@@ -382,7 +382,7 @@ def test_a_line_is_logged_unless_it_is_not_wanted(running):
 
 
 def test_a_port_that_is_taken_is_told(running):
-    with pytest.raises(ConfigError, match=f"--port {running.port} cannot be listened at"):
+    with pytest.raises(ConfigError, match=f"--port {running.port} cannot be bound"):
         listener("127.0.0.1", running.port)
 
 

@@ -337,7 +337,7 @@ def test_damaged_files_are_told(directory):
     with open("corpus.bin", "ab") as file:
         file.write(b"x")
     done = run("inspect_data.py", "corpus")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "corpus.bin is not of this index" in done.stderr
 
 

@@ -99,7 +99,7 @@ def test_tokens_of_different_tokenizers_do_not_mix(directory):
     for i in range(3):
         write_record(directory / f"p{i}_text_document", describe(NullTokenizer(10 + i // 2)))
     done = run(directory, LINE)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "p2_text_document was made with another tokenizer than p1_text_document: " in done.stderr
     assert "vocabulary of 11 tokens, and 12 now" in done.stderr
     assert not [*directory.glob("all*")]
@@ -122,7 +122,7 @@ def test_ranks_but_the_first_leave_the_work_to_it(directory, place):
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("--datasets none --output-prefix all", 1, "no token files at none"),
+        ("--datasets none --output-prefix all", 2, "no token files at none"),
         (f"{LINE} --workers 2", 2, "only --merge distributed has workers"),
         (f"{LINE} --merge distributed --workers 0", 2, "--workers 0: give 1 or more"),
         (f"{LINE}/none/all", 2, "--output-prefix all/none/all: there is no folder all/none"),
@@ -141,7 +141,7 @@ def test_nothing_is_said_to_be_replaced_before_it_is_known(directory):
     (directory / "all.bin").write_bytes(b"")
     for line in (LINE.replace("p2", "none"), LINE.replace("all", "p0_text_document")):
         done = run(directory, line)
-        assert (done.returncode, done.stdout) == (1, "")
+        assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("error: ")
 
 

@@ -97,17 +97,17 @@ def test_several_inputs_and_keys_are_taken(directory):
         ),
         (
             "--input corpus.txt --output-prefix out TOKENIZER --merge-file merges.txt",
-            1,
+            2,
             ["corpus.txt, line 1: not JSON: 'the plain text'"],
         ),
         (
             "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt",
-            1,
+            2,
             ["corpus.jsonl, line 1: no key 'text'; it has 'src', 'content', 'id'"],
         ),
         (
             "--input none.jsonl --output-prefix out TOKENIZER --merge-file merges.txt",
-            1,
+            2,
             ["cannot read --input none.jsonl: No such file or directory"],
         ),
         (
@@ -161,7 +161,7 @@ def test_several_inputs_and_keys_are_taken(directory):
         ),
         (
             "--input *.jsonl.gz --output-prefix out TOKENIZER --merge-file merges.txt",
-            1,
+            2,
             ["no file matches --input *.jsonl.gz"],
         ),
         (
@@ -190,7 +190,7 @@ def test_a_failing_late_line_leaves_nothing(directory):
         "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
         "--json-keys content --workers 2 --chunk-size 5",
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "error: corpus.jsonl, line 61: not JSON: 'no json'" in done.stderr
     assert new_files(directory) == set()
 

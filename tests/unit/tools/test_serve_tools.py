@@ -65,7 +65,7 @@ def test_a_taken_port_is_told_before_the_model_is_opened(server_tool, monkeypatc
     with listener("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         let_ask(server_tool, monkeypatch, port=port)
-        with pytest.raises(ConfigError, match=f"--port {port} cannot be listened at"):
+        with pytest.raises(ConfigError, match=f"--port {port} cannot be bound"):
             server_tool.main([])
 
 

@@ -1,0 +1,120 @@
+"""One rule for every tool: exit code 2 for what another attempt would meet again, else 1."""
+
+import errno
+import json
+import re
+import signal
+
+import pytest
+from test_known_commands_of_all_tools import tool_at
+
+from megatron.errors import BusyError, CheckpointError, DataError, UnreadableCheckpointError
+from megatron.tool import run_tool
+
+GPT2 = "--tokenizer-type GPT2BPETokenizer"
+BPE = f"{GPT2} --vocab-file vocab.json --merge-file merges.txt"
+TEXT = "--input corpus.jsonl --output-prefix out"
+
+MISTAKES = [
+    ("tools/preprocess_data.py", f"--input none.jsonl --output-prefix out {BPE}", "none.jsonl"),
+    (
+        "tools/preprocess_data.py",
+        f"{TEXT} {GPT2} --vocab-file none --merge-file merges.txt",
+        "none",
+    ),
+    ("tools/preprocess_data.py", f"{TEXT} {GPT2} --vocab-file vocab.json", "--merge-file"),
+    (
+        "tools/preprocess_data.py",
+        f"{TEXT} {GPT2} --vocab-file merges.txt --merge-file vocab.json",
+        "swap",
+    ),
+    ("tools/preprocess_data.py", f"{TEXT} {BPE} --json-keys content", "'content'"),
+    ("tools/preprocess_data.py", f"--input bad.jsonl --output-prefix out {BPE}", "bad.jsonl"),
+    ("tools/preprocess_data.py", f"--input corpus.jsonl --output-prefix nodir/out {BPE}", "nodir"),
+    ("tools/preprocess_data_many_cores.py", f"--input none --output-prefix out {BPE}", "none"),
+    ("tools/merge_preprocessed_data.py", "--datasets none --output-prefix all", "none"),
+    ("tools/inspect_data.py", "none", "none"),
+    ("tools/inspect_data.py", "broken", "broken"),
+    ("tools/build_index.py", "--seq-length 8 --micro-batch-size 1 --train-iters 1", "--data-path"),
+    ("tools/plan.py", "--num-layers 2", "--hidden-size"),
+    ("tools/make_ds_config.py", "--num-layers 2", "--hidden-size"),
+    ("tools/watch.py", "none", "none"),
+    ("tools/why_step.py", "3 --load none", "none"),
+    ("tools/checkpoint/inspect.py", "none", "none"),
+    ("tools/checkpoint/digest.py", "none", "none"),
+    ("tools/checkpoint/util.py", "--model-type GPT --load-dir none --save-dir new", "none"),
+    ("tools/merge_mp_partitions.py", "--model-type GPT --load none", "none"),
+    ("tools/convert_checkpoint/to_hf.py", "--load none --save new", "none"),
+    ("tools/convert_checkpoint/from_hf.py", "--load none --save new", "none"),
+    ("tools/convert_checkpoint/lora_to_peft.py", "--load none --save new", "none"),
+    ("tools/generate_samples_gpt.py", "--prompt a", "--load"),
+    ("tools/generate_samples_gpt.py", "--prompt a --load none", "none"),
+    ("tools/run_text_generation_server.py", "--load none", "none"),
+    ("tasks/main.py", "--task LAMBADA --valid-data none --load none", "none"),
+    ("tasks/main.py", "--task RACE --valid-data none --load none", "RACE"),
+    ("tasks/eval_harness/evaluate.py", "--task_list lambada --load none", "none"),
+]
+
+
+@pytest.fixture
+def ending(tmp_path, monkeypatch, capsys):
+    """Run a tool in this process; return its exit code and what it wrote to stderr."""
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"text": "a"}) + "\n")
+    (tmp_path / "bad.jsonl").write_text("plain text\n")
+    for suffix in ("bin", "idx"):
+        (tmp_path / f"broken.{suffix}").write_bytes(b"garbage")
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def end(main, words=""):
+        monkeypatch.setattr("sys.argv", ["tool.py", *words.split()])
+        with pytest.raises(SystemExit) as caught:
+            run_tool(main)
+        return caught.value.code, capsys.readouterr().err
+
+    yield end
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("script", "words", "named"), MISTAKES)
+def test_what_another_attempt_would_meet_again_is_2(ending, script, words, named):
+    code, told = ending(tool_at(script).main, words)
+    assert code == 2
+    assert told.startswith("error: ")
+    assert named in told
+    assert not re.search(r"Traceback|\[Errno", told)
+
+
+def failing(error, cause=None):
+    def main(argv):
+        raise error from cause
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (DataError("cannot write a.bin"), OSError(errno.ENOSPC, "No space left on device")),
+        (DataError("cannot read a.bin"), OSError(errno.EIO, "Input/output error")),
+        (CheckpointError("cannot write"), OSError(errno.EDQUOT, "Disk quota exceeded")),
+        (BusyError("another process writes to out.stage"), BlockingIOError()),
+        (UnreadableCheckpointError("no permission"), None),
+    ],
+)
+def test_what_may_pass_is_1(ending, error, cause):
+    assert ending(failing(error, cause)) == (1, f"error: {error}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (DataError("cannot write a.bin"), OSError(errno.EROFS, "Read-only file system")),
+        (DataError("a.bin is truncated"), None),
+        (CheckpointError("the manifest is damaged"), ValueError("not JSON")),
+    ],
+)
+def test_what_will_not_pass_is_2(ending, error, cause):
+    assert ending(failing(error, cause)) == (2, f"error: {error}\n")
