@@ -35,7 +35,13 @@ SPEC = tiny_spec(
     padded_vocab_size=260,
 )
 LIMITS = Limits(
-    new_tokens=48, prompts=8, request_tokens=400, body_bytes=20_000, queue=1000, grace_s=20.0
+    new_tokens=48,
+    prompts=8,
+    request_tokens=400,
+    body_bytes=20_000,
+    queue=1000,
+    grace_s=20.0,
+    request_s=60.0,
 )
 
 
@@ -145,7 +151,14 @@ def serving(
         fim=fim,
     )
     app = build_app(served, api_key=api_key)
-    server = Server(app, engine_loop, host="127.0.0.1", port=0, grace_s=decided.grace_s)
+    server = Server(
+        app,
+        engine_loop,
+        host="127.0.0.1",
+        port=0,
+        grace_s=decided.grace_s,
+        headers_s=decided.request_s,
+    )
     engine_loop.start()
     thread = threading.Thread(target=lambda: server.run(sockets=[server.listener]))
     thread.start()

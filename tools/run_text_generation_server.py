@@ -80,6 +80,7 @@ def main(argv: Sequence[str]) -> None:
         host=wishes.host,
         port=wishes.port,
         grace_s=limits.grace_s,
+        headers_s=limits.request_s,
         launchers=Launchers(is_parent=bool(read_launcher().name)),
     )
     server.serve_until_stopped()

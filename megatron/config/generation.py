@@ -36,7 +36,7 @@ class GenerationConfig:
     """Always take the likeliest token."""
 
     temperature: float = 1.0
-    """Logits are divided by this: below 1 likely tokens become likelier."""
+    """Logits are divided by this: below 1 likely tokens become likelier; 0: as --greedy."""
 
     top_k: Annotated[int, Spelling("--top_k", ("--top-k",))] = 0
     """Choose among so many likeliest tokens; 0: among all."""

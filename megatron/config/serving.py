@@ -44,3 +44,6 @@ class ServingConfig:
 
     shutdown_grace: float = 30.0
     """Seconds in which the requests under way may be finished after SIGTERM."""
+
+    request_timeout: float = 60.0
+    """Seconds within which the headers of a request must arrive, and as many for its body."""

@@ -54,13 +54,13 @@ def generation_problems(wishes: GenerationConfig) -> Iterator[str]:
 
 def sampling_problems(wishes: GenerationConfig) -> Iterator[str]:
     """Yield every reason why tokens cannot be chosen so, whatever the vocabulary."""
-    if wishes.temperature <= 0:
-        yield f"--temperature {wishes.temperature} must be more than 0; --greedy takes the likeliest"
+    if wishes.temperature < 0:
+        yield f"--temperature {wishes.temperature} must be at least 0; 0 takes the likeliest token"
     if wishes.top_k < 0:
         yield f"--top_k {wishes.top_k} must be at least 0"
     if not 0 <= wishes.top_p <= 1:
         yield f"--top_p {wishes.top_p} must be between 0 and 1"
-    if wishes.greedy and (wishes.top_k or wishes.top_p or wishes.temperature != 1):
+    if wishes.greedy and (wishes.top_k or wishes.top_p or wishes.temperature not in (0, 1)):
         yield "--greedy takes the likeliest token: leave --top_k, --top_p and --temperature out"
     if wishes.top_k and wishes.top_p:
         yield "--top_k and --top_p exclude each other: give one of them"

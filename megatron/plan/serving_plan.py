@@ -18,6 +18,7 @@ class Limits:
     body_bytes: int
     queue: int  # sequences that wait for their turn
     grace_s: float  # to finish what is under way
+    request_s: float  # for the headers of a request, and for its body, to arrive
 
 
 def plan_limits(wishes: ServingConfig, generation: GenerationConfig) -> Limits:
@@ -29,6 +30,7 @@ def plan_limits(wishes: ServingConfig, generation: GenerationConfig) -> Limits:
         body_bytes=wishes.max_body_bytes,
         queue=wishes.max_queue,
         grace_s=wishes.shutdown_grace,
+        request_s=wishes.request_timeout,
     )
 
 
@@ -52,6 +54,8 @@ def serving_problems(wishes: ServingConfig, generation: GenerationConfig) -> Ite
     yield from sampling_problems(generation)
     if wishes.shutdown_grace < 0:
         yield f"--shutdown-grace {wishes.shutdown_grace} must be at least 0 seconds"
+    if not 0 < wishes.request_timeout < float("inf"):
+        yield f"--request-timeout {wishes.request_timeout} must be a number of seconds above 0"
     of_a_request = {
         "--prompt": generation.prompt is not None,
         "--sample-input-file": generation.sample_input_file is not None,

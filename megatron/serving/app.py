@@ -80,6 +80,7 @@ def build_app(served: ServedModel, *, api_key: str | None) -> ASGIApp:
         app,
         api_key=api_key,
         body_bytes=served.limits.body_bytes,
+        body_s=served.limits.request_s,
         metrics=metrics,
         paths=frozenset(getattr(route, "path", "") for route in app.routes),
     )

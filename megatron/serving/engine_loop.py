@@ -119,6 +119,12 @@ class EngineLoop:
                 self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
             self._change.notify()
 
+    def has_ended(self) -> bool:
+        """Whether the engine's thread has ended; one that waits for work looks for the end now."""
+        with self._change:
+            self._change.notify()
+        return not self._thread.is_alive()
+
     def drain(self, grace_s: float) -> None:
         """Take no more jobs, and drop those that have not ended in time. A signal may call this."""
         # Without the lock, which the interrupted code may hold; the thread looks at each step.

@@ -1,5 +1,6 @@
-"""What every request passes first: who asks, how much is written, and how long it all takes."""
+"""What every request passes first: API key, limits of its body, metrics and log line."""
 
+import asyncio
 import hmac
 import logging
 import time
@@ -19,10 +20,12 @@ OPEN_PATHS = ("/", "/health")
 
 
 class Gate:
-    """Asks for the API key, bounds the body, counts and logs; then `app` answers.
+    """Checks the API key, bounds the body, counts and logs; then `app` answers.
 
     Args:
         api_key: what requests must bear; None for nothing.
+        body_bytes: most bytes of a body.
+        body_s: seconds within which a body must arrive.
         paths: those whose requests are counted by name.
     """
 
@@ -32,11 +35,13 @@ class Gate:
         *,
         api_key: str | None,
         body_bytes: int,
+        body_s: float,
         metrics: Metrics,
         paths: frozenset[str],
     ):
-        self.app, self.body_bytes, self.metrics, self.paths = app, body_bytes, metrics, paths
-        self._bearer = None if api_key is None else f"Bearer {api_key}".encode()
+        self.app, self.metrics, self.paths = app, metrics, paths
+        self.body_bytes, self.body_s = body_bytes, body_s
+        self._key = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; other messages pass."""
@@ -74,11 +79,18 @@ class Gate:
         if told.isdigit() and int(told[:20]) > self.body_bytes:
             await refused(path, 413, self._too_large)(scope, receive, send)
             return
-        length = 0
+        length, is_over = 0, False
+        ends_at = time.monotonic() + self.body_s
 
         async def receiving() -> Message:
-            nonlocal length
-            message = await receive()
+            nonlocal length, is_over
+            if is_over:  # what comes next is that the client leaves
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), ends_at - time.monotonic())
+            except (TimeoutError, asyncio.TimeoutError):  # one class from Python 3.11 on
+                raise HTTPException(408, self._too_late) from None
+            is_over = not message.get("more_body", False)
             length += len(message.get("body", b""))
             if length > self.body_bytes:
                 raise HTTPException(413, self._too_large)
@@ -87,8 +99,15 @@ class Gate:
         await self.app(scope, receiving, send)
 
     def _is_known(self, authorization: bytes) -> bool:
+        if self._key is None:
+            return True
+        scheme, _, key = authorization.partition(b" ")
         # In constant time: how far a guess is right must not show.
-        return self._bearer is None or hmac.compare_digest(authorization, self._bearer)
+        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
+
+    @property
+    def _too_late(self) -> str:
+        return f"the body has not arrived within {self.body_s:g} seconds"
 
     @property
     def _too_large(self) -> str:
@@ -99,5 +118,5 @@ def refused(path: str, status: int, message: str, *, code: str | None = None) ->
     """Return an error in the shape of the interface that the path belongs to."""
     is_openai = path.startswith("/v1/")
     record = error_record(message, status=status, code=code) if is_openai else {"error": message}
-    headers = {"Retry-After": "1"} if status == 503 else None
-    return JSONResponse(record, status_code=status, headers=headers)
+    headers = {503: {"Retry-After": "1"}, **dict.fromkeys((408, 413), {"Connection": "close"})}
+    return JSONResponse(record, status_code=status, headers=headers.get(status))

@@ -10,12 +10,13 @@ from starlette.types import ASGIApp
 
 from megatron.errors import ConfigError, MegatronError, reason
 from megatron.serving.engine_loop import EngineLoop
+from megatron.serving.protocol import protocol_with_limit
 from megatron.training.launchers import Launchers
 
 log = logging.getLogger(__name__)
 
 _AFTER_GRACE_S = 5
-"""In which the answers to what was dropped are written."""
+"""Seconds in which the last answers are written."""
 
 
 class ServingError(MegatronError):
@@ -25,7 +26,11 @@ class ServingError(MegatronError):
 class Server(uvicorn.Server):
     """Serves `app`; SIGTERM and SIGINT let requests under way end within `grace_s`.
 
+    Until they have ended, connections are accepted and answered with 503, so that load balancers
+    see the state in /health.
+
     Args:
+        headers_s: seconds within which the headers of a request must arrive.
         engine_loop: what the application gives work; it is started and closed here.
         launchers: when one of them ends, the server does too: nobody else would end it.
     """
@@ -38,6 +43,7 @@ class Server(uvicorn.Server):
         host: str,
         port: int,
         grace_s: float,
+        headers_s: float,
         launchers: Launchers | None = None,
     ):
         self.engine_loop, self.grace_s = engine_loop, grace_s
@@ -47,29 +53,34 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=protocol_with_limit(headers_s),
                 log_level="warning",
                 lifespan="off",
                 server_header=False,
-                timeout_graceful_shutdown=int(grace_s) + _AFTER_GRACE_S,
+                timeout_graceful_shutdown=_AFTER_GRACE_S,
             )
         )
 
     def stop(self) -> None:
-        """Begin the end."""
-        self.should_exit = True
+        """Take no more requests, and exit when those under way have ended."""
         self.engine_loop.drain(self.grace_s)
 
     async def on_tick(self, counter: int) -> bool:
-        """Look after the launchers once a second; a tick is a tenth of one."""
-        if counter % 10 == 0 and not self.should_exit and self.launchers.are_gone():
-            log.warning("a launcher has ended, and so does the server")
-            self.stop()
+        """Look after the engine, and once a second after the launchers; ticks are 0.1 s apart."""
+        if self.engine_loop.is_open:
+            if counter % 10 == 0 and self.launchers.are_gone():
+                log.warning("a launcher has ended, and so does the server")
+                self.stop()
+        elif self.engine_loop.has_ended():
+            self.should_exit = True
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the end; a second Ctrl-C does not wait for it."""
-        self.engine_loop.drain(self.grace_s)
-        super().handle_exit(sig, frame)
+        """Shut down; a second Ctrl-C does not wait for requests under way."""
+        if self.engine_loop.is_open:
+            self.stop()
+        elif sig == signal.SIGINT:
+            self.should_exit = self.force_exit = True
 
     def serve_until_stopped(self) -> None:
         """Answer until a signal comes.
@@ -77,7 +88,7 @@ class Server(uvicorn.Server):
         Raises:
             ServingError: the engine has failed.
         """
-        # uvicorn repeats the signal when it has ended: the program should go on to its end.
+        # uvicorn restores these handlers when it has ended: the program should go on to its end.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, frame: None)
         self.engine_loop.start()

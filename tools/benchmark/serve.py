@@ -90,6 +90,7 @@ def serving(said: Namespace, *, rows: int) -> Iterator[int]:
         body_bytes=1 << 20,
         queue=1000,
         grace_s=0.0,
+        request_s=60.0,
     )
     served = ServedModel(
         engine_loop=engine_loop,
@@ -101,7 +102,12 @@ def serving(said: Namespace, *, rows: int) -> Iterator[int]:
         seed=1,
     )
     server = Server(
-        build_app(served, api_key=None), engine_loop, host="127.0.0.1", port=0, grace_s=0.0
+        build_app(served, api_key=None),
+        engine_loop,
+        host="127.0.0.1",
+        port=0,
+        grace_s=limits.grace_s,
+        headers_s=limits.request_s,
     )
     engine_loop.start()
     thread = threading.Thread(target=lambda: server.run(sockets=[server.listener]))

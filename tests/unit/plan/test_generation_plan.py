@@ -9,7 +9,7 @@ from megatron.plan.generation_plan import generation_problems, vocabulary_proble
 @pytest.mark.parametrize(
     ("wishes", "told"),
     [
-        ({"temperature": 0.0}, "--temperature 0.0 must be more than 0"),
+        ({"temperature": -0.1}, "--temperature -0.1 must be at least 0"),
         ({"top_k": -1}, "--top_k -1 must be at least 0"),
         ({"top_p": 1.5}, "--top_p 1.5 must be between 0 and 1"),
         ({"top_k": 2, "top_p": 0.5}, "--top_k and --top_p exclude each other"),
@@ -24,7 +24,7 @@ def test_a_contradiction_is_told(wishes, told):
 def test_all_that_is_wrong_is_told_at_once():
     found = [*generation_problems(GenerationConfig(beam_width=3, top_p=2.0, temperature=-1.0))]
     for told in (
-        "--temperature -1.0 must be more than 0",
+        "--temperature -1.0 must be at least 0",
         "--top_p 2.0 must be between 0 and 1",
         "--beam-width does not go with --temperature, --top_p",
     ):

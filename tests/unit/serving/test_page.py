@@ -1,6 +1,7 @@
 """The page at / in a real browser; TEST_ARTIFACTS is the folder that its picture is kept in."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,13 @@ def test_the_page_needs_nothing_of_other_servers():
     text = _PAGE.read_text()
     assert "http:" not in text and "https:" not in text and "//" not in text
     assert "src=" not in text and "href=" not in text and "innerHTML" not in text
+
+
+def test_every_element_that_the_script_uses_is_there():
+    text = _PAGE.read_text()
+    used = set(re.findall(r'at\("(\w+)"\)', text))
+    assert used <= set(re.findall(r'id="(\w+)"', text)) and "model" in used
+    assert "color-scheme: light dark" in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: the page is not looked at")
@@ -43,6 +51,7 @@ def test_a_prompt_is_continued_before_the_eyes(group, tmp_path):
         page.wait_for("document.getElementById('status').textContent.startsWith('done')")
         assert page.value("document.getElementById('text').textContent") == asked["prompt"] + whole
         assert page.value("seen.size") > 3
+        assert page.value("document.getElementById('model').textContent") == "tiny"
         ARTIFACTS.mkdir(parents=True, exist_ok=True)
         picture = page.picture()
         assert picture.startswith(b"\x89PNG")

@@ -249,6 +249,36 @@ def test_a_full_queue_refuses(group):
             assert [one.result().status for one in (first, *others)] == [200] * 3
 
 
+def test_who_writes_half_a_request_is_not_waited_for(group):
+    with serving(group, request_s=0.3) as running:
+        head = b"PUT /api HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        whole = head + b'Content-Length: 18\r\n\r\n{"prompts": ["a"]}'
+        for sent, told in (
+            (b"", b""),
+            (head, b""),
+            (head + b"Content-Length: 9\r\n\r\n{", b"the body has not arrived within 0.3 seconds"),
+        ):
+            with socket.create_connection(("127.0.0.1", running.port), timeout=60) as client:
+                client.sendall(sent)
+                answer = b"".join(iter(lambda: client.recv(4096), b""))
+                assert answer.endswith(told + b'"}' if told else b""), answer
+                assert answer.startswith(b"HTTP/1.1 408" if told else b"")
+        # Of a connection that has served a request, too.
+        with socket.create_connection(("127.0.0.1", running.port), timeout=60) as client:
+            client.sendall(whole)
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+            client.sendall(head)
+            assert b"HTTP/1.1" not in b"".join(iter(lambda: client.recv(4096), b""))
+
+
+def test_what_takes_long_to_answer_is_waited_for(group):
+    with serving(group, request_s=0.2) as running:
+        step = running.served.engine_loop.engine.step
+        running.served.engine_loop.engine.step = lambda: (time.sleep(0.1), step())[1]
+        reply = running.put(prompts=["a"], tokens_to_generate=8, temperature=50)
+        assert reply.status == 200
+
+
 def test_what_is_under_way_is_finished_before_the_end(group):
     with serving(group, rows=1, grace_s=60) as running:
         loop, go_on = running.served.engine_loop, threading.Event()
@@ -260,12 +290,15 @@ def test_what_is_under_way_is_finished_before_the_end(group):
             until(lambda: loop.num_running == 1)
             other = running.connection()
             assert asked_on(other, "GET", "/health", None).json == {"status": "ok"}
-            loop.drain(60)
+            running.server.stop()
+            # Load balancers open connections of their own.
+            health = running.ask("GET", "/health")
+            assert (health.status, health.json) == (503, {"status": "closing"})
+            assert running.put(**asked).status == 503
             assert asked_on(other, "GET", "/health", None).json == {"status": "closing"}
             late = asked_on(other, "PUT", "/api", asked)
             assert late.status == 503 and "shutting down" in late.json["error"]
             other.close()
-            running.server.stop()
             go_on.set()
             assert first.result().status == 200
         until(lambda: not running.server.started or is_idle(running))
@@ -326,7 +359,11 @@ def test_only_who_bears_the_key_is_answered(group):
                 refused = running.ask(method, path, {"prompts": ["a"]}, Authorization=raw)
                 assert refused.status == 401 and "Bearer" in refused.headers["www-authenticate"]
         right = "Bearer sésame".encode().decode("latin-1")
-        assert running.ask("PUT", "/api", {"prompts": ["a"]}, Authorization=right).status == 200
+        for bearer in (right, right.replace("Bearer", "bearer"), right.replace(" ", "  ")):
+            asked = running.ask("PUT", "/api", {"prompts": ["a"]}, Authorization=bearer)
+            assert asked.status == 200
+        head = running.ask("HEAD", "/health")
+        assert (head.status, head.body) == (200, b"")
         assert running.ask("GET", "/health").status == 200
         assert b"<title>" in running.ask("GET", "/").body
 

@@ -38,7 +38,12 @@ def client_tool():
 
 def test_every_mistake_is_told_at_once():
     wishes = ServingConfig(
-        port=70000, api_key="", api_key_file="key", max_prompts=0, shutdown_grace=-1
+        port=70000,
+        api_key="",
+        api_key_file="key",
+        max_prompts=0,
+        shutdown_grace=-1,
+        request_timeout=0,
     )
     generation = GenerationConfig(prompt="a", beam_width=2, out_seq_length=0)
     found = "\n".join(serving_problems(wishes, generation))
@@ -49,6 +54,7 @@ def test_every_mistake_is_told_at_once():
         "--max-prompts 0 must be at least 1",
         "--out-seq-length 0 must be at least 1",
         "--shutdown-grace -1 must be at least 0",
+        "--request-timeout 0 must be a number of seconds above 0",
         "each request says this for itself, so leave it out: --prompt, --beam-width",
     ):
         assert told in found
