@@ -4,6 +4,7 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
@@ -16,7 +17,13 @@ from megatron.data.merge import open_all, write_merged
 from megatron.data.publish import replacement_notices, staged_record
 from megatron.errors import DataError, raise_if_any
 from megatron.preparation.output_problems import prefix_problems
-from megatron.tokenizer.fingerprint import TokenizerRecord, differences, read_record, to_text
+from megatron.tokenizer.fingerprint import (
+    TokenizerRecord,
+    common_chat_template,
+    differences,
+    read_record,
+    to_text,
+)
 from megatron.tool import run_tool
 from megatron.training.environment import read_launch
 
@@ -61,7 +68,7 @@ def common_record(prefixes: Sequence[str]) -> TokenizerRecord | None:
     """Return the record that all pairs have; None where one has none, so that nobody knows.
 
     Raises:
-        DataError: two of them were made with different tokenizers.
+        DataError: two of them were made with different tokenizers or chat templates.
     """
     records = {prefix: record for prefix in prefixes if (record := read_record(prefix))}
     first = next(iter(records), "")
@@ -71,7 +78,9 @@ def common_record(prefixes: Sequence[str]) -> TokenizerRecord | None:
                 f"{prefix} was made with another tokenizer than {first}: {'; '.join(found)}; "
                 "their tokens do not mix"
             )
-    return records[first] if set(records) == set(prefixes) else None
+    template = common_chat_template(prefixes)
+    complete = set(records) == set(prefixes)
+    return replace(records[first], chat_template=template) if complete else None
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ _NOT_IN_STEPS = {
         "kill_switch",
         "replica_check_interval",
     ),
-    "data": ("cache_path",),
+    "data": ("cache_path", "chat_template"),
 }
 """Wishes that change nothing in a step."""
 

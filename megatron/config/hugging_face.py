@@ -29,7 +29,11 @@ class ExportConfig:
 
     chat_template: str | None = None
     """File with the Jinja template that the model was trained to answer; it becomes that of the
-    written tokenizer. The tokenizer's own, if it has one, when not said."""
+    written tokenizer. Default: the template of the training conversations, which the checkpoint
+    holds, or else the tokenizer's own."""
+
+    replace_chat_template: bool = False
+    """Write the template of --chat-template though the training conversations had another."""
 
     max_shard_size: str = "5GB"
     """Size of a file of weights, at most, as 5GB or 500MB; a larger tensor has one of its own."""
@@ -72,6 +76,10 @@ class ImportConfig:
     tokenizer_name_or_path: str | None = None
     """Tokenizer of the model: a directory, or a name on the Hugging Face hub; --load when not said
     and there is one."""
+
+    trust_remote_code: bool = False
+    """Run the Python code that comes with the tokenizer, if it needs some. Code that comes with a
+    model is never run."""
 
     target_dtype: Annotated[
         Literal["fp32", "bf16", "fp16"] | None, Spelling("--target-dtype", ("--torch-dtype",))

@@ -68,6 +68,7 @@ class DataPlan:
     order: str  # "single" or "cyclic"
     sample_order: SampleOrder  # whose rules of splits, last epochs and blends
     cache_path: str  # "": beside the token files
+    chat_template: str = ""  # Jinja that wrote the conversations, as the token files record it
 
     @property
     def prefixes(self) -> list[str]:

@@ -28,7 +28,7 @@ from megatron.preparation.output_problems import (
     prefix_problems,
     replacement_problems,
 )
-from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
+from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, to_text
 from megatron.tokenizer.tokenizer import Tokenizer
@@ -138,6 +138,7 @@ def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions:
     make_encoder: Callable[[], Tokenizer] = partial(_built, json.dumps(wishes))
     record = describe(make_encoder(), wishes)
     template = _template(config, wishes)
+    record = replace(record, chat_template=template.source if template else "")
     known_by = {"name": record.name, "fingerprint": record.fingerprint}
     if template:
         make_encoder = partial(_built_for_chats, json.dumps(wishes), template)
@@ -279,4 +280,8 @@ def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:
 def _template(config: PreprocessConfig, wishes: Mapping[str, Any]) -> ChatTemplate | None:
     if not config.conversations:
         return None
-    return read_chat_template(config.chat_template, wishes["tokenizer_name_or_path"])
+    return read_chat_template(
+        config.chat_template,
+        wishes["tokenizer_name_or_path"],
+        keywords(wishes.get("tokenizer_kwargs") or ()),
+    )

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
 from megatron.errors import DataError, WrongDataError, reason
+from megatron.tokenizer.hugging_face import load_with_transformers
 from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary, no_tokens
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -42,15 +44,21 @@ class ChatTemplate:
         # Imported here: it takes seconds, and texts without messages do not need it.
         from transformers.utils import chat_template_utils
 
-        render: Any = chat_template_utils.render_jinja_template  # its hints are not what it does
+        from megatron.tokenizer.bounded_jinja import BoundedEnvironment, limits, require_short
+
+        # The sandbox that templates are compiled for: its own has no limits.
+        theirs: Any = chat_template_utils  # its hints are not what it does
+        theirs.ImmutableSandboxedEnvironment = BoundedEnvironment
         try:
-            (text,), spans = render(
-                [list(messages)],
-                chat_template=self.source,
-                return_assistant_tokens_mask=self.is_marked,
-                **dict(self.names),
-                **wishes,
-            )
+            with limits():
+                (text,), spans = theirs.render_jinja_template(
+                    [list(messages)],
+                    chat_template=self.source,
+                    return_assistant_tokens_mask=self.is_marked,
+                    **dict(self.names),
+                    **wishes,
+                )
+            require_short(text)
         except Exception as error:  # a template raises what it likes
             raise DataError(f"the chat template refuses these messages: {error}") from error
         return text, list(spans[0]) if spans else []
@@ -61,16 +69,19 @@ class ChatTemplate:
         return bool(_MARKED.search(self.source))
 
 
-def read_chat_template(file: str | None, tokenizer: str | None) -> ChatTemplate:
+def read_chat_template(
+    file: str | None, tokenizer: str | None, kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> ChatTemplate:
     """Return the template in `file`, or else that of a tokenizer.
 
     Args:
         tokenizer: a directory of Hugging Face's tokenizer, or its name on the hub.
+        kwargs: more arguments for `AutoTokenizer.from_pretrained`.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, or the tokenizer cannot be loaded.
     """
-    source, names = _template_of(tokenizer) if tokenizer else ("", {})
+    source, names = _template_of(tokenizer, kwargs) if tokenizer else ("", {})
     if file:
         try:
             source = Path(file).read_text(encoding="utf-8")
@@ -81,12 +92,10 @@ def read_chat_template(file: str | None, tokenizer: str | None) -> ChatTemplate:
     return ChatTemplate(source, tuple(sorted(names.items())))
 
 
-def _template_of(tokenizer: str) -> tuple[str, dict[str, str]]:
+def _template_of(tokenizer: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     folder = Path(tokenizer)
     if not (folder / "tokenizer_config.json").is_file():
-        from transformers import AutoTokenizer
-
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
+        loaded = load_with_transformers(tokenizer, kwargs)
         return _default(loaded.chat_template), dict(loaded.special_tokens_map)
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     names = {

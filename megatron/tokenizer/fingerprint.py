@@ -6,7 +6,7 @@ Needs no torch and no token files. The record is `PREFIX.tokenizer.json` beside 
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from megatron.tokenizer.tokenizer import Tokenizer
 
 SUFFIX = ".tokenizer.json"
 FORMAT = 1
+
+_NOT_IN_HASH = ("wishes", "chat_template")
+"""Keys of a record that older files lack, and that the fingerprint does not depend on."""
 
 _SHOWN = 5  # differing tokens that a message names
 
@@ -33,7 +36,7 @@ _NUMBERS = "0 1 2"  # the probe of a tokenizer whose texts are numbers
 class TokenizerRecord:
     """What is known of a tokenizer without its files."""
 
-    fingerprint: str  # hash of all that follows, except the name and the wishes
+    fingerprint: str  # hash of all that follows, up to the tokens and without the name
     name: str  # for messages: its file or its name on the hub
     vocab_size: int  # before padding
     special: Mapping[str, int]  # role -> id
@@ -41,6 +44,7 @@ class TokenizerRecord:
     probe: Sequence[int]  # ids of a fixed text, which tell how words are cut
     tokens: Sequence[str]  # text of each id; empty where ids have none
     wishes: Mapping[str, Any] = field(default_factory=dict)  # that `build_tokenizer` took
+    chat_template: str = ""  # Jinja that wrote the messages; "": there were none, or it is unknown
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -106,7 +110,7 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
         raise DataError(
             f"{path} is not JSON: {error}; delete it, or make the data again"
         ) from error
-    names = [each.name for each in fields(TokenizerRecord) if each.name != "wishes"]
+    names = [each.name for each in fields(TokenizerRecord) if each.name not in _NOT_IN_HASH]
     if not isinstance(said, dict) or said.get("format") != FORMAT or not said.keys() >= {*names}:
         raise DataError(
             f"{path} is not a record of a tokenizer in format {FORMAT}; another version of this "
@@ -118,7 +122,8 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
         raise DataError(f"{path} is damaged: its content does not have the hash that it says")
     wishes = said.get("wishes")
     wishes = with_sentencepiece_form(wishes, is_legacy=True) if isinstance(wishes, dict) else {}
-    return replace(record, wishes=wishes)
+    template = said.get("chat_template", "")
+    return replace(record, wishes=wishes, chat_template=template)
 
 
 def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
@@ -168,6 +173,27 @@ def require_same(prefix: str | Path, current: TokenizerRecord) -> None:
             f"{prefix}.bin was made with another tokenizer ({stored.name}) than the one of this "
             f"run ({current.name}): {'; '.join(found)}"
         )
+
+
+def common_chat_template(prefixes: Iterable[str]) -> str:
+    """Return the chat template that wrote the messages in token files; "" if none is recorded.
+
+    Raises:
+        WrongDataError: two of them were written with different templates.
+    """
+    found = {
+        prefix: record.chat_template
+        for prefix in prefixes
+        if (record := read_record(prefix)) and record.chat_template
+    }
+    first = next(iter(found), "")
+    for prefix, template in found.items():
+        if template != found[first]:
+            raise WrongDataError(
+                f"{prefix} and {first} hold conversations written with different chat templates; "
+                "preprocess both with the same --chat-template"
+            )
+    return found.get(first, "")
 
 
 def _lasting(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from megatron.errors import DataError
+from megatron.errors import DataError, WrongDataError
 from megatron.tokenizer.tokenizer import Role, Tokenizer, Vocabulary, no_tokens, texts_by_id
 
 _ROLES: tuple[Role, ...] = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -193,18 +193,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _from_transformers(
     name: str, extra: Sequence[AddedToken], kwargs: Mapping[str, Any], *, adds: bool
 ) -> _Loaded:
-    # Imported here: it takes seconds, and most tokenizers do not need it.
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **kwargs)
-        tokenizer.add_tokens(list(extra), special_tokens=True)
-    except Exception as error:  # of many types: files, network, missing libraries
-        reason = str(error).strip().partition("\n")[0]
-        raise DataError(
-            f"cannot load the tokenizer --tokenizer-name-or-path {name}: {reason}; give a "
-            "directory that holds a tokenizer or, where there is a network, a name on the hub"
-        ) from error
+    tokenizer = load_with_transformers(name, kwargs)
+    tokenizer.add_tokens(list(extra), special_tokens=True)
     vocab = tokenizer.get_vocab()
     given = {"verbose": False, "add_special_tokens": adds}
     ids = {role: getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES}
@@ -218,3 +208,30 @@ def _from_transformers(
         extra_ids=[vocab[token.content] for token in extra],
         backend=getattr(tokenizer, "backend_tokenizer", None),
     )
+
+
+def load_with_transformers(name: str, kwargs: Mapping[str, Any]) -> Any:
+    """Return transformers' tokenizer; Python code in its directory is run only if `kwargs` say so.
+
+    Raises:
+        DataError: there is no tokenizer at this place, its files are damaged, or it needs code.
+    """
+    # Imported here: it takes seconds, and most tokenizers do not need it.
+    from transformers import AutoTokenizer
+
+    try:
+        # Without it transformers asks on the terminal.
+        return AutoTokenizer.from_pretrained(name, **{"trust_remote_code": False, **kwargs})
+    except Exception as error:  # of many types: files, network, missing libraries
+        text = str(error).strip()
+        if "trust_remote_code" in text:
+            raise WrongDataError(
+                f"the tokenizer --tokenizer-name-or-path {name} needs Python code of its own, which "
+                "is run only with --tokenizer-kwargs trust_remote_code true (of from_hf.py: "
+                "--trust-remote-code)"
+            ) from error
+        reason = text.partition("\n")[0]
+        raise DataError(
+            f"cannot load the tokenizer --tokenizer-name-or-path {name}: {reason}; give a "
+            "directory that holds a tokenizer or, where there is a network, a name on the hub"
+        ) from error

@@ -10,6 +10,7 @@ from tokenizers import normalizers, processors
 
 from megatron.tokenizer.build import keywords
 from megatron.tokenizer.gpt2 import END_OF_TEXT
+from megatron.tokenizer.hugging_face import load_with_transformers
 from megatron.tokenizer.tokenizer import Tokenizer
 
 _OF_TOKENIZERS = (
@@ -77,9 +78,7 @@ def _write_pretrained(folder: Path, wishes: Mapping[str, Any]) -> list[str]:
         for name in names:
             shutil.copy(source / name, folder / name)
         return names
-    from transformers import AutoTokenizer
-
-    loaded = AutoTokenizer.from_pretrained(str(source), **keywords(words or ()))
+    loaded = load_with_transformers(str(source), keywords(words or ()))
     loaded.add_tokens([f"<extra_id_{i}>" for i in range(extra)], special_tokens=True)
     return [Path(file).name for file in loaded.save_pretrained(str(folder))]
 
@@ -122,7 +121,9 @@ def _difference(folder: Path, tokenizer: Tokenizer) -> str:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        loaded = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
         others = [
             text
             for text in _TEXTS

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,7 @@ from megatron.plan.plan import Plan, plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.views import view_of
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
-from megatron.tokenizer.fingerprint import describe, require_same
+from megatron.tokenizer.fingerprint import common_chat_template, describe, require_same
 from megatron.tokenizer.tokenizer import Tokenizer
 from megatron.training import setup
 from megatron.training.checkpoint_choice import choose_checkpoint, with_saved_softmax
@@ -235,6 +235,8 @@ def _decide(
     made_with = describe(tokenizer, wished)
     for prefix in decided.data.prefixes:
         require_same(prefix, made_with)
+    template = common_chat_template(decided.data.prefixes)
+    decided = replace(decided, data=replace(decided.data, chat_template=template))
     return tokenizer, quiet(decided) if decided.guards.replay_step else decided
 
 

@@ -31,6 +31,7 @@ def main(argv: Sequence[str]) -> None:
         Path(config.save),
         Wishes(
             tokenizer=config.tokenizer_name_or_path,
+            trusts_code=config.trust_remote_code,
             dtype=config.target_dtype,
             seq_length=config.seq_length,
             verifies=config.verify,

@@ -54,12 +54,15 @@ def main(argv: Sequence[str]) -> None:
             max_shard_bytes=max_bytes,
             model_type=config.model_type,
             chat_template=template,
+            replaces_template=config.replace_chat_template,
             verifies=config.verify,
         ),
     )
     print(f"{config.save} holds {source} as {exported.family.architecture} in {exported.dtype}")
     for measured in exported.measured:
         print(measured)
+    if exported.chat_template:
+        print(f"its chat template is {exported.chat_template}")
     if exported.tokenizer:
         print(f"it holds no tokenizer: {exported.tokenizer}")
 

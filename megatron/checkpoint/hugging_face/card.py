@@ -27,6 +27,7 @@ def model_card(
     dtype: str,
     measured: Sequence[Measured],
     tokenizer: str,
+    chat_template: str,
     for_release: bool,
 ) -> str:
     """Return the text of the card.
@@ -35,6 +36,7 @@ def model_card(
         dtype: number format of the files.
         measured: how equal it is; nothing when nobody looked.
         tokenizer: why there are no files of one, or "".
+        chat_template: where the written template of conversations is from, or "".
         for_release: whether to leave out how far it was trained.
     """
     return "\n".join(
@@ -47,6 +49,7 @@ def model_card(
             f"# {family.architecture}, {spec.num_parameters:,} parameters",
             "",
             *_network(spec, family, dtype),
+            *([f"| chat template | {chat_template} |"] if chat_template else []),
             *([] if for_release else _training(manifest)),
             "",
             "## Equality",

@@ -140,7 +140,11 @@ def load_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
     try:
         model, report = load(
-            str(folder), dtype=dtype, local_files_only=True, output_loading_info=True
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(f"transformers cannot load {folder}: {error}") from error

@@ -25,7 +25,7 @@ from megatron.checkpoint.hugging_face.new_folder import new_folder
 from megatron.checkpoint.hugging_face.safetensors_files import Meant, Writer
 from megatron.checkpoint.manifest import Manifest
 from megatron.checkpoint.weights import read_weights
-from megatron.errors import DataError
+from megatron.errors import DataError, WrongDataError
 from megatron.parallel.whole import Whole, WholeCheckpoint
 from megatron.plan.model_spec import ModelSpec
 from megatron.tokenizer.hugging_face_files import write_hugging_face_files
@@ -44,7 +44,9 @@ class Wishes:
         dtype: number format of the files; None for that of the training.
         max_shard_bytes: size of a file of weights.
         model_type: the architecture; None for the first that fits.
-        chat_template: the written tokenizer's; "" for the one that it has, if any.
+        chat_template: the written tokenizer's; "" for that of the training conversations, or else
+            the one that the tokenizer has, if any.
+        replaces_template: whether `chat_template` may differ from that of the training.
         verifies: whether both models are run and compared.
         for_release: whether the card leaves out how far the model was trained.
     """
@@ -53,18 +55,24 @@ class Wishes:
     max_shard_bytes: int = 5_000_000_000
     model_type: str | None = None
     chat_template: str = ""
+    replaces_template: bool = False
     verifies: bool = True
     for_release: bool = False
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, why there is no tokenizer if so, and how equal the model is."""
+    """What was written, why there is no tokenizer if so, and how equal the model is.
+
+    Args:
+        chat_template: where the written template is from; "" if none was written.
+    """
 
     family: Family
     dtype: str
     tokenizer: str
     measured: Sequence[Measured]
+    chat_template: str = ""
 
 
 def export(
@@ -89,13 +97,17 @@ def export(
         CheckpointError: no architecture expresses the network, `source` is damaged, `output`
             cannot be written to, or the models differ; nothing is left of what was written.
         DataError: the tokenizer has another vocabulary, or is not written though its template is
-            asked for.
+            asked for, or the template is not that of the training.
     """
     saved = saved_spec(manifest.plan["model"])
     spec = without_adapters(saved)
     family = family_of(spec, wishes.model_type)
     dtype = wishes.dtype or manifest.plan["precision"]["dtype"]
     _require_same_vocabulary(tokenizer, spec, manifest)
+    trained_with = chat_template_of(manifest)
+    if wishes.chat_template not in ("", trained_with) and trained_with:
+        _require_replacing(wishes)
+    template = wishes.chat_template or trained_with
     with new_folder(output) as staging:
         whole = merged(saved, read_weights(source, manifest))
         write_model(staging, spec, family, whole, dtype, max_bytes=wishes.max_shard_bytes)
@@ -104,8 +116,8 @@ def export(
         no_tokenizer = write_hugging_face_files(
             staging, tokenizer, tokenizer_wishes, max_length=spec.max_position_embeddings
         )
-        if wishes.chat_template:
-            _write_template(staging, wishes.chat_template, no_tokenizer)
+        if template:
+            _write_template(staging, template, no_tokenizer if wishes.chat_template else "")
         measured = _measured(spec, whole, staging, tokenizer, dtype) if wishes.verifies else []
         card = model_card(
             manifest,
@@ -114,10 +126,33 @@ def export(
             dtype=dtype,
             measured=measured,
             tokenizer=no_tokenizer,
+            chat_template=_origin_of(template, trained_with),
             for_release=wishes.for_release,
         )
         (staging / "README.md").write_text(card, encoding="utf-8")
-    return Exported(family, dtype, no_tokenizer, measured)
+    return Exported(family, dtype, no_tokenizer, measured, _origin_of(template, trained_with))
+
+
+def chat_template_of(manifest: Manifest) -> str:
+    """Return the chat template of the conversations that a model was trained on; "" if unknown."""
+    return str(manifest.plan.get("data", {}).get("chat_template", ""))
+
+
+def _origin_of(template: str, trained_with: str) -> str:
+    """Return where a written template is from, in words; "" if none is written."""
+    if not template:
+        return ""
+    if template == trained_with:
+        return "that of the training conversations"
+    return "another than that of the training conversations" if trained_with else "as given"
+
+
+def _require_replacing(wishes: Wishes) -> None:
+    if not wishes.replaces_template:
+        raise WrongDataError(
+            "--chat-template is another than that of the conversations that the model was trained "
+            "on; leave it out to write that one, or add --replace-chat-template"
+        )
 
 
 def _write_template(folder: Path, template: str, no_tokenizer: str) -> None:

@@ -50,12 +50,14 @@ class Wishes:
 
     Args:
         tokenizer: a directory or a name on the hub; None for the folder itself.
+        trusts_code: whether Python code that comes with the tokenizer may be run.
         dtype: number format of the run to come; None for that of config.json.
         seq_length: tokens of a sample of that run; None for what the model was made for.
         verifies: whether both models are run and compared.
     """
 
     tokenizer: str | None = None
+    trusts_code: bool = False
     dtype: str | None = None
     seq_length: int | None = None
     verifies: bool = True
@@ -166,8 +168,15 @@ def _read_config(source: Path) -> dict[str, Any]:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(str(source), local_files_only=True).to_dict()
+        return AutoConfig.from_pretrained(
+            str(source), local_files_only=True, trust_remote_code=False
+        ).to_dict()
     except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise WrongCheckpointError(
+                f"{source / 'config.json'} describes an architecture by Python code of its own, "
+                "which is never run: only architectures of transformers are imported"
+            ) from error
         raise CheckpointError(f"{source / 'config.json'} is not understood: {error}") from error
 
 
@@ -187,6 +196,8 @@ def _shared_flags(
     if wishes.tokenizer or any((source / name).is_file() for name in _TOKENIZER_FILES):
         yield from ("--tokenizer-type", "PretrainedFromHF")
         yield from ("--tokenizer-name-or-path", wishes.tokenizer or str(source.resolve()))
+        if wishes.trusts_code:
+            yield from ("--tokenizer-kwargs", "trust_remote_code", "true")
     else:
         # Numbers in place of texts, of which the last ends documents.
         yield from ("--tokenizer-type", "NullTokenizer", "--vocab-size", str(rows - 1))

@@ -341,7 +341,8 @@ def test_the_card_says_what_a_prefix_was(exported, tmp_path):
     spec, _, saved = exported("")
     manifest = read_manifest(saved)
     manifest.plan["objective"]["name"] = "prefix-lm"
-    parts = {"dtype": "fp32", "measured": [], "tokenizer": "", "for_release": False}
+    parts = {"dtype": "fp32", "measured": [], "tokenizer": "", "chat_template": ""}
+    parts["for_release"] = False
     assert "here attention is causal |" in model_card(manifest, spec, family_of(spec), **parts)
     assert "attention is causal" not in (tmp_path / "hf/README.md").read_text()
 

@@ -11,8 +11,8 @@ from tiny import tiny_config
 from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoTokenizer, pipeline
 
-from megatron.checkpoint.manifest import read_manifest
-from megatron.errors import DataError
+from megatron.checkpoint.manifest import read_manifest, write_manifest
+from megatron.errors import DataError, WrongDataError
 from megatron.plan.plan import plan
 from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
@@ -120,6 +120,27 @@ def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
     with pytest.raises(DataError, match="cannot read --chat-template nowhere: .*No such file"):
         tool("to_hf", "--load", directory, "--save", tmp_path / "no", *words[:1], "nowhere")
     assert not (tmp_path / "no").exists()
+
+    # That of the training goes along by itself, and goes before the tokenizer's.
+    folder = directory / "global_step3"
+    manifest = read_manifest(folder)
+    learned = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    manifest.plan["data"]["chat_template"] = learned
+    write_manifest(folder, manifest)
+    flags = "--tokenizer-name-or-path", own.parent, "--no-verify"
+    tool("to_hf", "--load", directory, "--save", tmp_path / "learned", *flags)
+    chats = AutoTokenizer.from_pretrained(tmp_path / "learned", local_files_only=True)
+    assert chats.apply_chat_template(said, tokenize=False) == "[the][tide]"
+    card = (tmp_path / "learned/README.md").read_text()
+    assert "| chat template | that of the training conversations |" in card
+    with pytest.raises(WrongDataError, match="another than .* or add --replace-chat-template"):
+        tool("to_hf", "--load", directory, "--save", tmp_path / "no", *words)
+    assert not (tmp_path / "no").exists()
+    words.append("--replace-chat-template")
+    tool("to_hf", "--load", directory, "--save", tmp_path / "other-chat", *words)
+    assert "<{{ m" in (tmp_path / "other-chat/chat_template.jinja").read_text()
+    card = (tmp_path / "other-chat/README.md").read_text()
+    assert "| chat template | another than that of the training conversations |" in card
 
     # A tokenizer that moved is found where the flags say.
     moved = tmp_path / "moved"

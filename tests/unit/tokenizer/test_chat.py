@@ -11,6 +11,7 @@ from megatron.data.preprocess import preprocess
 from megatron.errors import ConfigError, DataError
 from megatron.preparation.preprocess_command import read_flags
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
+from megatron.tokenizer.fingerprint import describe, differences, read_record
 from megatron.tokenizer.hugging_face import PretrainedFromHF
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>"]
@@ -159,6 +160,16 @@ def test_files_hold_the_conversations_and_samples_whole_ones(folder, tmp_path):
         ChatDataset(parts[0], short, range(1), num_samples=1, seq_length=29, seed=1)
 
 
+def test_the_record_beside_the_files_holds_the_template(folder, tmp_path):
+    for source in (None, UNMARKED):
+        (tmp_path / "chat.jinja").write_text(source or "")
+        more = ["--chat-template", str(tmp_path / "chat.jinja")] if source else []
+        for written in converted(folder, tmp_path, [{"messages": CHAT}], *more):
+            record = read_record(written.prefix)
+            assert record.chat_template == (source or MARKED)
+            assert differences(record, describe(PretrainedFromHF(folder))) == []
+
+
 def test_a_bad_conversation_names_its_file_and_line(folder, tmp_path):
     good = {"messages": CHAT}
     with pytest.raises(DataError, match=r"chats\.jsonl, line 2: no message has the role assistant"):
@@ -178,3 +189,51 @@ def test_flags_of_texts_are_refused(folder, tmp_path):
     ]
     with pytest.raises(ConfigError, match="--chat-template writes messages: add --conversations"):
         read_flags(flags_of(folder, tmp_path, "--chat-template", "x"), description="")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "more than 2000000 steps of loops and calls",
+        ),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{{ 'a' * 10 ** 9 }}", "1000000000 characters or items"),
+        ("{{ 10 ** 9 * 'a' }}", "1000000000 characters or items"),
+        ("{{ ('a' * 10 ** 7) + ('a' * 10 ** 7) }}", "20000000 characters or items"),
+        ("{{ 9 ** (9 ** 9) }}", "a number of more than 65536 bits"),
+        ("{{ 'a'.ljust(10 ** 9) }}", "1000000000 characters or items"),
+        (
+            "{% set ns = namespace(s='a' * 9 ** 7) %}"
+            "{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+            "a text of more than 16777216 characters",
+        ),
+        ("{% for i in range(9) %}{{ 'a' * 9 ** 7 }}{% endfor %}", "text of more than 16777216"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+            "{{ f(60) }}",
+            "more than 2000000 steps of loops and calls",
+        ),
+        (
+            "{% for i in [1] recursive %}{% if loop.depth < 60 %}{{ loop([1, 2]) }}{% endif %}"
+            "{% endfor %}",
+            "more than 2000000 steps of loops and calls",
+        ),
+    ],
+)
+def test_endless_templates_end(source, reason):
+    with pytest.raises(DataError, match=f"chat template refuses these messages: .*{reason}"):
+        ChatTemplate(source).render(CHAT)
+
+
+def test_limits_change_nothing_of_what_loops_show():
+    source = (
+        "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ ',' if not loop.last }}"
+        "{{ m.content ~ '!' ~ 2 * 'x' }}{% endfor %}"
+        "{% for k, v in {'a': 1}.items() %}{{ k ~ (v + 1) }}{% endfor %}"
+        "{% for c in 'ab' if c != 'b' %}{{ c }}{% else %}none{% endfor %}"
+        "{% for x in missing %}{% else %}none{% endfor %}{{ '%s-%s' % (1, 2) }}"
+    )
+    expected = "1/4,ab é!xx2/4,你 ab!xx3/4,b!xx4/4a!xxa2anone1-2"
+    assert ChatTemplate(source).render(CHAT) == (expected, [])

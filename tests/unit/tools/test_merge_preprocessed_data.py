@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,26 @@ def test_the_record_of_the_tokenizer_is_carried_on(directory):
     assert run(directory, LINE).returncode == 0
     assert read_record(directory / "all") == record
     assert not [*directory.glob("*.new")]
+
+
+def test_the_chat_template_is_carried_on(directory):
+    record = describe(NullTokenizer(10))
+    for i, template in enumerate(("", "{{ a }}", "{{ a }}")):
+        write_record(directory / f"p{i}_text_document", replace(record, chat_template=template))
+    assert run(directory, LINE).returncode == 0
+    assert read_record(directory / "all").chat_template == "{{ a }}"
+
+
+def test_conversations_of_different_templates_do_not_mix(directory):
+    record = describe(NullTokenizer(10))
+    for i in range(3):
+        own = replace(record, chat_template=f"{{{{ {i // 2} }}}}")
+        write_record(directory / f"p{i}_text_document", own)
+    done = run(directory, LINE)
+    assert done.returncode == 2
+    assert "p2_text_document and p1_text_document hold conversations" in done.stderr
+    assert "preprocess both with the same --chat-template" in done.stderr
+    assert not [*directory.glob("all*")]
 
 
 def test_tokens_of_different_tokenizers_do_not_mix(directory):

@@ -1,0 +1,80 @@
+"""Python code in the directory of a tokenizer or a model is run only where flags ask for it."""
+
+import json
+import sys
+
+import pytest
+
+from megatron.checkpoint.hugging_face.imports import Wishes, describe_model
+from megatron.errors import WrongCheckpointError, WrongDataError
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.hugging_face import load_with_transformers
+
+CODE = """\
+from pathlib import Path
+from transformers import PretrainedConfig, PreTrainedTokenizer
+
+Path({mark!r}).touch()
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own"
+
+class OwnTokenizer(PreTrainedTokenizer):
+    vocab_files_names = {{}}
+
+    @property
+    def vocab_size(self):
+        return 1
+
+    def get_vocab(self):
+        return {{"a": 0}}
+
+    def _tokenize(self, text, **kwargs):
+        return ["a"] * len(text)
+
+    def _convert_token_to_id(self, token):
+        return 0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A directory with code, whose user answers "y" to every question."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "mod"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "own.py").write_text(CODE.format(mark=str(tmp_path / "ran")))
+    classes = {"AutoTokenizer": ["own.OwnTokenizer", None], "AutoConfig": "own.OwnConfig"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": classes}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "OwnTokenizer", "auto_map": classes})
+    )
+    return folder
+
+
+def asked(folder, *kwargs):
+    return {
+        "tokenizer_type": "PretrainedFromHF",
+        "tokenizer_name_or_path": str(folder),
+        "tokenizer_kwargs": kwargs or None,
+    }
+
+
+def test_no_code_is_run_unasked(folder):
+    needs = "needs Python code of its own, which is run only with --tokenizer-kwargs trust_remote"
+    with pytest.raises(WrongDataError, match=needs):
+        build_tokenizer(**asked(folder))
+    with pytest.raises(WrongDataError, match=needs):
+        load_with_transformers(str(folder), {})
+    with pytest.raises(WrongCheckpointError, match="by Python code of its own, which is never run"):
+        describe_model(folder, Wishes(), save=folder)
+    assert not (folder.parent / "ran").exists()
+
+
+def test_code_is_run_where_the_flag_asks_for_it(folder):
+    tokenizer = build_tokenizer(**asked(folder, "trust_remote_code", "true"))
+    assert (folder.parent / "ran").exists()
+    assert tokenizer.encode("aaa") == [0, 0, 0]
