@@ -65,6 +65,7 @@ def build_engine(
     config: dict[str, Any],
     timers: Timers | None = None,
     counts_zeros: bool = False,
+    num_padding: int = 0,
     auxiliary: AuxiliaryLoss | None = None,
 ) -> Engine:
     """Build this rank's part of the model, its optimizer, and the engine around them.
@@ -75,11 +76,16 @@ def build_engine(
         config: DeepSpeed's JSON.
         timers: measures the parts of a step.
         counts_zeros: whether `Engine.num_zeros` is asked for.
+        num_padding: trained weights whose gradient is always zero, which it leaves out.
         auxiliary: what the layers of `steps` add to the loss, if they have experts.
 
     Communication: every rank must call this, in step.
     """
-    watching: dict[str, Any] = {"timers": timers or Timers(), "counts_zeros": counts_zeros}
+    watching: dict[str, Any] = {
+        "timers": timers or Timers(),
+        "counts_zeros": counts_zeros,
+        "num_padding": num_padding,
+    }
     if parallel.pipeline > 1:
         pipeline = pipeline_module(
             steps,

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron.engine.replicated import counts_here, nan_unless_finite
 from megatron.parallel.experts import is_expert, replicas_that_differ
 from megatron.parallel.groups import Groups
-from megatron.parallel.sharding import shard_of
 
 
 @torch.no_grad()
@@ -28,6 +28,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], groups: Groups, max_norm:
     device = held[0][1].device
     counted = [(p, grad) for p, grad in held if counts_here(p, groups)]
     squared = _squared_norm([grad for p, grad in counted if not is_expert(p)], device)
+    squared += nan_unless_finite([grad for p, grad in held if not counts_here(p, groups)], device)
     dist.all_reduce(squared, group=groups.model)
     if any(is_expert(p) for p, _ in held):
         experts = [
@@ -51,10 +52,3 @@ def _squared_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
     if not gradients:
         return torch.zeros((), device=device)
     return torch.stack([norm.float().square() for norm in torch._foreach_norm(gradients)]).sum()
-
-
-def counts_here(parameter: nn.Parameter, groups: Groups) -> bool:
-    """Whether this rank adds `parameter` to its replica's norm, so that each weight is added once."""
-    if getattr(parameter, "ds_pipe_replicated", False):
-        return False
-    return shard_of(parameter) is not None or groups.tensor_rank == 0

@@ -19,6 +19,7 @@ from megatron.engine.recompute import (
     seed_streams,
     stream_states,
 )
+from megatron.engine.replicated import count_replicated
 from megatron.engine.state_files import (
     Read,
     StateFiles,
@@ -41,19 +42,28 @@ MicroBatch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 class Engine(ABC):
     """A model in training. Subclasses differ in how a batch passes through it."""
 
-    def __init__(self, engine: Any, groups: Groups, *, timers: Timers, counts_zeros: bool):
+    def __init__(
+        self,
+        engine: Any,
+        groups: Groups,
+        *,
+        timers: Timers,
+        counts_zeros: bool,
+        num_padding: int,
+    ):
         self._engine = engine
         self._groups = groups
         self._timers = timers
         self._files = engine.checkpoint_engine = StateFiles()
         engine._copy_recovery_script = without_disk_errors(engine._copy_recovery_script)
         # Before the gradient is looked at: what clips it is called by the optimizer's own step.
-        self._zeros = ZeroCounter(engine, groups) if counts_zeros else None
+        self._zeros = ZeroCounter(engine, groups, num_padding) if counts_zeros else None
         self._finite: FiniteSteps | None = None
         if engine.basic_optimizer is None:
             # DeepSpeed may have one of its own around it all the same.
             return
         self._finite = FiniteSteps(engine, engine.basic_optimizer)
+        count_replicated(engine, groups)
         if engine.optimizer is engine.basic_optimizer:
             engine.clip_fp32_gradients = self._clip_gradients
             if groups.copies.size() == 1:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from deepspeed.utils import safe_get_local_grad
 from torch import Tensor
 
-from megatron.engine.clipping import counts_here
+from megatron.engine.replicated import counts_here
 from megatron.parallel.experts import replicas_that_differ
 from megatron.parallel.groups import Groups
 
@@ -34,16 +34,17 @@ class ZeroCounter:
 
     Args:
         engine: DeepSpeed's; its optimizer's step is wrapped.
+        num_padding: weights of the whole model whose gradient is always zero, which do not count.
     """
 
-    def __init__(self, engine: Any, groups: Groups):
+    def __init__(self, engine: Any, groups: Groups, num_padding: int):
         self.count = 0.0  # of the last step
         self._parameters = [p for p in engine.module.parameters() if p.requires_grad]
         self._groups = groups
         step = engine.optimizer.step
 
         def counted_step(*args: Any, **kwargs: Any) -> Any:
-            self.count = self._count()
+            self.count = self._count() - num_padding
             return step(*args, **kwargs)
 
         engine.optimizer.step = counted_step

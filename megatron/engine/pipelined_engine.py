@@ -15,8 +15,8 @@ from megatron.parallel.groups import Groups
 class PipelinedEngine(Engine):
     """One stage of the model on each rank; DeepSpeed schedules the micro-batches."""
 
-    def __init__(self, engine: Any, groups: Groups, *, timers: Timers, counts_zeros: bool):
-        super().__init__(engine, groups, timers=timers, counts_zeros=counts_zeros)
+    def __init__(self, engine: Any, groups: Groups, *, timers: Timers, **watching: Any):
+        super().__init__(engine, groups, timers=timers, **watching)
         self._seq_length = 0
         if timers.is_on:
             engine._INSTRUCTION_MAP = timed_instructions(engine._INSTRUCTION_MAP, timers)

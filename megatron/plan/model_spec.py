@@ -86,6 +86,12 @@ class ModelSpec:
         return self.num_parameters_without_embeddings + rows * self.hidden_size + embedding_norm
 
     @property
+    def num_padding_parameters(self) -> int:
+        """Weights of the token tables that are padding."""
+        tables = 1 if self.tied_embeddings else 2
+        return tables * (self.padded_vocab_size - self.vocab_size) * self.hidden_size
+
+    @property
     def num_parameters_without_embeddings(self) -> int:
         """Weights of the transformer layers and the final norm."""
         return self._layer_parameters([experts or 1 for experts in self._experts])

@@ -195,6 +195,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
         activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
         sequence_parallel=plan.parallel.sequence_parallel,
     )
+    is_frozen = bool(model.lora_rank) or plan.optimizer.biases_only
     counted = None if model.padded_vocab_in_softmax else model.vocab_size
     auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient) if model.num_experts else None
     return build_engine(
@@ -236,6 +237,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
         config=plan.deepspeed,
         timers=_timers(plan),
         counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
+        num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,
         auxiliary=auxiliary,
     )
 

@@ -43,10 +43,18 @@ def norm_of_the_whole(plan):
     model = SequentialModel(
         gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
     )
-    initialise(model, seed=plan.training.seed, std=0.3, num_layers=plan.model.num_layers)
+    spec = plan.model
+    initialise(
+        model,
+        seed=plan.training.seed,
+        std=0.3,
+        num_layers=spec.num_layers,
+        vocab_size=spec.vocab_size,
+    )
     inputs, target = micro_batch()
-    next_token_loss(lone_group())(model(inputs), target).backward()
-    zeros = sum(int((p.grad == 0).sum()) for p in model.parameters())
+    loss = next_token_loss(lone_group(), vocab_size=spec.vocab_size)
+    loss(model(inputs), target).backward()
+    zeros = sum(int((p.grad == 0).sum()) for p in model.parameters()) - spec.num_padding_parameters
     # The table's rows that no position took, and nothing else.
     assert zeros == UNSEEN_POSITIONS * WIDTH
     return sum(p.double().square().sum() for p in model.parameters()).sqrt().item()
