@@ -13,6 +13,7 @@ from megatron.data.blend_steps import follow, lanes_for
 from megatron.data.checked_map import IndexMap
 from megatron.data.index_cache import cached_maps
 from megatron.data.origin import Origin, TracedSource
+from megatron.data.room import blend_room
 from megatron.data.shares import shares_of
 from megatron.errors import DataError
 
@@ -135,6 +136,7 @@ class BlendedDataset:
             f"blend {shares_of(weights, sample_order)} {num_samples}",
             {"sources": (num_samples,), "samples": (num_samples,)},
             lambda: dict(vars(blend_order(weights, num_samples, sample_order))),
+            blend_room(len(weights), num_samples),
             prefix=prefix,
             directory=cache_directory,
         )

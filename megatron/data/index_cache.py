@@ -21,6 +21,7 @@ from xxhash import xxh3_64_hexdigest
 from megatron.data.checked_map import BLOCK_ROWS, CheckedMap, IndexMap, digests_of
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.publish import publish, temporary_beside
+from megatron.data.room import MapRoom, lack_of_disk, require_memory, sample_index_room
 from megatron.data.sample_index import Epochs, SampleIndex, build_sample_index
 from megatron.errors import DataError
 
@@ -81,6 +82,7 @@ def cached_sample_index(
             "sample_order": (epochs.num_samples,),
         },
         build,
+        sample_index_room(dataset.prefix, len(documents), epochs, last_document=documents.stop),
         prefix=dataset.prefix,
         directory=directory,
     )
@@ -91,6 +93,7 @@ def cached_maps(
     wishes: str,
     shapes: Mapping[str, tuple[int | None, ...]],
     build: Callable[[], dict[str, NDArray]],
+    room: MapRoom,
     *,
     prefix: str,
     directory: str | Path | None,
@@ -100,20 +103,26 @@ def cached_maps(
     Args:
         wishes: everything that the content of the arrays depends on.
         shapes: of the arrays, by name; None where only building them tells.
+        room: what building and keeping them takes.
         directory: where the cache is; when not said, PREFIX-index-cache beside the data, or
             below the home directory where that cannot be written.
 
     Raises:
-        DataError: `directory` cannot be written.
+        DataError: memory is too small to build them, or `directory` to keep them or cannot be
+            written.
     """
     key = _hash(wishes)
     places = _places(prefix, directory)
     for place in places:
         if found := _read(place, key, shapes):
             return found
+    require_memory(room)
+    lacks = {place: lack_of_disk(room, place) for place in places}
+    if directory and lacks[places[0]]:
+        raise DataError(f"--data-cache-path: {lacks[places[0]]}; give a folder with more room")
     maps = build()
-    problems = []
-    for place in places:
+    problems = [each for each in lacks.values() if each]
+    for place in (place for place in places if not lacks[place]):
         try:
             for name, values in maps.items():
                 path = _path(place, key, name)

@@ -12,6 +12,7 @@ from megatron.data.index_cache import cached_maps, cached_sizes
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.origin import Origin, Piece
 from megatron.data.packing import Packing, fitting, pack
+from megatron.data.room import packing_room
 from megatron.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class PackedDataset(ABC):
             f"{self.noun}s {texts} {num_samples} {seq_length} {seed} {digests}",
             {"pair_order": (None,), "row_starts": (None,)},
             build,
+            packing_room(parts[0].prefix, self.noun, num_samples),
             prefix=parts[0].prefix,
             directory=cache_directory,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from megatron.doctor.findings import Problem, Section
 from megatron.doctor.sizes import GIB, MIB, told_bytes
-from megatron.training.host_memory import available_bytes
+from megatron.host_memory import available_bytes
 
 _LEAST_MEMORY = GIB
 _LEAST_SHARED = 64 * MIB

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from megatron.training.host_memory import available_bytes
+from megatron.host_memory import available_bytes
 
 ALLOCATED, RESERVED = "allocated (GiB)", "reserved (GiB)"
 RESIDENT, AVAILABLE = "resident (GiB)", "host available (GiB)"

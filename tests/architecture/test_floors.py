@@ -19,7 +19,7 @@ from source import (
 )
 
 FLOORS = [
-    {"atomic_files", "commands", "errors", "log", "version"},
+    {"atomic_files", "commands", "errors", "host_memory", "log", "version"},
     {"tool"},
     {"config"},
     {"plan"},

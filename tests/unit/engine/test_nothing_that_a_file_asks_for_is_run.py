@@ -22,6 +22,7 @@ from megatron.checkpoint.universal import read_universal, write_universal
 from megatron.checkpoint.unpickle import read_state
 from megatron.data.index_cache import cached_maps
 from megatron.data.legacy_indexed_dataset import open_token_files
+from megatron.data.room import MapRoom
 from megatron.errors import CheckpointError, MegatronError
 from megatron.parallel.sharding import shard_of
 
@@ -187,7 +188,8 @@ def test_of_cached_indices(here: Path) -> None:
         return {"order": np.arange(3)}
 
     def cached() -> np.ndarray:
-        return cached_maps("all", SHAPES, build, prefix="data", directory=here)["order"][:]
+        room = MapRoom(0, 0, "nothing")
+        return cached_maps("all", SHAPES, build, room, prefix="data", directory=here)["order"][:]
 
     cached()
     (file,) = here.glob("*.npy")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.training.host_memory import available_bytes
+from megatron.host_memory import available_bytes
 
 V2 = ("memory.max", "memory.current", "inactive_file")
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
