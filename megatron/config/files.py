@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron.config.flags import switch_words, value_in
+from megatron.config.flags import FileWord, switch_words, value_in
 from megatron.errors import ConfigError
 
 
@@ -37,33 +37,55 @@ def file_flags(
     import yaml
 
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        content, lines = yaml.safe_load(text), _lines_of(text)
     except OSError as error:
         raise ConfigError(f"--config {file}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {file} is not YAML: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config {file}: expected `flag: value` lines, found {content!r}")
-    return list(_words(content, switches))
+    return [
+        FileWord(word, path[-1], f"{file}, line {lines.get(path, 1)}")
+        for path, words in _entries(content, switches)
+        for word in words
+    ]
 
 
-def _words(
-    content: dict[Any, Any], switches: Mapping[str, tuple[list[str], list[str]]] | None
-) -> Iterator[str]:
+def _lines_of(text: str) -> dict[tuple[str, ...], int]:
+    """Return {keys from the top down: line} of a YAML text."""
+    import yaml
+
+    def walk(node: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                path = (*above, str(key.value))
+                yield path, key.start_mark.line + 1
+                yield from walk(value, path)
+
+    return dict(walk(yaml.compose(text, Loader=yaml.SafeLoader), ()))
+
+
+def _entries(
+    content: dict[Any, Any],
+    switches: Mapping[str, tuple[list[str], list[str]]] | None,
+    above: tuple[str, ...] = (),
+) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield the keys that lead to each flag of a file, and the flag's words."""
     for key, value in content.items():
+        path = (*above, str(key))
         option = "--" + str(key)
         if "_" in option and option not in _UNDERSCORED:
             option = option.replace("_", "-")
         if isinstance(value, dict):
-            yield from _words(value, switches)
+            yield from _entries(value, switches, path)
         elif value is True or value is False or value is None:
             on, off = ([option], []) if switches is None else switches.get(option, ([option],) * 2)
-            yield from on if value else off
+            yield path, on if value else off
         elif isinstance(value, list):
-            yield option
-            yield from map(str, value)
+            yield path, [option, *map(str, value)]
         else:
-            yield f"{option}={value}"
+            yield path, [f"{option}={value}"]
 
 
 _UNDERSCORED = {"--deepspeed_config", "--local_rank"}

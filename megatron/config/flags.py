@@ -6,9 +6,9 @@ import inspect
 import math
 import textwrap
 from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
-from itertools import pairwise
+from itertools import groupby, pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -45,6 +45,21 @@ class Legacy:
     reason: str
     takes: int | str = 0
     refused: bool = False
+
+
+class FileWord(str):
+    """A word of a command line that stands in a file of flags."""
+
+    __slots__ = ("key", "place")
+
+    key: str  # as the file has it
+    place: str  # the file and the line, for messages
+
+    def __new__(cls, word: str, key: str, place: str) -> "FileWord":
+        """Return `word` with where it stands."""
+        made = super().__new__(cls, word)
+        made.key, made.place = key, place
+        return made
 
 
 @dataclass(frozen=True)
@@ -226,10 +241,15 @@ class _Parser(ArgumentParser):
         for action in required:
             # Told below, beside what may be a misspelling of it.
             action.required = False
-        said, unknown = self.parse_known_args(args, namespace)
+        words, problems = self._without_problems(list(args))
+        try:
+            said, unknown = self.parse_known_args(words, namespace)
+        except ConfigError as error:
+            raise ConfigError(*problems, *error.problems) from error
         missing = [a.option_strings[0] for a in required if getattr(said, a.dest) is None]
         raise_if_any(
             [
+                *problems,
                 *dict.fromkeys(said.refusals),
                 *(self._unknown(word) for word in (_flags_of(unknown) if unknown else ())),
                 *(
@@ -241,13 +261,45 @@ class _Parser(ArgumentParser):
         )
         return said
 
+    def _without_problems(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Return `words` without those of a file that are wrong, and what is wrong with these."""
+        kept, problems = [], []
+        for place, group in groupby(words, key=lambda word: getattr(word, "place", "")):
+            entry = list(group)
+            found = [*self._file_problems(place, entry)] if place else []
+            problems += found
+            kept += [] if found else entry
+        return kept, problems
+
+    def _file_problems(self, place: str, entry: Sequence[Any]) -> Iterator[str]:
+        """Yield what is wrong with the words that stand at `place` of a file."""
+        key = entry[0].key
+        try:
+            said, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
+        except ConfigError as error:
+            wrong = str(error).removeprefix("argument ").partition(": ")[2] or str(error)
+            yield f"{place}: {key}: {wrong}"
+            return
+        yield from (f"{place}: {refusal}" for refusal in said.refusals)
+        option = entry[0].partition("=")[0]
+        if unknown and option in self._option_string_actions:
+            yield f"{place}: {key} takes fewer values; {' '.join(unknown)} is too many"
+        elif unknown:
+            near = self._nearest(option)
+            hint = f"; did you mean {near.removeprefix('--')}?" if near else ""
+            yield f"{place}: unknown key {key}{hint}"
+
+    def _nearest(self, word: str) -> str | None:
+        known = [option for action in self._actions for option in action.option_strings]
+        near = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.75)
+        return near[0] if near else None
+
     def _unknown(self, word: str) -> str:
         if not word.startswith("--"):
             flag = "; write it as a flag: --NAME VALUE" if "=" in word else ""
             return f"{word} is a value without a flag{flag}"
-        known = [option for action in self._actions for option in action.option_strings]
-        nearest = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.75)
-        hint = f"; did you mean {nearest[0]}?" if nearest else "; --help lists all flags"
+        near = self._nearest(word)
+        hint = f"; did you mean {near}?" if near else "; --help lists all flags"
         return f"unknown flag {word}{hint}"
 
 

@@ -75,9 +75,9 @@ def test_without_a_file_the_words_are_those_of_the_command_line():
         ("- a\n- b\n", "run.yaml: expected `flag: value` lines, found \\['a', 'b'\\]"),
         ("", "run.yaml: expected `flag: value` lines, found None"),
         ("just words", "run.yaml: expected `flag: value` lines, found 'just words'"),
-        ("no_such_flag: 1", "unknown flag --no-such-flag; "),
-        ("batch_size: 1", "--batch-size: write --micro-batch-size instead"),
-        ("num_layers: two", "argument --num-layers: invalid int value: 'two'"),
+        ("no_such_flag: 1", "run.yaml, line 1: unknown key no_such_flag"),
+        ("batch_size: 1", "run.yaml, line 1: --batch-size: write --micro-batch-size instead"),
+        ("num_layers: two", "run.yaml, line 1: num_layers: invalid int value: 'two'"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_message(write, text, message):
@@ -85,9 +85,24 @@ def test_a_mistake_in_the_file_is_one_message(write, text, message):
         tiny_config("--config", str(write(text)))
 
 
+def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(write):
+    file = write(
+        "network:\n  num-layer: 2\n  hidden-size: wide\n\nbf16: true\nlrr: 1\nseed: [1, x]\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        tiny_config("--config", str(file), "--sedd", "3")
+    assert list(caught.value.problems) == [
+        f"{file}, line 2: unknown key num-layer; did you mean num-layers?",
+        f"{file}, line 3: hidden-size: invalid int value: 'wide'",
+        f"{file}, line 6: unknown key lrr; did you mean lr?",
+        f"{file}, line 7: seed takes fewer values; x is too many",
+        "unknown flag --sedd; did you mean --seed?",
+    ]
+
+
 @pytest.mark.parametrize("value", ["false", "null"])
 def test_an_unknown_flag_is_refused_whatever_its_value(write, value):
-    with pytest.raises(ConfigError, match="unknown flag --no-such-flag"):
+    with pytest.raises(ConfigError, match="line 1: unknown key no_such_flag"):
         tiny_config("--config", str(write(f"no_such_flag: {value}")))
 
 
