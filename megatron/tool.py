@@ -3,6 +3,7 @@
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
@@ -12,13 +13,18 @@ from megatron.errors import ConfigError, MegatronError, before_the_first_step
 from megatron.log import UNREAD, write_nowhere
 
 
-def run_tool(main: Callable[[Sequence[str]], None]) -> NoReturn:
+def run_tool(
+    main: Callable[[Sequence[str]], None], *, on_error: Callable[[str], None] = lambda message: None
+) -> NoReturn:
     """Run `main` on the command line's words and exit.
 
     The code is 0 on success; after the message of a MegatronError on stderr, 2 for what another
     attempt would meet again, such as wrong flags or damaged files, otherwise 1; 130 when
     interrupted, 141 when it has something to say and nobody reads stdout any more, and 143 when
     terminated; files in the making are removed in all these cases.
+
+    Args:
+        on_error: called with the message or the traceback of an error that ends the program.
     """
     signal.signal(signal.SIGTERM, _leave)
     code: int | str | None = 0
@@ -30,6 +36,7 @@ def run_tool(main: Callable[[Sequence[str]], None]) -> NoReturn:
             for line in str(error).splitlines():
                 print(f"error: {line}", file=sys.stderr)
         code = error.exit_code
+        on_error(f"error: {error}")
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
     except SystemExit as left:
@@ -38,6 +45,9 @@ def run_tool(main: Callable[[Sequence[str]], None]) -> NoReturn:
         if not (_nobody_reads(sys.stdout) or _nobody_reads(sys.stderr)):
             raise
         code = UNREAD
+    except Exception:
+        on_error(traceback.format_exc())
+        raise
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

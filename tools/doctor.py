@@ -27,6 +27,7 @@ from megatron.doctor.versions import versions_section
 from megatron.errors import ConfigError
 from megatron.tool import run_tool
 from megatron.training.environment import Launch, export_launch, places_here, read_launch
+from megatron.training.launchers import write_root_cause
 
 EXAMPLE = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --bf16"
 """The run that kernels are chosen for when no flags of one are given."""
@@ -122,4 +123,4 @@ def start_processes(number: int, argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_tool(main, on_error=write_root_cause)

@@ -26,6 +26,7 @@ from megatron.tokenizer.fingerprint import (
 )
 from megatron.tool import run_tool
 from megatron.training.environment import read_launch
+from megatron.training.launchers import write_root_cause
 
 LEGACY = [
     Legacy("--torch-backend", "no effect: processes of this machine copy, without torch", takes=1),
@@ -84,4 +85,4 @@ def common_record(prefixes: Sequence[str]) -> TokenizerRecord | None:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_tool(main, on_error=write_root_cause)

@@ -22,6 +22,7 @@ from megatron.errors import ConfigError
 from megatron.preparation.preprocess_command import read_flags, say_written
 from megatron.tool import run_tool
 from megatron.training.environment import has_rank, read_launch
+from megatron.training.launchers import write_root_cause
 
 _WITHOUT_EFFECT = "no effect: ranks meet through files beside the output"
 LEGACY = (
@@ -85,4 +86,4 @@ def shard_problems(config: ShardConfig, launched: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_tool(main)
+    run_tool(main, on_error=write_root_cause)

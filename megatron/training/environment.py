@@ -224,6 +224,12 @@ def _require_agreement(managed: _Managed, rank: int, world_size: int) -> None:
         )
 
 
+def root_cause_file() -> Path | None:
+    """Return where torch's launcher looks for the error that ended this process, if it does."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(file) if file else None
+
+
 def launch_notices() -> Iterator[str]:
     """Yield what may be a mistake of how this process was started, or may be meant so."""
     managed = _manager()

@@ -15,6 +15,7 @@ from megatron.errors import ExitCode, MegatronError, PeerLeftError, before_the_f
 from megatron.tool import run_tool
 from megatron.training.environment import read_launch, read_launcher
 from megatron.training.failure import is_lost_peer
+from megatron.training.launchers import write_root_cause
 from megatron.training.restarts import code_for, end_launcher
 
 _HEAD_START_S = 5.0
@@ -35,7 +36,10 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
         rank = 0
     log.configure(rank, goes_on_unread=True)
     try:
-        _leave("", code_for(main(argv) or ExitCode.FINISHED, read_launcher()))
+        code = code_for(main(argv) or ExitCode.FINISHED, read_launcher())
+        if code == ExitCode.RESUMABLE:
+            write_root_cause("stopped on request before its end: the same command goes on")
+        _leave("", code)
     except MegatronError as error:
         _heed_the_launcher()
         lines = str(error).replace("\n", "\n  ")
@@ -46,6 +50,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
             time.sleep(_HEAD_START_S)
             if claim:
                 _tell(f"error [rank {rank}]: {lines}")
+        write_root_cause(f"error: {lines}")
         if error.is_final and rank == 0:
             end_launcher(read_launcher())
         _leave("", error.exit_code)
@@ -55,6 +60,7 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
         _heed_the_launcher()
         if is_lost_peer(error):
             time.sleep(_HEAD_START_S)
+        write_root_cause(traceback.format_exc())
         _leave(f"[rank {rank}] {traceback.format_exc()}", ExitCode.FAILED)
 
 
@@ -62,7 +68,7 @@ def run_tool_or_rank(main: Callable[[Sequence[str]], None]) -> None:
     """Run `main` on the command line's words: as one rank of several, or as a tool alone."""
     if read_launch(None).world_size > 1:
         run_rank(before_the_first_step()(main), sys.argv[1:])
-    run_tool(main)
+    run_tool(main, on_error=write_root_cause)
 
 
 def _heed_the_launcher() -> None:

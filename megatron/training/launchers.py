@@ -1,8 +1,12 @@
-"""The launchers above this process: whether they still live."""
+"""The launchers above this process: whether they still live, and what they name as root cause."""
 
+import json
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
+
+from megatron.training.environment import root_cause_file
 
 
 class Launchers:
@@ -27,6 +31,24 @@ class Launchers:
     def are_gone(self) -> bool:
         """Whether one of them has ended: its child has another parent then."""
         return any(_parent_of(child) != parent for child, parent in self._parents.items())
+
+
+def write_root_cause(message: str) -> None:
+    """Write why this process fails to TORCHELASTIC_ERROR_FILE, which torch's launcher prints.
+
+    Without the file it names this process and a page about tracebacks. The first message stays.
+
+    Source: ErrorHandler.record_exception and ProcessFailure of
+    torch.distributed.elastic.multiprocessing.errors.
+    """
+    file = root_cause_file()
+    if file is None:
+        return
+    more = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    content = json.dumps({"message": {"message": message, "extraInfo": more}})
+    # A full disk hides no error: it is on stderr too.
+    with suppress(OSError), file.open("x", encoding="utf-8") as stream:
+        stream.write(content)
 
 
 def _parent_of(pid: int) -> int | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from megatron.errors import ExitCode, MegatronError, PeerLeftError
 from megatron.training.failure import Failure, FailureFile, failure_of
-from megatron.training.launchers import Launchers
+from megatron.training.launchers import Launchers, write_root_cause
 from megatron.training.peers import Peers
 from megatron.training.stacks import grouped, read_places, take_stacks, write_stacks
 
@@ -196,7 +196,7 @@ class Watchdog:
         )
         self.failures.record(failure)
         self._tell(message)
-        self._leave()
+        self._leave(message)
 
     def _is_stuck(self, hangs: Hangs) -> bool:
         """Whether this rank has not moved for too long, or another one says so of itself."""
@@ -217,7 +217,7 @@ class Watchdog:
                 f"hang in {self.stage}: no progress for {self._limit_s(hangs):g} s "
                 f"(--hang-timeout), and {hangs.folder.parent} does not answer"
             )
-        self._leave()
+        self._leave(f"hang in {self.stage}: no progress (--hang-timeout); see {hangs.folder}")
 
     def _report(self, hangs: Hangs) -> None:
         """Write the stacks and the cause, tell them, and finish what is being saved."""
@@ -242,6 +242,7 @@ class Watchdog:
         # has been the first.
         if self.failures.record(failure) or (self._rank == 0 and not self.failures.is_written()):
             self._tell("\n  ".join(lines))
+            write_root_cause("\n".join(lines))
         else:
             time.sleep(_LOOK_S)
         self._is_reported.set()
@@ -251,7 +252,8 @@ class Watchdog:
         prefix = f"[rank {self._rank}] " if self._rank else ""
         print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
 
-    def _leave(self) -> None:
+    def _leave(self, cause: str) -> None:
+        write_root_cause(cause)
         # Past the main thread, which may wait inside compiled code for ever.
         os._exit(ExitCode.FAILED)
 

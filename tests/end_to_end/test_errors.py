@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import REPOSITORY, Corpus, launched, start, start_ranks
+from jobs import PRETRAIN, REPOSITORY, Corpus, launched, start, start_ranks
 
 RUN = [
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
@@ -98,6 +98,16 @@ def test_the_launcher_passes_the_message_and_the_code_on(tmp_path: Path) -> None
     )
     assert "Traceback" not in done.outputs[0]
     assert not (tmp_path / "save").exists()
+
+
+def test_torchs_launcher_names_the_message_as_the_root_cause() -> None:
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", PRETRAIN)
+    ended = start(sys.executable, *words, "--num-layer", "2", "--device", "cpu")
+    assert ended.codes == [1]
+    cause = ended.outputs[0].partition("Root Cause (first observed failure)")[2]
+    assert "traceback : error: " in cause, ended.outputs[0]
+    assert "did you mean --num-layers?" in cause
+    assert "To enable traceback" not in ended.outputs[0]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -143,3 +144,32 @@ def test_rank_0_speaks_and_the_others_warn_of_errors_only():
 def test_the_rank_with_the_cause_speaks_first(action, waits):
     told = "import time; time.sleep = lambda s: print('waits'); " + action
     assert ("waits" in end(told, RANK="1", WORLD_SIZE="2")[1]) is waits
+
+
+@pytest.mark.parametrize(
+    ("action", "cause"),
+    [
+        ("raise ConfigError('first', 'second')", "error: first\n  second"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("return 75", "stopped on request before its end: the same command goes on"),
+        ("pass", None),
+        ("raise KeyboardInterrupt", None),
+    ],
+)
+def test_the_launcher_of_torch_finds_the_root_cause(tmp_path, action, cause):
+    file = tmp_path / "error.json"
+    end(action, RANK="0", WORLD_SIZE="2", TORCHELASTIC_ERROR_FILE=str(file))
+    assert file.exists() is (cause is not None)
+    if cause:
+        failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(file))
+        told = ChildFailedError("job", {0: failure}).format_msg()
+        assert told.rstrip("\n =").endswith(cause.replace("\n", "\n  ")), told
+
+
+def test_the_first_cause_stays_and_one_that_cannot_be_written_hides_nothing(tmp_path):
+    file = tmp_path / "error.json"
+    file.write_text("first")
+    assert end("raise DataError('x')", TORCHELASTIC_ERROR_FILE=str(file))[2] == "error: x\n"
+    assert file.read_text() == "first"
+    nowhere = str(tmp_path / "none" / "error.json")
+    assert end("raise DataError('x')", TORCHELASTIC_ERROR_FILE=nowhere)[::2] == (1, "error: x\n")
