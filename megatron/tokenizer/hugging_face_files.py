@@ -11,7 +11,7 @@ from tokenizers import normalizers, processors
 from megatron.tokenizer.build import keywords
 from megatron.tokenizer.gpt2 import END_OF_TEXT
 from megatron.tokenizer.hugging_face import load_with_transformers
-from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.tokenizer.tokenizer import Role, Tokenizer
 
 _OF_TOKENIZERS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -24,6 +24,20 @@ _TEXTS = (
     "Naïve café, Übermut, 東京, здравствуйте 🙂",
     " a blank in front",
 )
+
+
+_ROLES: tuple[Role, ...] = ("bos", "eos", "pad")
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return the special token ids of config.json; the end of a document is that of a text.
+
+    Padding has the id that ends texts where the tokenizer has none of its own, as in GPT-2.
+    """
+    ids = tokenizer.special_ids
+    end = ids.get("eod", ids.get("eos"))
+    found = {"bos": ids.get("bos", end), "eos": end, "pad": ids.get("pad", end)}
+    return {f"{role}_token_id": found[role] for role in _ROLES}
 
 
 def write_hugging_face_files(
@@ -55,7 +69,11 @@ def write_hugging_face_files(
                 return f"transformers does not load it: {_reason(error)}"
         case _:
             return f"transformers has no tokenizer that reads the files of {kind}"
-    if problem := _difference(folder, tokenizer):
+    problem = _difference(folder, tokenizer)
+    if not problem:
+        written += _complete(folder, special_ids(tokenizer)["pad_token_id"])
+        problem = _difference(folder, tokenizer)
+    if problem:
         for name in written:
             (folder / name).unlink(missing_ok=True)
     return problem
@@ -113,6 +131,29 @@ def _write_sentencepiece(
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
     _write_json(folder / "tokenizer_config.json", {**config, "model_max_length": max_length})
     return ["tokenizer.model", "tokenizer.json", "tokenizer_config.json"]
+
+
+def _complete(folder: Path, pad: int | None) -> list[str]:
+    """Add tokenizer.json and a padding token where there are none; return the files written.
+
+    Programs without transformers read tokenizer.json alone; batches of texts need padding.
+    """
+    # Imported here: it takes seconds.
+    from transformers import AutoTokenizer
+
+    written = []
+    loaded = AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
+    if loaded.is_fast and not (folder / "tokenizer.json").exists():
+        loaded.backend_tokenizer.save(str(folder / "tokenizer.json"))
+        written.append("tokenizer.json")
+    if loaded.pad_token is None and pad is not None:
+        file = folder / "tokenizer_config.json"
+        config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        _write_json(file, {**config, "pad_token": loaded.convert_ids_to_tokens(pad)})
+        written.append(file.name)
+    return written
 
 
 def _difference(folder: Path, tokenizer: Tokenizer) -> str:

@@ -28,12 +28,11 @@ from megatron.checkpoint.weights import read_weights
 from megatron.errors import DataError, WrongDataError
 from megatron.parallel.whole import Whole, WholeCheckpoint
 from megatron.plan.model_spec import ModelSpec
-from megatron.tokenizer.hugging_face_files import write_hugging_face_files
-from megatron.tokenizer.tokenizer import Role, Tokenizer
+from megatron.tokenizer.hugging_face_files import special_ids, write_hugging_face_files
+from megatron.tokenizer.tokenizer import Tokenizer
 
 _TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _BLOCK = 1 << 24  # elements that are written in one go
-_ROLES: tuple[Role, ...] = ("bos", "eos", "pad")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +111,7 @@ def export(
         whole = merged(saved, read_weights(source, manifest))
         write_model(staging, spec, family, whole, dtype, max_bytes=wishes.max_shard_bytes)
         _write_json(staging / "config.json", _config(spec, family, dtype, tokenizer))
-        _write_json(staging / "generation_config.json", _special_ids(tokenizer))
+        _write_json(staging / "generation_config.json", _generation_config(spec, tokenizer))
         no_tokenizer = write_hugging_face_files(
             staging, tokenizer, tokenizer_wishes, max_length=spec.max_position_embeddings
         )
@@ -238,16 +237,14 @@ def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -
         "initializer_range": spec.init_std,
         # The name that all versions know.
         "torch_dtype": _TORCH_NAMES[dtype],
-        **_special_ids(tokenizer),
+        **special_ids(tokenizer),
     }
 
 
-def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
-    """Return the ids that begin and end texts; what ends a document ends a text."""
-    ids = tokenizer.special_ids
-    end = ids.get("eod", ids.get("eos"))
-    found = {"bos": ids.get("bos", end), "eos": end, "pad": ids.get("pad", end)}
-    return {f"{role}_token_id": found[role] for role in _ROLES}
+def _generation_config(spec: ModelSpec, tokenizer: Tokenizer) -> dict[str, int | None]:
+    """Return how text is generated; learned positions end, so generation ends with them."""
+    ends = {"max_length": spec.max_position_embeddings}
+    return {**special_ids(tokenizer), **(ends if spec.position_embedding == "learned" else {})}
 
 
 def _measured(

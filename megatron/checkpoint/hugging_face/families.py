@@ -15,7 +15,7 @@ _NOT_COMPARED = (
     *("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
     *("hidden_act", "activation_function"),
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout"),
-    *("use_sliding_window", "sliding_window", "max_window_layers", "seq_length"),
+    *("use_sliding_window", "sliding_window", "max_window_layers", "seq_length", "n_ctx"),
 )
 """Keys that several values of may mean the same; their flags are made of them, or an error."""
 

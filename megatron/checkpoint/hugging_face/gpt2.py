@@ -50,6 +50,7 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "n_inner": spec.ffn_hidden_size,
         "n_head": spec.num_attention_heads,
         "n_positions": spec.max_position_embeddings,
+        "n_ctx": spec.max_position_embeddings,  # read by converters of other programs
         "activation_function": ACTIVATIONS[spec.activation],
         "layer_norm_epsilon": spec.norm_epsilon,
         "attn_pdrop": spec.attention_dropout,

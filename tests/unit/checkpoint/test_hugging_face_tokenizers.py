@@ -8,8 +8,8 @@ import torch
 from checkpoints import spread_network, write_checkpoint
 from test_hugging_face_models import tool
 from tiny import tiny_config
-from tokenizers import ByteLevelBPETokenizer
-from transformers import AutoTokenizer, pipeline
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
+from transformers import AutoTokenizer, DataCollatorForLanguageModeling, pipeline
 
 from megatron.checkpoint.manifest import read_manifest, write_manifest
 from megatron.errors import DataError, WrongDataError
@@ -99,6 +99,19 @@ def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
     expected = greedy(model, tokenizer.encode("the tide"), 12, tokenizer.vocab_size)
     assert tokenizer.eod not in expected
     assert found["generated_text"] == tokenizer.decode(expected)
+
+    # Without a length: to the last position that the network has learned.
+    (found,) = generate("the tide", do_sample=False, return_tensors=True)
+    assert len(found["generated_token_ids"]) <= config["max_length"] == 48
+    both = generate(["the tide", "the lobster and"], batch_size=2, max_new_tokens=3)
+    assert len(both) == 2
+    assert loaded.pad_token_id == config["pad_token_id"]
+    collate = DataCollatorForLanguageModeling(loaded, mlm=False)
+    assert collate([loaded("the tide"), loaded("the")])["input_ids"].shape[0] == 2
+    alone = Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
+    assert [alone.encode(text).ids for text in TEXTS] == [*map(tokenizer.encode, TEXTS)]
+    model_config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert model_config["n_ctx"] == model_config["n_positions"] == 48
 
     # The folder is a tokenizer of ours, too, and names one for the way back.
     tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back")
