@@ -353,6 +353,12 @@ DATA = {
     ),
     "dataloader_type": Turned("--dataloader-type cyclic", "batches"),
     "sample_order": Turned("--sample-order megatron-core", "batches", on="--split 1,1,1"),
+    "mid_level_dataset_surplus": Turned(
+        "--mid-level-dataset-surplus 40 --sample-order megatron-core",
+        "batches",
+        on="--data-path 1 {files}/corpus 1 {files}/other --sample-order megatron-core",
+        without=("--data-path",),
+    ),
     "data_impl": Turned("--data-impl lazy", "error", says="open it with --dataset-impl mmap"),
     "data_cache_path": Turned("--data-cache-path {run}/elsewhere", "files"),
 }

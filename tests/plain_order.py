@@ -57,11 +57,13 @@ def shares(weights: Sequence[float], program: str) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def samples_of_parts(weights: Sequence[float], num_samples: int, program: str) -> list[int]:
+def samples_of_parts(
+    weights: Sequence[float], num_samples: int, program: str, surplus: float = 0.005
+) -> list[int]:
     """Return how many samples are built of each part of a blend."""
     if program == "megatron-core":
         targets = [int(math.ceil(num_samples * share)) for share in shares(weights, program)]
-        return [int(math.ceil(target * (1 + 0.005))) for target in targets]
+        return [int(math.ceil(target * (1 + surplus))) for target in targets]
     return [int(math.ceil(num_samples * share * 1.005)) for share in shares(weights, program)]
 
 
@@ -106,13 +108,14 @@ def set_samples(
     seq_length: int,
     seed: int,
     program: str,
+    surplus: float = 0.005,
 ) -> list[list[int]]:
     """Return the first `num_samples` samples of a data set of one or several parts."""
     common = {"seq_length": seq_length, "seed": seed, "program": program}
     if not is_blend:
         return part_samples(parts[0], num_samples=num_samples, **common)[:num_samples]
     weights = [part.weight for part in parts]
-    counts = samples_of_parts(weights, num_samples, program)
+    counts = samples_of_parts(weights, num_samples, program, surplus)
     each = [
         part_samples(part, num_samples=count, **common)
         for part, count in zip(parts, counts, strict=True)

@@ -46,6 +46,10 @@ class DataConfig:
     """Rules that cut --split, shuffle the last epoch and size the parts of a blend: those of
     BigScience's Megatron-DeepSpeed, or those of current Megatron-LM (megatron-core)."""
 
+    mid_level_dataset_surplus: float = 0.005
+    """Share of its samples that is built in addition for each corpus of a blend; another value than
+    the default needs --sample-order megatron-core."""
+
     data_impl: Literal["lazy", "cached", "mmap", "infer"] = "infer"
     """Format of the token files; infer looks at each."""
 

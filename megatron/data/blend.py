@@ -22,18 +22,22 @@ _PIECES = 16  # of a stretch, after each of which it is compared with an earlier
 
 
 def samples_wanted(
-    weights: Sequence[float], num_samples: int, sample_order: SampleOrder = "bigscience"
+    weights: Sequence[float],
+    num_samples: int,
+    sample_order: SampleOrder = "bigscience",
+    surplus: float = 0.005,
 ) -> list[int]:
     """Return how many samples a blend of `num_samples` asks of each data set.
 
     A data set never gives more than its weight times the samples of the blend so far, plus one.
-    Source: half a percent more than the weight says: of its exact samples in BigScience's
-        Megatron-DeepSpeed, of its samples rounded up in Megatron Core.
+
+    Source: the surplus is added to the exact share of the samples in BigScience's
+        Megatron-DeepSpeed, and to the share rounded up in Megatron Core.
     """
     exact = [num_samples * share for share in shares_of(weights, sample_order)]
     if sample_order == "megatron-core":
-        return [math.ceil(math.ceil(count) * 1.005) for count in exact]
-    return [math.ceil(count * 1.005) for count in exact]
+        return [math.ceil(math.ceil(count) * (1 + surplus)) for count in exact]
+    return [math.ceil(count * (1 + surplus)) for count in exact]
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class BlendedDataset:
     """Data sets read as one of `num_samples` samples, in proportion to their weights.
 
     Args:
-        datasets: each with at least as many samples as `samples_wanted` returns.
+        num_needed: samples that each of the data sets must have; see `samples_wanted`.
         prefix: of the token files beside which the order is kept; see `cached_maps`.
 
     Raises:
@@ -121,13 +125,13 @@ class BlendedDataset:
         weights: Sequence[float],
         *,
         num_samples: int,
+        num_needed: Sequence[int],
         prefix: str,
         cache_directory: str | Path | None = None,
         sample_order: SampleOrder = "bigscience",
     ):
         self.datasets = datasets
-        needed = samples_wanted(weights, num_samples, sample_order)
-        for dataset, wanted in zip(datasets, needed, strict=True):
+        for dataset, wanted in zip(datasets, num_needed, strict=True):
             if len(dataset) < wanted:
                 raise DataError(
                     f"a part of the blend has {len(dataset)} samples, {wanted} are wanted of it"

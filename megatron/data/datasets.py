@@ -39,6 +39,7 @@ class CorpusUse:
     """What a data set takes of one corpus."""
 
     prefix: str
+    weight: float  # in the blend, not normalised
     share: float  # of the samples; its weight divided by the sum of all
     documents: int
     tokens: int
@@ -142,7 +143,8 @@ class _Builder:
         order = self._plan.sample_order
         wanted = [plan.num_samples]
         if plan.is_blend:
-            wanted = samples_wanted(weights, plan.num_samples, order)
+            surplus = self._plan.blend_surplus
+            wanted = samples_wanted(weights, plan.num_samples, order, surplus)
         # Whole texts are packed in turn: no epoch of theirs is shuffled by itself.
         rules = {"sample_order": order} if self._plan.kind == "documents" else {}
         parts = [
@@ -160,6 +162,7 @@ class _Builder:
         self.uses[role, plan.name] = [
             CorpusUse(
                 source.prefix,
+                source.weight,
                 share,
                 len(documents),
                 part.num_tokens,
@@ -177,6 +180,7 @@ class _Builder:
             parts,
             weights,
             num_samples=plan.num_samples,
+            num_needed=wanted,
             prefix=sources[0][0].prefix,
             cache_directory=self._cache_directory,
             sample_order=order,

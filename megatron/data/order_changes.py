@@ -29,17 +29,21 @@ def other_order(
         if name in then and then[name] != getattr(now, name):
             yield f"{flag} was {then[name]} and is {getattr(now, name)}"
     train = then.get("train", {})
-    if "num_samples" not in train or train["num_samples"] == now.train.num_samples:
+    if "num_samples" not in train:
         return
     counts = train["num_samples"], now.train.num_samples
+    surpluses = then.get("blend_surplus", now.blend_surplus), now.blend_surplus
     asks = f"the run asks for {counts[1]} training samples in all, and did for {counts[0]}"
-    if now.order == "cyclic" and _permutes_others(now, uses, *counts):
+    if counts[0] == counts[1]:
+        asks = f"--mid-level-dataset-surplus was {surpluses[0]} and is {surpluses[1]}"
+    elif now.order == "cyclic" and _permutes_others(now, uses, *counts):
         yield f"{asks}, which --dataloader-type cyclic permutes"
     if now.kind != "documents":
         return
-    shares = [use.share for use in uses]
+    weights = [use.weight for use in uses]
     wanted = [
-        samples_wanted(shares, n, now.sample_order) if now.train.is_blend else [n] for n in counts
+        samples_wanted(weights, n, now.sample_order, surplus) if now.train.is_blend else [n]
+        for n, surplus in zip(counts, surpluses, strict=True)
     ]
     for use, *numbers in zip(uses, *wanted, strict=True):
         before, after = (

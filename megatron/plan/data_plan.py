@@ -67,6 +67,7 @@ class DataPlan:
     kind: str  # what samples are cut from; see KIND_OF
     order: str  # "single" or "cyclic"
     sample_order: SampleOrder  # whose rules of splits, last epochs and blends
+    blend_surplus: float  # share of its samples built in addition for each corpus of a blend
     cache_path: str  # "": beside the token files
     chat_template: str = ""  # Jinja that wrote the conversations, as the token files record it
 
@@ -109,12 +110,14 @@ def plan_data(
         kind=kind,
         order=data.dataloader_type,
         sample_order=data.sample_order,
+        blend_surplus=data.mid_level_dataset_surplus,
         cache_path=data.data_cache_path or "",
     )
 
 
 def data_problems(data: DataConfig) -> Iterator[str]:
     """Yield every reason why it is not clear which tokens to read."""
+    yield from _surplus_problems(data)
     weighted = [_flag(wish) + ("" if wish.texts else "-path") for wish in _wishes(data)]
     if data.data_path and weighted:
         yield f"--data-path and {weighted[0]} both say which data: give one of them"
@@ -138,6 +141,15 @@ def data_problems(data: DataConfig) -> Iterator[str]:
         names = [group.name for group in groups[role]]
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield f"--{role}-weighted-split-paths has {names.count(name)} groups named {name}"
+
+
+def _surplus_problems(data: DataConfig) -> Iterator[str]:
+    surplus = data.mid_level_dataset_surplus
+    flag = f"--mid-level-dataset-surplus {surplus}"
+    if not 0 < surplus < math.inf:
+        yield f"{flag} must be more than 0: an order by weights takes up to one sample more"
+    elif surplus != DataConfig.mid_level_dataset_surplus and data.sample_order == "bigscience":
+        yield f"{flag} needs --sample-order megatron-core: the other order has a fixed surplus"
 
 
 def with_some_data(config: Config) -> Config:

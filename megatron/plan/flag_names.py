@@ -36,6 +36,7 @@ _NAMED = {
     "optimizer.weight_decay_style": "--weight-decay-incr-style",
     "optimizer.eps": "--adam-eps",
     "optimizer.momentum": "--sgd-momentum",
+    "data.blend_surplus": "--mid-level-dataset-surplus",
     "training.exit_after_minutes": "--exit-duration-in-mins",
     "training.exits_on_signal": "--exit-signal-handler",
     "training.kill_switch": "--kill-switch-path",

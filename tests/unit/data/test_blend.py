@@ -135,9 +135,14 @@ class Numbered:
 
 def test_every_index_of_a_blend_exists(tmp_path):
     weights, num_samples = [0.001, 0.999], 1000
-    parts = [Numbered(d, count) for d, count in enumerate(samples_wanted(weights, num_samples))]
+    needed = samples_wanted(weights, num_samples)
     blended = BlendedDataset(
-        parts, weights, num_samples=num_samples, prefix="c", cache_directory=tmp_path
+        [Numbered(d, count) for d, count in enumerate(needed)],
+        weights,
+        num_samples=num_samples,
+        num_needed=needed,
+        prefix="c",
+        cache_directory=tmp_path,
     )
     assert len(blended) == num_samples
     found = [tuple(blended[i].tolist()) for i in range(len(blended))]
@@ -149,7 +154,11 @@ def test_the_order_is_kept_on_disk(tmp_path, monkeypatch):
     def blended(weights, num_samples):
         parts = [Numbered(d, 100) for d in range(2)]
         return BlendedDataset(
-            parts, weights, num_samples=num_samples, prefix=str(tmp_path / "c")
+            parts,
+            weights,
+            num_samples=num_samples,
+            num_needed=[num_samples] * 2,
+            prefix=str(tmp_path / "c"),
         ).order
 
     first = blended([1, 2], 50)
@@ -163,7 +172,13 @@ def test_the_order_is_kept_on_disk(tmp_path, monkeypatch):
 
 def test_too_short_a_part_is_refused(tmp_path):
     with pytest.raises(DataError, match="has 5 samples, 51 are wanted of it"):
-        BlendedDataset([Numbered(0, 5), Numbered(1, 51)], [1, 1], num_samples=100, prefix="c")
+        BlendedDataset(
+            [Numbered(0, 5), Numbered(1, 51)],
+            [1, 1],
+            num_samples=100,
+            num_needed=[51, 51],
+            prefix="c",
+        )
 
 
 @pytest.mark.parametrize("weights", [[], [0.0, 0.0], [-1.0, 2.0]])

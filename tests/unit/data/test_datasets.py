@@ -92,8 +92,8 @@ def test_what_is_read_of_each_corpus_is_told(tmp_path):
     uses = build("--data-path", "3", first, "1", second, "--split", "1").uses
     assert list(uses) == [("train", "train")]
     assert uses["train", "train"] == [
-        CorpusUse(first, 0.75, 100, 1000, 31, 31 * 8 / 1000, int),
-        CorpusUse(second, 0.25, 5, 50, 11, 11 * 8 / 50, int),
+        CorpusUse(first, 3.0, 0.75, 100, 1000, 31, 31 * 8 / 1000, int),
+        CorpusUse(second, 1.0, 0.25, 5, 50, 11, 11 * 8 / 50, int),
     ]
 
 

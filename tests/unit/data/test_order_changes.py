@@ -78,3 +78,14 @@ def test_reasons_name_flags_and_epochs(prefixes):
         f"{prefixes[0]} is shuffled over 2 epochs (the last shuffled apart), and was over 1 epoch",
     ]
     assert [*other_order({}, now, uses, seq_length=8)] == []
+
+
+def test_another_surplus_is_a_reason_where_it_changes_the_epochs(prefixes):
+    core = ("--sample-order", "megatron-core", "--mid-level-dataset-surplus")
+    now = decided(["3", prefixes[0], "1", prefixes[1]], 100, *core, "0.005")
+    uses = build_datasets(now, seq_length=8, seed=3).uses["train", now.train.name]
+    for surplus, is_other in (("0.01", False), ("0.5", True)):
+        then = decided(["3", prefixes[0], "1", prefixes[1]], 100, *core, surplus)
+        reasons = [*other_order(asdict(then), now, uses, seq_length=8)]
+        assert bool(reasons) == is_other
+        assert all(f"surplus was {surplus} and is 0.005: " in reason for reason in reasons)

@@ -103,3 +103,17 @@ def test_a_problem_is_told(flags, problem):
 def test_problems_of_all_groups_are_told_at_once():
     found = problems(TRAIN[0], "t: 1 0:2 a, x", VALID, "v: x 0:1 a")
     assert [text.partition(":")[0] for text in found] == [TRAIN[0], TRAIN[0], VALID]
+
+
+def test_the_surplus_of_blends_is_positive_and_of_one_order():
+    core = ("--sample-order", "megatron-core", "--mid-level-dataset-surplus")
+    assert tiny_plan().data.blend_surplus == 0.005
+    assert tiny_plan(*core, "0.2").data.blend_surplus == 0.2
+    assert list(problems(*core, "0", without=())) == [
+        "--mid-level-dataset-surplus 0.0 must be more than 0: an order by weights takes up to one "
+        "sample more"
+    ]
+    assert list(problems(core[2], "0.01", without=())) == [
+        "--mid-level-dataset-surplus 0.01 needs --sample-order megatron-core: the other order has a "
+        "fixed surplus"
+    ]

@@ -523,7 +523,7 @@ def test_passed_over_spikes_are_part_of_the_state(job):
 
 def test_another_order_of_samples_is_told_when_a_run_goes_on(job, told):
     job.save(5)
-    use = CorpusUse("corpus", 1.0, 4, tokens=61, samples_wanted=20, epochs=2.0, size_for=int)
+    use = CorpusUse("corpus", 1.0, 1.0, 4, tokens=61, samples_wanted=20, epochs=2.0, size_for=int)
     for flags, reason in (
         ([], ""),
         (["--seed", "7"], "--seed was 1234 and is 7"),
