@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from megatron.data.samplers import SampleSource, micro_batches
+from megatron.data.origin import TracedSource
+from megatron.data.samplers import micro_batches
 from megatron.engine.engine import MicroBatch
 from megatron.errors import DataError
 from megatron.model.loss import position_weights
@@ -16,13 +19,14 @@ from megatron.plan.batch_plan import BatchPlan
 from megatron.plan.mask_plan import MaskPlan
 from megatron.plan.model_spec import ModelSpec
 from megatron.plan.objective_plan import ObjectivePlan
+from megatron.preparation.sample_origins import described
 
 PACKED = MaskPlan(reset_positions=False, isolate_documents=False, mask_loss=False)
 """Documents of a sample see each other, as in Megatron-LM by default."""
 
 
 def read_batches(
-    dataset: SampleSource,
+    dataset: TracedSource,
     *,
     as_micro_batch: Callable[[torch.Tensor], MicroBatch],
     channels: tuple[int, ...] = (),
@@ -43,7 +47,8 @@ def read_batches(
             more numbers, () if there is none.
 
     Raises:
-        DataError: the samples have run out, or a token is not in the vocabulary.
+        DataError: the samples have run out, or a token is not in the vocabulary. Only tensor rank 0
+            raises it for a token.
 
     Communication: one broadcast of [b, *channels, s + 1] over the tensor group per micro-batch.
     """
@@ -55,8 +60,13 @@ def read_batches(
         data_rank=groups.data_rank,
         data_size=groups.topology.data,
     )
-    while True:
-        read = _read(next(rows), model.vocab_size) if groups.tensor_rank == 0 else None
+    own = consumed_samples + groups.data_rank * batch.micro_batch_size
+    for first in count(own, batch.micro_batch_size * groups.topology.data):
+        read = None
+        if groups.tensor_rank == 0:
+            samples = next(rows)
+            _require_vocabulary(samples, model.vocab_size, dataset, first)
+            read = torch.from_numpy(samples)
         micro_batch = as_micro_batch(broadcast_tokens(read, shape, groups, device))
         yield own_part(micro_batch, groups.sequence_rank, groups.topology.sequence)
 
@@ -215,12 +225,29 @@ def _packed_micro_batch(
     return (inputs, positions, torch.stack([starts, stops], -1)), (labels, weights)
 
 
-def _read(rows: np.ndarray, vocab_size: int) -> torch.Tensor:
-    # Checked here, on the CPU: a foreign token stops a GPU with a message that names nothing.
+def _require_vocabulary(
+    rows: NDArray[np.int64], vocab_size: int, dataset: TracedSource, first: int
+) -> None:
+    """Refuse token ids outside the vocabulary, on the CPU.
+
+    A GPU would stop with a message that names nothing, and tensor-parallel ranks would take a
+    negative id for one of another rank's rows.
+
+    Args:
+        first: number of the first row's sample in `dataset`.
+
+    Raises:
+        DataError: names the token, and the sample with its file and documents.
+    """
     tokens = rows if rows.ndim == 2 else rows[:, 0]
-    if int(tokens.max()) >= vocab_size:
-        raise DataError(
-            f"token {int(tokens.max())} is not in the vocabulary of {vocab_size} tokens: the data "
-            "were made with another tokenizer than the one of this run"
-        )
-    return torch.from_numpy(rows)
+    # As unsigned numbers the negative ones are too large as well.
+    wrong = tokens.view(np.uint64) >= vocab_size
+    if not wrong.any():
+        return
+    row, column = np.argwhere(wrong)[0]
+    where = described(dataset.origin(first + int(row)))
+    raise DataError(
+        f"token {tokens[row, column]} is not in the vocabulary of {vocab_size} tokens (0 to "
+        f"{vocab_size - 1}): {where}; the file is damaged, or was made with another tokenizer than "
+        "the one of this run"
+    )

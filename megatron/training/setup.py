@@ -14,7 +14,7 @@ import torch.distributed as dist
 from megatron.config.config import Config
 from megatron.config.logging import LoggingConfig
 from megatron.data.datasets import Datasets, View, build_datasets
-from megatron.data.samplers import SampleSource
+from megatron.data.origin import TracedSource
 from megatron.engine import distributed
 from megatron.engine.build import build_engine
 from megatron.engine.engine import Engine
@@ -276,7 +276,7 @@ def read_datasets(plan: Plan, view: View | None = None) -> Datasets:
 
 
 def batches_of(
-    dataset: SampleSource,
+    dataset: TracedSource,
     consumed_samples: int,
     *,
     plan: Plan,

@@ -1,10 +1,13 @@
 """From token rows to what the engine takes."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from tiny import tiny_plan, tiny_spec
 
+from megatron.data.origin import Origin, Piece
 from megatron.errors import DataError
 from megatron.parallel.groups import Groups
 from megatron.parallel.topology import Topology
@@ -12,16 +15,19 @@ from megatron.training.batch import gpt_micro_batch, read_batches
 
 
 class Counting:
-    """Sample i is the tokens i, i + 1, …, modulo `vocab_size`."""
+    """Sample i is the tokens i, i + 1, …, modulo `vocab_size`, plus `least`."""
 
-    def __init__(self, vocab_size, length=8):
-        self.vocab_size, self.length = vocab_size, length
+    def __init__(self, vocab_size, length=8, least=0):
+        self.vocab_size, self.length, self.least = vocab_size, length, least
 
     def __len__(self):
         return self.length
 
     def __getitem__(self, i):
-        return (i + np.arange(7)) % self.vocab_size
+        return (i + np.arange(7)) % self.vocab_size + self.least
+
+    def origin(self, i):
+        return Origin("corpus", i, (Piece(3 * i, 0, 4), Piece(3 * i + 1, 0, 3)))
 
 
 def batches(group, dataset, consumed_samples=0):
@@ -63,9 +69,14 @@ def test_batches_go_on_at_the_consumed_samples(group):
     assert [next(stream)[0][0][:, 0].tolist() for _ in range(2)] == [[4, 5], [6, 7]]
 
 
-def test_a_token_of_another_vocabulary_is_told(group):
-    with pytest.raises(DataError, match="token 11 is not in the vocabulary of 11 tokens: the data"):
-        [*zip(range(4), batches(group, Counting(12)), strict=False)]
+@pytest.mark.parametrize(
+    ("dataset", "token", "sample"), [(Counting(12), 11, 5), (Counting(9, least=-1), -1, 0)]
+)
+def test_a_token_outside_the_vocabulary_is_refused_with_its_place(group, dataset, token, sample):
+    where = f"corpus sample {sample} | documents {3 * sample}[0:4] {3 * sample + 1}[0:3]; the file"
+    told = f"token {token} is not in the vocabulary of 11 tokens (0 to 10): {where}"
+    with pytest.raises(DataError, match=re.escape(told)):
+        [*zip(range(4), batches(group, dataset), strict=False)]
 
 
 def test_the_end_of_the_samples_is_told(group):
