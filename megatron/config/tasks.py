@@ -60,3 +60,24 @@ class HarnessConfig:
 
     eval_fp32: Annotated[bool, Spelling("--eval_fp32", ("--eval-fp32",))] = False
     """Weights and activations in 32 bits, whatever training had."""
+
+    log_samples: Annotated[bool, Spelling("--log_samples", ("--log-samples",))] = False
+    """Write each task's documents with the model's answers beside the results, as JSON lines:
+    RESULTS_PATH.samples.TASK.jsonl."""
+
+    predict_only: Annotated[bool, Spelling("--predict_only", ("--predict-only",))] = False
+    """Write the answers as --log_samples does, and compute no metrics."""
+
+    gen_kwargs: Annotated[str | None, Spelling("--gen_kwargs", ("--gen-kwargs",))] = None
+    """Options of generated answers in place of the tasks' own: NAME=VALUE,NAME=VALUE with
+    max_gen_toks, do_sample, temperature, top_k, top_p, min_p, repetition_penalty or until."""
+
+    apply_chat_template: Annotated[
+        bool, Spelling("--apply_chat_template", ("--apply-chat-template",))
+    ] = False
+    """Write contexts as conversations: few-shot examples are earlier turns, and the end of a turn
+    ends an answer."""
+
+    chat_template: Annotated[str | None, Spelling("--chat-template", ("--chat_template",))] = None
+    """File with the Jinja template of --apply_chat_template (default: the checkpoint's, or the
+    tokenizer's)."""

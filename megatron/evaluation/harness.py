@@ -11,14 +11,16 @@ from megatron.evaluation.team import Team
 from megatron.evaluation.windows import full_windows, last_window
 from megatron.generation.request import Request, without_stop
 from megatron.generation.sampling import Sampling
+from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.continuation import text_after
+from megatron.tokenizer.special import encode_alone
 from megatron.tokenizer.tokenizer import Tokenizer
 
 _NEW_TOKENS = 256
 """Most tokens of an answer where the task does not say."""
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """How tasks say it."""
-_SAMPLED = ("temperature", "top_k", "top_p")
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class HarnessModel(LM):
@@ -27,11 +29,22 @@ class HarnessModel(LM):
     Args:
         length: most tokens that are read at once; of a longer context the beginning is left out.
         seed: what the draws of tasks that sample follow from.
+        chat: how conversations are read, for tasks whose contexts are conversations.
     """
 
-    def __init__(self, team: Team, tokenizer: Tokenizer, *, length: int, seed: int):
+    def __init__(
+        self,
+        team: Team,
+        tokenizer: Tokenizer,
+        *,
+        length: int,
+        seed: int,
+        chat: ChatPrompts | None = None,
+    ):
         super().__init__()
         self.team, self.tokenizer, self.length, self.seed = team, tokenizer, length, seed
+        self.chat = chat
+        self._stop_tokens = {tokenizer.eod} | (chat.stop_tokens if chat else frozenset())
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation, and whether it is the likeliest."""
@@ -61,13 +74,35 @@ class HarnessModel(LM):
             for request, done in zip(asked, self.team.completions(asked), strict=True)
         ]
 
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Return a conversation as the chat template writes it."""
+        if self.chat is None:
+            raise DataError("the model has no chat template, which conversations need")
+        return self.chat.text(chat_history, continues_last=not add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Return the Jinja template, which lm_eval writes into the results."""
+        return self.chat.source if self.chat and chat_template else ""
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Name of the tokenizer."""
+        return self.tokenizer.name
+
+    def _encode(self, text: str) -> list[int]:
+        # A chat template writes the tokens that begin texts itself.
+        encode = encode_alone(self.tokenizer) if self.chat else self.tokenizer.encode
+        return encode(text)
+
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         """Return the tokens of both; a space between them belongs to the continuation."""
         if not context:
             return self._begun(continuation)
         before = context.rstrip()
-        whole = self.tokenizer.encode(context + continuation)
-        tokens = self.tokenizer.encode(before)
+        whole = self._encode(context + continuation)
+        tokens = self._encode(before)
         return tokens or [self.tokenizer.eod], whole[len(tokens) :]
 
     def _begun(self, text: str) -> tuple[list[int], list[int]]:
@@ -76,7 +111,7 @@ class HarnessModel(LM):
         Before it stands the token that the tokenizer puts in front of texts, or the end of another
         document.
         """
-        begin, tokens = self.tokenizer.encode(""), self.tokenizer.encode(text)
+        begin, tokens = self._encode(""), self._encode(text)
         if begin and tokens[: len(begin)] == begin:
             return begin, tokens[len(begin) :]
         return [self.tokenizer.eod], tokens
@@ -86,18 +121,21 @@ class HarnessModel(LM):
         stops = [until] if isinstance(until, str) else [*until]
         said = [wishes[name] for name in _LIMITS if wishes.get(name) is not None]
         new = min(int(said[0]) if said else _NEW_TOKENS, self.length - 1)
-        prompt = self.tokenizer.encode(context) or [self.tokenizer.eod]
+        prompt = self._encode(context) or [self.tokenizer.eod]
         return Request(
             prompt=tuple(prompt[-(self.length - new) :]),
             max_new_tokens=new,
             sampling=_sampling(wishes),
             seed=f"{self.seed}:{number}",
-            stop_tokens=frozenset({self.tokenizer.eod}),
-            stop_strings=tuple(stop for stop in stops if stop),
+            stop_tokens=frozenset(self._stop_tokens),
+            stop_strings=(
+                *(stop for stop in stops if stop),
+                *(self.chat.stop_strings if self.chat else ()),
+            ),
         )
 
     def _answer(self, request: Request, tokens: Sequence[int]) -> str:
-        shown = [token for token in tokens if token != self.tokenizer.eod]
+        shown = [token for token in tokens if token not in self._stop_tokens]
         text = text_after(self.tokenizer, request.prompt, shown)
         # As lm_eval's own models: without the blank that tokens lose where nothing precedes them.
         lost = max(0, len(text) - len(self.tokenizer.decode(shown)))
@@ -109,5 +147,5 @@ def _sampling(wishes: Mapping[str, Any]) -> Sampling:
     # Some say -1 for no limit.
     said = {name: max(0, wishes[name]) for name in _SAMPLED if wishes.get(name) is not None}
     if not wishes.get("do_sample", bool(said.get("temperature"))) or said.get("temperature") == 0:
-        return Sampling(greedy=True)
+        return Sampling(greedy=True, repetition_penalty=said.get("repetition_penalty", 1.0))
     return Sampling(**said)

@@ -17,6 +17,13 @@ _ELSEWHERE = {
 }
 """Tasks of Megatron's."""
 _STRIDE = 32
+GENERATION_OPTIONS = frozenset(
+    (
+        *("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens", "until"),
+        *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    )
+)
+"""What --gen_kwargs may set."""
 
 
 def name_problems(task: str | None) -> Iterator[str]:
@@ -67,6 +74,15 @@ def harness_problems(config: Config, wishes: HarnessConfig) -> Iterator[str]:
     ):
         if value is not None and value < least:
             yield f"{flag} {value} must be at least {least}"
+    if wishes.chat_template is not None and not wishes.apply_chat_template:
+        yield "--chat-template is for --apply_chat_template"
+    for option in wishes.gen_kwargs.split(",") if wishes.gen_kwargs is not None else ():
+        name, equals, _ = option.partition("=")
+        if not equals or name.strip() not in GENERATION_OPTIONS:
+            yield (
+                f"--gen_kwargs {option!r}: write NAME=VALUE, with one of "
+                f"{', '.join(sorted(GENERATION_OPTIONS))}"
+            )
 
 
 def _shared_problems(config: Config) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """How a checkpoint's model reads conversations, and texts with a gap."""
 
+from dataclasses import replace
+
 from megatron.data.fim import FimTokens
 from megatron.plan.objective_plan import plan_objective
 from megatron.preparation.views import fim_tokens
@@ -12,7 +14,10 @@ from megatron.tokenizer.tokenizer import Tokenizer
 def chat_prompts_of(
     source: ModelSource, tokenizer: Tokenizer, file: str | None
 ) -> ChatPrompts | None:
-    """Return the chat template in `file`, or else that of the tokenizer; None if there is none.
+    """Return how conversations are read, or None without a chat template.
+
+    The template is that in `file`, or the one that the model was trained with as its checkpoint
+    records it, or the tokenizer's.
 
     Raises:
         DataError: the file cannot be read.
@@ -20,6 +25,9 @@ def chat_prompts_of(
     flags = source.config.tokenizer
     is_pretrained = flags.tokenizer_type == "PretrainedFromHF"
     template = read_chat_template(file, flags.tokenizer_name_or_path if is_pretrained else None)
+    recorded = source.manifest.plan.get("data", {}).get("chat_template", "")
+    if recorded and file is None:
+        template = replace(template, source=recorded)
     return ChatPrompts(tokenizer, template) if template.source else None
 
 

@@ -40,8 +40,28 @@ class ChatPrompts:
         Raises:
             DataError: the template does not accept these messages.
         """
-        text, _ = self._template.render(messages, add_generation_prompt=True)
-        return self._encode(text)
+        return self._encode(self.text(messages))
+
+    def text(self, messages: Sequence[Any], *, continues_last: bool = False) -> str:
+        """Return `messages` as the template writes them, up to where the answer begins.
+
+        Args:
+            continues_last: the last message is the beginning of the answer.
+
+        Raises:
+            DataError: the template does not accept these messages.
+        """
+        text, _ = self._template.render(
+            messages,
+            add_generation_prompt=not continues_last,
+            continue_final_message=continues_last,
+        )
+        return text
+
+    @property
+    def source(self) -> str:
+        """The Jinja template."""
+        return self._template.source
 
     def _after_answer(self) -> str:
         """Return what the template writes between an answer and the next question."""

@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> None:
 
     from megatron.evaluation.team import Team
     from megatron.serving.loaded_model import load_model
+    from megatron.serving.prompt_formats import chat_prompts_of
 
     rows = source.config.training.micro_batch_size * wishes.micro_bs_multiplier
     generation = GenerationConfig(
@@ -73,7 +74,14 @@ def main(argv: Sequence[str]) -> None:
         loaded.tokenizer,
         length=source.config.model.seq_length,
         seed=source.config.training.seed,
+        chat=chat_prompts_of(source, loaded.tokenizer, wishes.chat_template)
+        if wishes.apply_chat_template
+        else None,
     )
+    if wishes.apply_chat_template and model.chat is None:
+        raise ConfigError(
+            "--apply_chat_template: the model has no chat template; give a file with --chat-template"
+        )
     evaluate(source, wishes, model, tasks)
     team.close()
 
@@ -134,6 +142,8 @@ def evaluate(
     for part in [[name] for name in names] if wishes.intermed_results else [names]:
         results = results_of(part, wishes, model, tasks)
         print(make_table(results), flush=True)
+        for task, samples in results.pop("samples", {}).items():
+            write_samples(samples, Path(f"{file}.samples.{task}.jsonl"))
         for key, value in results.items():
             found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
         found["model"] = {
@@ -157,7 +167,10 @@ def results_of(
         limit=wishes.limit,
         bootstrap_iters=wishes.bootstrap_iters,
         task_manager=tasks,
-        log_samples=False,
+        log_samples=wishes.log_samples or wishes.predict_only,
+        predict_only=wishes.predict_only,
+        gen_kwargs=wishes.gen_kwargs,
+        apply_chat_template=wishes.apply_chat_template,
     )
     assert results is not None, "lm_eval returns results where the rank is 0"
     return results
@@ -168,6 +181,15 @@ def write(found: dict[str, Any], file: Path) -> None:
     from lm_eval.utils import handle_non_serializable
 
     replace_text(file, json.dumps(found, indent=2, default=handle_non_serializable))
+
+
+def write_samples(samples: Sequence[Any], file: Path) -> None:
+    """Replace `file` by a task's documents with the model's answers, one JSON object a line."""
+    from lm_eval.utils import handle_non_serializable
+
+    lines = (json.dumps(one, default=handle_non_serializable) + "\n" for one in samples)
+    replace_text(file, "".join(lines))
+    print(f"wrote {len(samples)} samples to {file}")
 
 
 if __name__ == "__main__":

@@ -104,6 +104,57 @@ def test_results_are_those_of_lm_evals_own_model(tool, theirs, tasks, tmp_path, 
         tool(*words, "--task_list", "own_text,nothing_such")
 
 
+def test_conversations_are_those_of_lm_evals_own_model(tool, theirs, tasks, tmp_path):
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    folder, network, tokenizer = theirs
+    template = (
+        "{% for m in messages %}<{{ m.content }}>{% if not loop.last %}\n{% endif %}{% endfor %}"
+    )
+    template += "{% if add_generation_prompt %} {% endif %}"
+    file, results = tmp_path / "chat.jinja", tmp_path / "results.json"
+    file.write_text(template)
+    names = ["own_choice", "own_answer"]
+    words = [
+        *("--task_list", ",".join(names), "--include_path", str(tasks), "--load", str(folder)),
+        *("--results_path", str(results), "--bootstrap_iters", "0", "--eval_fp32"),
+    ]
+    options = ["--log_samples", "--gen_kwargs", "max_gen_toks=3,temperature=0"]
+    tool(*words, *options, "--apply_chat_template", "--chat-template", str(file))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "chat_template", template)
+        expected = simple_evaluate(
+            model=HFLM(pretrained=network, tokenizer=tokenizer, batch_size=1),
+            tasks=names,
+            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+            bootstrap_iters=0,
+            apply_chat_template=True,
+            gen_kwargs="max_gen_toks=3,temperature=0",
+        )
+    found = json.loads(results.read_text())
+    assert set(found["results"]) == set(names) and "samples" not in found
+    for name in names:
+        lines = (tmp_path / f"results.json.samples.{name}.jsonl").read_text().splitlines()
+        for line, theirs_one in zip(lines, expected["samples"][name], strict=True):
+            own = json.loads(line)
+            assert own["arguments"] == json.loads(json.dumps(theirs_one["arguments"]))
+            assert own["arguments"][0][0].startswith("<") or "gen_args_0" in own["arguments"]
+            for mine, yours in zip(own["resps"], theirs_one["resps"], strict=True):
+                if name == "own_answer":
+                    assert mine == list(yours)
+                else:
+                    assert float(mine[0][0]) == pytest.approx(yours[0][0], rel=1e-4)
+    (tmp_path / "results.json.samples.own_choice.jsonl").unlink()
+    tool(*words, "--predict_only", "--limit", "2")
+    assert "acc,none" not in json.loads(results.read_text())["results"]["own_choice"]
+    answers = (tmp_path / "results.json.samples.own_choice.jsonl").read_text().splitlines()
+    assert len(answers) == 2 and json.loads(answers[0])["resps"]
+    with pytest.raises(ConfigError, match="has no chat template; give a file with --chat-template"):
+        tool(*words, "--apply_chat_template")
+
+
 def test_a_missing_package_is_told(module, tool, theirs, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package lm_eval, .* requirements-eval\.txt"):
@@ -119,6 +170,9 @@ def test_a_missing_package_is_told(module, tool, theirs, monkeypatch):
         (["--task_list", "a", "--bootstrap_iters", "-1"], "must be at least 0"),
         (["--task_list", "a", "--num_fewshot", "-1"], "must be at least 0"),
         (["--task_list", "a", "--limit", "0"], "must be at least 1"),
+        (["--task_list", "a", "--gen_kwargs", "top_k=1,best"], "--gen_kwargs 'best': write NAME=V"),
+        (["--task_list", "a", "--gen_kwargs", "topk=1"], "--gen_kwargs 'topk=1': write NAME=VALUE"),
+        (["--task_list", "a", "--chat-template", "x"], "is for --apply_chat_template"),
         (["--task_list", "a", "--results_path", "none/file"], "there is no directory .*none"),
         (["--task_list", "a", "--seq-length", "13"], "is more than --max-position-embeddings 12"),
     ],

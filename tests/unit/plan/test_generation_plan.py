@@ -3,6 +3,7 @@
 import pytest
 
 from megatron.config.generation import GenerationConfig
+from megatron.generation.sampling import Sampling
 from megatron.plan.generation_plan import generation_problems, vocabulary_problems
 
 
@@ -19,6 +20,12 @@ from megatron.plan.generation_plan import generation_problems, vocabulary_proble
 def test_a_contradiction_is_told(wishes, told):
     (problem,) = generation_problems(GenerationConfig(**wishes))
     assert told in problem
+
+
+@pytest.mark.parametrize("wishes", [{}, {"greedy": True}, {"top_p": 0.5}])
+def test_a_temperature_of_zero_takes_the_likeliest_token(wishes):
+    assert [*generation_problems(GenerationConfig(temperature=0.0, **wishes))] == []
+    assert Sampling(temperature=0.0).takes_likeliest
 
 
 def test_all_that_is_wrong_is_told_at_once():
