@@ -1,5 +1,6 @@
 """Flags from a YAML file: `--config run.yaml` stands for the flags that the file lists."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,13 @@ def file_flags(
     import yaml
 
     try:
-        text = file.read_text(encoding="utf-8")
-        content, lines = yaml.safe_load(text), _lines_of(text)
+        content, lines = _content_and_lines(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {file}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--config {file} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"--config {file}: its values are nested too deeply") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--config {file}: expected `flag: value` lines, found {content!r}")
     return [
@@ -52,18 +54,54 @@ def file_flags(
     ]
 
 
-def _lines_of(text: str) -> dict[tuple[str, ...], int]:
-    """Return {keys from the top down: line} of a YAML text."""
+def _content_and_lines(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
+    """Return what YAML `text` says, and {keys from the top down: line}.
+
+    Raises:
+        ValueError: its aliases stand for too much: a few hundred bytes can stand for terabytes.
+    """
     import yaml
 
-    def walk(node: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                path = (*above, str(key.value))
-                yield path, key.start_mark.line + 1
-                yield from walk(value, path)
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        sizes: dict[int, float] = {}
+        expanded = _expanded(node, sizes)
+        if expanded > max(len(sizes), _MOST_VALUES):
+            raise ValueError(
+                f"its aliases (*name) stand for more than {_MOST_VALUES} values, or for themselves"
+            )
+        content = loader.construct_document(node)  # which expands merges, in the node too
+        return content, dict(_lines_of(node, ()))
+    finally:
+        loader.dispose()
 
-    return dict(walk(yaml.compose(text, Loader=yaml.SafeLoader), ()))
+
+def _expanded(node: Any, sizes: dict[int, float]) -> float:
+    """Return the number of values in `node` with its aliases expanded, which may be infinite.
+
+    Args:
+        sizes: that number of each node that was counted, by its id; filled in here.
+    """
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf  # to be met again below itself
+        children = node.value if isinstance(node.value, list) else ()
+        pairs = (child if isinstance(child, tuple) else (child,) for child in children)
+        sizes[id(node)] = 1 + sum(_expanded(each, sizes) for pair in pairs for each in pair)
+    return sizes[id(node)]
+
+
+def _lines_of(node: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield keys from the top down, and the line of the last."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            path = (*above, str(key.value))
+            yield path, key.start_mark.line + 1
+            yield from _lines_of(value, path)
 
 
 def _entries(
@@ -87,5 +125,8 @@ def _entries(
         else:
             yield path, [f"{option}={value}"]
 
+
+_MOST_VALUES = 100_000
+"""Values that a file with aliases may stand for; without aliases it may have any number."""
 
 _UNDERSCORED = {"--deepspeed_config", "--local_rank"}

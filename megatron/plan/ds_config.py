@@ -42,6 +42,8 @@ def read_ds_config(file: str | None) -> dict[str, Any]:
         raise ConfigError(f"--deepspeed_config {file}: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"--deepspeed_config {file} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"--deepspeed_config {file}: its values are nested too deeply") from error
     if not isinstance(content, dict):
         raise ConfigError(f"--deepspeed_config {file}: expected an object at the top")
     raise_if_any([*key_problems(content, file), *_type_problems(content, file)])

@@ -100,6 +100,73 @@ def test_all_mistakes_of_a_file_are_reported_at_once_with_their_lines(write):
     ]
 
 
+def bomb(kind):
+    """Return YAML of nine levels, each of which names the one before nine times."""
+    first, levels = {"list": ("[x]", "[{}]"), "map": ("{k: 1}", "{{{}}}"), "merge": ("{k: 1}", "")}[
+        kind
+    ]
+    lines = [f"a0: &a0 {first}"]
+    for i in range(1, 10):
+        names = [f"*a{i - 1}"] * 9
+        if kind == "map":
+            names = [f"k{k}: {name}" for k, name in enumerate(names)]
+        inner = ", ".join(names)
+        lines.append(
+            f"a{i}: &a{i} {{<<: [{inner}]}}"
+            if kind == "merge"
+            else f"a{i}: &a{i} {levels.format(inner)}"
+        )
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *map(bomb, ("list", "map", "merge")),
+        "a: &a [*a]",
+        "a: &a {b: *a}",
+    ],
+)
+def test_aliases_that_stand_for_too_much_end_at_once(write, text):
+    file = write(text)
+    assert file.stat().st_size < 1000
+    with pytest.raises(
+        ConfigError, match=r"run.yaml is not YAML: its aliases \(\*name\) stand for"
+    ):
+        file_flags(file)
+
+
+def test_aliases_and_merges_of_a_usual_size_are_expanded(write):
+    text = "base: &base {lr: 1, seed: 2}\nrun: {<<: *base, seed: 3}\npaths: [&p x, *p]\n"
+    assert file_flags(write(text)) == [
+        "--lr=1",
+        "--seed=2",
+        "--lr=1",
+        "--seed=3",
+        "--paths",
+        "x",
+        "x",
+    ]
+
+
+def test_a_long_list_without_aliases_is_not_limited(write):
+    text = f"data_path: [{', '.join(['p'] * 120_000)}]"
+    assert len(file_flags(write(text))) == 120_001
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: " + "[" * 5000, "its values are nested too deeply"),
+        ("a: " + "9" * 5000, "is not YAML: Exceeds the limit"),
+        ("a: 2001-99-99", "is not YAML: month must be"),
+    ],
+)
+def test_values_that_yaml_cannot_make_are_told(write, text, message):
+    with pytest.raises(ConfigError, match=message):
+        file_flags(write(text))
+
+
 @pytest.mark.parametrize("value", ["false", "null"])
 def test_an_unknown_flag_is_refused_whatever_its_value(write, value):
     with pytest.raises(ConfigError, match="line 1: unknown key no_such_flag"):

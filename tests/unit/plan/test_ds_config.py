@@ -352,6 +352,7 @@ def test_offload_needs_nothing_compiled(decide):
     ("text", "message"),
     [
         ("{", "ds.json is not JSON: "),
+        ('{"a": ' + "[" * 100_000, "ds.json: its values are nested too deeply"),
         ("[1]", "ds.json: expected an object at the top"),
         ('{"fp16": {}, "fp16": {}}', "ds.json is not JSON: the key fp16 stands twice"),
     ],

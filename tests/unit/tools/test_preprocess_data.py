@@ -60,6 +60,7 @@ def test_the_command_of_old_scripts_runs_as_written(directory):
     assert (done.returncode, done.stderr) == (0, "")
     assert new_files(directory) == {
         "codeparrot_content_document.bin",
+        "codeparrot_content_document.bin.xxh3",
         "codeparrot_content_document.idx",
         "codeparrot_content_document.tokenizer.json",
         "codeparrot.report.json",
