@@ -6,8 +6,25 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDE, _HIGH = 720, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 12, 28
-_COLOURS = ("#1f5fbf", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0e7490")
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 44, 12, 28  # right: half of the widest label
+_ON_LIGHT = ("#1f5fbf", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0e7490")
+_ON_DARK = ("#7db2ff", "#ff9a5c", "#5fd38a", "#cf9bff", "#e8c15a", "#4fd0e6")
+
+
+def _palette(colours: Sequence[str]) -> str:
+    return "".join(f".curve{i} {{ --curve: {colour}; }} " for i, colour in enumerate(colours))
+
+
+STYLE = f"""
+{_palette(_ON_LIGHT)}
+@media (prefers-color-scheme: dark) {{ {_palette(_ON_DARK)} }}
+svg {{ width: 100%; height: auto; }} svg text {{ font-size: 12px; fill: var(--ink); }}
+.grid {{ stroke: var(--faint); }} .mark {{ stroke: var(--bad); stroke-dasharray: 3 3; }}
+polyline {{ fill: none; stroke: var(--curve); stroke-width: 1.5; }}
+circle {{ fill: var(--curve); }}
+.key {{ color: var(--curve); margin-left: 1rem; white-space: nowrap; }}
+"""
+"""Rules for a page with charts, which sets --ink, --faint and --bad."""
 _LOG_FROM = 20.0
 """Largest over smallest value, from which curves that fall have a logarithmic axis."""
 
@@ -62,21 +79,20 @@ def chart(
         return ""
     x_scale, y_scale = _scales(lines, falls=falls)
     title = f"{escape(title)}{', logarithmic' if y_scale.is_log else ''}"
+    # Above the picture, where names of any length cover no curve.
+    keys = [
+        f'<span class="key curve{i % len(_ON_LIGHT)}">{escape(line.name)}</span>'
+        for i, line in enumerate(lines)
+    ]
     parts = [
-        f"<figure><figcaption>{title}</figcaption>",
+        f"<figure><figcaption>{title}{' '.join(keys) if len(lines) > 1 else ''}</figcaption>",
         f'<svg viewBox="0 0 {_WIDE} {_HIGH}" role="img" xmlns="http://www.w3.org/2000/svg">',
         f"<title>{title}</title>",
         *_grid(x_scale, y_scale),
         *_marks(marks, x_scale),
     ]
     for index, line in enumerate(lines):
-        colour = _COLOURS[index % len(_COLOURS)]
-        parts += _curve(line, colour, x_scale, y_scale)
-        if len(lines) > 1:
-            place = _LEFT + 8 + 150 * index
-            parts.append(
-                f'<text x="{place}" y="{_TOP + 12}" fill="{colour}">{escape(line.name)}</text>'
-            )
+        parts += _curve(line, f"curve{index % len(_ON_LIGHT)}", x_scale, y_scale)
     return "".join([*parts, "</svg></figure>"])
 
 
@@ -141,7 +157,7 @@ def _marks(marks: Sequence[tuple[float, str]], x_scale: _Scale) -> Iterator[str]
             yield f"<title>{escape(text)}</title></path>"
 
 
-def _curve(line: Line, colour: str, x_scale: _Scale, y_scale: _Scale) -> Iterator[str]:
+def _curve(line: Line, name: str, x_scale: _Scale, y_scale: _Scale) -> Iterator[str]:
     line = thinned(line, 2 * _WIDE)
     pieces: list[list[str]] = [[]]
     for x, y in zip(line.x, line.y, strict=True):
@@ -152,6 +168,6 @@ def _curve(line: Line, colour: str, x_scale: _Scale, y_scale: _Scale) -> Iterato
     for points in filter(None, pieces):
         if len(points) == 1:
             cx, cy = points[0].split(",")
-            yield f'<circle cx="{cx}" cy="{cy}" r="2.5" fill="{colour}"/>'
+            yield f'<circle cx="{cx}" cy="{cy}" r="2.5" class="{name}"/>'
         else:
-            yield f'<polyline class="curve" stroke="{colour}" points="{" ".join(points)}"/>'
+            yield f'<polyline class="{name}" points="{" ".join(points)}"/>'

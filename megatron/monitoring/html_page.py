@@ -11,7 +11,7 @@ from megatron.atomic_files import replace_text
 from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.names import published_tags
 from megatron.errors import CheckpointError, ConfigError
-from megatron.monitoring.chart import Line, chart
+from megatron.monitoring.chart import STYLE, Line, chart
 from megatron.monitoring.history import Event, History, checkpoints_in, events_in
 from megatron.monitoring.summary import NEXT_STEP, state_of, summary
 
@@ -29,9 +29,6 @@ th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0;
   border-bottom: 1px solid var(--faint); overflow-wrap: anywhere; }
 th { white-space: nowrap; font-weight: 600; }
 figure { margin: 0 0 1rem; } figcaption { font-weight: 600; }
-svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--ink); }
-.grid { stroke: var(--faint); } .mark { stroke: var(--bad); stroke-dasharray: 3 3; }
-.curve { fill: none; stroke-width: 1.5; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -75,7 +72,7 @@ def page(history: History, directory: Path, now: datetime) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"/>',
         '<meta name="viewport" content="width=device-width"/>',
-        f"<title>{escape(name)}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(name)}</title><style>{_STYLE}{STYLE}</style></head><body>",
         f"<h1>{escape(name)}</h1>",
         f"<p{_class(is_bad)}>{escape(state)}</p>",
         f"<p>{escape(NEXT_STEP)}</p>" if is_bad else "",

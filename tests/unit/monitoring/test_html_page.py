@@ -13,7 +13,7 @@ import pytest
 from browser import CHROMIUM, browser
 
 from megatron.errors import ConfigError
-from megatron.monitoring.chart import Line, chart, thinned
+from megatron.monitoring.chart import STYLE, Line, chart, thinned
 from megatron.monitoring.history import History
 from megatron.monitoring.html_page import page, write_page
 
@@ -92,7 +92,7 @@ def test_everything_of_the_run_is_text_and_nothing_comes_from_elsewhere(history,
     assert used <= {
         *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "table", "tr", "th"),
         *("td", "figure", "figcaption", "svg", "path", "text", "polyline", "circle", "details"),
-        *("summary", "pre"),
+        *("summary", "pre", "span"),
     }
     assert not {name for e in root.iter() for name in e.attrib} & {"href", "src", "onload", "style"}
     (policy,) = (m.get("content") for m in root.iter("meta") if m.get("http-equiv"))
@@ -122,6 +122,23 @@ def test_curves_are_those_of_the_journal(history, tmp_path):
     assert len([*drawn["Validation loss"].iter(f"{SVG}polyline")]) == 2
     marks = [m.find(f"{SVG}title").text for m in drawn["Loss"].iter(f"{SVG}path") if len(m)]
     assert [mark.partition(":")[0] for mark in marks] == ["start", "failure"]
+
+
+def test_names_have_their_curves_colour_and_no_label_is_cut():
+    xs = [*range(0, 1001, 10)]
+    lines = [Line(f"a set with a long name {i}", xs, [i + x for x in xs]) for i in range(2)]
+    figure = ElementTree.fromstring(chart("Loss", lines))
+    names = [(span.get("class").split()[-1], span.text) for span in figure.iter("span")]
+    curves = [curve.get("class") for curve in figure.iter(f"{SVG}polyline")]
+    assert names == list(zip(curves, (line.name for line in lines), strict=True))
+    # Nothing that is written is over the curves, and the last label has room for its half.
+    texts = [*figure.iter(f"{SVG}text")]
+    labels = {text.text: text for text in texts}
+    width = float(figure.find(f"{SVG}svg").get("viewBox").split()[2])
+    assert float(labels["1000"].get("x")) + 7 * len("1000") / 2 <= width
+    assert not {text.text for text in texts} & {line.name for line in lines}
+    # A rule of the page for all text would beat a colour that is an attribute.
+    assert all(f".{name} {{ --curve: #" in STYLE for name in curves)
 
 
 def test_thinning_keeps_every_peak_and_gaps_only_where_nothing_else_is():
