@@ -5,16 +5,16 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from inspect import getdoc
 from pathlib import Path
 from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
 from megatron.config.config import SECTIONS
-from megatron.config.flags import argparse_form, field_docstrings
+from megatron.config.flags import argparse_form, default_text, field_docstrings
 from megatron.config.legacy import LEGACY
 from megatron.config.programs import PROGRAMS
+from megatron.config.titles import about, title_of
 from megatron.errors import ConfigError
 from megatron.tool import run_tool
 
@@ -40,39 +40,6 @@ that asks for what is not done here is refused before anything starts, with the 
 what to write instead: all such flags of a command line at once, and any that nobody knows with \
 the nearest that is known.
 """
-
-TITLES = {
-    "ExpertConfig": "Experts",
-    "LoraConfig": "LoRA",
-    "ParallelConfig": "Parallelism",
-    "TrainingConfig": "Steps and batches",
-    "MaskConfig": "Masks",
-    "FimConfig": "Fill in the middle",
-    "DeepSpeedConfig": "DeepSpeed",
-    "WorldConfig": "Which run",
-    "PreprocessConfig": "Preprocessing",
-    "WorkerTrialConfig": "Number of workers",
-    "ShardConfig": "Shards",
-    "MergeConfig": "Merging token files",
-    "InspectConfig": "Token files to look at",
-    "SampleTextConfig": "Samples to look at",
-    "StepSamplesConfig": "Steps to look at",
-    "LookConfig": "Checkpoint to look at",
-    "FileConfig": "File to look at",
-    "FilesConfig": "Files to look at",
-    "ConversionConfig": "From system to system",
-    "PartitionsConfig": "Partitions of Megatron-LM",
-    "ExportConfig": "To Hugging Face",
-    "TransformersConfig": "To Hugging Face in older words",
-    "ImportConfig": "From Hugging Face",
-    "AdapterConfig": "Adapters to PEFT",
-    "UniversalConfig": "Without a layout",
-    "LayoutConfig": "To another layout",
-    "MegatronConfig": "To Megatron-LM",
-    "TaskConfig": "Zero-shot tasks",
-    "HarnessConfig": "Tasks of lm_eval",
-}
-"""Headings of the sections whose class is not called what a reader would look for."""
 
 TYPES = {
     "int": ("integer", "integers"),
@@ -127,8 +94,7 @@ def _program_lines() -> Iterator[str]:
 
 def _section_lines(section: type) -> Iterator[str]:
     yield f"## {title_of(section)}\n"
-    about = re.sub(r", as the user asked for (it|them)(?=[.;])", "", getdoc(section) or "")
-    yield f"{_text(about)}\n"
+    yield f"{_text(about(section))}\n"
     yield "| flag | value | meaning |"
     yield "|---|---|---|"
     hints = get_type_hints(section, include_extras=True)
@@ -153,11 +119,8 @@ def _value(keywords: dict[str, Any]) -> str:
         kind = TYPES[keywords["type"].__name__][several]
     if keywords.get("required"):
         return f"{kind}; **required**"
-    default = keywords["default"]
-    if default is None or default is False or default in ("", []):
-        return kind
-    words = [str(word) for word in (default if isinstance(default, list) else [default])]
-    return f"{kind}; " + " ".join(f"`{word.removesuffix('.0')}`" for word in words)
+    shown = default_text(keywords)
+    return f"{kind}; " + " ".join(f"`{word}`" for word in shown.split()) if shown else kind
 
 
 def _legacy_lines(heading: str, column: str, *, refused: bool) -> Iterator[str]:
@@ -172,12 +135,6 @@ def _legacy_lines(heading: str, column: str, *, refused: bool) -> Iterator[str]:
     for reason, flags in of_reason.items():
         yield f"| {', '.join(flags)} | {_text(reason)} |"
     yield ""
-
-
-def title_of(section: type) -> str:
-    """Return the heading of a section: the words of its class's name."""
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", section.__name__.removesuffix("Config"))
-    return TITLES.get(section.__name__, words.capitalize())
 
 
 def _link(section: type) -> str:

@@ -5,14 +5,23 @@ import difflib
 import inspect
 import math
 import textwrap
-from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import (
+    SUPPRESS,
+    Action,
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from itertools import groupby, pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from megatron.config.titles import BASICS, about, title_of
 from megatron.errors import ConfigError, raise_if_any
+from megatron.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -88,11 +97,30 @@ def parse_sections(
     Raises:
         ConfigError: a flag is unknown, refused, missing, or its value is not of its type.
     """
-    parser = _Parser(allow_abbrev=False, description=description)
+    shows_legacy = "--help-legacy" in argv
+    parser = _Parser(
+        usage="%(prog)s [flags]",
+        allow_abbrev=False,
+        description=description,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    trains = any("num_layers" in section.__annotations__ for section in sections.values())
+    first = parser.add_argument_group("To begin with") if trains and not shows_legacy else None
     for section in sections.values():
-        add_section(parser, section, defaults or {})
-    for flag in legacy:
-        _add_legacy(parser, flag)
+        add_section(parser, section, defaults or {}, first=first, is_shown=not shows_legacy)
+    if legacy := list(legacy):
+        parser.add_argument(
+            "--help-legacy",
+            action="help",
+            help="List the flags of other systems, with what happens or what to write instead.",
+        )
+        others = parser.add_argument_group("Flags of other systems")
+        for flag in legacy:
+            _add_legacy(others, flag, is_shown=shows_legacy)
+    # The first group has the order of BASICS, whichever sections its flags are of.
+    if first:
+        first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
     said = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
     built = {
         name: section(**{field.name: said[field.name] for field in fields(section)})
@@ -102,10 +130,20 @@ def parse_sections(
 
 
 def add_section(
-    parser: ArgumentParser, section: type, defaults: Mapping[str, Any] | None = None
+    parser: ArgumentParser,
+    section: type,
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    first: Any = None,
+    is_shown: bool = True,
 ) -> None:
-    """Add one flag per field of `section`, in a group headed by its docstring."""
-    group = parser.add_argument_group(section.__name__, inspect.getdoc(section))
+    """Add one flag per field of `section`, in a group headed by its title.
+
+    Args:
+        first: the group of the flags that a beginner needs, if there is one.
+        is_shown: whether the help lists them.
+    """
+    group = parser.add_argument_group(title_of(section), about(section)) if is_shown else parser
     hints = get_type_hints(section, include_extras=True)
     helps = field_docstrings(section)
     for field in fields(section):
@@ -116,7 +154,23 @@ def add_section(
                 del keywords["required"]
         prefix = "Turn off: " if field.default is True else ""
         help_text = (prefix + helps[field.name]).replace("%", "%%")
-        group.add_argument(*options, dest=field.name, help=help_text, **keywords)
+        if not ({"action", "choices"} & keywords.keys() or keywords.get("nargs") == "?"):
+            keywords["metavar"] = _METAVARS.get(keywords["type"]) or _last_word(field.name)
+        if shown := default_text(keywords):
+            help_text += f" (default: {shown})".replace("%", "%%")
+        of_beginners = first is not None and field.name in BASICS
+        (first if of_beginners else group).add_argument(
+            *options, dest=field.name, help=help_text if is_shown else SUPPRESS, **keywords
+        )
+
+
+def default_text(keywords: Mapping[str, Any]) -> str:
+    """Return the default of a flag for its help; nothing if it is none, or told in the text."""
+    default = keywords.get("default")
+    if "action" in keywords or default is None or default is False or default in ("", []):
+        return ""
+    words = default if isinstance(default, list) else [default]
+    return " ".join(str(word).removesuffix(".0") for word in words)
 
 
 def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, Any]]:
@@ -154,6 +208,13 @@ def finite(text: str) -> float:
     if number is None:
         raise ArgumentTypeError(f"{text!r} is not a finite number")
     return number
+
+
+_METAVARS: Mapping[Any, str] = {int: "N", finite: "X"}
+
+
+def _last_word(name: str) -> str:
+    return name.rpartition("_")[2].upper()
 
 
 def finite_or_none(text: str) -> float | None:
@@ -308,17 +369,17 @@ def _flags_of(unknown: Sequence[str]) -> list[str]:
     return flags or list(unknown[:1])
 
 
-def _add_legacy(parser: ArgumentParser, flag: Legacy) -> None:
+def _add_legacy(group: Any, flag: Legacy, *, is_shown: bool) -> None:
     class Used(Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
             told = namespace.refusals if flag.refused else namespace.notices
             told.append(f"{flag.option}: {flag.reason}")
 
-    parser.add_argument(
+    group.add_argument(
         flag.option,
         action=Used,
         nargs=flag.takes,
         metavar="VALUE",
         dest="notices",
-        help=flag.reason.replace("%", "%%"),
+        help=flag.reason.replace("%", "%%") if is_shown else SUPPRESS,
     )

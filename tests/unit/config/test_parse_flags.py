@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 
 import pytest
 
+from megatron.config.config import parse_config
 from megatron.config.flags import Legacy, Spelling, field_docstrings, parse_sections, value_in
 from megatron.errors import ConfigError
+from megatron.version import VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +178,47 @@ def test_help_shows_every_flag_with_its_sentence(capsys):
         parse("--help", description="What this does.")
     assert left.value.code == 0
     text = capsys.readouterr().out
-    for words in ("What this does.", "at most 100%", "Turn off: Be safe.", "100% of the rest"):
+    for words in ("What this does.", "at most 100%", "Turn off: Be safe."):
         assert words in text
+    with pytest.raises(SystemExit):
+        parse("--help-legacy")
+    assert "100% of the rest" in capsys.readouterr().out
+
+
+def help_of(capsys, word):
+    with pytest.raises(SystemExit) as left:
+        parse_config([word], description="Pretrain.")
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_starts_with_what_a_beginner_needs(capsys):
+    text = help_of(capsys, "--help")
+    lines = text.splitlines()
+    assert lines[0].endswith("[flags]")
+    order = [
+        text.index(f"\n{words}")
+        for words in ("To begin with:", "  --num-layers N", "  --data-path PATH", "Model:\n")
+    ]
+    assert order == sorted(order)
+    assert lines.index("To begin with:") < 20
+    assert "(default: 1)" in text
+    # Headings are words, each flag is listed once, and those of other systems are elsewhere.
+    assert "Config:" not in text
+    assert text.count("\n  --num-layers ") == 1
+    assert "--use-mcore-models" not in text
+
+
+def test_the_flags_of_other_systems_have_a_help_of_their_own(capsys):
+    text = help_of(capsys, "--help-legacy")
+    assert "Flags of other systems:" in text
+    assert "--use-mcore-models" in text
+    assert "--num-layers " not in text
+    assert "Model:" not in text
+
+
+def test_the_version_is_told(capsys):
+    assert help_of(capsys, "--version").split()[-1] == VERSION
 
 
 def test_docstrings_are_the_strings_under_the_fields():

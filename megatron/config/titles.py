@@ -1,0 +1,56 @@
+"""Headings of the sections of flags, in --help and in docs/flags.md, and what comes first."""
+
+import re
+from inspect import getdoc
+
+BASICS = (
+    *("config", "num_layers", "hidden_size", "num_attention_heads", "seq_length"),
+    *("micro_batch_size", "global_batch_size", "train_iters", "lr", "data_path"),
+    *("tokenizer_type", "vocab_file", "merge_file", "save", "save_interval", "load", "bf16"),
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "zero_stage"),
+)
+"""Fields of the flags that a first training run needs, in the order of its help."""
+
+TITLES = {
+    "ExpertConfig": "Experts",
+    "LoraConfig": "LoRA",
+    "ParallelConfig": "Parallelism",
+    "TrainingConfig": "Steps and batches",
+    "MaskConfig": "Masks",
+    "FimConfig": "Fill in the middle",
+    "DeepSpeedConfig": "DeepSpeed",
+    "WorldConfig": "Which run",
+    "PreprocessConfig": "Preprocessing",
+    "WorkerTrialConfig": "Number of workers",
+    "ShardConfig": "Shards",
+    "MergeConfig": "Merging token files",
+    "InspectConfig": "Token files to look at",
+    "SampleTextConfig": "Samples to look at",
+    "StepSamplesConfig": "Steps to look at",
+    "LookConfig": "Checkpoint to look at",
+    "FileConfig": "File to look at",
+    "FilesConfig": "Files to look at",
+    "ConversionConfig": "From system to system",
+    "PartitionsConfig": "Partitions of Megatron-LM",
+    "ExportConfig": "To Hugging Face",
+    "TransformersConfig": "To Hugging Face in older words",
+    "ImportConfig": "From Hugging Face",
+    "AdapterConfig": "Adapters to PEFT",
+    "UniversalConfig": "Without a layout",
+    "LayoutConfig": "To another layout",
+    "MegatronConfig": "To Megatron-LM",
+    "TaskConfig": "Zero-shot tasks",
+    "HarnessConfig": "Tasks of lm_eval",
+}
+"""Headings of the sections whose class is not called what a reader would look for."""
+
+
+def title_of(section: type) -> str:
+    """Return the heading of a section: the words of its class's name."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", section.__name__.removesuffix("Config"))
+    return TITLES.get(section.__name__, words.capitalize())
+
+
+def about(section: type) -> str:
+    """Return the text under the heading of a section."""
+    return re.sub(r", as the user asked for (it|them)(?=[.;])", "", getdoc(section) or "")
