@@ -11,8 +11,16 @@ class PreprocessConfig:
     """The conversion of texts to token files, as the user asked for it."""
 
     input: list[str]
-    """Files with one JSON object a line, plain or compressed (.gz, .zst, .xz, .bz2), or Parquet
+    """Files with one JSON object a line, or a JSON array of objects, or plain text, plain or compressed (.gz, .zst, .xz, .bz2), or Parquet
     files; globs; - for standard input. They are read one after the other."""
+
+    input_format: Literal["auto", "json", "text"] = "auto"
+    """What the inputs hold: json is one JSON object a line, or a JSON array of objects, or Parquet;
+    text is plain text in UTF-8. auto is text with --document-separator, and json without."""
+
+    document_separator: Literal["line", "blank-line", "file"] | None = None
+    """What ends a document of plain text: each line is a document, or a blank line is between two,
+    or each file is one. Default: line."""
 
     output_prefix: str | None = None
     """Path of the output, to which _KEY_document (or _sentence) and .bin and .idx are added. Only

@@ -16,7 +16,7 @@ from megatron.data.conversion import Conversion, fingerprint
 from megatron.data.copying import copy_extents, lay_end_to_end
 from megatron.data.differences import differences
 from megatron.data.index_files import INDEX_WRITERS, IndexContent, counting, pieces_of_file
-from megatron.data.inputs import find_sources, split_sources
+from megatron.data.inputs import split_sources
 from megatron.data.outputs import report_of
 from megatron.data.publish import flush, publish_pair, write_errors_name
 from megatron.data.quality import Tally
@@ -152,7 +152,7 @@ def require_parts_of_one_conversion(
     Raises:
         DataError: everything that another process wanted or found otherwise.
     """
-    sources = find_sources(conversion.inputs)
+    sources = conversion.sources()
     problems = []
     for k in range(num_parts):
         part = part_directory(conversion.root, k, num_parts)
@@ -241,7 +241,7 @@ def _wishes(conversion: Conversion, rules: EncodingRules, num_parts: int) -> dic
     """Return everything that the published files depend on."""
     return {
         "the number of parts": num_parts,
-        **fingerprint(conversion, rules, find_sources(conversion.inputs)),
+        **fingerprint(conversion, rules, conversion.sources()),
         "--dataset-impl": conversion.dataset_impl,
         "--on-error collect": conversion.bad_lines_path,
     }

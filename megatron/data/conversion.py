@@ -14,6 +14,7 @@ from megatron.data.inputs import Source, columns_of_tables, find_sources, read_b
 from megatron.data.line_blocks import Limits
 from megatron.data.outputs import pair_prefix, stage_of
 from megatron.data.sentences import build_splitter
+from megatron.data.text_formats import TextSeparator
 from megatron.errors import DataError
 
 _MEMORY_PER_TEXT = 16  # bytes that one byte of text may need while it is converted
@@ -32,6 +33,7 @@ class Conversion:
     Args:
         inputs: files, globs, or `-`; read in this order.
         output_prefix: the files are {output_prefix}_{key}_document, or _sentence.
+        text: what ends a document, if the inputs are plain text; None for JSON lines and tables.
         make_encoder: called once in every process, so it must be picklable.
         tokenizer: what the tokenizer is, in words or numbers, to know it again on resuming.
         record: what {output_prefix}_{key}_document.tokenizer.json says of it; none if empty.
@@ -53,6 +55,7 @@ class Conversion:
     inputs: tuple[str, ...]
     output_prefix: str
     json_keys: tuple[str, ...] = ("text",)
+    text: TextSeparator | None = None
     make_encoder: Callable[[], Encoder]
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     record: str = ""
@@ -99,6 +102,14 @@ class Conversion:
         """Bytes of text under way at a time, which is also the longest line."""
         return (self.max_memory_mb << 20) // (_MEMORY_PER_TEXT * self.partitions)
 
+    def sources(self) -> list[Source]:
+        """Return the inputs.
+
+        Raises:
+            DataError: one is missing, or of another format.
+        """
+        return find_sources(self.inputs, self.text)
+
     def limits(self) -> Limits:
         """Return how the input is cut into blocks."""
         share = self.max_text_bytes // (2 * self.workers)
@@ -114,7 +125,7 @@ def require_columns(conversion: Conversion) -> None:
     """
     if conversion.chats:
         return
-    tables = columns_of_tables(find_sources(conversion.inputs))
+    tables = columns_of_tables(conversion.sources())
     problems = [
         f"{path}: {no_key(key, names)}"
         for path, names in tables
@@ -201,7 +212,7 @@ def fingerprint(
 
 def first_documents(conversion: Conversion) -> Iterator[tuple[str, ...]]:
     """Yield the texts, one for each key, of the documents in inputs that can be read twice."""
-    sources = [source for source in find_sources(conversion.inputs) if source.kind != "stream"]
+    sources = [source for source in conversion.sources() if source.kind != "stream"]
     for block in read_blocks(sources, conversion.limits(), columns=conversion.keys):
         documents = read_documents(block, conversion.keys, conversion.max_text_bytes)
         yield from zip(*documents.texts, strict=True)

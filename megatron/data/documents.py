@@ -11,11 +11,15 @@ import orjson
 
 from megatron.data import parquet
 from megatron.data.inputs import Block, read_range
+from megatron.data.text_formats import BYTE_ORDER_MARK
 
 _EXCERPT = 80  # characters of a bad line that a message shows
 _PLACE = 20  # and from where it is bad
 _MOST_DIGITS = 1000
-_EXPECTED = 'each line must be an object such as {"text": "..."}'
+_EXPECTED = (
+    'each line must be an object such as {"text": "..."}; plain text needs --input-format text, with '
+    "--document-separator line, blank-line or file"
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,8 @@ def read_documents(block: Block, keys: Sequence[str], max_line_bytes: int) -> Do
         data = read_range(block.path, block.start, block.end)
     if block.rows:
         return _from_rows(data, block.end - block.start, keys)
+    if block.text:
+        return _from_text(data, is_json=block.text != "line", is_begin=not block.start)
     return _from_lines(data, keys)
 
 
@@ -89,6 +95,32 @@ def _from_good_lines(data: bytes, keys: Sequence[str]) -> Documents | None:
     if any(set(map(type, column)) != {str} for column in texts):
         return None
     return Documents(list(range(len(texts[0]))), texts, len(texts[0])) if texts else None
+
+
+def _from_text(data: bytes, *, is_json: bool, is_begin: bool) -> Documents:
+    """Return the documents of plain text: one a line.
+
+    Args:
+        is_json: the lines are JSON strings, so that a document may have several lines.
+        is_begin: the file begins with these lines.
+    """
+    documents = Documents([], [[]], 0)
+    for number, line in enumerate(BytesIO(data)):
+        documents.num_lines = number + 1
+        if is_begin and not number:
+            line = line.removeprefix(BYTE_ORDER_MARK)
+        if line.isspace() or not line:
+            continue
+        try:
+            text = orjson.loads(line) if is_json else line.rstrip(b"\r\n").decode()
+        except ValueError as error:
+            place = _place_of(error) if isinstance(error, UnicodeDecodeError) else "not UTF-8"
+            problem = f"not a text in UTF-8: {_start(line)!r} ({place})"
+            documents.bad.append(BadLine(number, problem, _start(line)))
+            continue
+        documents.texts[0].append(text)
+        documents.lines.append(number)
+    return documents
 
 
 def _from_any_lines(data: bytes, keys: Sequence[str]) -> Documents:

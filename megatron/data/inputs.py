@@ -16,16 +16,22 @@ from typing import BinaryIO
 
 from megatron.data import parquet
 from megatron.data.decompress import (
-    START_BYTES,
     UnreadableFormatError,
     compression_of,
     decompressed,
 )
 from megatron.data.line_blocks import EXCERPT_BYTES, Limits, whole_lines
+from megatron.data.text_formats import (
+    TextSeparator,
+    documents_of_text,
+    is_array,
+    unpacked_array,
+)
 from megatron.errors import DataError
 
 STDIN = "-"
 _PIECE_BYTES = 1 << 18
+_ARRAY_BYTES = 1 << 12  # of the beginning of a file, after which a JSON array has begun
 _MOST_ROWS = 1 << 16  # of a block, however little they hold
 
 
@@ -34,10 +40,11 @@ class Source:
     """An input, or the part of it from `start` to `end`: bytes of a plain file, rows of a table."""
 
     path: str
-    kind: str  # "plain", "stream", "parquet", or a compression
+    kind: str  # "plain", "stream", "parquet", a compression, or "whole" for what cannot be cut
     num_bytes: int  # that this part has on the disk; 0 if nobody knows
     start: int = 0
     end: int | None = None
+    text: TextSeparator | None = None  # what ends a document of plain text; None: JSON
 
     @cached_property
     def lines_before(self) -> int:
@@ -58,6 +65,8 @@ class Block:
         file_end: bytes of the file that have been read so far.
         too_long: the block is one line over the limit, which starts like this.
         too_long_bytes: of that line.
+        text: the lines are documents of plain text: as they are, for the separator "line", or
+            JSON strings.
     """
 
     source: int
@@ -69,15 +78,19 @@ class Block:
     rows: bool = False
     too_long: bytes | None = None
     too_long_bytes: int = 0
+    text: TextSeparator | None = None
 
 
-def find_sources(patterns: Iterable[str]) -> list[Source]:
+def find_sources(patterns: Iterable[str], text: TextSeparator | None = None) -> list[Source]:
     """Return the inputs that `patterns` name: files, globs, or `-` for standard input.
 
+    Args:
+        text: what ends a document, if they are plain text.
+
     Raises:
-        DataError: a file is missing or is a directory, or nothing matches a glob.
+        DataError: a file is missing, is a directory or of another format, or nothing matches a glob.
     """
-    return [_source(path) for pattern in patterns for path in _matches(pattern)]
+    return [_source(path, text) for pattern in patterns for path in _matches(pattern)]
 
 
 def split_sources(sources: Sequence[Source], part: int, num_parts: int) -> list[Source]:
@@ -184,19 +197,23 @@ def _matches(pattern: str) -> list[str]:
     return found
 
 
-def _source(path: str) -> Source:
+def _source(path: str, text: TextSeparator | None) -> Source:
     if path == STDIN:
-        return Source(path, "stream", 0)
+        return Source(path, "stream", 0, text=text)
     with _read_errors_name(path):
         status = os.stat(path)
         if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
-            return Source(path, "stream", 0)
+            return Source(path, "stream", 0, text=text)
         with Path(path).open("rb") as file:
-            begin = file.read(START_BYTES)
+            begin = file.read(_ARRAY_BYTES)
         kind = "parquet" if begin.startswith(parquet.MAGIC) else compression_of(begin)
+    if kind == "parquet" and text:
+        raise DataError(f"--input {path} is Parquet; leave --input-format text out")
+    if kind is None and (is_array(begin) if text is None else text != "line"):
+        kind = "whole"
     if kind is not None:
-        return Source(path, kind, status.st_size)
-    return Source(path, "plain", status.st_size, 0, status.st_size)
+        return Source(path, kind, status.st_size, text=text)
+    return Source(path, "plain", status.st_size, 0, status.st_size, text)
 
 
 def _plain_part(source: Source, low: int, high: int) -> Iterator[Source]:
@@ -248,7 +265,7 @@ def _plain_blocks(index: int, source: Source, start: int, limits: Limits) -> Ite
                     yield Block(*place, too_long=excerpt, too_long_bytes=stop - start)
                     start = stop
                     continue
-            yield Block(index, source.path, start, stop, stop)
+            yield Block(index, source.path, start, stop, stop, text=source.text)
             start = stop
 
 
@@ -259,7 +276,12 @@ def _stream_blocks(index: int, source: Source, start: int, limits: Limits) -> It
             stop = source.num_bytes if source.end is None else source.end
             pieces = _pieces(file, stop - start)
         else:
-            pieces = _skipped(_lines_only(decompressed(file), source.path), start, source.path)
+            pieces = _lines_only(decompressed(file), source.path)
+            if source.text is None:
+                pieces = unpacked_array(pieces, limits.line_bytes)
+            elif source.text != "line":
+                pieces = documents_of_text(pieces, source.text)
+            pieces = _skipped(pieces, start, source.path)
         for data, too_long, length in whole_lines(pieces, limits):
             # Of a compressed file its own position counts; a pipe has none, and no known end.
             is_packed = source.kind != "plain" and file.seekable()
@@ -268,7 +290,7 @@ def _stream_blocks(index: int, source: Source, start: int, limits: Limits) -> It
             if too_long:
                 yield Block(*place, too_long=data, too_long_bytes=length)
             else:
-                yield Block(*place, data=data)
+                yield Block(*place, data=data, text=source.text)
             start += length
 
 

@@ -43,6 +43,7 @@ from megatron.data.stage import (
     remove_stage,
     require_as_many_parts,
 )
+from megatron.data.text_formats import TextSeparator
 from megatron.data.workers import encoded_by_workers
 from megatron.errors import BusyError, DataError
 
@@ -76,7 +77,7 @@ def preprocess(conversion: Conversion) -> list[Written]:
     """
     num_parts = conversion.partitions
     with _whole_stage(conversion):
-        sources = find_sources(conversion.inputs)
+        sources = conversion.sources()
         require_columns(conversion)
         rules = build_rules(conversion, conversion.make_encoder())
         if was_assembled(conversion.root):
@@ -122,7 +123,7 @@ def stage_part(
         DataError: as `preprocess`.
         MegatronError: a worker was killed.
     """
-    sources = split_sources(find_sources(conversion.inputs), part, num_parts)
+    sources = split_sources(conversion.sources(), part, num_parts)
     stage = Stage(
         part_directory(conversion.root, part, num_parts),
         fingerprint(conversion, rules, sources),
@@ -144,12 +145,18 @@ def stage_part(
     stage.close()
 
 
-def input_problems(inputs: Iterable[str], json_keys: Sequence[str]) -> Iterator[str]:
-    """Yield one sentence for each input that is missing or whose first document is not right."""
+def input_problems(
+    inputs: Iterable[str], json_keys: Sequence[str], text: TextSeparator | None = None
+) -> Iterator[str]:
+    """Yield one sentence for each input that is missing or whose first document is not right.
+
+    Args:
+        text: what ends a document, if they are plain text.
+    """
     limits = Limits(block_bytes=1, line_bytes=1 << 26)
     for pattern in inputs:
         try:
-            for source in find_sources([pattern]):
+            for source in find_sources([pattern], text):
                 if source.path == STDIN or source.kind == "stream":
                     continue
                 word, before = "row" if source.kind == "parquet" else "line", 0
@@ -221,7 +228,9 @@ def _take_bad(
     else:
         before = stage.position.lines if encoded.source == stage.position.source else 0
         number = source.lines_before + before + bad.line + 1
-    place = f"{source.path}, {word} {number}"
+    is_document = source.text not in (None, "line")
+    name = "document" if is_document else "element" if source.kind == "whole" else word
+    place = f"{source.path}, {name} {number}"
     if conversion.on_error == "stop":
         raise DataError(f"{place}: {bad.problem}")
     stage.append_bad(

@@ -12,7 +12,7 @@ from megatron.data.assemble import (
     was_assembled,
 )
 from megatron.data.conversion import Conversion, build_rules, require_columns
-from megatron.data.inputs import find_sources, split_sources
+from megatron.data.inputs import split_sources
 from megatron.data.meeting import meet, say_done, wait_for_shards
 from megatron.data.preprocess import (
     publish_parts,
@@ -51,7 +51,7 @@ def stage_shard(conversion: Conversion, index: int, num_shards: int) -> None:
             return
         else:
             require_as_many_parts(root, num_shards)
-        sources = split_sources(find_sources(conversion.inputs), index, num_shards)
+        sources = split_sources(conversion.sources(), index, num_shards)
         total_bytes = sum(source.num_bytes for source in sources)
         progress = Progress(total_bytes, log_interval=conversion.log_interval)
 

@@ -20,6 +20,7 @@ from megatron.data.inputs import STDIN
 from megatron.data.outputs import output_files, stage_of
 from megatron.data.preprocess import input_problems
 from megatron.data.publish import replacement_notices
+from megatron.data.text_formats import TextSeparator
 from megatron.errors import ConfigError
 from megatron.plan.tokenizer_plan import tokenizer_arguments
 from megatron.preparation.output_problems import (
@@ -85,7 +86,8 @@ def read_flags(
     ]
     if problems:
         texts = [] if config.conversations else config.input
-        raise ConfigError(*problems, *input_problems(texts, config.json_keys))
+        keys = config.json_keys
+        raise ConfigError(*problems, *input_problems(texts, keys, text_separator(config)))
     conversion = _conversion(config, wishes, partitions)
     notices = [
         *parsed.notices,
@@ -146,6 +148,7 @@ def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions:
         known_by["chat template"] = hashlib.sha256(repr(template).encode()).hexdigest()
     return Conversion(
         inputs=tuple(config.input),
+        text=text_separator(config),
         output_prefix=str(config.output_prefix),
         json_keys=KEYS if template else tuple(config.json_keys),
         make_encoder=make_encoder,
@@ -224,6 +227,7 @@ def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
     if not config.split_sentences and config.lang != PreprocessConfig.lang:
         yield f"--lang {config.lang}: only --split-sentences asks for a language; leave it out"
     yield from _conversation_problems(config)
+    yield from _text_problems(config)
     if config.input.count(STDIN) > 1:
         yield "--input - -: standard input can be read only once"
 
@@ -258,6 +262,28 @@ def _output_problems(config: PreprocessConfig, wishes: Mapping[str, Any]) -> Ite
     yield from replacement_problems(outputs, stage, read)
     for path in config.on_error[1:2]:
         yield from collection_problems(path, outputs, stage, config.input)
+
+
+def text_separator(config: PreprocessConfig) -> TextSeparator | None:
+    """Return what ends a document of plain text; None where the inputs are not plain text."""
+    is_text = config.input_format == "text" or (
+        config.input_format == "auto" and config.document_separator is not None
+    )
+    return (config.document_separator or "line") if is_text else None
+
+
+def _text_problems(config: PreprocessConfig) -> Iterator[str]:
+    if config.input_format == "json" and config.document_separator:
+        yield (
+            f"--document-separator {config.document_separator} is for plain text, and not for "
+            "--input-format json; leave one of them out"
+        )
+    if text_separator(config) is None:
+        return
+    if len(config.json_keys) > 1:
+        yield f"--json-keys {' '.join(config.json_keys)}: plain text has no keys; give one name"
+    if config.conversations:
+        yield "--conversations are JSON; leave --input-format and --document-separator out"
 
 
 def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:

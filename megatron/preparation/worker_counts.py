@@ -44,6 +44,7 @@ def try_worker_counts(
         trial = replace(
             conversion,
             inputs=(str(sample),),
+            text=None,
             output_prefix=str(Path(folder, "trial")),
             partitions=1,
             resume=False,
