@@ -10,8 +10,12 @@ import os
 import re
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,15 @@ class Killed:
 
 
 @dataclass(frozen=True)
+class Strike:
+    """A signal that a rank gets at a time of its life, whatever it does then."""
+
+    after_s: float
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True)
 class Ended:
     """A job that has ended: of each rank its exit code, what it said, and what it did to files."""
 
@@ -62,12 +75,20 @@ def run_job(
     ranks: int = 1,
     killed: Killed | None = None,
     setup: Setup | None = None,
+    strikes: Sequence[Strike] = (),
+    timeout_s: float = TIMEOUT_S,
+    grace_s: float | None = None,
 ) -> Ended:
     """Train what `argv` says in `ranks` processes; wait for all of them.
 
     Args:
         save: the directory whose files are watched.
         setup: a function of a module, called on every rank before it starts.
+        grace_s: how long after a rank has failed the others are killed, as launchers do; None to
+            wait for them.
+
+    Raises:
+        TimeoutError: a rank has not ended after `timeout_s`.
     """
     context = server()
     folder = save.parent / f".{save.name}-{os.urandom(4).hex()}"
@@ -80,11 +101,13 @@ def run_job(
     ]
     for process in processes:
         process.start()
+    for strike in strikes:
+        strikes_then = threading.Timer(strike.after_s, _strike, (processes, strike))
+        strikes_then.daemon = True
+        strikes_then.start()
     try:
-        for process in processes:
-            process.join(TIMEOUT_S)
-            if process.exitcode is None:
-                raise TimeoutError(f"no end after {TIMEOUT_S} s:\n{_text(folder, 'output', ranks)}")
+        if not _all_end(processes, timeout_s, grace_s):
+            raise TimeoutError(f"no end after {timeout_s} s:\n{_text(folder, 'output', ranks)}")
     finally:
         for process in processes:
             process.kill()
@@ -94,6 +117,30 @@ def run_job(
         _text(folder, "output", ranks),
         [text.splitlines() for text in _text(folder, "events", ranks)],
     )
+
+
+def _all_end(processes: Sequence[Any], timeout_s: float, grace_s: float | None) -> bool:
+    """Wait until all have ended; return whether they have, or were killed after the first failure."""
+    give_up_at = time.monotonic() + timeout_s
+    kill_at: float | None = None
+    while going := [process for process in processes if process.exitcode is None]:
+        now = time.monotonic()
+        if now > give_up_at:
+            return False
+        has_failed = any(process.exitcode for process in processes)
+        if grace_s is not None and has_failed and kill_at is None:
+            kill_at = now + grace_s
+        if kill_at is not None and now >= kill_at:
+            for process in going:
+                process.kill()
+        until = min(give_up_at, kill_at or give_up_at)
+        wait([process.sentinel for process in going], max(0.05, until - now))
+    return True
+
+
+def _strike(processes: Sequence[Any], strike: Strike) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(processes[strike.rank].pid, strike.number)
 
 
 def steps(save: Path) -> list[dict[str, Any]]:
