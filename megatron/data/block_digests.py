@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from megatron.atomic_files import require_regular
 from megatron.errors import DataError
 
 BLOCK_BYTES = 1 << 16
@@ -103,6 +104,7 @@ class BlockDigests:
 
     def _read(self, offset: int, count: int) -> bytes:
         try:
+            require_regular(self._path)
             # Not kept open, since a run may read thousands of .bin files.
             descriptor = os.open(self._path, os.O_RDONLY)
             try:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_hexdigest
 
+from megatron.atomic_files import open_regular, require_regular
 from megatron.data.checked_map import BLOCK_ROWS, CheckedMap, IndexMap, digests_of
 from megatron.data.indexed_dataset import IndexedDataset
 from megatron.data.publish import publish, temporary_beside
@@ -178,7 +179,8 @@ def cached_sizes(
 def _read_sizes(path: Path) -> Sizes | None:
     """Return a record of sizes; None if it was never kept, or is damaged."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as stream:
+            record = json.loads(stream.read())
         sizes = Sizes(record["num_tokens"], record["digest"])
         return sizes if record["check"] == _check_of(sizes) else None
     except (OSError, ValueError, TypeError, LookupError):
@@ -227,6 +229,8 @@ def _read(
     for name, shape in shapes.items():
         path = _path(place, key, name)
         try:
+            require_regular(path)
+            require_regular(_digests_path(path))
             found = np.load(path, mmap_mode="r", allow_pickle=False)
             digests = np.fromfile(_digests_path(path), "<u8")
         except FileNotFoundError:

@@ -102,10 +102,15 @@ def open_token_files(prefix: str | Path, dataset_impl: str = "infer") -> Indexed
     """Return the token files at `prefix`, of either format.
 
     Raises:
-        DataError: a file is missing, damaged, or of another format than `dataset_impl`.
+        DataError: a file is missing, damaged, of another format than `dataset_impl`, or the disk
+            does not let it be read.
     """
-    _pair_or_hint(str(prefix))
-    return FORMATS[infer_format(prefix) if dataset_impl == "infer" else dataset_impl](prefix)
+    try:
+        _pair_or_hint(str(prefix))
+        return FORMATS[infer_format(prefix) if dataset_impl == "infer" else dataset_impl](prefix)
+    except OSError as error:
+        where = error.filename or f"{prefix}.bin or .idx"
+        raise DataError(f"cannot read {where}: {error.strerror or error}") from error
 
 
 def _pair_or_hint(prefix: str) -> tuple[Path, Path]:

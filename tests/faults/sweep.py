@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -206,14 +207,15 @@ HARMS = (flip, cut, empty, zero, grow, remove, become_folder, become_fifo, becom
 def damages(job: Job, count: int, draw: random.Random, folder: Path) -> Iterator[Trial]:
     """Yield damage to any file of a stopped run or of what it reads, with its caches warm.
 
-    These are checkpoints, latest, the journal, index maps and the token index. All kinds of damage
+    These are checkpoints, latest, the journal, index maps and token files. All kinds of damage
     come to all kinds of files in turn.
     """
     pairs = [(kind, harm) for harm in HARMS for kind in KINDS]
     draw.shuffle(pairs)
+    files = _stopped(job, folder)
     for number in range(count):
         kind, harm = pairs[number % len(pairs)]
-        yield partial(_damaged, job, kind, harm, random.Random(draw.random()))
+        yield partial(_damaged, job, files, kind, harm, random.Random(draw.random()))
 
 
 KINDS = {
@@ -224,29 +226,42 @@ KINDS = {
     "journal": "run/journal.jsonl",
     "index cache": "cache/*",
     "token index": "corpus.idx",
+    "tokens": "corpus.bin",
+    "digests of tokens": "corpus.bin.xxh3",
 }
 
 
 def _damaged(
     job: Job,
+    files: Path,
     kind: str,
     harm: Callable[[Path, random.Random], None],
     draw: random.Random,
     save: Path,
 ) -> Outcome:
     """Harm one file behind a stopped run whose caches are warm, and go on."""
-    own = save.parent / f"{save.name}-files"
-    shutil.copytree(job.save.parent, own, ignore=shutil.ignore_patterns(job.save.name, ".*"))
-    flags = ["--data-path", str(own / "corpus"), "--data-cache-path", str(own / "cache")]
-    run = own / "run"
-    for _ in range(2):  # the second start reads the index maps that the first one has made
-        job.run(run, *flags, "--exit-interval", "2").succeeded()
-    files = sorted(file for file in own.glob(KINDS[kind]) if file.is_file())
-    file = draw.choice(files)
+    # At the path where the caches were made, so that they stay warm.
+    own = files.with_name("harmed")
+    shutil.rmtree(own, ignore_errors=True)
+    shutil.copytree(files, own)
+    file = draw.choice(sorted(file for file in own.glob(KINDS[kind]) if file.is_file()))
     harm(file, draw)
     what = f"{harm.__name__} of {file.relative_to(own)}"
     # What a flipped digit of a loss was, nothing tells.
-    return goes_on(job, run, what, *flags, has_records=kind != "journal")
+    return goes_on(job, own / "run", what, *_flags(own), has_records=kind != "journal")
+
+
+def _stopped(job: Job, folder: Path) -> Path:
+    """Return a folder with a stopped run and all that it reads, after a start with warm caches."""
+    own = folder / "harmed"
+    shutil.copytree(job.save.parent, own, ignore=shutil.ignore_patterns(job.save.name, ".*"))
+    for _ in range(2):
+        job.run(own / "run", *_flags(own), "--exit-interval", "2").succeeded()
+    return Path(shutil.copytree(own, folder / "whole"))
+
+
+def _flags(own: Path) -> list[str]:
+    return ["--data-path", str(own / "corpus"), "--data-cache-path", str(own / "cache")]
 
 
 SWEEPS: dict[str, Callable[[Job, int, random.Random, Path], Iterator[Trial]]] = {
@@ -267,6 +282,7 @@ def sweep(
         place = folder / str(number)
         place.mkdir(parents=True)
         outcome = trial(place / "run")
+        print(f"{number}: {outcome.word}: {outcome.told.splitlines()[0]}", file=sys.stderr)
         yield outcome
         if outcome.word in (SURVIVED, REFUSED):
             shutil.rmtree(place)

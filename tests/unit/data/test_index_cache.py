@@ -105,13 +105,16 @@ def test_a_corpus_copied_elsewhere_keeps_its_index(tmp_path, builds):
 
 @pytest.mark.parametrize("name", ["document_order", "sample_starts", "sample_order"])
 @pytest.mark.parametrize("end", ["npy", "xxh3"])
-@pytest.mark.parametrize("damage", ["truncated", "empty", "another shape", "missing"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "another shape", "missing", "FIFO"])
 def test_a_damaged_file_is_built_again(tmp_path, builds, caplog, name, end, damage):
     dataset = corpus(tmp_path / "c")
     expected = as_lists(cached(dataset))
     (path,) = (tmp_path / "c-index-cache").glob(f"*-{name}.{end}")
     if damage == "missing":
         path.unlink()
+    elif damage == "FIFO":
+        path.unlink()
+        os.mkfifo(path)
     elif damage == "another shape":
         with path.open("wb") as file:
             np.save(file, np.arange(3))
@@ -292,7 +295,9 @@ def test_a_sequence_too_long_for_index_maps_is_refused(tmp_path):
     assert cached_sizes(dataset, range(1)).num_tokens == 5
 
 
-@pytest.mark.parametrize("damage", ["cut", "another number", "another digest", "another shape"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "another number", "another digest", "another shape", "FIFO"]
+)
 def test_a_damaged_record_of_sizes_is_made_again(tmp_path, damage):
     dataset = corpus(tmp_path / "c")
     first = cached_sizes(dataset, range(6))
@@ -304,7 +309,9 @@ def test_a_damaged_record_of_sizes_is_made_again(tmp_path, damage):
         "another number": json.dumps({**said, "num_tokens": 44}),
         "another digest": json.dumps({**said, "digest": "0" * 32}),
         "another shape": "[45]",
+        "FIFO": "",
     }[damage]
-    record.write_text(changed)
+    record.unlink()
+    record.write_text(changed) if changed else os.mkfifo(record)
     assert cached_sizes(dataset, range(6)) == first
     assert record.read_text() == written

@@ -1,16 +1,19 @@
 """The .bin/.idx format, against a second implementation that packs it field by field."""
 
+import errno
 import os
 import resource
 import signal
 import struct
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from megatron.data import index_files
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, best_dtype
+from megatron.data.legacy_indexed_dataset import open_token_files
 from megatron.errors import DataError
 
 DOCUMENTS = [[1, 2, 3], [], [65535], [7, 0, 7, 0, 7]]
@@ -271,3 +274,18 @@ def test_a_full_disk_is_an_error_that_leaves_nothing_behind(tmp_path, num_tokens
 def test_best_dtype_is_two_bytes_below_65500():
     assert best_dtype(65499) == np.uint16
     assert best_dtype(65500) == np.int32
+
+
+def test_files_that_the_disk_does_not_give_back_are_named(tmp_path, monkeypatch):
+    with IndexedDatasetWriter(tmp_path / "c", "u2") as writer:
+        writer.append([1, 2])
+    usual = Path.open
+
+    def refused(path, *words, **named):
+        if path.suffix == ".idx":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return usual(path, *words, **named)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(DataError, match=r"cannot read .*c.idx: Input/output error"):
+        open_token_files(tmp_path / "c")

@@ -213,3 +213,11 @@ def test_a_merge_does_not_take_over_damage(prefix, tmp_path):
     with pytest.raises(DataError, match=r"c\.bin is damaged: bytes 0 to 65536"):
         merge([prefix, prefix], str(tmp_path / "damaged"))
     assert not list(tmp_path.glob("damaged*"))
+
+
+def test_digests_that_are_a_fifo_are_refused_and_not_waited_for(prefix):
+    path = digests_path(IndexedDataset(prefix).bin_path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="c.bin.xxh3: not a regular file"):
+        IndexedDataset(prefix)
