@@ -26,7 +26,8 @@ class ServingConfig:
     """What /v1/models calls the model; the last folder of --load when not said."""
 
     chat_template: str | None = None
-    """File with the Jinja chat template of /v1/chat/completions (default: the tokenizer's)."""
+    """File with the Jinja chat template of /v1/chat/completions (default: the
+    checkpoint's, or the tokenizer's)."""
 
     max_prompts: int = 128
     """Most prompts of a request."""
