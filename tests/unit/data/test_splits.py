@@ -52,8 +52,9 @@ def test_weights_without_meaning_are_refused(split):
 @given(
     weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=4).filter(lambda w: sum(w[:3]) > 0),
     size=st.integers(0, 10**6),
+    order=st.sampled_from(["bigscience", "megatron-core"]),
 )
-def test_the_parts_are_in_order_and_cover_everything(weights, size):
-    train, valid, test = split_ranges(",".join(map(repr, weights)), size)
+def test_the_parts_are_in_order_and_cover_everything(weights, size, order):
+    train, valid, test = split_ranges(",".join(map(repr, weights)), size, order)
     assert 0 == train.start <= train.stop == valid.start <= valid.stop == test.start
     assert test.start <= test.stop == size

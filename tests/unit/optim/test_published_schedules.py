@@ -89,6 +89,29 @@ def test_every_step_of_a_run_has_the_published_rate(seed):
             assert rate == pytest.approx(expected, rel=1e-12, abs=1e-18), (flags, iteration)
 
 
+def test_runs_in_samples_with_a_growing_batch_have_the_published_rates():
+    draw = random.Random(9)
+    for _ in range(40):
+        increments, decay = draw.randint(1, 8), draw.randint(100, 900)
+        final = 4 + 2 * increments
+        warmup = draw.choice([0, draw.randint(1, 90), draw.uniform(0, 0.5)])
+        flags = [
+            *("--train-samples", "700", "--global-batch-size", str(final)),
+            *("--rampup-batch-size", "4", "2", str(draw.randint(20, 400))),
+            *("--lr-decay-samples", str(decay), "--lr-decay-style", "cosine", "--min-lr", "0.01"),
+        ]
+        name = "--lr-warmup-samples" if isinstance(warmup, int) else "--lr-warmup-fraction"
+        flags += [name, repr(warmup)]
+        plan = tiny_plan(*flags, without=("--train-iters",))
+        schedule, samples = schedule_of(plan), 0
+        run = {"style": "cosine", "init": 0.0, "peak": 0.1, "floor": 0.01, "decay": decay}
+        run["warmup"] = warmup if isinstance(warmup, int) else warmup * decay
+        for iteration in range(plan.training.train_iters):
+            rate = schedule.lr(TrainState(iteration=iteration, samples=samples))
+            assert rate == pytest.approx(published_rate(samples, **run), rel=1e-12), flags
+            samples += schedule.batch_size(samples)
+
+
 def test_a_warm_up_of_less_than_a_sample_still_starts_at_its_first_rate():
     flags = ("--train-iters", "40", "--lr-warmup-fraction", "0.01", "--global-batch-size", "2")
     plan = tiny_plan(*flags)
