@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.engine.clipping import clip_gradients
-from megatron.engine.finite import FiniteSteps, is_finite
+from megatron.engine.finite import FiniteSteps, forget_refused_gradients, is_finite
 from megatron.engine.measure import ZeroCounter, params_norm
 from megatron.engine.recompute import (
     restore_streams,
@@ -63,6 +63,7 @@ class Engine(ABC):
             # DeepSpeed may have one of its own around it all the same.
             return
         self._finite = FiniteSteps(engine, engine.basic_optimizer)
+        forget_refused_gradients(engine.optimizer)
         count_replicated(engine, groups)
         if engine.optimizer is engine.basic_optimizer:
             engine.clip_fp32_gradients = self._clip_gradients

@@ -41,6 +41,24 @@ class FiniteSteps:
         return None
 
 
+def forget_refused_gradients(optimizer: Any) -> None:
+    """Let ZeRO stages 1 and 2 with CPU offload drop the gradients of a step that they refuse.
+
+    DeepSpeed keeps them in its buffers and adds those of the next step, so that a NaN stays and
+    every further step is refused.
+    """
+    if not hasattr(optimizer, "_release_preflattened_grad_buffers"):
+        return
+    reset = optimizer.reset_cpu_buffers
+
+    def reset_all() -> None:
+        reset()
+        for group in optimizer.averaged_gradients:
+            optimizer.averaged_gradients[group] = None
+
+    optimizer.reset_cpu_buffers = reset_all
+
+
 def is_finite(norm: Any) -> bool:
     """Whether `norm` is one; DeepSpeed says -1 for a norm that is no number."""
     return norm is None or 0 <= float(norm) < math.inf

@@ -71,7 +71,24 @@ def bf16_zero3(rank):
     refuses(rank, "--bf16", "--zero-stage", "3")
 
 
-CHECKS = [fp32, fp32_zero1, fp32_zero2, fp32_zero3, bf16, bf16_zero1, bf16_zero2, bf16_zero3]
+def on_the_cpu(rank):
+    offload = ["--cpu-optimizer", "--cpu_torch_adam"]
+    refuses(rank, "--zero-stage", "1", *offload)
+    refuses(rank, "--bf16", "--zero-stage", "2", *offload)
+    refuses(rank, "--bf16", "--zero-stage", "3", *offload)
+
+
+CHECKS = [
+    fp32,
+    fp32_zero1,
+    fp32_zero2,
+    fp32_zero3,
+    bf16,
+    bf16_zero1,
+    bf16_zero2,
+    bf16_zero3,
+    on_the_cpu,
+]
 
 
 @pytest.fixture(scope="module")

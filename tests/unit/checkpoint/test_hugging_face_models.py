@@ -9,6 +9,7 @@ import torch
 from checkpoints import spread_network, whole_weights, write_checkpoint
 from safetensors.torch import load_file
 from tiny import VOCAB_SIZE, tiny_plan
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -16,6 +17,7 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
@@ -238,6 +240,26 @@ def test_a_model_of_transformers_is_the_same_here_and_back(group, case, tmp_path
     if "embed_out.weight" in renamed:
         renamed["lm_head.weight"] = renamed.pop("embed_out.weight")
     require_equal(renamed, wanted)
+
+
+def test_rows_that_no_token_uses_are_weights_too(group, tmp_path, capsys):
+    model = their_model(THEIRS["gpt2"])
+    model.save_pretrained(tmp_path / "hf")
+    words = {f"w{i}": i for i in range(20)} | {"[UNK]": 20, "<eos>": 21}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    fast.save_pretrained(tmp_path / "hf")
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours")
+    said = capsys.readouterr().out
+    assert "--true-vocab-size 30 " in said and "--pad-vocab-size-to" not in said
+    manifest = read_manifest(tmp_path / "ours/global_step0")
+    assert (manifest.plan["model"]["vocab_size"], fast.vocab_size) == (30, 22)
+    tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back")
+    assert json.loads((tmp_path / "back/config.json").read_text())["vocab_size"] == 30
+    require_equal(
+        load_file(tmp_path / "back/model.safetensors"), load_file(tmp_path / "hf/model.safetensors")
+    )
 
 
 def test_older_files_without_prefix_and_with_constants_are_read(group, tmp_path, capsys):

@@ -8,6 +8,8 @@ from tiny import VOCAB_SIZE
 
 from megatron.training.batch import PACKED, gpt_micro_batch
 
+OFFLOAD = ("--cpu-optimizer", "--cpu_torch_adam")
+
 
 def micro_batch(seed):
     rows = torch.randint(VOCAB_SIZE, (2, 7), generator=torch.Generator().manual_seed(seed))
@@ -28,6 +30,9 @@ def weights(engine):
         ("--bf16", "--zero-stage", "0"),
         ("--bf16", "--zero-stage", "2"),
         ("--zero-stage", "1"),
+        ("--bf16", "--zero-stage", "1", *OFFLOAD),
+        ("--bf16", "--zero-stage", "2", *OFFLOAD),
+        ("--zero-stage", "3", *OFFLOAD),
         ("--clip-grad", "0"),
         ("--bf16", "--clip-grad", "0"),
         ("--zero-stage", "2", "--clip-grad", "0"),
