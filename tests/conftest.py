@@ -1,6 +1,7 @@
 """What all tests share; tests/ itself is on the import path because this file is in it."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -12,6 +13,13 @@ from megatron.parallel.groups import lone_group
 
 # Tensors here are tiny; more threads would only wait for each other.
 torch.set_num_threads(1)
+
+# Shells have background jobs ignore these, and children inherit that; tests of signals mean those of
+# a job in the foreground.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # The same code gets the same answer: examples are those of a test's source, until others are asked
 # for by `pytest --hypothesis-profile=default`. How long one takes says nothing on a machine that

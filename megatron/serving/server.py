@@ -48,6 +48,7 @@ class Server(uvicorn.Server):
     ):
         self.engine_loop, self.grace_s = engine_loop, grace_s
         self.launchers = launchers or Launchers(is_parent=False)
+        self._ignores_interrupts = False
         engine_loop.on_failure = self.stop
         self.listener = listener(host, port)
         super().__init__(
@@ -77,6 +78,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Shut down; a second Ctrl-C does not wait for requests under way."""
+        if sig == signal.SIGINT and self._ignores_interrupts:
+            return
         if self.engine_loop.is_open:
             self.stop()
         elif sig == signal.SIGINT:
@@ -88,6 +91,8 @@ class Server(uvicorn.Server):
         Raises:
             ServingError: the engine has failed.
         """
+        # As shells have it for background jobs; uvicorn listens all the same.
+        self._ignores_interrupts = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         # uvicorn restores these handlers when it has ended: the program should go on to its end.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda signum, frame: None)

@@ -92,7 +92,8 @@ class TimeLimit:
 class Signals:
     """A signal to this process; a second SIGINT (Ctrl-C) ends it at once.
 
-    A second SIGTERM does not: launchers send several for one wish.
+    A second SIGTERM does not: launchers send several for one wish. A SIGINT that is ignored stays
+    so: shells start background jobs like that, which the Ctrl-C for another job must not end.
     """
 
     exit_code = ExitCode.RESUMABLE
@@ -100,7 +101,8 @@ class Signals:
     def __init__(self) -> None:
         self._received: str | None = None
         for number in _SIGNALS:
-            signal.signal(number, self._receive)
+            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._receive)
 
     def is_made(self) -> bool:
         """Whether a signal came."""

@@ -87,6 +87,16 @@ def test_a_signal_ends_the_run(group, usual_signals, number):
     assert first_reason([signals]) == f"exiting program after receiving {number.name}"
 
 
+def test_an_interrupt_that_is_ignored_stays_so(group, usual_signals):
+    # As in a background job of a script, whose SIGTERM counts all the same.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals = Signals()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert first_reason([signals]) is None
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert first_reason([signals]) == "exiting program after receiving SIGTERM"
+
+
 def test_a_second_interrupt_ends_the_process_and_other_signals_do_not(group, usual_signals):
     Signals()
     # Launchers send several for one wish.
