@@ -1,4 +1,4 @@
-"""tasks/eval_harness/evaluate.py, in this process; with lm_eval's own model beside it if it is there."""
+"""tasks/eval_harness/evaluate.py, in this process; with lm_eval's own model beside it."""
 
 import json
 
@@ -67,9 +67,9 @@ def tasks(tmp_path, monkeypatch):
 
 
 def test_results_are_those_of_lm_evals_own_model(tool, theirs, tasks, tmp_path, capsys):
-    lm_eval = pytest.importorskip("lm_eval", reason="the package lm_eval is not installed")
-    pytest.importorskip("accelerate", reason="lm_eval's own model needs the package accelerate")
+    from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
 
     folder, network, tokenizer = theirs
     file = tmp_path / "results.json"
@@ -82,10 +82,10 @@ def test_results_are_those_of_lm_evals_own_model(tool, theirs, tasks, tmp_path, 
     tool(*words)
     found = json.loads(file.read_text())["results"]
     model = HFLM(pretrained=network, tokenizer=tokenizer, batch_size=1)
-    expected = lm_eval.simple_evaluate(
+    expected = simple_evaluate(
         model=model,
         tasks=[*TASKS],
-        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False),
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
         bootstrap_iters=0,
         log_samples=False,
     )["results"]
