@@ -513,6 +513,7 @@ KERNELS = {
 }
 
 LOGGING = {
+    "log_format": Turned("--log-format compact", "log"),
     "log_interval": Turned("--log-interval 2", "log"),
     "log_params_norm": Turned("--log-params-norm", "measures"),
     "log_num_zeros_in_grad": Turned("--log-num-zeros-in-grad", "measures"),

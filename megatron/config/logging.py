@@ -13,6 +13,10 @@ class LoggingConfig:
     log_interval: int = 100
     """Iterations between log lines."""
 
+    log_format: Literal["auto", "full", "compact"] = "auto"
+    """The log line: full is BigScience's, which tools parse, compact one that fits a terminal; auto
+    is compact where stdout is a terminal and full elsewhere."""
+
     log_params_norm: bool = False
     """Log the norm of all weights, each counted once."""
 

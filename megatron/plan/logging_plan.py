@@ -42,6 +42,7 @@ class LoggingPlan:
     """What is told; an empty path means not at all."""
 
     interval: int
+    format: str  # "auto": depends on what stdout is
     params_norm: bool
     num_zeros: bool
     timing_level: int
@@ -66,6 +67,7 @@ def plan_logging(logging: LoggingConfig, profiling: ProfilingConfig) -> LoggingP
     """Return what is told."""
     return LoggingPlan(
         interval=logging.log_interval,
+        format=logging.log_format,
         params_norm=logging.log_params_norm,
         num_zeros=logging.log_num_zeros_in_grad,
         timing_level=logging.timing_log_level,

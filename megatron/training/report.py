@@ -4,6 +4,7 @@ import logging
 import math
 import re
 import resource
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -92,6 +93,21 @@ class Interval:
         ]
         return " " + " | ".join(fields) + " |"
 
+    def compact_line(self) -> str:
+        """Return a log line of at most 80 characters, for a terminal."""
+        fields = [
+            f"{self.iteration}/{self.train_iters}",
+            f"loss {self.lm_loss:.4f}",
+            f"lr {self.learning_rate:.2e}".replace("e-0", "e-"),
+        ]
+        if self.grad_norm is not None:
+            fields.append(f"norm {self.grad_norm:.3g}")
+        fields += [f"{self.samples_per_second:.3g} samples/s", f"ETA {_short(self.eta_s)}"]
+        for name, count in (("skipped", self.skipped_iterations), ("NaN", self.nan_iterations)):
+            if count:
+                fields.append(f"{name} {count}")
+        return " | ".join(fields)
+
     def record(self) -> dict[str, Any]:
         """Return the journal's record: what was measured under names of letters and digits."""
         record = asdict(self)
@@ -135,7 +151,7 @@ class Report(Hook):
             return
         interval = self._interval(state)
         self._steps.clear()
-        log.info(interval.line(with_loss_scale=self._plan.precision.dtype == "fp16"))
+        log.info(self._line(interval))
         if self._journal:
             self._journal.write("train", interval.record())
         if times := times_in(step.measures):
@@ -144,6 +160,12 @@ class Report(Hook):
             self._told_memory = True
             log.info(memory_line(state.iteration))
             log.info(forecast_line(self._plan, interval.samples_per_second))
+
+    def _line(self, interval: Interval) -> str:
+        wanted = self._plan.logging.format
+        if wanted == "compact" or (wanted == "auto" and sys.stdout.isatty()):
+            return interval.compact_line()
+        return interval.line(with_loss_scale=self._plan.precision.dtype == "fp16")
 
     def _interval(self, state: TrainState) -> Interval:
         plan, steps = self._plan, self._steps
@@ -194,6 +216,16 @@ class Report(Hook):
             return of_steps
         started_at, samples = self._started
         return (time.perf_counter() - started_at) / (state.samples - samples)
+
+
+def _short(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    units = [(days, "d"), (h, "h"), (m, "m"), (s, "s")]
+    first = next((i for i, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count}{unit}" for count, unit in units[first : first + 2])
 
 
 def _mean_moe_loss(steps: Sequence[StepResult]) -> dict[str, float]:

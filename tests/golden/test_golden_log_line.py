@@ -53,3 +53,24 @@ INTERVAL = {
 )
 def test_log_line(changes, with_loss_scale, line):
     assert Interval(**(INTERVAL | changes)).line(with_loss_scale=with_loss_scale) == line
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"skipped_iterations": 0},
+            "4710/115311 | loss 2.4971 | lr 5.99e-5 | norm 0.203 | 19.7 samples/s | ETA 1d 3h",
+        ),
+        (
+            {"grad_norm": None, "nan_iterations": 2, "eta_s": 62.0},
+            "4710/115311 | loss 2.4971 | lr 5.99e-5 | 19.7 samples/s | ETA 1m 2s | skipped 1 | NaN 2",
+        ),
+    ],
+)
+def test_the_line_for_a_terminal(changes, line):
+    assert Interval(**(INTERVAL | changes)).compact_line() == line
+
+
+def test_the_line_for_a_terminal_fits_it():
+    assert len(Interval(**(INTERVAL | {"skipped_iterations": 0})).compact_line()) <= 80

@@ -46,6 +46,28 @@ def report_of(steps, tmp_path, plan=PLAN, **words):
     return [*read_journal(tmp_path)] if (tmp_path / "journal.jsonl").exists() else []
 
 
+@pytest.mark.parametrize(
+    ("wanted", "is_terminal", "is_compact"),
+    [
+        ("auto", False, False),
+        ("auto", True, True),
+        ("full", True, False),
+        ("compact", False, True),
+    ],
+)
+def test_the_log_line_is_compact_on_a_terminal(
+    tmp_path, monkeypatch, wanted, is_terminal, is_compact
+):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    log = SimpleNamespace(lines=[])
+    log.info = lambda text: log.lines.append(text)
+    monkeypatch.setattr("megatron.training.report.log", log)
+    plan = replace(PLAN, logging=replace(PLAN.logging, format=wanted))
+    report_of([step(1.0)] * 3, tmp_path, plan)
+    assert log.lines[0].startswith("3/30 | loss 1.0000") == is_compact
+    assert ("consumed samples:" in log.lines[0]) != is_compact
+
+
 def test_nothing_is_told_before_the_interval_is_full(tmp_path):
     assert report_of([step(1.0)] * 2, tmp_path) == []
 
