@@ -41,6 +41,10 @@ def file_flags(
         content, lines = _content_and_lines(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {file}: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"--config {file} is not YAML: {place}{error.problem}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--config {file} is not YAML: {error}") from error
     except RecursionError as error:

@@ -143,6 +143,17 @@ def data_problems(data: DataConfig) -> Iterator[str]:
             yield f"--{role}-weighted-split-paths has {names.count(name)} groups named {name}"
 
 
+def prefixes_of(data: DataConfig, kind: str) -> list[str]:
+    """Return the prefixes of all token files that a run is to read, each once.
+
+    Raises:
+        ConfigError: it is not clear which.
+    """
+    groups = (group for of_role in _groups(data).values() for group in of_role)
+    prefixes = {part.prefix for group in groups for part in group.parts}
+    return [prefix + suffix for prefix in sorted(prefixes) for suffix in SUFFIXES[kind]]
+
+
 def _surplus_problems(data: DataConfig) -> Iterator[str]:
     surplus = data.mid_level_dataset_surplus
     flag = f"--mid-level-dataset-surplus {surplus}"

@@ -7,6 +7,7 @@ from megatron.checkpoint.saved_run import network_of_checkpoint
 from megatron.config.config import parse_config
 from megatron.plan.objective_plan import ObjectiveName
 from megatron.plan.watch_plan import plan_watch
+from megatron.training.early_checks import require_startable
 from megatron.training.environment import read_launch, read_launcher
 from megatron.training.failure import FailureFile
 from megatron.training.launchers import Launchers
@@ -43,7 +44,8 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
     if save and limit_s > 0:
         watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), place.world_size))
     with watchdog.watching():
-        # After the flags are read: torch takes seconds to import, a wrong flag is told at once.
+        # Before torch, which takes seconds to import: what is wrong is told at once.
+        require_startable(config, world_size=place.world_size, objective=objective)
         from megatron.training.device import prepare_process
 
         launch, device = prepare_process(config.parallel)

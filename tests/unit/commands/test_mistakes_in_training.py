@@ -1,0 +1,146 @@
+"""Mistakes that people make with a training command: one message names flag and value.
+
+They are told before torch is imported, all at once, and end with exit code 2.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import tiny_argv
+
+from megatron.config.config import parse_config
+from megatron.data.indexed_dataset import IndexedDatasetWriter
+from megatron.errors import ExitCode, MegatronError
+from megatron.training.early_checks import require_startable
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+TOKENIZER = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "11", "--device", "cpu"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory, with a corpus, a run and files that are wrong."""
+    monkeypatch.chdir(tmp_path)
+    with IndexedDatasetWriter("corpus", "i4") as out:
+        out.append([1, 2, 3])
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "small.yaml").write_text("network:\n  num-layers: 2\n  num-layer: 3\n")
+    (tmp_path / "tab.yaml").write_text("lr: 1\n\tseed: 2\n")
+    (tmp_path / "comma.json").write_text('{"train_batch_size": 2,\n}')
+    (tmp_path / "top.json").write_text(json.dumps({"zero_optimisation": {"stage": 2}}))
+    (tmp_path / "below.json").write_text(json.dumps({"zero_optimization": {"stge": 2}}))
+    (tmp_path / "batch.json").write_text(json.dumps({"gradient_clipping": 0.5}))
+    return tmp_path
+
+
+def message(words, processes):
+    with pytest.raises(MegatronError) as caught:
+        config, _ = parse_config(words)
+        require_startable(config, world_size=processes, objective="gpt")
+    assert caught.value.exit_code == ExitCode.MISUSED
+    return str(caught.value)
+
+
+MISTAKES = [
+    ("--num-layer 3", ["--num-layer;", "--num-layers"]),
+    ("--config small.yaml", ["small.yaml, line 3", "num-layer;", "num-layers?"]),
+    ("--config tab.yaml", ["tab.yaml", "line 2"]),
+    ("--config none.yaml", ["--config none.yaml", "No such file"]),
+    ("--hidden-size 9", ["--hidden-size 9", "--num-attention-heads 2"]),
+    ("--global-batch-size 5", ["--global-batch-size 5", "--micro-batch-size 2"]),
+    ("--tensor-model-parallel-size 2", ["1 process ", "--tensor-model-parallel-size 2"]),
+    ("--world-size 4", ["--world-size 4", "1 process"]),
+    ("--fp16", ["--fp16", "--bf16"]),
+    ("--distributed-backend nccl", ["--distributed-backend nccl", "gloo"]),
+    ("--deepspeed_config none.json", ["--deepspeed_config none.json", "No such file"]),
+    ("--deepspeed_config comma.json", ["comma.json", "line 2"]),
+    ("--deepspeed_config top.json", ["top.json", "zero_optimisation", "zero_optimization?"]),
+    ("--deepspeed_config below.json", ["below.json", "zero_optimization.stge", "stage?"]),
+    ("--deepspeed_config batch.json", ["batch.json", "gradient_clipping is 0.5", "--clip-grad is"]),
+    ("--max-position-embeddings 5", ["--max-position-embeddings 5", "--seq-length 6"]),
+    ("--data-path none", ["no token files at none", "none.bin", "none.idx"]),
+    ("--data-path corpus.bin", ["corpus.bin", "without its suffix: corpus"]),
+    ("--data-path 0.3 corpus 0.7", ["--data-path", "3 values"]),
+    ("--train-samples 3", ["--train-iters", "--train-samples"]),
+    ("--tokenizer-type Bert", ["--tokenizer-type Bert", "GPT2BPETokenizer"]),
+    ("--load run", ["--load run", "no such directory", "did you mean runs?"]),
+    ("--save file", ["--save file", "is a file"]),
+    ("--save file/run", ["--save file/run", "file is a file"]),
+    ("--zero-stage 7", ["--zero-stage 7", "0, 1, 2, 3"]),
+    ("--lr fast", ["--lr", "'fast' is not a finite number"]),
+    ("--num-layers", ["--num-layers", "expected one argument"]),
+    ("--seed 1.5", ["--seed", "'1.5'"]),
+    ("--lr-decay-style cosin", ["--lr-decay-style", "'cosin'", "cosine"]),
+    ("num-layers=2", ["num-layers=2", "flag"]),
+]
+
+
+@pytest.mark.parametrize(("flags", "words"), MISTAKES, ids=lambda value: str(value)[:40])
+def test_a_mistake_is_one_message_with_flag_and_value(folder, flags, words):
+    told = message([*tiny_argv(*TOKENIZER), *flags.split()], 1)
+    for word in words:
+        assert word in told
+    assert "[Errno" not in told
+    assert len(told.splitlines()) == 1
+
+
+def test_no_flags_name_what_is_required(folder):
+    told = message([], 1)
+    for flag in ("--num-layers", "--hidden-size", "--num-attention-heads", "--lr"):
+        assert flag in told
+
+
+def test_layouts_are_compared_with_the_launcher(folder):
+    layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"]
+    told = message([*tiny_argv(*TOKENIZER), *layout], 2)
+    assert "2 processes cannot hold full replicas of 4" in told
+    assert "deepspeed --num_gpus 4" in told
+
+
+def test_paths_and_flags_are_told_together(folder):
+    flags = "--data-path none --load run --save file --clip-grad -1 --deepspeed_config top.json"
+    told = message([*tiny_argv(*TOKENIZER), *flags.split()], 1)
+    for part in ("none.bin", "--load run", "--save file", "--clip-grad -1", "zero_optimisation"):
+        assert part in told
+
+
+def test_a_right_command_has_no_problems(folder):
+    flags = "--data-path corpus --load runs --save new/run --save-interval 5"
+    config, _ = parse_config([*tiny_argv(*TOKENIZER), *flags.split()])
+    require_startable(config, world_size=1, objective="gpt")
+
+
+def test_what_depends_on_the_device_waits_for_it(folder, monkeypatch):
+    monkeypatch.setattr("megatron.training.early_checks._GPU_FILES", ("/dev/null",))
+    words = [*tiny_argv(*TOKENIZER[:-2]), "--data-path", "corpus", "--fp16"]
+    config, _ = parse_config(words)
+    require_startable(config, world_size=1, objective="gpt")
+
+
+def test_torch_is_not_imported_for_it(folder):
+    program = (
+        "import sys\n"
+        "from megatron.training.entry import train_from\n"
+        "from megatron.errors import ConfigError\n"
+        "try:\n"
+        "    train_from(sys.argv[1:], 'gpt', description='')\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+        "print(sorted({'torch', 'deepspeed'} & sys.modules.keys()))\n"
+    )
+    words = [*tiny_argv(*TOKENIZER), "--data-path", "none", "--deepspeed_config", "below.json"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": ""},
+    )
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "[]", done.stderr
+    assert "zero_optimization.stge" in done.stdout
+    assert "none.bin" in done.stdout
