@@ -22,7 +22,7 @@ from megatron.data.indexed_dataset import (
     map_file,
     require_length,
 )
-from megatron.data.token_file import TokenFile
+from megatron.data.token_file import TokenFile, cannot_open
 from megatron.errors import DataError, WrongDataError
 
 _SHOWN = 4  # pairs that a message suggests
@@ -109,8 +109,7 @@ def open_token_files(prefix: str | Path, dataset_impl: str = "infer") -> Indexed
         _pair_or_hint(str(prefix))
         return FORMATS[infer_format(prefix) if dataset_impl == "infer" else dataset_impl](prefix)
     except OSError as error:
-        where = error.filename or f"{prefix}.bin or .idx"
-        raise DataError(f"cannot read {where}: {error.strerror or error}") from error
+        raise cannot_open(error.filename or f"{prefix}.bin or .idx", error) from error
 
 
 def _pair_or_hint(prefix: str) -> tuple[Path, Path]:

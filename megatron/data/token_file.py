@@ -165,6 +165,14 @@ class TokenFile:
         )
 
 
+def cannot_open(path: str | Path, error: OSError) -> DataError:
+    """Return what to tell of a token file, or pair of them, that does not open."""
+    hint = ""
+    if error.errno == errno.EMFILE:
+        hint = "; a run keeps all token files of --data-path open: allow more with ulimit -n"
+    return DataError(f"cannot read {path}: {error.strerror or error}{hint}")
+
+
 def _open(path: Path) -> int:
     """Return a descriptor of `path`; raise the limit of open files before half of them are open.
 
@@ -173,10 +181,7 @@ def _open(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
-        hint = ""
-        if error.errno == errno.EMFILE:
-            hint = "; a run opens every .bin of --data-path: allow more with ulimit -n"
-        raise DataError(f"cannot read {path}: {error.strerror or error}{hint}") from error
+        raise cannot_open(path, error) from error
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != most and descriptor >= limit // 2:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -13,6 +13,7 @@ from megatron.data import token_file
 from megatron.data.block_digests import BLOCK_BYTES, digests_path
 from megatron.data.gpt_dataset import GPTDataset
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.data.legacy_indexed_dataset import open_token_files
 from megatron.data.merge import merge
 from megatron.data.token_file import TokenFile
 from megatron.errors import DataError
@@ -195,6 +196,15 @@ def test_too_many_open_files_are_told_with_the_limit_to_raise(prefix, monkeypatc
     monkeypatch.setattr(token_file.os, "open", fails)
     with pytest.raises(DataError, match=r"c\.bin: Too many open files; .* ulimit -n"):
         TokenFile(Path(f"{prefix}.bin"), np.dtype("<u2"))
+
+
+def test_an_index_that_does_not_open_is_told(prefix, monkeypatch):
+    def fails(*args, **words):
+        raise OSError(errno.EMFILE, "Too many open files", f"{prefix}.idx")
+
+    monkeypatch.setattr(np, "memmap", fails)
+    with pytest.raises(DataError, match=r"cannot read .*c\.idx: Too many open files; .* ulimit -n"):
+        open_token_files(prefix)
 
 
 def test_files_are_closed_with_their_data_set(prefix):
