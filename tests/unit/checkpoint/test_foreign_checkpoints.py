@@ -132,6 +132,9 @@ def test_every_version_of_megatron_lm_opens(gpt2, group, tmp_path, version, tens
     assert manifest.state["iteration"] == (7 if version else 0)
     assert manifest.state["samples"] == (70 if version else 0)
     assert manifest.plan["model"]["padded_vocab_size"] == ROWS
+    # As in that program, until a run begins anew from its weights.
+    assert manifest.plan["model"]["padded_vocab_in_softmax"] is True
+    assert manifest.config["tokenizer"]["padded_vocab_in_softmax"] is None
     assert manifest.config["model"]["num_layers"] == 2
     assert not manifest.plan["checkpoint"]["saves_optimizer"]
 
@@ -156,6 +159,7 @@ def test_a_state_in_fp16_is_laid_out_without_a_gpu(bloom, tmp_path):
     subprocess.run([sys.executable, script, *places], check=True, capture_output=True)
     moved = tmp_path / "files/global_step9"
     assert (moved / "zero_pp_rank_0_mp_rank_00_optim_states.pt").is_file()
+    assert read_manifest(moved).plan["model"]["padded_vocab_in_softmax"] is True
     main = torch.load(moved / "mp_rank_00_model_states.pt", weights_only=False)
     assert {tensor.dtype for tensor in main["module"].values()} == {torch.float16}
     whole, manifest = {}, read_manifest(folder)
