@@ -174,7 +174,9 @@ def without_numbers(event: str) -> str:
 
 
 def _text(folder: Path, name: str, ranks: int) -> list[str]:
-    return [(folder / f"{name}{rank}").read_text(errors="replace") for rank in range(ranks)]
+    files = [folder / f"{name}{rank}" for rank in range(ranks)]
+    # A rank may be killed before it has made its file.
+    return [file.read_text(errors="replace") if file.exists() else "" for file in files]
 
 
 class _Events:

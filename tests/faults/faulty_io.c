@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -21,6 +22,8 @@ static int strikes(const char *call, const char *path) {
     long at = atol(getenv("FAULT_AT")), times = atol(getenv("FAULT_TIMES"));
     long number = __sync_fetch_and_add(&seen, 1);
     if (number < at || number >= at + times) return 0;
+    static const char mark[] = "[a call failed on purpose]\n";
+    syscall(SYS_write, 2, mark, sizeof mark - 1);
     errno = atoi(getenv("FAULT_ERRNO"));
     return 1;
 }

@@ -18,7 +18,10 @@ from pathlib import Path
 
 from forked import without_head_start
 from small_job import Job, calm_job
-from sweep import HUNG, TIMEOUT_S, TRACEBACK, Outcome, Trial, goes_on, sweep
+from sweep import HUNG, TIMEOUT_S, TRACEBACK, Outcome, Trial, goes_on, missed, sweep
+
+MARK = "a call failed on purpose"
+"""What faulty_io.c says when it strikes."""
 
 PARTS = {
     "write": ["staging-global_step", "journal.jsonl", "latest", "lock.json", "/cache/"],
@@ -66,7 +69,8 @@ def _failing(job: Job, variables: dict[str, str], save: Path) -> Outcome:
     said = "\n".join(ended.outputs)
     if "Traceback" in said:
         return Outcome(TRACEBACK, f"{what}:\n{said}")
-    return goes_on(job, save, what, *own)
+    outcome = goes_on(job, save, what, *own)
+    return outcome if MARK in said else missed(outcome)
 
 
 def jumps(job: Job, count: int, draw: random.Random) -> Iterator[Trial]:

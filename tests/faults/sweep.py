@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,12 +19,14 @@ from forked import Strike, hashes, without_head_start
 from small_job import LAST, Job, is_same
 
 SURVIVED, REFUSED, TRACEBACK, LOST, HUNG = "survived", "refused", "traceback", "lost", "hung"
+MISSED = "missed"
 WORDS = {
     SURVIVED: "came to the bits of the calm run",
     REFUSED: "ended with a sentence twice in a row, until somebody mends what it names",
     TRACEBACK: "ended with a traceback",
     LOST: "came to other bits, or could not be continued",
     HUNG: "had to be killed",
+    MISSED: "came to the bits of the calm run, and no fault had struck it",
 }
 
 MOST_STARTS = 4
@@ -44,6 +46,11 @@ class Outcome:
 
     word: str
     told: str
+
+
+def missed(outcome: Outcome) -> Outcome:
+    """Return the outcome of a trial in which no fault struck."""
+    return replace(outcome, word=MISSED) if outcome.word == SURVIVED else outcome
 
 
 Trial = Callable[[Path], Outcome]
@@ -81,6 +88,7 @@ def struck(
     job: Job, what: str, strikes: list[list[Strike]], save: Path, *more: str, setup: object = None
 ) -> Outcome:
     """Start `job` once for each list of strikes, and then calmly."""
+    is_struck = False
     for those in strikes:
         try:
             ended = job.run(
@@ -94,10 +102,14 @@ def struck(
         except TimeoutError as error:
             return Outcome(HUNG, f"{what}:\n{error}")
         said = "\n".join(ended.outputs)
+        is_struck = (
+            is_struck or set(ended.codes) != {0} or any(s.number == signal.SIGSTOP for s in those)
+        )
         # A rank whose connection is lost may tell where it was.
         if "Traceback" in said and not any(code and code < 0 for code in ended.codes):
             return Outcome(TRACEBACK, f"{what}:\n{said}")
-    return goes_on(job, save, what, *more)
+    outcome = goes_on(job, save, what, *more)
+    return outcome if is_struck else missed(outcome)
 
 
 def life_of(job: Job, save: Path) -> float:
@@ -284,7 +296,7 @@ def sweep(
         outcome = trial(place / "run")
         print(f"{number}: {outcome.word}: {outcome.told.splitlines()[0]}", file=sys.stderr)
         yield outcome
-        if outcome.word in (SURVIVED, REFUSED):
+        if outcome.word in (SURVIVED, REFUSED, MISSED):
             shutil.rmtree(place)
         else:
             bad += 1
