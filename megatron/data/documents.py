@@ -169,7 +169,7 @@ def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
 
 def problem_of(line: bytes, error: ValueError | RecursionError) -> str:
     """Return why a line cannot be read. Not all that a parser refuses is no JSON."""
-    if isinstance(error, RecursionError) or "depth limit" in str(error):
+    if isinstance(error, RecursionError) or "depth" in str(error):
         return f"nested too deeply to be read, over about 1000 levels: {_start(line)!r}"
     if "number is infinity" in str(error) or "integer string conversion" in str(error):
         return f"holds a number that is too large to be read: {_start(line)!r}"
