@@ -95,7 +95,7 @@ def require_same(
         )
     if with_schedule and (rates := _of_schedule(then, now)):
         text = (
-            f"{folder} was saved by a run with another learning rate; write "
+            f"{folder} was saved by a run with another learning-rate schedule; write "
             "--override-opt_param-scheduler to go on with that of the flags, or "
             "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint:\n"
             + table(rates)

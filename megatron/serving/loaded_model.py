@@ -7,7 +7,7 @@ import torch
 from megatron.checkpoint.compare import require_same_model
 from megatron.config.generation import GenerationConfig
 from megatron.config.parallel import ParallelConfig
-from megatron.errors import raise_if_any
+from megatron.errors import DataError, WrongDataError, raise_if_any
 from megatron.generation.engine import Engine
 from megatron.generation.processes import join_processes
 from megatron.generation.stage import Stage
@@ -89,7 +89,13 @@ def load_model(
 def _trained(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     """Return the tokenizer and the network, which must be that of the training."""
     config, manifest = source.config, source.manifest
-    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+    try:
+        tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+    except DataError as error:
+        raise WrongDataError(
+            f"{error} (what the command line leaves out of the tokenizer's flags is taken from "
+            f"{source.folder}: give --vocab-file and the others where the files are now)"
+        ) from error
     spec = plan_model(
         config, vocab_size=tokenizer.vocab_size, tensor=manifest.plan["parallel"]["tensor"]
     )

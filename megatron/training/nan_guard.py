@@ -50,6 +50,7 @@ class NanGuard(Hook):
             return
         raise TrainingError(
             f"{told}, the last of {self._in_a_row} in a row without a finite number: the run ends, "
-            "and none of these steps was saved; pass over these samples with "
-            "--skip-train-iteration-range, lower --lr, or raise --max-nan-steps" + self._advice()
+            "and none of these steps was saved; lower --lr, pass over these samples with "
+            "--skip-train-iteration-range if others are fine, or raise --max-nan-steps"
+            + self._advice()
         )

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny import tiny_argv
@@ -144,3 +145,16 @@ def test_torch_is_not_imported_for_it(folder):
     assert lines[-1] == "[]", done.stderr
     assert "zero_optimization.stge" in done.stdout
     assert "none.bin" in done.stdout
+
+
+def test_a_vocabulary_that_has_moved_names_the_checkpoint_that_says_where_it_was(folder):
+    from megatron.serving.loaded_model import _trained
+
+    flags = ["--vocab-file", "gone.json", "--merge-file", "gone.txt"]
+    config, _ = parse_config([*tiny_argv(), *flags])
+    source = SimpleNamespace(config=config, manifest=None, folder=Path("runs/global_step5"))
+    with pytest.raises(MegatronError) as caught:
+        _trained(source)
+    assert caught.value.exit_code == ExitCode.MISUSED
+    for part in ("--vocab-file gone.json", "runs/global_step5", "give --vocab-file"):
+        assert part in str(caught.value)
