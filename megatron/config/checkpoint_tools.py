@@ -72,10 +72,10 @@ class FilesConfig:
     """Folder of one checkpoint, or directory of several, of which the newest is taken."""
 
     target_tp: Annotated[int | None, Spelling("--target_tp")] = None
-    """Tell the shapes for so many tensor-parallel ranks; those that saved it when not said."""
+    """Tell the shapes for so many tensor-parallel ranks (default: those that saved it)."""
 
     target_pp: Annotated[int | None, Spelling("--target_pp")] = None
-    """Tell the layers of so many stages; those that saved it when not said."""
+    """Tell the layers of so many stages (default: those that saved it)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +122,11 @@ class ConversionConfig:
     """Whose files to write. When not said, Megatron-LM's where its files are read, else our own."""
 
     target_tensor_parallel_size: int | None = None
-    """Tensor-parallel ranks that Megatron-LM's files are written for; 1 when not said. Our own
-    files are written for any."""
+    """Tensor-parallel ranks that Megatron-LM's files are written for (default: 1). Our own files
+    are written for any."""
 
     target_pipeline_parallel_size: int | None = None
-    """Pipeline stages that they are written for; 1 when not said."""
+    """Pipeline stages that they are written for (default: 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ class DataConfig:
     to blend several: 0.3 first 0.7 second."""
 
     split: str | None = None
-    """Proportions of the documents of --data-path for training, validation and test; 969, 30, 1
-    when not said."""
+    """Proportions of the documents of --data-path for training, validation and test (default: 969,
+    30, 1)."""
 
     train_weighted_split_paths: list[str] | None = None
     """Training data instead of --data-path, one word: 'NAME: WEIGHT START:END PREFIX, ...', where
@@ -54,4 +54,4 @@ class DataConfig:
     """Format of the token files; infer looks at each."""
 
     data_cache_path: str | None = None
-    """Directory for the index maps; beside the token files when not said."""
+    """Directory for the index maps (default: beside the token files)."""

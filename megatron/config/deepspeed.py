@@ -16,7 +16,7 @@ class DeepSpeedConfig:
 
     zero_stage: int | None = None
     """What ZeRO divides over the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients
-    too, 3 weights too; the JSON's stage, or else 0, when not said."""
+    too, 3 weights too (default: the JSON's stage, or else 0)."""
 
     zero_reduce_scatter: bool = False
     """Reduce gradients only to the rank that keeps them."""

@@ -34,8 +34,8 @@ class ExpertConfig:
     """Replicas that share the experts of a layer: each keeps its part of them."""
 
     moe_train_capacity_factor: float | None = None
-    """Tokens that an expert takes in training, relative to an even share; 1 when not said. What is
-    more passes by on the residual stream."""
+    """Tokens that an expert takes in training, relative to an even share (default: 1). What is more
+    passes by on the residual stream."""
 
     moe_eval_capacity_factor: float | None = None
     """The same in evaluation."""

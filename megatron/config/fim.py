@@ -17,8 +17,8 @@ class FimConfig:
     """Share of those in which the suffix comes before the prefix."""
 
     fim_split_sample: str | None = None
-    """Token that cuts a document, such as a repository, into fragments that are rearranged apart;
-    not cut when not said."""
+    """Token that cuts a document, such as a repository, into fragments that are rearranged apart
+    (default: not cut)."""
 
     fragment_fim_rate: Annotated[
         float, Spelling("--fragment-fim-rate", ("--fim-fragment-rate",))
@@ -32,13 +32,13 @@ class FimConfig:
     """Where documents may be cut: between any two characters, or only between two tokens."""
 
     fim_prefix_token: str | None = None
-    """Token before the prefix; <fim_prefix> in one of its usual spellings when not said."""
+    """Token before the prefix (default: <fim_prefix> in one of its usual spellings)."""
 
     fim_middle_token: str | None = None
-    """Token before the middle; <fim_middle> in one of its usual spellings when not said."""
+    """Token before the middle (default: <fim_middle> in one of its usual spellings)."""
 
     fim_suffix_token: str | None = None
-    """Token before the suffix; <fim_suffix> in one of its usual spellings when not said."""
+    """Token before the suffix (default: <fim_suffix> in one of its usual spellings)."""
 
     fim_pad_token: str | None = None
     """Token that fills up a sample that became shorter; when not said, <fim_pad> in one of its usual

@@ -20,8 +20,8 @@ class GenerationConfig:
     """File of prompts, one a line."""
 
     sample_output_file: str | None = None
-    """Where the continued prompts go; the name of --sample-input-file with .out when not said. A
-    name that ends in .jsonl gets one JSON object a line."""
+    """Where the continued prompts go (default: the name of --sample-input-file with .out). A name
+    that ends in .jsonl gets one JSON object a line."""
 
     num_samples: int = 0
     """Number of texts to make up from nothing, into --genfile."""
@@ -66,8 +66,8 @@ class GenerationConfig:
     """Read the whole text again for each token, instead of keeping keys and values of attention."""
 
     inference_max_seq_length: int | None = None
-    """Most tokens of a prompt and its continuation, for which there is memory from the beginning;
-    --max-position-embeddings when not said."""
+    """Most tokens of a prompt and its continuation, for which there is memory from the beginning
+    (default: --max-position-embeddings)."""
 
     inference_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Number format of weights and activations; auto: that of training, or what --bf16 and --fp16

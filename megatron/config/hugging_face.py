@@ -20,12 +20,12 @@ class ExportConfig:
     model_type: (
         Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"] | None
     ) = None
-    """Architecture of transformers'; the first that expresses the network when not said."""
+    """Architecture of transformers' (default: the first that expresses the network)."""
 
     target_dtype: Annotated[
         Literal["fp32", "bf16", "fp16"] | None, Spelling("--target-dtype", ("--torch-dtype",))
     ] = None
-    """Number format of the weights; that of the training when not said."""
+    """Number format of the weights (default: that of the training)."""
 
     chat_template: str | None = None
     """File with the Jinja template that the model was trained to answer; it becomes that of the
@@ -60,7 +60,7 @@ class AdapterConfig:
     model_type: (
         Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"] | None
     ) = None
-    """Architecture of transformers'; the first that expresses the network when not said."""
+    """Architecture of transformers' (default: the first that expresses the network)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +84,12 @@ class ImportConfig:
     target_dtype: Annotated[
         Literal["fp32", "bf16", "fp16"] | None, Spelling("--target-dtype", ("--torch-dtype",))
     ] = None
-    """Number format of the run to come; that of config.json when not said. The weights are kept in
-    32 bits, which changes none."""
+    """Number format of the run to come (default: that of config.json). The weights are kept in 32
+    bits, which changes none."""
 
     seq_length: int | None = None
-    """Tokens of a sample of the run to come; what the model was made for, but 4096 at most, when
-    not said."""
+    """Tokens of a sample of the run to come (default: what the model was made for, but 4096 at
+    most)."""
 
     verify: bool = True
     """Running both models on a sample and refusing to write one that computes something else. It

@@ -30,21 +30,21 @@ class LoggingConfig:
     slow_rank_factor: float | None = None
     """Tell at each log line which rank takes longest for its data and forward passes, and warn of
     one that at three in a row takes more than so many times the median of the other ranks of its
-    stage; not looked for when not said."""
+    stage (default: not looked for)."""
 
     device_peak_tflops: float | None = None
-    """What one device can do at most in the run's number format, in TFLOPs, for MFU and HFU; that
-    of its data sheet when not said, where the device is known."""
+    """What one device can do at most in the run's number format, in TFLOPs, for MFU and HFU
+    (default: that of its data sheet, where the device is known)."""
 
     log_path: str | None = None
     """Directory for a file of all flags and their values, one per start."""
 
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
-    """Least level of the messages of rank 0, DeepSpeed's included; info (DeepSpeed: warning) when
-    not said, or what MEGATRON_DEEPSPEED_VERBOSITY says."""
+    """Least level of the messages of rank 0, DeepSpeed's included (default: what
+    MEGATRON_DEEPSPEED_VERBOSITY says, or info; DeepSpeed: warning)."""
 
     log_level_replica: Literal["debug", "info", "warning", "error", "critical"] | None = None
-    """The same for the other ranks; error when not said."""
+    """The same for the other ranks (default: error)."""
 
     tensorboard_dir: str | None = None
     """Directory for TensorBoard event files."""
@@ -80,13 +80,13 @@ class LoggingConfig:
     wandb."""
 
     wandb_exp_name: str | None = None
-    """Name of the run in --wandb-project; its own choice when not said."""
+    """Name of the run in --wandb-project (default: its own choice)."""
 
     wandb_entity: str | None = None
-    """User or team of --wandb-project; the one logged in when not said."""
+    """User or team of --wandb-project (default: the one logged in)."""
 
     wandb_save_dir: str | None = None
-    """Directory for wandb's local files; ./wandb when not said."""
+    """Directory for wandb's local files (default: ./wandb)."""
 
     codecarbon_dir: str | None = None
     """Directory for a CSV of energy and CO2 per node, measured by the package codecarbon and

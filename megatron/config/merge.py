@@ -18,4 +18,4 @@ class MergeConfig:
     """Who copies: one process, or several that each copy a part."""
 
     workers: int | None = None
-    """Processes of a distributed merge; as many as there are CPUs when not said."""
+    """Processes of a distributed merge (default: as many as there are CPUs)."""

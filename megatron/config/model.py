@@ -23,14 +23,14 @@ class ModelConfig:
     """Number of tokens that the network sees at once."""
 
     max_position_embeddings: int | None = None
-    """Most tokens that the network can be given; the sequence length when not said. With learned
+    """Most tokens that the network can be given (default: the sequence length). With learned
     positions it is the number of rows of their table."""
 
     ffn_hidden_size: int | None = None
-    """Width inside the MLP, in features; 4 * hidden_size when not said, gated or not."""
+    """Width inside the MLP, in features (default: 4 * hidden_size, gated or not)."""
 
     kv_channels: int | None = None
-    """Features per attention head; hidden_size / num_attention_heads when not said."""
+    """Features per attention head (default: hidden_size / num_attention_heads)."""
 
     group_query_attention: bool = False
     """Let several heads share one key and one value."""
@@ -38,7 +38,7 @@ class ModelConfig:
     num_query_groups: Annotated[
         int | None, Spelling("--num-query-groups", ("--num-key-value-heads",))
     ] = None
-    """Number of keys and values per token with --group-query-attention; 1 when not said."""
+    """Number of keys and values per token with --group-query-attention (default: 1)."""
 
     window_size: str | None = None
     """Sliding window attention, as LEFT or LEFT,0: how many tokens before itself a token sees; -1

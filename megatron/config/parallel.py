@@ -35,11 +35,11 @@ class ParallelConfig:
     matches, uniform balances their number, parameters their weights."""
 
     distributed_backend: Literal["nccl", "gloo"] | None = None
-    """How processes talk; nccl on GPUs and gloo on CPUs when not said."""
+    """How processes talk (default: nccl on GPUs and gloo on CPUs)."""
 
     distributed_timeout_minutes: int | None = None
-    """Minutes that a process waits for the others in one operation of a group before it fails;
-    the library's own when not said (30 on gloo, 10 on nccl in most groups)."""
+    """Minutes that a process waits for the others in one operation of a group before it fails
+    (default: the library's own: 30 on gloo, 10 on nccl in most groups)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPUs when there are any."""

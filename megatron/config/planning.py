@@ -17,11 +17,11 @@ class PlanningConfig:
     """GPUs of a machine, between which tensor parallelism stays."""
 
     gpu: str | None = None
-    """Kind of GPU, such as h100-80gb, for memory, time and cost; a100-80gb in --search when not
-    said. An unknown one lists all."""
+    """Kind of GPU, such as h100-80gb, for memory, time and cost (default: a100-80gb in --search).
+    An unknown one lists all."""
 
     mfu: float | None = None
-    """Model FLOPs utilisation to reckon with, between 0 and 1; estimated when not said."""
+    """Model FLOPs utilisation to reckon with, between 0 and 1 (default: estimated)."""
 
     price_per_gpu_hour: float | None = None
     """What an hour of one GPU costs, in whatever currency the total is wanted."""

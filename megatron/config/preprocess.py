@@ -37,8 +37,8 @@ class PreprocessConfig:
     finetune_sft.py."""
 
     chat_template: str | None = None
-    """File with the Jinja template that writes the messages of --conversations; the tokenizer's
-    own when not said."""
+    """File with the Jinja template that writes the messages of --conversations (default: the
+    tokenizer's own)."""
 
     append_eod: bool = False
     """End every document with the tokenizer's end-of-document token."""
@@ -75,7 +75,7 @@ class PreprocessConfig:
     the end. The files do not depend on it."""
 
     chunk_size: int | None = None
-    """Lines that a worker gets at a time at most; only bytes count when not said."""
+    """Lines that a worker gets at a time at most (default: only bytes count)."""
 
     max_memory_mb: int = 1024
     """Memory for text and tokens under way, besides what each process needs to run. A line, or a

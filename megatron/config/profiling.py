@@ -17,10 +17,10 @@ class ProfilingConfig:
     """First iteration that is not recorded any more."""
 
     profile_ranks: list[int] | None = None
-    """Ranks that record; rank 0 when not said."""
+    """Ranks that record (default: rank 0)."""
 
     profile_dir: str | None = None
-    """Directory for the trace files; --tensorboard-dir when not said."""
+    """Directory for the trace files (default: --tensorboard-dir)."""
 
     nvtx_ranges: bool = False
     """Mark the parts of a step for NVIDIA's tools; needs GPUs."""

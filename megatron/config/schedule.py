@@ -20,10 +20,10 @@ class ScheduleConfig:
     """Shape of the way from --lr to --min-lr; WSD stays at --lr until its last part."""
 
     lr_decay_iters: int | None = None
-    """Iterations from the start until the floor is reached; the whole run when not said."""
+    """Iterations from the start until the floor is reached (default: the whole run)."""
 
     lr_decay_samples: int | None = None
-    """Samples from the start until the floor is reached; the whole run when not said."""
+    """Samples from the start until the floor is reached (default: the whole run)."""
 
     lr_decay_tokens: int | None = None
     """Tokens from the start until the floor is reached: the whole path is then one over tokens."""

@@ -23,7 +23,7 @@ class ServingConfig:
     """File with the text of --api-key, which other users of the machine cannot see then."""
 
     served_model_name: str | None = None
-    """What /v1/models calls the model; the last folder of --load when not said."""
+    """What /v1/models calls the model (default: the last folder of --load)."""
 
     chat_template: str | None = None
     """File with the Jinja chat template of /v1/chat/completions (default: the

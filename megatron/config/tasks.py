@@ -37,7 +37,7 @@ class HarnessConfig:
     """Directory of further tasks: YAML files in lm_eval's format."""
 
     results_path: Annotated[str | None, Spelling("--results_path", ("--results-path",))] = None
-    """File for the results, in JSON; results-YYYY-MM-DD-HH-MM-SS.json when not said."""
+    """File for the results, in JSON (default: results-YYYY-MM-DD-HH-MM-SS.json)."""
 
     intermed_results: Annotated[bool, Spelling("--intermed_results", ("--intermed-results",))] = (
         False
@@ -45,7 +45,7 @@ class HarnessConfig:
     """Take one task after the other, and write what is known after each."""
 
     num_fewshot: Annotated[int | None, Spelling("--num_fewshot", ("--num-fewshot",))] = None
-    """Solved examples before each question; as the tasks say when not said."""
+    """Solved examples before each question (default: as the tasks say)."""
 
     limit: int | None = None
     """Only so many documents of each task, to try something out."""

@@ -44,8 +44,8 @@ class TokenizerConfig:
     """Leave out the special tokens that the tokenizer of PretrainedFromHF adds to each text."""
 
     vocab_size: int | None = None
-    """NullTokenizer: texts are numbers from 0 to this, which is the end of a document.
-    TikTokenizer of a .json file: ids in all, special tokens included; 131072 when not said."""
+    """NullTokenizer: texts are numbers from 0 to this, which is the end of a document. TikTokenizer
+    of a .json file: ids in all, special tokens included (default: 131072)."""
 
     vocab_extra_ids: int = 0
     """Number of tokens <extra_id_0>, <extra_id_1> and so on to add to the vocabulary."""
@@ -54,8 +54,8 @@ class TokenizerConfig:
     """How TikTokenizer cuts words; the file's name says it for OpenAI's encodings."""
 
     tiktoken_num_special_tokens: int | None = None
-    """Ids that TikTokenizer of a .json file keeps for special tokens, before all others; 1000 when
-    not said."""
+    """Ids that TikTokenizer of a .json file keeps for special tokens, before all others (default:
+    1000)."""
 
     tiktoken_special_tokens: Annotated[
         list[str] | None, Spelling("--tiktoken-special-tokens", ("--special-tokens",))

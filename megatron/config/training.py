@@ -14,7 +14,7 @@ class TrainingConfig:
     """Samples per model replica and forward pass."""
 
     global_batch_size: int | None = None
-    """Samples per optimizer step; one micro-batch per replica when not said."""
+    """Samples per optimizer step (default: one micro-batch per replica)."""
 
     rampup_batch_size: list[int] | None = None
     """Three numbers of samples: first global batch size, increment, and how many samples the rise
