@@ -53,7 +53,13 @@ def test_a_blend_and_a_packing_that_no_memory_holds_are_refused(corpus, memory):
     memory(64 * GB)
     message = r"17179869184 samples of a blend of 2 need 171\.8 GB"
     with pytest.raises(DataError, match=message):
-        BlendedDataset([range(10**11)] * 2, [1, 1], num_samples=2**34, prefix=corpus.prefix)
+        BlendedDataset(
+            [range(10**11)] * 2,
+            [1, 1],
+            num_samples=2**34,
+            num_needed=[2**33] * 2,
+            prefix=corpus.prefix,
+        )
     with pytest.raises(DataError, match=r"17179869184 samples of pairs of .*/c need 962\.1 GB"):
         MTFDataset(corpus, corpus, range(100), num_samples=2**34, seq_length=800, seed=1)
 
