@@ -29,12 +29,14 @@ from megatron.errors import (
 from megatron.parallel.sharding import sharded
 from megatron.training import pretrain
 from megatron.training.checkpoint_choice import choose_checkpoint
+from megatron.training.failure import FailureFile
 from megatron.training.journal import Journal, read_journal
 from megatron.training.resume import resume
 from megatron.training.save import Checkpoints
 from megatron.training.save_directory import require_own, sole_writer
 from megatron.training.spikes import Spike, go_back
 from megatron.training.state import TrainState
+from megatron.training.watchdog import Watchdog
 
 
 class FakeEngine:
@@ -292,9 +294,8 @@ def test_a_wrong_load_is_told_before_data_and_network_are_built(job, monkeypatch
 
     for name in ("build_process_groups", "read_datasets", "build_gpt_engine"):
         monkeypatch.setattr(pretrain.setup, name, too_late)
-    words = dict.fromkeys(
-        ("padding_counts", "tokenizer", "objective", "kernels", "device", "watchdog")
-    )
+    words = dict.fromkeys(("padding_counts", "tokenizer", "objective", "kernels", "device"))
+    words["watchdog"] = Watchdog(FailureFile(""), rank=0)
     with pytest.raises(CheckpointError, match=told):
         pretrain._build(tiny_plan(*job.flags, *flags), **words)
 
