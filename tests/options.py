@@ -120,6 +120,15 @@ MODEL = {
     "rope_scaling_factor": Turned(
         "--rope-scaling-factor 2", "losses", on=f"{_ROTARY} --use-rope-scaling"
     ),
+    "rope_low_freq_factor": Turned(
+        "--rope-low-freq-factor 0.001", "losses", on=f"{_ROTARY} --use-rope-scaling"
+    ),
+    "rope_high_freq_factor": Turned(
+        "--rope-high-freq-factor 10000", "losses", on=f"{_ROTARY} --use-rope-scaling"
+    ),
+    "rope_original_max_position_embeddings": Turned(
+        "--rope-original-max-position-embeddings 16", "losses", on=f"{_ROTARY} --use-rope-scaling"
+    ),
     "normalization": Turned("--normalization RMSNorm", "shapes"),
     "norm_epsilon": Turned("--layernorm-epsilon 0.1", "losses"),
     "apply_layernorm_1p": Turned("--apply-layernorm-1p", "weights"),
@@ -134,7 +143,9 @@ MODEL = {
     "glu_activation": Turned("--glu-activation geglu", "shapes"),
     "swiglu": Turned("--swiglu", "shapes"),
     "squared_relu": Turned("--squared-relu", "losses"),
+    "relu": Turned("--relu", "losses"),
     "add_bias_linear": Turned("--disable-bias-linear", "shapes"),
+    "attention_bias": Turned("--attention-bias off", "shapes"),
     "add_qkv_bias": Turned("--add-qkv-bias", "shapes", on="--disable-bias-linear"),
     "untie_embeddings_and_output_weights": Turned(
         "--untie-embeddings-and-output-weights", "shapes"

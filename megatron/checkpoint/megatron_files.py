@@ -30,6 +30,13 @@ _WISHED = (
     *("use_rope_scaling", "rope_scaling_factor", "window_size", "init_method_std"),
 )
 """Those that are flags of ours by the same name, of the network."""
+_ONLY_HERE = (
+    ("--attention-bias", "attention_bias_apart", False),
+    ("--rope-low-freq-factor", "rope_low_freq_factor", 1.0),
+    ("--rope-high-freq-factor", "rope_high_freq_factor", 4.0),
+    ("--rope-original-max-position-embeddings", "rope_original_length", 8192),
+)
+"""Flags of ours that Megatron-LM has not, their fields in the plan, and what it computes."""
 _OF_TOKENIZER = (
     *("tokenizer_type", "vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"),
     "make_vocab_size_divisible_by",
@@ -138,6 +145,11 @@ def _problems(
         yield "layers with experts have no place in Megatron-LM's files"
     if model.get("parallel_residual"):
         yield "Megatron-LM's files do not say --parallel-residual, and its layers do not have it"
+    for flag, field, theirs in _ONLY_HERE:
+        if model.get(field, theirs) != theirs:
+            yield f"Megatron-LM has no {flag}: its files cannot say {field} {model[field]}"
+    if model["activation"] == "relu":
+        yield "Megatron-LM's files cannot say --relu"
     for flag, parts, sizes in (
         (flags[1], pipeline, ("num_layers",)),
         (

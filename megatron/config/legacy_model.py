@@ -42,11 +42,6 @@ MODEL_LEGACY = (
         "--force-sync-layer-norm-parameters",
         _EQUAL,
     ),
-    Legacy(
-        "--relu",
-        "a rectified activation is built as --squared-relu, and as --glu-activation reglu",
-        refused=True,
-    ),
     Legacy("--multi-latent-attention", _ATTENTION, refused=True),
     Legacy("--softmax-type", _ATTENTION, takes=1, refused=True),
     Legacy(

@@ -80,6 +80,18 @@ class ModelConfig:
     rope_scaling_factor: float = 8.0
     """By how much --use-rope-scaling stretches them."""
 
+    rope_low_freq_factor: float | None = None
+    """Turns within the original length up to which --use-rope-scaling stretches a wavelength in
+    full; default: 1."""
+
+    rope_high_freq_factor: float | None = None
+    """Turns within the original length from which --use-rope-scaling leaves a wavelength alone;
+    default: 4."""
+
+    rope_original_max_position_embeddings: int | None = None
+    """Tokens that the network was trained on before its wavelengths were stretched; default: 8192,
+    as for Llama 3."""
+
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """Which norm stands in front of attention, of the MLP and of the head."""
 
@@ -121,11 +133,18 @@ class ModelConfig:
     squared_relu: bool = False
     """The square of ReLU in the MLP instead of GELU."""
 
+    relu: bool = False
+    """ReLU in the MLP instead of GELU."""
+
     add_bias_linear: Annotated[bool, Spelling("--disable-bias-linear")] = True
     """The biases of the linear layers."""
 
     add_qkv_bias: bool = False
     """Keep the bias of queries, keys and values when --disable-bias-linear takes out the others."""
+
+    attention_bias: Literal["on", "off"] | None = None
+    """Biases of attention's linear layers (queries, keys, values and output) apart from those of
+    the MLP; default: both as --disable-bias-linear says."""
 
     untie_embeddings_and_output_weights: bool = False
     """Give the head a weight of its own instead of that of the token embedding."""

@@ -134,7 +134,7 @@ def _operations(plan: KernelsPlan, spec: ModelSpec) -> Iterator[str]:
     if plan.attention == "fused-softmax":
         yield "softmax"
     yield "norm"
-    if spec.activation != "squared_relu":
+    if spec.activation not in ("relu", "squared_relu"):
         yield "activation"
     yield "bias, dropout, residual"
     if spec.position_embedding == "rotary":

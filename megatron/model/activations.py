@@ -19,6 +19,8 @@ def activation_of(name: Activation, kernels: Kernels) -> Activate:
             return lambda x, bias: kernels.bias_gelu(x, bias, "tanh")
         case "gelu_erf":
             return lambda x, bias: kernels.bias_gelu(x, bias, "erf")
+        case "relu":
+            return relu
         case "squared_relu":
             return squared_relu
         case _:
@@ -30,4 +32,9 @@ def squared_relu(x: Tensor, bias: Tensor | None) -> Tensor:
 
     Source: arXiv:2109.08668, section 4.
     """
-    return F.relu(x if bias is None else x + bias).square()
+    return relu(x, bias).square()
+
+
+def relu(x: Tensor, bias: Tensor | None) -> Tensor:
+    """Return relu(x + bias)."""
+    return F.relu(x if bias is None else x + bias)

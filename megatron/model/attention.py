@@ -65,7 +65,7 @@ class ParallelAttention(nn.Module):
             heads * head_dim,
             spec.hidden_size,
             group=group,
-            has_bias=spec.linear_bias,
+            has_bias=spec.attention_output_bias,
             adapter=adapter_of(spec, "dense", rng),
         )
         if spec.qk_layernorm:

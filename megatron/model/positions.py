@@ -10,12 +10,6 @@ from torch import Tensor
 
 from megatron.plan.model_spec import ModelSpec
 
-LLAMA_3_TRAINED_LENGTH = 8192
-"""Tokens that Llama 3 was trained on before its wavelengths were stretched."""
-LLAMA_3_TURNS = 1.0, 4.0
-"""Turns within the trained length below which a wavelength is stretched in full, and above which
-it is left alone."""
-
 
 def rotary_tables(positions_bs: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor]:
     """Return cosine and sine of every angle, in 32 bits.
@@ -33,14 +27,14 @@ def rotary_frequencies(spec: ModelSpec, device: torch.device) -> Tensor:
     """Return the angle per position of every pair of features: [rotary_dim / 2] float32.
 
     Source: arXiv:2104.09864, section 3.2.2; for the stretched wavelengths arXiv:2407.21783,
-    section 3.2, with the constants of its published code.
+    section 3.2.
     """
     pairs = torch.arange(0, spec.rotary_dim, 2, device=device, dtype=torch.float32)
     frequencies = 1.0 / spec.rotary_base ** (pairs / spec.rotary_dim)
     if spec.rope_scaling == 1:
         return frequencies
-    turns = LLAMA_3_TRAINED_LENGTH * frequencies / (2 * math.pi)
-    low, high = LLAMA_3_TURNS
+    turns = spec.rope_original_length * frequencies / (2 * math.pi)
+    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (kept + (1 - kept) / spec.rope_scaling)
 

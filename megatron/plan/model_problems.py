@@ -31,6 +31,7 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
     if ffn_hidden_size_of(model) % tensor:
         yield _indivisible("--ffn-hidden-size", ffn_hidden_size_of(model), tensor)
     yield from _position_problems(model)
+    yield from _stretching_problems(model)
     yield from _activation_problems(model)
     if model.parallel_residual and model.apply_residual_connection_post_layernorm:
         yield (
@@ -42,6 +43,11 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
         yield (
             "--add-qkv-bias keeps a bias that --disable-bias-linear takes out; without that flag "
             "it is there: leave --add-qkv-bias out"
+        )
+    if model.add_qkv_bias and model.attention_bias:
+        yield (
+            f"--attention-bias {model.attention_bias} is of queries, keys and values too: leave "
+            "--add-qkv-bias out"
         )
 
 
@@ -154,6 +160,28 @@ def _position_problems(model: ModelConfig) -> Iterator[str]:
             yield f"{flag} needs --position-embedding-type rotary"
 
 
+def _stretching_problems(model: ModelConfig) -> Iterator[str]:
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    length = model.rope_original_max_position_embeddings
+    for flag, value in (
+        ("--rope-low-freq-factor", low),
+        ("--rope-high-freq-factor", high),
+        ("--rope-original-max-position-embeddings", length),
+    ):
+        if value is None:
+            continue
+        if not model.use_rope_scaling:
+            yield f"{flag} {value} needs --use-rope-scaling"
+        if value <= 0:
+            yield f"{flag} {value} must be more than 0"
+    low, high = 1.0 if low is None else low, 4.0 if high is None else high
+    if low >= high:
+        yield (
+            f"--rope-low-freq-factor {low} must be less than --rope-high-freq-factor {high}: "
+            "wavelengths between the two are stretched in part"
+        )
+
+
 def _rotary_problems(model: ModelConfig) -> Iterator[str]:
     percent, head_dim = model.rotary_percent, head_dim_of(model)
     turned = int(head_dim * percent)
@@ -179,6 +207,7 @@ def _activation_problems(model: ModelConfig) -> Iterator[str]:
         *(["--swiglu"] if model.swiglu else []),
         *([f"--glu-activation {model.glu_activation}"] if model.glu_activation else []),
         *(["--squared-relu"] if model.squared_relu else []),
+        *(["--relu"] if model.relu else []),
     ]
     if len(asked) > 1 and asked != ["--swiglu", "--glu-activation swiglu"]:
         yield f"{' and '.join(asked)} exclude each other: give one of them"

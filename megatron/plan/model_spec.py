@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from megatron.config.config import Config
 from megatron.config.model import ModelConfig
@@ -12,7 +12,9 @@ from megatron.plan.lora_plan import lora_targets
 from megatron.plan.recompute_plan import RecomputePlan
 
 Position = Literal["learned", "rotary", "alibi", "none"]
-Activation = Literal["gelu_tanh", "gelu_erf", "squared_relu", "geglu", "liglu", "reglu", "swiglu"]
+Activation = Literal[
+    "gelu_tanh", "gelu_erf", "relu", "squared_relu", "geglu", "liglu", "reglu", "swiglu"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class ModelSpec:
     qk_layernorm: bool
     residual_after_norm: bool
     activation: Activation
-    linear_bias: bool
+    linear_bias: bool  # of the MLP, and of attention's output unless that is apart
     qkv_bias: bool
     tied_embeddings: bool
     fp32_residual: bool
@@ -58,6 +60,10 @@ class ModelSpec:
     num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP; (): all are
     experts_per_token: int = 1
     residual_experts: bool = False  # beside the experts there is an MLP for every token
+    attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
+    rope_low_freq_factor: float = 1.0  # turns up to which a wavelength is stretched in full
+    rope_high_freq_factor: float = 4.0  # turns from which a wavelength is left alone
+    rope_original_length: int = 8192  # tokens within which turns are counted
     lora_rank: int = 0  # of the adapters; 0: there are none
     lora_alpha: float = 0.0
     lora_dropout: float = 0.0
@@ -70,6 +76,11 @@ class ModelSpec:
     def is_gated(self) -> bool:
         """Whether one half of the MLP's inner features multiplies the other."""
         return self.activation.endswith("glu")
+
+    @property
+    def attention_output_bias(self) -> bool:
+        """Whether attention's output layer has a bias."""
+        return self.linear_bias != self.attention_bias_apart
 
     @property
     def lora_scale(self) -> float:
@@ -165,7 +176,7 @@ class ModelSpec:
         width = self.hidden_size
         bias = self._inner_width + width if self.linear_bias else 0
         attention = self._attention_weights + (self._qkv_width if self.qkv_bias else 0)
-        attention += width if self.linear_bias else 0
+        attention += width if self.attention_output_bias else 0
         norms = 2 * self._norm_parameters(width)
         if self.qk_layernorm:
             norms += 2 * self._norm_parameters(self.head_dim)
@@ -216,7 +227,7 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         rotary_dim=int(head_dim * model.rotary_percent) if is_rotary else 0,
         rotary_base=model.rotary_base if is_rotary else 0.0,
         rotary_interpolation=(is_rotary and model.rotary_seq_len_interpolation_factor) or 1.0,
-        rope_scaling=model.rope_scaling_factor if is_rotary and model.use_rope_scaling else 1.0,
+        **_stretching(model, is_rotary=is_rotary),
         window=window_of(model.window_size),
         query_key_layer_scaling=model.apply_query_key_layer_scaling,
         normalization=model.normalization,
@@ -228,7 +239,8 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         parallel_residual=model.parallel_residual,
         activation=activation_of(model),
         linear_bias=model.add_bias_linear,
-        qkv_bias=model.add_bias_linear or model.add_qkv_bias,
+        qkv_bias=_attention_bias(model) or model.add_qkv_bias,
+        attention_bias_apart=_attention_bias(model) != model.add_bias_linear,
         tied_embeddings=not model.untie_embeddings_and_output_weights,
         fp32_residual=model.fp32_residual_connection,
         attention_dropout=model.attention_dropout,
@@ -243,6 +255,23 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         lora_dropout=lora.lora_dropout,
         lora_target_modules=lora_targets(lora.lora_target_modules) if lora.lora_rank else (),
     )
+
+
+def _attention_bias(model: ModelConfig) -> bool:
+    return model.attention_bias == "on" if model.attention_bias else model.add_bias_linear
+
+
+def _stretching(model: ModelConfig, *, is_rotary: bool) -> dict[str, Any]:
+    """Return how wavelengths of rotary positions are stretched."""
+    if not (is_rotary and model.use_rope_scaling and model.rope_scaling_factor != 1):
+        return {"rope_scaling": 1.0}
+    said = {
+        "rope_low_freq_factor": model.rope_low_freq_factor,
+        "rope_high_freq_factor": model.rope_high_freq_factor,
+        "rope_original_length": model.rope_original_max_position_embeddings,
+    }
+    given = {name: value for name, value in said.items() if value is not None}
+    return {"rope_scaling": model.rope_scaling_factor, **given}
 
 
 def true_vocab_size(tokenizer: TokenizerConfig, known: int) -> int:
@@ -305,6 +334,8 @@ def activation_of(model: ModelConfig) -> Activation:
         return model.glu_activation
     if model.squared_relu:
         return "squared_relu"
+    if model.relu:
+        return "relu"
     return "gelu_erf" if "erf" in gelu_forms(model).values() else "gelu_tanh"
 
 

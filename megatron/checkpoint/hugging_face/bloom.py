@@ -30,6 +30,7 @@ def _needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
         "activation": ("gelu_tanh",),
         "ffn_hidden_size": (4 * spec.hidden_size,),
         "linear_bias": (True,),
+        "attention_output_bias": (True,),
         "qkv_bias": (True,),
         "num_query_groups": (spec.num_attention_heads,),
         "head_dim": (spec.hidden_size / spec.num_attention_heads,),

@@ -64,9 +64,10 @@ _FLAGS = {
     "qk_layernorm": "--qk-layernorm",
     "residual_after_norm": "--apply-residual-connection-post-layernorm",
     "parallel_residual": "--parallel-residual",
-    "activation": "--gelu, --glu-activation, --squared-relu",
+    "activation": "--gelu, --glu-activation, --relu, --squared-relu",
     "linear_bias": "--disable-bias-linear",
-    "qkv_bias": "--add-qkv-bias",
+    "qkv_bias": "--add-qkv-bias, --attention-bias",
+    "attention_output_bias": "--attention-bias",
     "num_query_groups": "--num-query-groups",
     "head_dim": "--kv-channels",
     "ffn_hidden_size": "--ffn-hidden-size",
@@ -78,6 +79,7 @@ _FLAGS = {
 ACTIVATIONS = {
     "gelu_tanh": "gelu_new",
     "gelu_erf": "gelu",
+    "relu": "relu",
     "squared_relu": "relu2",
     "swiglu": "silu",
     "geglu": "gelu",
@@ -85,6 +87,9 @@ ACTIVATIONS = {
     "liglu": "linear",
 }
 """Our names of activations, and theirs of the function inside."""
+
+PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "squared_relu")
+"""Those of an MLP without a gate that transformers has."""
 
 _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
@@ -99,6 +104,7 @@ def activation_flags(function: str, *, gated: bool) -> list[str]:
     flags = {
         **{name: ["--gelu", "tanh"] for name in _GELU_TANH},
         "gelu": ["--gelu", "erf"],
+        "relu": ["--relu"],
         "relu2": ["--squared-relu"],
     }
     if gated:
@@ -113,6 +119,12 @@ def activation_flags(function: str, *, gated: bool) -> list[str]:
             f"{', '.join(flags)}"
         )
     return flags[function]
+
+
+def bias_flags(*, attention: bool, mlp: bool) -> list[str]:
+    """Return the flags of the biases of attention's and the MLP's linear layers."""
+    apart = ["--attention-bias", "on" if attention else "off"] if attention != mlp else []
+    return [*([] if mlp else ["--disable-bias-linear"]), *apart]
 
 
 @dataclass(frozen=True, kw_only=True)

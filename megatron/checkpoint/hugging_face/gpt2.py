@@ -6,6 +6,7 @@ from typing import Any
 from megatron.checkpoint.hugging_face.cuts import StackedTransposed, Transposed
 from megatron.checkpoint.hugging_face.family import (
     ACTIVATIONS,
+    PLAIN_ACTIVATIONS,
     Family,
     HuggingFaceConfig,
     Names,
@@ -29,8 +30,9 @@ def _needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
     return {
         "position_embedding": ("learned",),
         "normalization": ("LayerNorm",),
-        "activation": ("gelu_tanh", "gelu_erf", "squared_relu"),
+        "activation": PLAIN_ACTIVATIONS,
         "linear_bias": (True,),
+        "attention_output_bias": (True,),
         "qkv_bias": (True,),
         "num_query_groups": (spec.num_attention_heads,),
         "head_dim": (spec.hidden_size / spec.num_attention_heads,),

@@ -5,11 +5,13 @@ from typing import Any
 
 from megatron.checkpoint.hugging_face.family import (
     ACTIVATIONS,
+    PLAIN_ACTIVATIONS,
     Family,
     HuggingFaceConfig,
     Names,
     Part,
     activation_flags,
+    bias_flags,
     linear,
     norm,
     parts_of_network,
@@ -30,9 +32,9 @@ def _needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
         "position_embedding": ("rotary",),
         "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else (spec.rotary_interpolation,),
         "normalization": ("LayerNorm",),
-        "activation": ("gelu_tanh", "gelu_erf", "squared_relu"),
+        "activation": PLAIN_ACTIVATIONS,
         "linear_bias": (True,),
-        "qkv_bias": (True,),
+        "qkv_bias": (spec.attention_output_bias,),
         "num_query_groups": (spec.num_attention_heads,),
         "head_dim": (spec.hidden_size / spec.num_attention_heads,),
         "embed_layernorm": (False,),
@@ -58,7 +60,7 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "attention_dropout": spec.attention_dropout,
         "hidden_dropout": spec.hidden_dropout,
         "use_parallel_residual": spec.parallel_residual,
-        "attention_bias": True,
+        "attention_bias": spec.attention_output_bias,
     }
 
 
@@ -66,13 +68,13 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
     def layer(ours: str, theirs: str) -> Iterator[Part]:
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield from norm(spec, f"{ours}{name}", f"{theirs}{name}")
-        for own, other in (
-            ("self_attention.query_key_value", "attention.query_key_value"),
-            ("self_attention.dense", "attention.dense"),
-            ("mlp.dense_h_to_4h", "mlp.dense_h_to_4h"),
-            ("mlp.dense_4h_to_h", "mlp.dense_4h_to_h"),
+        for own, other, has_bias in (
+            ("self_attention.query_key_value", "attention.query_key_value", spec.qkv_bias),
+            ("self_attention.dense", "attention.dense", spec.attention_output_bias),
+            ("mlp.dense_h_to_4h", "mlp.dense_h_to_4h", True),
+            ("mlp.dense_4h_to_h", "mlp.dense_4h_to_h", True),
         ):
-            yield from linear(f"{ours}{own}", (f"{theirs}{other}",), has_bias=True)
+            yield from linear(f"{ours}{own}", (f"{theirs}{other}",), has_bias=has_bias)
 
     return parts_of_network(spec, _NAMES, layer)
 
@@ -88,6 +90,7 @@ def _flags(config: HuggingFaceConfig) -> list[str]:
         *("--layernorm-epsilon", str(config["layer_norm_eps"])),
         *(["--parallel-residual"] if config["use_parallel_residual"] else []),
         *activation_flags(config["hidden_act"], gated=False),
+        *bias_flags(attention=config.get("attention_bias", True), mlp=True),
         *("--attention-dropout", str(config["attention_dropout"])),
         *("--hidden-dropout", str(config["hidden_dropout"])),
     ]

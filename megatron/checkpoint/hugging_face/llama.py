@@ -16,6 +16,7 @@ from megatron.checkpoint.hugging_face.family import (
     Names,
     Part,
     activation_flags,
+    bias_flags,
     linear,
     norm,
     parts_of_network,
@@ -23,6 +24,8 @@ from megatron.checkpoint.hugging_face.family import (
 from megatron.checkpoint.hugging_face.rotary import rotary_flags, stretching
 from megatron.errors import CheckpointError
 from megatron.plan.model_spec import ModelSpec
+
+_NO_BIAS = {"linear_bias": (False,), "attention_output_bias": (False,)}
 
 _NAMES = Names(table="model.embed_tokens", layer="model.layers.{}.", final_norm="model.norm")
 
@@ -46,22 +49,24 @@ def _common_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
 
 
 def _llama_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    same = {"qkv_bias": (spec.linear_bias,)}
+    same = {"qkv_bias": (spec.attention_output_bias,)}
     return {**_common_needs(spec), **same, "qk_layernorm": (False,), "window": (0,)}
 
 
 def _mistral_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    without = {"linear_bias": (False,), "qkv_bias": (False,), "qk_layernorm": (False,)}
-    return {**_common_needs(spec), **without}
+    return {**_common_needs(spec), **_NO_BIAS, "qkv_bias": (False,), "qk_layernorm": (False,)}
 
 
 def _qwen2_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    own = {"linear_bias": (False,), "qkv_bias": (True,), "qk_layernorm": (False,)}
-    return {**_common_needs(spec), **own}
+    return {**_common_needs(spec), **_NO_BIAS, "qkv_bias": (True,), "qk_layernorm": (False,)}
 
 
 def _qwen3_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    own = {"linear_bias": (False,), "qkv_bias": (False,), "qk_layernorm": (True,)}
+    own = {
+        "linear_bias": (False,),
+        "qkv_bias": (spec.attention_output_bias,),
+        "qk_layernorm": (True,),
+    }
     return {**_common_needs(spec), **own}
 
 
@@ -83,7 +88,7 @@ def _common_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _llama_config(spec: ModelSpec) -> dict[str, Any]:
-    biases = {"attention_bias": spec.qkv_bias, "mlp_bias": spec.linear_bias}
+    biases = {"attention_bias": spec.attention_output_bias, "mlp_bias": spec.linear_bias}
     return {**_common_config(spec), **biases}
 
 
@@ -101,7 +106,7 @@ def _qwen_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _qwen3_config(spec: ModelSpec) -> dict[str, Any]:
-    return {**_qwen_config(spec), "attention_bias": False}
+    return {**_qwen_config(spec), "attention_bias": spec.attention_output_bias}
 
 
 def _parts(spec: ModelSpec) -> Iterator[Part]:
@@ -119,7 +124,7 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
         if spec.qk_layernorm:
             yield from norm(spec, f"{own}q_layernorm", f"{other}q_norm")
             yield from norm(spec, f"{own}k_layernorm", f"{other}k_norm")
-        yield from linear(f"{own}dense", (f"{other}o_proj",), has_bias=spec.linear_bias)
+        yield from linear(f"{own}dense", (f"{other}o_proj",), has_bias=spec.attention_output_bias)
         after = "post_attention_layernorm"
         yield from norm(spec, f"{ours}{after}", f"{theirs}{after}")
         own, other = f"{ours}mlp.", f"{theirs}mlp."
@@ -153,13 +158,8 @@ def _window_flags(window: int | None) -> list[str]:
 
 
 def _llama_flags(config: HuggingFaceConfig) -> list[str]:
-    biases = config.get("attention_bias"), config.get("mlp_bias")
-    if len({*map(bool, biases)}) > 1:
-        raise CheckpointError(
-            f"config.json: attention_bias is {biases[0]} and mlp_bias {biases[1]}: here both have "
-            "biases (without --disable-bias-linear) or neither"
-        )
-    return [*_common_flags(config), *([] if any(biases) else ["--disable-bias-linear"])]
+    biases = {name: bool(config.get(f"{name}_bias")) for name in ("attention", "mlp")}
+    return [*_common_flags(config), *bias_flags(**biases)]
 
 
 def _mistral_flags(config: HuggingFaceConfig) -> list[str]:
@@ -167,7 +167,7 @@ def _mistral_flags(config: HuggingFaceConfig) -> list[str]:
     return [*_common_flags(config), "--disable-bias-linear", *window]
 
 
-def _qwen_flags(config: HuggingFaceConfig, *, own: str) -> list[str]:
+def _qwen_flags(config: HuggingFaceConfig, *, own: Callable[[bool], list[str]]) -> list[str]:
     has_window = config.get("use_sliding_window") and config.get("sliding_window")
     kinds = {*(config.get("layer_types") or ())}
     if has_window and (len(kinds) > 1 or (not kinds and config["max_window_layers"] > 0)):
@@ -175,7 +175,16 @@ def _qwen_flags(config: HuggingFaceConfig, *, own: str) -> list[str]:
             "config.json: some layers have a window and others none; --window-size is of all"
         )
     window = config["sliding_window"] if has_window and "full_attention" not in kinds else None
-    return [*_common_flags(config), "--disable-bias-linear", own, *_window_flags(window)]
+    biases = bool(config.get("attention_bias"))
+    return [*_common_flags(config), *own(biases), *_window_flags(window)]
+
+
+def _qwen2_own(_: bool) -> list[str]:
+    return ["--disable-bias-linear", "--add-qkv-bias"]
+
+
+def _qwen3_own(attention: bool) -> list[str]:
+    return ["--qk-layernorm", *bias_flags(attention=attention, mlp=False)]
 
 
 def _family(
@@ -200,9 +209,9 @@ LLAMA = _family("llama", "LlamaForCausalLM", _llama_needs, _llama_config, _llama
 MISTRAL = _family("mistral", "MistralForCausalLM", _mistral_needs, _mistral_config, _mistral_flags)
 QWEN2 = _family(
     *("qwen2", "Qwen2ForCausalLM", _qwen2_needs, _qwen_config),
-    partial(_qwen_flags, own="--add-qkv-bias"),
+    partial(_qwen_flags, own=_qwen2_own),
 )
 QWEN3 = _family(
     *("qwen3", "Qwen3ForCausalLM", _qwen3_needs, _qwen3_config),
-    partial(_qwen_flags, own="--qk-layernorm"),
+    partial(_qwen_flags, own=_qwen3_own),
 )

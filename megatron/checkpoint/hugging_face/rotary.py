@@ -4,21 +4,21 @@ from typing import Any
 
 from megatron.checkpoint.hugging_face.family import HuggingFaceConfig
 from megatron.errors import CheckpointError
-from megatron.model.positions import LLAMA_3_TRAINED_LENGTH, LLAMA_3_TURNS
 from megatron.plan.model_spec import ModelSpec
 
-_LOW, _HIGH = LLAMA_3_TURNS
-_LLAMA_3 = {
-    "low_freq_factor": _LOW,
-    "high_freq_factor": _HIGH,
-    "original_max_position_embeddings": LLAMA_3_TRAINED_LENGTH,
-}
+_LLAMA_3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
 def stretching(spec: ModelSpec) -> dict[str, Any] | None:
     """Return how wavelengths are stretched, as config.json says it; None when they are not."""
     if spec.rope_scaling != 1:
-        return {"rope_type": "llama3", "factor": spec.rope_scaling, **_LLAMA_3}
+        return {
+            "rope_type": "llama3",
+            "factor": spec.rope_scaling,
+            "low_freq_factor": spec.rope_low_freq_factor,
+            "high_freq_factor": spec.rope_high_freq_factor,
+            "original_max_position_embeddings": spec.rope_original_length,
+        }
     if spec.rotary_interpolation != 1:
         return {"rope_type": "linear", "factor": spec.rotary_interpolation}
     return None
@@ -50,9 +50,15 @@ def _stretching_flags(said: dict[str, Any]) -> list[str]:
             return []
         case "linear":
             return ["--rotary-seq-len-interpolation-factor", str(float(said["factor"]))]
-        case "llama3" if all(said.get(name) == value for name, value in _LLAMA_3.items()):
-            return ["--use-rope-scaling", "--rope-scaling-factor", str(float(said["factor"]))]
+        case "llama3" if all(name in said for name in _LLAMA_3):
+            low, high, length = (said[name] for name in _LLAMA_3)
+            return [
+                *("--use-rope-scaling", "--rope-scaling-factor", str(float(said["factor"]))),
+                *("--rope-low-freq-factor", str(float(low))),
+                *("--rope-high-freq-factor", str(float(high))),
+                *("--rope-original-max-position-embeddings", str(int(length))),
+            ]
     raise CheckpointError(
         f"config.json: there is no flag for rotary positions of the kind {said}; known are "
-        f"default, linear, and llama3 with {_LLAMA_3}"
+        f"default, linear, and llama3 with {', '.join(_LLAMA_3)}"
     )

@@ -124,7 +124,9 @@ class Activations:
 
     def _mlp(self) -> int:
         spec = self.plan.model
-        features = spec.ffn_hidden_size * (3 if spec.is_gated else 2)
+        # ReLU is undone from its result, which the next matrix keeps anyway.
+        plain = 1 if spec.activation == "relu" else 2
+        features = spec.ffn_hidden_size * (3 if spec.is_gated else plain)
         fused = self.device != "cpu" and self._is_fused("activation")
         if spec.is_gated and spec.activation != "liglu" and not fused:
             features += spec.ffn_hidden_size

@@ -185,7 +185,8 @@ class _Sizes:
         tensor = plan.parallel.tensor
         layer = [
             *([width] * (4 if spec.normalization == "LayerNorm" else 2)),
-            *([width, width, inner // tensor] if spec.linear_bias else []),
+            *([width, inner // tensor] if spec.linear_bias else []),
+            *([width] if spec.attention_output_bias else []),
             *([qkv // tensor] if spec.qkv_bias else []),
             *(size * width // tensor for size in (heads, qkv, inner, spec.ffn_hidden_size)),
         ]

@@ -69,6 +69,20 @@ OURS = {
         "gpt_neox",
         f"{ROTARY} --rotary-percent 0.5 --gelu erf --parallel-residual {UNTIED} {TENSOR}",
     ),
+    "gpt-neox without biases of attention": (
+        "gpt_neox",
+        f"{ROTARY} --relu --attention-bias off {UNTIED} {TENSOR}",
+    ),
+    "gpt2 relu": ("gpt2", f"--relu {UNTIED}"),
+    "llama with biases of attention": (
+        "llama",
+        f"{LLAMA} --swiglu --attention-bias on {GROUPS} {STRETCHED} --rope-low-freq-factor 0.25 "
+        f"--rope-high-freq-factor 20 --rope-original-max-position-embeddings 64 {TENSOR}",
+    ),
+    "qwen3 with biases of attention": (
+        "qwen3",
+        f"{LLAMA} --swiglu --qk-layernorm --attention-bias on {TENSOR}",
+    ),
     "gpt-neox tied": ("gpt_neox", f"{ROTARY} {PIPELINE}"),
 }
 
@@ -168,11 +182,31 @@ _LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_OTHER_LLAMA_3 = {
+    **_LLAMA_3,
+    "low_freq_factor": 0.5,
+    "high_freq_factor": 12.0,
+    "original_max_position_embeddings": 64,
+}
 THEIRS = {
     "gpt2": GPT2Config(vocab_size=30, n_embd=24, n_layer=2, n_head=4, n_positions=40),
     "bloom": BloomConfig(vocab_size=30, hidden_size=24, n_layer=2, n_head=3),
     "llama 3.1": LlamaConfig(**_GROUPED, rope_parameters=_LLAMA_3, tie_word_embeddings=True),
     "llama": LlamaConfig(**_GROUPED, head_dim=8, attention_bias=True, mlp_bias=True),
+    "llama, other constants": LlamaConfig(
+        **_GROUPED, rope_parameters=_OTHER_LLAMA_3, attention_bias=True
+    ),
+    "llama, biases of the MLP": LlamaConfig(**_GROUPED, mlp_bias=True),
+    "gpt2 relu": GPT2Config(
+        vocab_size=30, n_embd=24, n_layer=2, n_head=4, n_positions=40, activation_function="relu"
+    ),
+    "gpt-neox without biases of attention": GPTNeoXConfig(
+        **_SMALL,
+        intermediate_size=40,
+        attention_bias=False,
+        rope_parameters={"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+    "qwen3 with biases of attention": Qwen3Config(**_GROUPED, head_dim=8, attention_bias=True),
     "mistral": MistralConfig(**_GROUPED, sliding_window=7),
     "mistral without window": MistralConfig(**_GROUPED, sliding_window=None),
     "qwen2": Qwen2Config(
@@ -288,8 +322,17 @@ def test_what_no_flag_says_is_refused(group, tmp_path):
         [
             ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True"),
             ("gpt2", {"activation_function": "silu"}, "no flag for the activation silu"),
-            ("llama 3.1", {"rope_parameters": {**_LLAMA_3, "low_freq_factor": 2.0}}, "rotary"),
-            ("llama", {"mlp_bias": False}, "both have biases"),
+            (
+                "llama",
+                {
+                    "rope_parameters": {
+                        "rope_type": "longrope",
+                        "short_factor": [1.0] * 4,
+                        "long_factor": [2.0] * 4,
+                    }
+                },
+                "rotary positions of the kind",
+            ),
             ("qwen2", {"max_window_layers": 1, "layer_types": None}, "some layers have a window"),
         ]
     ):

@@ -93,11 +93,13 @@ def frequency(i, spec):
     """The rule of Llama 3.1, case by case; 1 for `rope_scaling` leaves all as they are."""
     plain = spec.rotary_base ** (-2 * i / spec.rotary_dim)
     wavelength = 2 * math.pi / plain
-    if wavelength < 8192 / 4:
+    length = spec.rope_original_length
+    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
+    if wavelength < length / high:
         return plain
-    if wavelength > 8192:
+    if wavelength > length / low:
         return plain / spec.rope_scaling
-    smooth = (8192 / wavelength - 1) / (4 - 1)
+    smooth = (length / wavelength - low) / (high - low)
     return (1 - smooth) * plain / spec.rope_scaling + smooth * plain
 
 
@@ -124,6 +126,7 @@ ACTIVATIONS = {
         0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     ),
     "gelu_erf": lambda x: x * normal_distribution(x),
+    "relu": lambda x: x.clamp(min=0),
     "squared_relu": lambda x: x.clamp(min=0) ** 2,
     "geglu": lambda x: x[..., ::2] * normal_distribution(x[..., ::2]) * x[..., 1::2],
     "liglu": lambda x: x[..., ::2] * x[..., 1::2],

@@ -26,6 +26,14 @@ OPTIONS = {
     "rotary, another base": ROTARY | {"rotary_base": 100.0},
     "rotary, interpolated": ROTARY | {"rotary_interpolation": 2.5},
     "rotary, stretched": ROTARY | {"rotary_base": 1e9, "rope_scaling": 8.0},
+    "rotary, stretched by other constants": ROTARY
+    | {
+        "rotary_base": 1e9,
+        "rope_scaling": 8.0,
+        "rope_low_freq_factor": 0.5,
+        "rope_high_freq_factor": 9.0,
+        "rope_original_length": 50,
+    },
     "alibi": {"position_embedding": "alibi"},
     "alibi, six heads": {"position_embedding": "alibi", "num_attention_heads": 6},
     "no positions": {"position_embedding": "none"},
@@ -38,6 +46,7 @@ OPTIONS = {
     "parallel residual": {"parallel_residual": True},
     "gelu, erf": {"activation": "gelu_erf"},
     "squared relu": {"activation": "squared_relu"},
+    "relu": {"activation": "relu"},
     "geglu": {"activation": "geglu"},
     "liglu": {"activation": "liglu"},
     "reglu": {"activation": "reglu"},
@@ -52,6 +61,8 @@ OPTIONS = {
     "own head": {"tied_embeddings": False},
     "no biases": {"linear_bias": False, "qkv_bias": False},
     "bias of q, k, v alone": {"linear_bias": False},
+    "biases of attention alone": {"linear_bias": False, "attention_bias_apart": True},
+    "biases of the MLP alone": {"qkv_bias": False, "attention_bias_apart": True},
     "llama": LLAMA,
     "all at once": LLAMA | {"qk_layernorm": True, "embed_layernorm": True, "window": 3},
 }

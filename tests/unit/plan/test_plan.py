@@ -88,6 +88,26 @@ def test_sizes_that_are_not_said_follow_from_the_others():
         ("--onnx-safe True", {"activation": "gelu_erf"}),
         ("--onnx-safe False", {"activation": "gelu_tanh"}),
         ("--squared-relu", {"activation": "squared_relu", "is_gated": False}),
+        ("--relu", {"activation": "relu", "is_gated": False}),
+        (
+            "--attention-bias off",
+            {"linear_bias": True, "qkv_bias": False, "attention_output_bias": False},
+        ),
+        (
+            "--disable-bias-linear --attention-bias on",
+            {"linear_bias": False, "qkv_bias": True, "attention_output_bias": True},
+        ),
+        ("--attention-bias on", {"qkv_bias": True, "attention_bias_apart": False}),
+        (
+            "--position-embedding-type rotary --use-rope-scaling --rope-low-freq-factor 2 "
+            "--rope-high-freq-factor 5 --rope-original-max-position-embeddings 64",
+            {
+                "rope_scaling": 8.0,
+                "rope_low_freq_factor": 2.0,
+                "rope_high_freq_factor": 5.0,
+                "rope_original_length": 64,
+            },
+        ),
         ("--swiglu", {"activation": "swiglu", "is_gated": True, "ffn_hidden_size": 32}),
         ("--glu-activation geglu", {"activation": "geglu", "is_gated": True}),
         ("--swiglu --glu-activation swiglu", {"activation": "swiglu"}),

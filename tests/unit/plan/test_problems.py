@@ -106,6 +106,23 @@ def problems(line, *, world_size=1, device="cpu"):
             "--swiglu and --squared-relu exclude each other: give one of them",
         ),
         (
+            "--squared-relu --relu",
+            "--squared-relu and --relu exclude each other: give one of them",
+        ),
+        (
+            "--position-embedding-type rope --rope-low-freq-factor 2",
+            "--rope-low-freq-factor 2.0 needs --use-rope-scaling",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-low-freq-factor 5",
+            "--rope-low-freq-factor 5.0 must be less than --rope-high-freq-factor 4.0: "
+            "wavelengths between the two are stretched in part",
+        ),
+        (
+            "--disable-bias-linear --add-qkv-bias --attention-bias on",
+            "--attention-bias on is of queries, keys and values too: leave --add-qkv-bias out",
+        ),
+        (
             "--openai-gelu --gelu erf",
             "--gelu (erf) and --openai-gelu (tanh) name two forms of GELU: give one of them",
         ),
