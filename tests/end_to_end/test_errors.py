@@ -149,7 +149,7 @@ def test_generation_refuses_damaged_weights(corpus: Corpus, tmp_path: Path) -> N
     flip(tmp_path / "global_step4" / "mp_rank_00_model_states.pt")
     tool = str(REPOSITORY / "tools/generate_samples_gpt.py")
     done = start(sys.executable, tool, "--load", str(tmp_path), "--prompt", "x")
-    assert done.codes == [1]
+    assert done.codes == [2]
     assert "is damaged: its hash" in done.outputs[0]
 
 

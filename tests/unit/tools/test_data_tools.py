@@ -324,7 +324,7 @@ def test_digests_are_compared_and_made_anew(directory):
     with open("corpus.bin", "r+b") as file:
         file.write(b"\1")
     done = run("inspect_data.py", "corpus")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "corpus.bin is damaged: bytes 0 to " in done.stderr
     assert sound in output("inspect_data.py", "corpus --write-digests")
     assert (directory / "corpus.bin.xxh3").read_bytes() != digests
