@@ -158,6 +158,7 @@ def check_glu(kernels, device, dtype, columns):
     gates = {
         "geglu": lambda gate: exact_gelu(gate, "erf"),
         "liglu": lambda gate: gate,
+        "geglu_tanh": lambda gate: exact_gelu(gate, "tanh"),
         "reglu": lambda gate: gate * (gate > 0),
         "swiglu": lambda gate: gate / (1 + (-gate).exp()),
     }

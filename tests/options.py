@@ -132,6 +132,7 @@ MODEL = {
     "normalization": Turned("--normalization RMSNorm", "shapes"),
     "norm_epsilon": Turned("--layernorm-epsilon 0.1", "losses"),
     "apply_layernorm_1p": Turned("--apply-layernorm-1p", "weights"),
+    "scale_embedding": Turned("--scale-embedding", "losses"),
     "embed_layernorm": Turned("--embed-layernorm", "shapes"),
     "apply_residual_connection_post_layernorm": Turned(
         "--apply-residual-connection-post-layernorm", "losses"

@@ -31,6 +31,7 @@ _WISHED = (
 )
 """Those that are flags of ours by the same name, of the network."""
 _ONLY_HERE = (
+    ("--scale-embedding", "scaled_embedding", False),
     ("--attention-bias", "attention_bias_apart", False),
     ("--rope-low-freq-factor", "rope_low_freq_factor", 1.0),
     ("--rope-high-freq-factor", "rope_high_freq_factor", 4.0),
@@ -148,8 +149,8 @@ def _problems(
     for flag, field, theirs in _ONLY_HERE:
         if model.get(field, theirs) != theirs:
             yield f"Megatron-LM has no {flag}: its files cannot say {field} {model[field]}"
-    if model["activation"] == "relu":
-        yield "Megatron-LM's files cannot say --relu"
+    if model["activation"] in ("relu", "geglu_tanh"):
+        yield f"Megatron-LM's files cannot say the activation {model['activation']}"
     for flag, parts, sizes in (
         (flags[1], pipeline, ("num_layers",)),
         (

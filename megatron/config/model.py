@@ -102,6 +102,9 @@ class ModelConfig:
     """Keep the weight of a norm as its difference from 1, so that weight decay and 16-bit rounding
     act around 1."""
 
+    scale_embedding: bool = False
+    """Multiply the token embedding by sqrt(hidden_size), as Gemma does."""
+
     embed_layernorm: bool = False
     """Norm the token embedding, in front of positions and dropout."""
 
@@ -123,9 +126,9 @@ class ModelConfig:
     onnx_safe: Literal["True", "False", "true", "false"] | None = None
     """Megatron's spelling of --gelu erf, when true."""
 
-    glu_activation: Literal["geglu", "liglu", "reglu", "swiglu"] | None = None
-    """A gated MLP: one half of its inner features, passed through GELU (erf), nothing, ReLU or
-    SiLU, multiplies the other half. --ffn-hidden-size is the width of each half."""
+    glu_activation: Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"] | None = None
+    """A gated MLP: one half of its inner features, passed through GELU (erf or tanh), nothing, ReLU
+    or SiLU, multiplies the other half. --ffn-hidden-size is the width of each half."""
 
     swiglu: bool = False
     """Megatron's spelling of --glu-activation swiglu."""

@@ -5,6 +5,7 @@ whole pairs, so that slices of any number of ranks, laid one after the other, ar
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from megatron.fused_kernels.limits import unsupported_dtype
 
-GluKind = Literal["geglu", "liglu", "reglu", "swiglu"]
-"""What the gate goes through: GELU in its erf form, nothing, ReLU, or SiLU."""
+GluKind = Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"]
+"""What the gate goes through: GELU in its erf form or its tanh form, nothing, ReLU, or SiLU."""
 
 _GATES: Mapping[GluKind, Callable[[Tensor], Tensor]] = {
     "geglu": F.gelu,
+    "geglu_tanh": partial(F.gelu, approximate="tanh"),
     "liglu": lambda gate: gate,
     "reglu": F.relu,
     "swiglu": F.silu,

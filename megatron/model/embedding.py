@@ -15,7 +15,7 @@ from megatron.plan.model_spec import ModelSpec
 
 
 class EmbeddingPipe(nn.Module):
-    """Token embedding, normed if asked for, plus learned position if there is one, then dropout.
+    """Token embedding, scaled or normed if asked for, plus learned position if there is one, then dropout.
 
     Positions that layers need are passed on beside the result, and so is a third input, the spans
     of what tokens see.
@@ -45,6 +45,9 @@ class EmbeddingPipe(nn.Module):
     def forward(self, inputs: tuple[Tensor, ...]) -> Carried:
         tokens_bs, positions_bs, *spans_bs2 = inputs
         x_bsh = self.word_embeddings(tokens_bs)
+        if self.spec.scaled_embedding:
+            # The factor is rounded to the dtype of the activations, as published weights expect.
+            x_bsh = x_bsh * x_bsh.new_tensor(self.spec.hidden_size**0.5)
         if self.spec.embed_layernorm:
             x_bsh = self.word_embeddings.get_submodule("norm")(x_bsh)
         if self.spec.position_embedding == "learned":

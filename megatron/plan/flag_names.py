@@ -23,6 +23,7 @@ _NAMED = {
     "model.layernorm_1p": "--apply-layernorm-1p",
     "model.residual_after_norm": "--apply-residual-connection-post-layernorm",
     "model.qkv_bias": "--add-qkv-bias",
+    "model.scaled_embedding": "--scale-embedding",
     "model.attention_bias_apart": "--attention-bias",
     "model.rope_original_length": "--rope-original-max-position-embeddings",
     "model.fp32_residual": "--fp32-residual-connection",

@@ -13,7 +13,15 @@ from megatron.plan.recompute_plan import RecomputePlan
 
 Position = Literal["learned", "rotary", "alibi", "none"]
 Activation = Literal[
-    "gelu_tanh", "gelu_erf", "relu", "squared_relu", "geglu", "liglu", "reglu", "swiglu"
+    "gelu_tanh",
+    "gelu_erf",
+    "relu",
+    "squared_relu",
+    "geglu",
+    "geglu_tanh",
+    "liglu",
+    "reglu",
+    "swiglu",
 ]
 
 
@@ -60,6 +68,7 @@ class ModelSpec:
     num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP; (): all are
     experts_per_token: int = 1
     residual_experts: bool = False  # beside the experts there is an MLP for every token
+    scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
     attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
     rope_low_freq_factor: float = 1.0  # turns up to which a wavelength is stretched in full
     rope_high_freq_factor: float = 4.0  # turns from which a wavelength is left alone
@@ -75,7 +84,7 @@ class ModelSpec:
     @property
     def is_gated(self) -> bool:
         """Whether one half of the MLP's inner features multiplies the other."""
-        return self.activation.endswith("glu")
+        return "glu" in self.activation
 
     @property
     def attention_output_bias(self) -> bool:
@@ -233,6 +242,7 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         normalization=model.normalization,
         norm_epsilon=model.norm_epsilon,
         layernorm_1p=model.apply_layernorm_1p,
+        scaled_embedding=model.scale_embedding,
         embed_layernorm=model.embed_layernorm or config.optimizer.use_bnb_optimizer,
         qk_layernorm=model.qk_layernorm,
         residual_after_norm=model.apply_residual_connection_post_layernorm,

@@ -40,6 +40,13 @@ SPECS = [
     {},
     {"head_dim": 5, "ffn_hidden_size": 22, "num_layers": 3, "padded_vocab_size": 14},
     LLAMA,
+    LLAMA
+    | {
+        "activation": "geglu_tanh",
+        "scaled_embedding": True,
+        "layernorm_1p": True,
+        "tied_embeddings": True,
+    },
     LLAMA | {"qk_layernorm": True, "layernorm_1p": True, "window": 3, "linear_bias": True},
     FOUR_HEADS | {"activation": "relu", "attention_bias_apart": True, "qkv_bias": False},
     BLOOM | {"activation": "geglu", "residual_after_norm": True},

@@ -26,6 +26,7 @@ def _needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
     return {
         "position_embedding": ("alibi",),
         "embed_layernorm": (True,),
+        "scaled_embedding": (False,),
         "normalization": ("LayerNorm",),
         "activation": ("gelu_tanh",),
         "ffn_hidden_size": (4 * spec.hidden_size,),

@@ -4,11 +4,11 @@ from megatron.checkpoint.hugging_face.bloom import BLOOM
 from megatron.checkpoint.hugging_face.family import Family, HuggingFaceConfig
 from megatron.checkpoint.hugging_face.gpt2 import GPT2
 from megatron.checkpoint.hugging_face.gpt_neox import GPT_NEOX
-from megatron.checkpoint.hugging_face.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from megatron.checkpoint.hugging_face.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
 from megatron.errors import CheckpointError
 from megatron.plan.model_spec import ModelSpec
 
-FAMILIES = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GPT_NEOX)
+FAMILIES = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GPT_NEOX)
 """The first that expresses a network is taken."""
 
 _NOT_COMPARED = (

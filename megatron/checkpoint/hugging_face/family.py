@@ -61,6 +61,8 @@ _FLAGS = {
     "window": "--window-size",
     "normalization": "--normalization",
     "embed_layernorm": "--embed-layernorm",
+    "scaled_embedding": "--scale-embedding",
+    "layernorm_1p": "--apply-layernorm-1p",
     "qk_layernorm": "--qk-layernorm",
     "residual_after_norm": "--apply-residual-connection-post-layernorm",
     "parallel_residual": "--parallel-residual",
@@ -83,6 +85,7 @@ ACTIVATIONS = {
     "squared_relu": "relu2",
     "swiglu": "silu",
     "geglu": "gelu",
+    "geglu_tanh": "gelu_pytorch_tanh",
     "reglu": "relu",
     "liglu": "linear",
 }
@@ -109,10 +112,8 @@ def activation_flags(function: str, *, gated: bool) -> list[str]:
     }
     if gated:
         flags = {
-            their: ["--glu-activation", our]
-            for our, their in ACTIVATIONS.items()
-            if our.endswith("glu")
-        }
+            their: ["--glu-activation", our] for our, their in ACTIVATIONS.items() if "glu" in our
+        } | {name: ["--glu-activation", "geglu_tanh"] for name in _GELU_TANH}
     if function not in flags:
         raise CheckpointError(
             f"config.json: there is no flag for the activation {function}; known are "

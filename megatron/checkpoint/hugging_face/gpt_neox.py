@@ -38,6 +38,7 @@ def _needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
         "num_query_groups": (spec.num_attention_heads,),
         "head_dim": (spec.hidden_size / spec.num_attention_heads,),
         "embed_layernorm": (False,),
+        "scaled_embedding": (False,),
         "qk_layernorm": (False,),
         "residual_after_norm": (False,),
         "window": (0,),

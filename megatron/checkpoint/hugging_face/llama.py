@@ -1,14 +1,15 @@
 """Llama and its kin: rotary positions, RMSNorm, gated MLPs, groups of queries.
 
 Mistral is Llama with a window. Qwen2 has biases of queries, keys and values alone, Qwen3 norms of
-queries and keys; both may have a window.
+queries and keys; both may have a window. Gemma scales the embedding and keeps norms around 1.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from megatron.checkpoint.hugging_face.cuts import GateUp, QueriesKeysValues
+from megatron.checkpoint.hugging_face.cuts import AroundOne, GateUp, QueriesKeysValues, Same
 from megatron.checkpoint.hugging_face.family import (
     ACTIVATIONS,
     Family,
@@ -36,12 +37,13 @@ def _common_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
         "rotary_dim": (spec.head_dim,),
         "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else (spec.rotary_interpolation,),
         "normalization": ("RMSNorm",),
-        "activation": ("swiglu", "geglu", "reglu", "liglu"),
+        "activation": ("swiglu", "geglu", "geglu_tanh", "reglu", "liglu"),
         # transformers refuses others, whatever the width of a head.
         "hidden_size": (
             -(-spec.hidden_size // spec.num_attention_heads) * spec.num_attention_heads,
         ),
         "embed_layernorm": (False,),
+        "scaled_embedding": (False,),
         "residual_after_norm": (False,),
         "parallel_residual": (False,),
         "num_experts": ((),),
@@ -66,6 +68,20 @@ def _qwen3_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
         "linear_bias": (False,),
         "qkv_bias": (spec.attention_output_bias,),
         "qk_layernorm": (True,),
+    }
+    return {**_common_needs(spec), **own}
+
+
+def _gemma_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+    own = {
+        "scaled_embedding": (True,),
+        "layernorm_1p": (True,),
+        # Its config.json says "gelu" of the tanh form too.
+        "activation": ("geglu_tanh", "swiglu", "reglu", "liglu"),
+        "linear_bias": (False,),
+        "qkv_bias": (spec.attention_output_bias,),
+        "qk_layernorm": (False,),
+        "window": (0,),
     }
     return {**_common_needs(spec), **own}
 
@@ -109,6 +125,11 @@ def _qwen3_config(spec: ModelSpec) -> dict[str, Any]:
     return {**_qwen_config(spec), "attention_bias": spec.attention_output_bias}
 
 
+def _gemma_config(spec: ModelSpec) -> dict[str, Any]:
+    own = {"attention_bias": spec.attention_output_bias, "use_bidirectional_attention": False}
+    return {**_common_config(spec), **own}
+
+
 def _parts(spec: ModelSpec) -> Iterator[Part]:
     qkv = QueriesKeysValues(
         groups=spec.num_query_groups,
@@ -133,6 +154,12 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
         yield from linear(f"{own}dense_4h_to_h", (f"{other}down_proj",), has_bias=spec.linear_bias)
 
     return parts_of_network(spec, _NAMES, layer)
+
+
+def _gemma_parts(spec: ModelSpec) -> Iterator[Part]:
+    for part in _parts(spec):
+        # Norms are kept around 1 there too.
+        yield replace(part, cut=Same()) if part.cut == AroundOne() else part
 
 
 def _common_flags(config: HuggingFaceConfig) -> list[str]:
@@ -160,6 +187,11 @@ def _window_flags(window: int | None) -> list[str]:
 def _llama_flags(config: HuggingFaceConfig) -> list[str]:
     biases = {name: bool(config.get(f"{name}_bias")) for name in ("attention", "mlp")}
     return [*_common_flags(config), *bias_flags(**biases)]
+
+
+def _gemma_flags(config: HuggingFaceConfig) -> list[str]:
+    biases = bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
+    return [*_common_flags(config), *biases, "--scale-embedding", "--apply-layernorm-1p"]
 
 
 def _mistral_flags(config: HuggingFaceConfig) -> list[str]:
@@ -193,6 +225,7 @@ def _family(
     needs: Callable[[ModelSpec], Mapping[str, tuple[Any, ...]]],
     config: Callable[[ModelSpec], dict[str, Any]],
     flags: Callable[[HuggingFaceConfig], list[str]],
+    parts: Callable[[ModelSpec], Iterable[Part]] = _parts,
 ) -> Family:
     return Family(
         model_type=model_type,
@@ -200,12 +233,15 @@ def _family(
         prefix="model.",
         needs=needs,
         config=config,
-        parts=_parts,
+        parts=parts,
         flags=flags,
     )
 
 
 LLAMA = _family("llama", "LlamaForCausalLM", _llama_needs, _llama_config, _llama_flags)
+GEMMA = _family(
+    "gemma", "GemmaForCausalLM", _gemma_needs, _gemma_config, _gemma_flags, _gemma_parts
+)
 MISTRAL = _family("mistral", "MistralForCausalLM", _mistral_needs, _mistral_config, _mistral_flags)
 QWEN2 = _family(
     *("qwen2", "Qwen2ForCausalLM", _qwen2_needs, _qwen_config),

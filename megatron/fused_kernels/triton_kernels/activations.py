@@ -15,7 +15,10 @@ from megatron.fused_kernels.glu import GluKind
 from megatron.fused_kernels.triton_kernels.launch import elementwise_grid
 
 _BLOCK = 1024
-_CURVES = {"tanh": 0, "erf": 1, "geglu": 1, "liglu": 2, "reglu": 3, "swiglu": 4}
+_CURVES = {
+    **{"tanh": 0, "erf": 1},
+    **{"geglu": 1, "geglu_tanh": 0, "liglu": 2, "reglu": 3, "swiglu": 4},
+}
 """Which curve a form of GELU is, or a gate goes through."""
 
 

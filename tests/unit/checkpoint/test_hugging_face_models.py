@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
@@ -72,6 +73,11 @@ OURS = {
     "gpt-neox without biases of attention": (
         "gpt_neox",
         f"{ROTARY} --relu --attention-bias off {UNTIED} {TENSOR}",
+    ),
+    "gemma": (
+        "gemma",
+        f"{LLAMA} --glu-activation geglu_tanh --scale-embedding --apply-layernorm-1p "
+        f"--kv-channels 8 {GROUPS} {TENSOR}",
     ),
     "gpt2 relu": ("gpt2", f"--relu {UNTIED}"),
     "llama with biases of attention": (
@@ -196,6 +202,11 @@ THEIRS = {
     "llama, other constants": LlamaConfig(
         **_GROUPED, rope_parameters=_OTHER_LLAMA_3, attention_bias=True
     ),
+    "gemma": GemmaConfig(**_GROUPED, head_dim=8),
+    "gemma with biases of attention": GemmaConfig(
+        **_GROUPED, head_dim=6, attention_bias=True, tie_word_embeddings=False
+    ),
+    "llama, gated by tanh": LlamaConfig(**_GROUPED, hidden_act="gelu_pytorch_tanh"),
     "llama, biases of the MLP": LlamaConfig(**_GROUPED, mlp_bias=True),
     "gpt2 relu": GPT2Config(
         vocab_size=30, n_embd=24, n_layer=2, n_head=4, n_positions=40, activation_function="relu"
@@ -321,6 +332,7 @@ def test_what_no_flag_says_is_refused(group, tmp_path):
     for number, (case, changes, told) in enumerate(
         [
             ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True"),
+            ("gemma", {"use_bidirectional_attention": True}, "bidirectional_attention is True"),
             ("gpt2", {"activation_function": "silu"}, "no flag for the activation silu"),
             (
                 "llama",

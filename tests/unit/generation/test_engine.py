@@ -40,6 +40,13 @@ NETWORKS = {
     "window": {"window": 3},
     "window and alibi": {"window": 4, "position_embedding": "alibi"},
     "llama": LLAMA,
+    "gemma": LLAMA
+    | {
+        "activation": "geglu_tanh",
+        "scaled_embedding": True,
+        "layernorm_1p": True,
+        "tied_embeddings": True,
+    },
     "all at once": LLAMA | {"qk_layernorm": True, "embed_layernorm": True, "window": 3},
 }
 GREEDY = Sampling(greedy=True)

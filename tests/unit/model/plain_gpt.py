@@ -13,7 +13,7 @@ def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
     """Return [b, s, V] from {name: whole float64 weight}; `seen_bss` says which keys count."""
     embed = "tied_modules.embed" if spec.tied_embeddings else "1"
     table = weights[f"{embed}.word_embeddings.weight"]
-    x = table[tokens_bs]
+    x = table[tokens_bs] * (spec.hidden_size**0.5 if spec.scaled_embedding else 1)
     if spec.embed_layernorm:
         x = norm(weights, f"{embed}.word_embeddings.norm", x, spec)
     if spec.position_embedding == "learned":
@@ -129,6 +129,7 @@ ACTIVATIONS = {
     "relu": lambda x: x.clamp(min=0),
     "squared_relu": lambda x: x.clamp(min=0) ** 2,
     "geglu": lambda x: x[..., ::2] * normal_distribution(x[..., ::2]) * x[..., 1::2],
+    "geglu_tanh": lambda x: ACTIVATIONS["gelu_tanh"](x[..., ::2]) * x[..., 1::2],
     "liglu": lambda x: x[..., ::2] * x[..., 1::2],
     "reglu": lambda x: x[..., ::2].clamp(min=0) * x[..., 1::2],
     "swiglu": lambda x: x[..., ::2] / (1 + torch.exp(-x[..., ::2])) * x[..., 1::2],

@@ -110,6 +110,8 @@ def test_sizes_that_are_not_said_follow_from_the_others():
         ),
         ("--swiglu", {"activation": "swiglu", "is_gated": True, "ffn_hidden_size": 32}),
         ("--glu-activation geglu", {"activation": "geglu", "is_gated": True}),
+        ("--glu-activation geglu_tanh", {"activation": "geglu_tanh", "is_gated": True}),
+        ("--scale-embedding", {"scaled_embedding": True}),
         ("--swiglu --glu-activation swiglu", {"activation": "swiglu"}),
         ("--disable-bias-linear", {"linear_bias": False, "qkv_bias": False}),
         ("--disable-bias-linear --add-qkv-bias", {"linear_bias": False, "qkv_bias": True}),
