@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.config.flags import parse_sections
 from megatron.config.monitoring import WatchConfig
-from megatron.errors import CheckpointError, ConfigError
+from megatron.errors import CheckpointError, ConfigError, MegatronError
 from megatron.monitoring.history import History
 from megatron.monitoring.html_page import write_page
 from megatron.monitoring.journal_reader import JournalReader
@@ -35,7 +35,8 @@ def main(argv: Sequence[str]) -> None:
     reader, history = JournalReader(directory), History()
     history.add(news(reader, directory))
     if history.is_empty and not failures_of(directory):
-        raise CheckpointError(f"{directory}: the journal tells of no step yet")
+        # Of no kind that would end so again: a run may write its first step later.
+        raise MegatronError(f"{directory}: the journal has no step yet")
     if config.html:
         write_page(Path(config.html), history, directory, datetime.now().astimezone())
         print(f"written to {config.html}")

@@ -45,7 +45,7 @@ def test_what_cannot_be_watched_is_told_in_a_line(journal, tmp_path):
     empty = watch(tmp_path, "--once")
     assert (empty.returncode, empty.stderr) == (
         1,
-        f"error: {tmp_path}: the journal tells of no step yet\n",
+        f"error: {tmp_path}: the journal has no step yet\n",
     )
     assert watch(tmp_path, "--every", "0").returncode == 2
     assert "the directory that a run saves to is missing" in watch().stderr

@@ -227,10 +227,10 @@ def test_without_a_journal_nothing_is_written():
 
 def test_records_are_appended_in_order(tmp_path):
     Journal(tmp_path / "new").write("train", {"iteration": 1})
-    Journal(tmp_path / "new").write("evaluation", {"set": "valid"})
+    Journal(tmp_path / "new").write("evaluation", {"iteration": 1, "set": "valid"})
     assert [*read_journal(tmp_path / "new")] == [
         {"event": "train", "iteration": 1},
-        {"event": "evaluation", "set": "valid"},
+        {"event": "evaluation", "iteration": 1, "set": "valid"},
     ]
     assert len((tmp_path / "new" / "journal.jsonl").read_text().splitlines()) == 2
 
