@@ -81,7 +81,9 @@ def parallel_problems(
         **({"--ds-sequence-parallel-size": sequence} if sequence != 1 else {}),
     }
     replica = math.prod(sizes.values())
-    if parallel.world_size is not None and parallel.world_size != world_size:
+    if parallel.world_size is not None and parallel.world_size < 1:
+        yield f"--world-size {parallel.world_size} must be at least 1"
+    elif parallel.world_size is not None and parallel.world_size != world_size:
         yield (
             f"--world-size {parallel.world_size}, but the launcher has started {_processes(world_size)}: "
             f"start {parallel.world_size}, as `deepspeed --num_gpus {parallel.world_size} …` does, "

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from megatron.data.fim import FimTokens
 from megatron.plan.objective_plan import plan_objective
+from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.preparation.views import fim_tokens
 from megatron.serving.model_source import ModelSource
+from megatron.tokenizer.build import keywords
 from megatron.tokenizer.chat import read_chat_template
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.tokenizer import Tokenizer
@@ -22,9 +24,10 @@ def chat_prompts_of(
     Raises:
         DataError: the file cannot be read.
     """
-    flags = source.config.tokenizer
-    is_pretrained = flags.tokenizer_type == "PretrainedFromHF"
-    template = read_chat_template(file, flags.tokenizer_name_or_path if is_pretrained else None)
+    flags = gpt_tokenizer_arguments(source.config.tokenizer)
+    is_pretrained = flags["tokenizer_type"] == "PretrainedFromHF"
+    name = flags["tokenizer_name_or_path"] if is_pretrained else None
+    template = read_chat_template(file, name, keywords(flags.get("tokenizer_kwargs") or ()))
     recorded = source.manifest.plan.get("data", {}).get("chat_template", "")
     if recorded and file is None:
         template = replace(template, source=recorded)

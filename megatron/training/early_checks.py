@@ -63,17 +63,16 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
             existing_pair(prefix)
         except WrongDataError as error:
             yield str(error)
-    tokenizer = config.tokenizer
-    for flag, file in (
-        ("--vocab-file", tokenizer.vocab_file),
-        ("--merge-file", tokenizer.merge_file),
-        ("--tokenizer-model", tokenizer.tokenizer_model),
-    ):
-        if file and (os.sep in file or flag != "--tokenizer-model") and not Path(file).exists():
+    # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.
+    tokenizer = gpt_tokenizer_arguments(config.tokenizer)
+    for name in ("vocab_file", "merge_file", "tokenizer_model"):
+        flag, file = f"--{name.replace('_', '-')}", tokenizer.get(name)
+        is_path = file and (os.sep in file or name != "tokenizer_model")
+        if is_path and not os.path.exists(file):
             yield f"cannot read {flag} {file}: No such file or directory"
     trains = not plan_evaluation(config.evaluation).only
     planned = plan_checkpoint(config.checkpoint, trains=trains)
-    if planned.load and planned.must_exist and not Path(planned.load).exists():
+    if planned.load and planned.must_exist and not os.path.exists(planned.load):
         yield f"--load {planned.load}: there is no such directory{_near(Path(planned.load))}"
     if trains and not config.guards.replay_step:
         yield from _save_problems(config.checkpoint)
@@ -93,7 +92,7 @@ def _save_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
     if not checkpoint.save:
         return
     save = Path(checkpoint.save)
-    there = next((path for path in (save, *save.absolute().parents) if path.exists()), None)
+    there = next((path for path in (save, *save.absolute().parents) if os.path.exists(path)), None)
     if there and not there.is_dir():
         yield f"--save {save}: {there} is a file; give a directory"
     elif there and not os.access(there, os.W_OK | os.X_OK):

@@ -34,6 +34,7 @@ def config_of_layout(
         saved,
         parallel=replace(
             saved.parallel,
+            world_size=None,
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=pipeline,
             device="cpu",

@@ -55,6 +55,7 @@ MISTAKES = [
     ("--global-batch-size 5", ["--global-batch-size 5", "--micro-batch-size 2"]),
     ("--tensor-model-parallel-size 2", ["1 process ", "--tensor-model-parallel-size 2"]),
     ("--world-size 4", ["--world-size 4", "1 process"]),
+    ("--world-size -1", ["--world-size -1", "at least 1"]),
     ("--fp16", ["--fp16", "--bf16"]),
     ("--distributed-backend nccl", ["--distributed-backend nccl", "gloo"]),
     ("--deepspeed_config none.json", ["--deepspeed_config none.json", "No such file"]),
@@ -112,6 +113,13 @@ def test_paths_and_flags_are_told_together(folder):
 def test_a_right_command_has_no_problems(folder):
     flags = "--data-path corpus --load runs --save new/run --save-interval 5"
     config, _ = parse_config([*tiny_argv(*TOKENIZER), *flags.split()])
+    require_startable(config, world_size=1, objective="gpt")
+
+
+def test_a_name_on_the_hub_is_not_looked_for_among_the_files(folder):
+    tokenizer = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "org/model"]
+    words = [*tiny_argv(*tokenizer, "--device", "cpu"), "--data-path", "corpus"]
+    config, _ = parse_config(words)
     require_startable(config, world_size=1, objective="gpt")
 
 

@@ -16,6 +16,7 @@ CHAIN = ["--save", "run", "--load", "run", "--save-interval", "5"]
     "flags",
     [
         ["--max-restarts", "2"],
+        ["--world-size", "1"],
         ["--ckpt-step", "5"],
         ["--use-checkpoint-args"],
         ["--chaos", "seed=1,kill=0.1"],
