@@ -102,6 +102,8 @@ def _problems(planning: PlanningConfig) -> list[str]:
 
 def _layout_problems(config: Config) -> list[str]:
     options = options_of(SECTIONS)
+    if config.parallel.world_size is not None:
+        return ["--search N says how many GPUs there are: leave --num-gpus or --world-size out"]
     said = [
         options[name]
         for section, names in DECIDED.items()

@@ -11,8 +11,9 @@ class PreprocessConfig:
     """The conversion of texts to token files, as the user asked for it."""
 
     input: list[str]
-    """Files with one JSON object a line, or a JSON array of objects, or plain text, plain or compressed (.gz, .zst, .xz, .bz2), or Parquet
-    files; globs; - for standard input. They are read one after the other."""
+    """Files with one JSON object a line, or a JSON array of objects, or plain text, plain or
+    compressed (.gz, .zst, .xz, .bz2), or Parquet files; globs; - for standard input. They are read
+    one after the other."""
 
     input_format: Literal["auto", "json", "text"] = "auto"
     """What the inputs hold: json is one JSON object a line, or a JSON array of objects, or Parquet;

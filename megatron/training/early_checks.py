@@ -66,8 +66,8 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
     # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.
     tokenizer = gpt_tokenizer_arguments(config.tokenizer)
     for name in ("vocab_file", "merge_file", "tokenizer_model"):
-        flag, file = f"--{name.replace('_', '-')}", tokenizer.get(name)
-        is_path = file and (os.sep in file or name != "tokenizer_model")
+        flag, file = f"--{name.replace('_', '-')}", tokenizer.get(name) or ""
+        is_path = os.sep in file if name == "tokenizer_model" else bool(file)
         if is_path and not os.path.exists(file):
             yield f"cannot read {flag} {file}: No such file or directory"
     trains = not plan_evaluation(config.evaluation).only

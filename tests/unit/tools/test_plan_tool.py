@@ -74,6 +74,7 @@ def test_weighted_data_need_not_be_there():
         (("--mfu", "2", "--gpu", "h200"), "--mfu 2 must be more than 0 and at most 1"),
         (("--price-per-gpu-hour", "2"), "give --gpu too"),
         (("--search", "0"), "--search 0 must be at least 1"),
+        (("--search", "8", "--num-gpus", "4"), "leave --num-gpus or --world-size out"),
         (("--num-gpus", "3", "--tensor-model-parallel-size", "2"), "3 processes cannot hold"),
         (
             ("--search", "8", "--zero-stage", "1", "--sequence-parallel"),
