@@ -67,6 +67,7 @@ _TIKTOKEN += " <fim_prefix> <fim_middle> <fim_suffix> <pad>"
 _HF = "--tokenizer-type PretrainedFromHF --tokenizer-name-or-path {files}/hf"
 _HF += " --data-path {files}/corpus"
 _ROTARY = "--position-embedding-type rotary"
+_STRETCHED = f"{_ROTARY} --use-rope-scaling --rope-original-max-position-embeddings 4096"
 _LORA = "--lora-rank 2 --lr 0.1"
 _MIXTURE = "--num-experts 2 --expert-interval 1"
 _FP16 = "--fp16 --initial-loss-scale 256"
@@ -119,6 +120,13 @@ MODEL = {
     "use_rope_scaling": Turned("--use-rope-scaling", "losses", on=_ROTARY),
     "rope_scaling_factor": Turned(
         "--rope-scaling-factor 2", "losses", on=f"{_ROTARY} --use-rope-scaling"
+    ),
+    "rope_scaling_type": Turned("--rope-scaling-type yarn", "losses", on=_STRETCHED),
+    "rope_attention_factor": Turned(
+        "--rope-attention-factor 2", "losses", on=f"{_STRETCHED} --rope-scaling-type yarn"
+    ),
+    "rope_truncation": Turned(
+        "--no-rope-truncation", "losses", on=f"{_STRETCHED} --rope-scaling-type yarn"
     ),
     "rope_low_freq_factor": Turned(
         "--rope-low-freq-factor 0.001", "losses", on=f"{_ROTARY} --use-rope-scaling"

@@ -33,6 +33,7 @@ _WISHED = (
 _ONLY_HERE = (
     ("--scale-embedding", "scaled_embedding", False),
     ("--attention-bias", "attention_bias_apart", False),
+    ("--rope-scaling-type", "rope_rule", "llama3"),
     ("--rope-low-freq-factor", "rope_low_freq_factor", 1.0),
     ("--rope-high-freq-factor", "rope_high_freq_factor", 4.0),
     ("--rope-original-max-position-embeddings", "rope_original_length", 8192),

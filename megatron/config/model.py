@@ -75,22 +75,37 @@ class ModelConfig:
     """Divide rotary positions by this, to stretch a trained network to longer sequences."""
 
     use_rope_scaling: bool = False
-    """Stretch the long wavelengths of rotary positions as Llama 3.1 does."""
+    """Stretch the long wavelengths of rotary positions; as Llama 3.1 does, unless
+    --rope-scaling-type names another rule."""
+
+    rope_scaling_type: Literal["llama3", "yarn", "dynamic"] = "llama3"
+    """Rule of --use-rope-scaling: that of Llama 3.1, YaRN, or dynamic NTK, which changes nothing up
+    to the length that the network was trained on (farther than that it is refused)."""
 
     rope_scaling_factor: float = 8.0
     """By how much --use-rope-scaling stretches them."""
 
-    rope_low_freq_factor: float | None = None
+    rope_low_freq_factor: Annotated[
+        float | None, Spelling("--rope-low-freq-factor", ("--rope-beta-slow",))
+    ] = None
     """Turns within the original length up to which --use-rope-scaling stretches a wavelength in
     full; default: 1."""
 
-    rope_high_freq_factor: float | None = None
+    rope_high_freq_factor: Annotated[
+        float | None, Spelling("--rope-high-freq-factor", ("--rope-beta-fast",))
+    ] = None
     """Turns within the original length from which --use-rope-scaling leaves a wavelength alone;
-    default: 4."""
+    default: 4, and 32 with YaRN."""
 
     rope_original_max_position_embeddings: int | None = None
-    """Tokens that the network was trained on before its wavelengths were stretched; default: 8192,
-    as for Llama 3."""
+    """Tokens that the network was trained on before its wavelengths were stretched; default: 8192
+    with the rule of Llama 3.1, the other rules need it."""
+
+    rope_attention_factor: float | None = None
+    """What YaRN multiplies turned queries and keys by; default: 0.1 ln(factor) + 1."""
+
+    rope_truncation: Annotated[bool, Spelling("--no-rope-truncation")] = True
+    """YaRN's bounds between the wavelengths rounded outward to whole pairs of features."""
 
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """Which norm stands in front of attention, of the MLP and of the head."""

@@ -9,6 +9,7 @@ from megatron.config.flags import options_of
 
 _SWITCHED_OFF = {
     "model.linear_bias": "--disable-bias-linear",
+    "model.rope_truncation": "--no-rope-truncation",
     "model.query_key_layer_scaling": "--no-query-key-layer-scaling",
     "model.tied_embeddings": "--untie-embeddings-and-output-weights",
 }
@@ -25,6 +26,7 @@ _NAMED = {
     "model.qkv_bias": "--add-qkv-bias",
     "model.scaled_embedding": "--scale-embedding",
     "model.attention_bias_apart": "--attention-bias",
+    "model.rope_rule": "--rope-scaling-type",
     "model.rope_original_length": "--rope-original-max-position-embeddings",
     "model.fp32_residual": "--fp32-residual-connection",
     "model.init_std": "--init-method-std",

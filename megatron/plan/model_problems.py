@@ -11,6 +11,7 @@ from megatron.plan.model_spec import (
     num_query_groups_of,
     position_of,
     true_vocab_size,
+    turns_of,
     window_of,
 )
 
@@ -161,24 +162,53 @@ def _position_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def _stretching_problems(model: ModelConfig) -> Iterator[str]:
-    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
-    length = model.rope_original_max_position_embeddings
-    for flag, value in (
-        ("--rope-low-freq-factor", low),
-        ("--rope-high-freq-factor", high),
-        ("--rope-original-max-position-embeddings", length),
+    rule, length = model.rope_scaling_type, model.rope_original_max_position_embeddings
+    for flag, value, rules in (
+        ("--rope-low-freq-factor", model.rope_low_freq_factor, ("llama3", "yarn")),
+        ("--rope-high-freq-factor", model.rope_high_freq_factor, ("llama3", "yarn")),
+        ("--rope-original-max-position-embeddings", length, ("llama3", "yarn", "dynamic")),
+        ("--rope-attention-factor", model.rope_attention_factor, ("yarn",)),
     ):
         if value is None:
             continue
         if not model.use_rope_scaling:
             yield f"{flag} {value} needs --use-rope-scaling"
+        elif rule not in rules:
+            yield f"{flag} {value} needs --rope-scaling-type {' or '.join(rules)}"
         if value <= 0:
             yield f"{flag} {value} must be more than 0"
-    low, high = 1.0 if low is None else low, 4.0 if high is None else high
+    low, high = turns_of(model)
     if low >= high:
         yield (
             f"--rope-low-freq-factor {low} must be less than --rope-high-freq-factor {high}: "
             "wavelengths between the two are stretched in part"
+        )
+    if rule != "llama3" and not model.use_rope_scaling:
+        yield f"--rope-scaling-type {rule} needs --use-rope-scaling"
+    elif rule != "llama3":
+        yield from _length_problems(model)
+    if not model.rope_truncation and rule != "yarn":
+        yield "--no-rope-truncation needs --rope-scaling-type yarn"
+
+
+def _length_problems(model: ModelConfig) -> Iterator[str]:
+    rule, length = model.rope_scaling_type, model.rope_original_max_position_embeddings
+    if model.rope_scaling_factor <= 1:
+        yield (
+            f"--rope-scaling-factor {model.rope_scaling_factor} must be more than 1 with "
+            f"--rope-scaling-type {rule}"
+        )
+    positions = model.max_position_embeddings or model.seq_length
+    if length is None:
+        yield (
+            f"--rope-scaling-type {rule} needs --rope-original-max-position-embeddings: the tokens "
+            "that the network was trained on before"
+        )
+    elif rule == "dynamic" and positions != length:
+        yield (
+            f"--rope-scaling-type dynamic: --max-position-embeddings {positions} must be the "
+            f"--rope-original-max-position-embeddings {length}, because the angles of longer texts "
+            "would depend on how long each is"
         )
 
 

@@ -1,5 +1,6 @@
 """The network, decided: every size is a number, every choice is made."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,7 +47,7 @@ class ModelSpec:
     rotary_dim: int  # features of a head that are turned; 0 without rotary positions
     rotary_base: float
     rotary_interpolation: float  # positions are divided by it
-    rope_scaling: float  # by how much Llama 3.1's rule stretches long wavelengths; 1: not at all
+    rope_scaling: float  # by how much `rope_rule` stretches long wavelengths; 1: not at all
     window: int  # most tokens that a token sees, itself included; 0: no limit
     query_key_layer_scaling: bool
     normalization: Literal["LayerNorm", "RMSNorm"]
@@ -70,9 +71,12 @@ class ModelSpec:
     residual_experts: bool = False  # beside the experts there is an MLP for every token
     scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
     attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
+    rope_rule: Literal["llama3", "yarn", "dynamic"] = "llama3"  # by which `rope_scaling` stretches
     rope_low_freq_factor: float = 1.0  # turns up to which a wavelength is stretched in full
     rope_high_freq_factor: float = 4.0  # turns from which a wavelength is left alone
     rope_original_length: int = 8192  # tokens within which turns are counted
+    rope_attention_factor: float = 1.0  # of turned queries and of turned keys
+    rope_truncation: bool = True  # YaRN's bounds are rounded outward to whole pairs
     lora_rank: int = 0  # of the adapters; 0: there are none
     lora_alpha: float = 0.0
     lora_dropout: float = 0.0
@@ -275,13 +279,26 @@ def _stretching(model: ModelConfig, *, is_rotary: bool) -> dict[str, Any]:
     """Return how wavelengths of rotary positions are stretched."""
     if not (is_rotary and model.use_rope_scaling and model.rope_scaling_factor != 1):
         return {"rope_scaling": 1.0}
-    said = {
-        "rope_low_freq_factor": model.rope_low_freq_factor,
-        "rope_high_freq_factor": model.rope_high_freq_factor,
-        "rope_original_length": model.rope_original_max_position_embeddings,
+    factor, rule = model.rope_scaling_factor, model.rope_scaling_type
+    said: dict[str, float | None] = {
+        "rope_original_length": model.rope_original_max_position_embeddings
     }
-    given = {name: value for name, value in said.items() if value is not None}
-    return {"rope_scaling": model.rope_scaling_factor, **given}
+    if rule != "dynamic":
+        low, high = turns_of(model)
+        said |= {"rope_low_freq_factor": low, "rope_high_freq_factor": high}
+    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if rule == "yarn":
+        of_length = 0.1 * math.log(factor) + 1
+        given["rope_attention_factor"] = model.rope_attention_factor or of_length
+        given["rope_truncation"] = model.rope_truncation
+    return {"rope_scaling": factor, "rope_rule": rule, **given}
+
+
+def turns_of(model: ModelConfig) -> tuple[float, float]:
+    """Return the turns up to which a wavelength is stretched in full, and from which not at all."""
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    default = 32.0 if model.rope_scaling_type == "yarn" else 4.0
+    return 1.0 if low is None else low, default if high is None else high
 
 
 def true_vocab_size(tokenizer: TokenizerConfig, known: int) -> int:

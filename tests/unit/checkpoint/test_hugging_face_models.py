@@ -79,6 +79,11 @@ OURS = {
         f"{LLAMA} --glu-activation geglu_tanh --scale-embedding --apply-layernorm-1p "
         f"--kv-channels 8 {GROUPS} {TENSOR}",
     ),
+    "llama with yarn": (
+        "llama",
+        f"{LLAMA} --swiglu {GROUPS} --use-rope-scaling --rope-scaling-type yarn "
+        f"--rope-scaling-factor 4 --rope-original-max-position-embeddings 16 {TENSOR}",
+    ),
     "gpt2 relu": ("gpt2", f"--relu {UNTIED}"),
     "llama with biases of attention": (
         "llama",
@@ -194,6 +199,12 @@ _OTHER_LLAMA_3 = {
     "high_freq_factor": 12.0,
     "original_max_position_embeddings": 64,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 THEIRS = {
     "gpt2": GPT2Config(vocab_size=30, n_embd=24, n_layer=2, n_head=4, n_positions=40),
     "bloom": BloomConfig(vocab_size=30, hidden_size=24, n_layer=2, n_head=3),
@@ -207,6 +218,29 @@ THEIRS = {
         **_GROUPED, head_dim=6, attention_bias=True, tie_word_embeddings=False
     ),
     "llama, gated by tanh": LlamaConfig(**_GROUPED, hidden_act="gelu_pytorch_tanh"),
+    "llama, dynamic": LlamaConfig(
+        **_GROUPED,
+        max_position_embeddings=25,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    ),
+    "llama, yarn": LlamaConfig(**_GROUPED, head_dim=16, rope_parameters=_YARN),
+    "qwen3, yarn of other constants": Qwen3Config(
+        **_GROUPED,
+        head_dim=16,
+        rope_parameters={
+            **_YARN,
+            "beta_fast": 8.0,
+            "beta_slow": 0.5,
+            "truncate": False,
+            "mscale": 0.7,
+            "mscale_all_dim": 0.3,
+        },
+    ),
+    "gpt-neox, yarn of a part": GPTNeoXConfig(
+        **_SMALL,
+        intermediate_size=40,
+        rope_parameters={**_YARN, "partial_rotary_factor": 0.5, "attention_factor": 1.25},
+    ),
     "llama, biases of the MLP": LlamaConfig(**_GROUPED, mlp_bias=True),
     "gpt2 relu": GPT2Config(
         vocab_size=30, n_embd=24, n_layer=2, n_head=4, n_positions=40, activation_function="relu"

@@ -40,6 +40,13 @@ NETWORKS = {
     "window": {"window": 3},
     "window and alibi": {"window": 4, "position_embedding": "alibi"},
     "llama": LLAMA,
+    "yarn": LLAMA
+    | {
+        "rope_scaling": 4.0,
+        "rope_rule": "yarn",
+        "rope_original_length": 64,
+        "rope_attention_factor": 1.2,
+    },
     "gemma": LLAMA
     | {
         "activation": "geglu_tanh",

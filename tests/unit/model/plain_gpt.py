@@ -85,13 +85,16 @@ def turned(x, positions_bs, spec):
     angles = torch.stack(
         [positions_bs / spec.rotary_interpolation * frequency(i, spec) for i in range(half)], -1
     ).double()
-    pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * torch.exp(1j * angles)
+    factor = torch.exp(1j * angles) * spec.rope_attention_factor
+    pairs = torch.complex(x[..., :half], x[..., half : 2 * half]) * factor
     return torch.cat([pairs.real, pairs.imag, x[..., 2 * half :]], -1)
 
 
 def frequency(i, spec):
     """The rule of Llama 3.1, case by case; 1 for `rope_scaling` leaves all as they are."""
     plain = spec.rotary_base ** (-2 * i / spec.rotary_dim)
+    if spec.rope_rule == "yarn":
+        return yarn_frequency(i, plain, spec)
     wavelength = 2 * math.pi / plain
     length = spec.rope_original_length
     low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
@@ -101,6 +104,24 @@ def frequency(i, spec):
         return plain / spec.rope_scaling
     smooth = (length / wavelength - low) / (high - low)
     return (1 - smooth) * plain / spec.rope_scaling + smooth * plain
+
+
+def yarn_frequency(i, plain, spec):
+    """Pairs in front of the first bound turn as they did, those behind the last one slower."""
+    bounds = []
+    for turns in (spec.rope_high_freq_factor, spec.rope_low_freq_factor):
+        # The (broken) number of the pair that makes so many turns within the trained length.
+        angle = turns * 2 * math.pi / spec.rope_original_length
+        bounds.append(-math.log(angle, spec.rotary_base) * spec.rotary_dim / 2)
+    if spec.rope_truncation:
+        bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
+    first, last = max(bounds[0], 0), min(bounds[1], spec.rotary_dim - 1)
+    if i <= first:
+        return plain
+    if i >= last:
+        return plain / spec.rope_scaling
+    share = (i - first) / (last - first)
+    return plain * (1 - share) + plain / spec.rope_scaling * share
 
 
 def paper_slopes(heads):

@@ -19,6 +19,13 @@ SIZES = {
     "seq_length": 10,
     "max_position_embeddings": 10,
 }
+YARN = {
+    "rope_scaling": 4.0,
+    "rope_rule": "yarn",
+    "rope_high_freq_factor": 32.0,
+    "rope_original_length": 1000,
+    "rope_attention_factor": 1.3,
+}
 OPTIONS = {
     "plain": {},
     "rotary": ROTARY,
@@ -34,6 +41,9 @@ OPTIONS = {
         "rope_high_freq_factor": 9.0,
         "rope_original_length": 50,
     },
+    "yarn": ROTARY | {"rotary_base": 1e4, **YARN},
+    "yarn, no truncation": ROTARY | {"rotary_base": 1e4, **YARN, "rope_truncation": False},
+    "yarn, a step": ROTARY | YARN | {"rope_high_freq_factor": 1.01, "rope_original_length": 6},
     "alibi": {"position_embedding": "alibi"},
     "alibi, six heads": {"position_embedding": "alibi", "num_attention_heads": 6},
     "no positions": {"position_embedding": "none"},

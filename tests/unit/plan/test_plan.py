@@ -1,6 +1,7 @@
 """What is decided for a run."""
 
 import json
+import math
 from dataclasses import asdict, fields, is_dataclass, replace
 
 import pytest
@@ -87,6 +88,18 @@ def test_sizes_that_are_not_said_follow_from_the_others():
         ("--gelu erf", {"activation": "gelu_erf"}),
         ("--onnx-safe True", {"activation": "gelu_erf"}),
         ("--onnx-safe False", {"activation": "gelu_tanh"}),
+        (
+            "--position-embedding-type rotary --use-rope-scaling --rope-scaling-type yarn "
+            "--rope-scaling-factor 4 --rope-original-max-position-embeddings 64",
+            {
+                "rope_scaling": 4.0,
+                "rope_rule": "yarn",
+                "rope_low_freq_factor": 1.0,
+                "rope_high_freq_factor": 32.0,
+                "rope_original_length": 64,
+                "rope_attention_factor": 0.1 * math.log(4) + 1,
+            },
+        ),
         ("--squared-relu", {"activation": "squared_relu", "is_gated": False}),
         ("--relu", {"activation": "relu", "is_gated": False}),
         (

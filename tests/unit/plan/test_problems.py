@@ -119,6 +119,26 @@ def problems(line, *, world_size=1, device="cpu"):
             "wavelengths between the two are stretched in part",
         ),
         (
+            "--position-embedding-type rope --use-rope-scaling --rope-scaling-type yarn",
+            "--rope-scaling-type yarn needs --rope-original-max-position-embeddings: the tokens "
+            "that the network was trained on before",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-scaling-type dynamic "
+            "--max-position-embeddings 12 --rope-original-max-position-embeddings 6",
+            "--rope-scaling-type dynamic: --max-position-embeddings 12 must be the "
+            "--rope-original-max-position-embeddings 6, because the angles of longer texts "
+            "would depend on how long each is",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-attention-factor 2",
+            "--rope-attention-factor 2.0 needs --rope-scaling-type yarn",
+        ),
+        (
+            "--position-embedding-type rope --rope-scaling-type yarn",
+            "--rope-scaling-type yarn needs --use-rope-scaling",
+        ),
+        (
             "--disable-bias-linear --add-qkv-bias --attention-bias on",
             "--attention-bias on is of queries, keys and values too: leave --add-qkv-bias out",
         ),
