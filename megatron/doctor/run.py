@@ -25,12 +25,12 @@ def plan_of(
     """Return the run of `config` in so many processes, or why there is none.
 
     Args:
-        processes: the fewest that the flags allow when None.
+        processes: None for --world-size, or else the fewest that the flags allow.
     """
     try:
         return plan(
             with_some_data(config),
-            world_size=processes or fewest_processes(config),
+            world_size=processes or config.parallel.world_size or fewest_processes(config),
             vocab_size=_VOCABULARY,
             device=device.type,
         )

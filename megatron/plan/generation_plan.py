@@ -7,10 +7,11 @@ from megatron.config.config import Config
 from megatron.config.generation import GenerationConfig
 from megatron.config.precision import PrecisionConfig
 from megatron.plan.model_spec import ModelSpec
+from megatron.plan.parallel_plan import world_size_problems
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
-LAYOUT = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
+LAYOUT = ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
 """What does not follow from the run that trained the model."""
 
 
@@ -102,6 +103,9 @@ def layout_problems(
     """Yield every reason why so many processes cannot share the network, or have some of it."""
     tensor = config.parallel.tensor_model_parallel_size
     pipeline = config.parallel.pipeline_model_parallel_size
+    if wrong := [*world_size_problems(config.parallel, world_size)]:
+        yield from wrong
+        return
     if tensor < 1 or pipeline < 1 or tensor * pipeline * replicas != world_size:
         yield (
             f"--tensor-model-parallel-size {tensor} * --pipeline-model-parallel-size {pipeline} "

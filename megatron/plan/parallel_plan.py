@@ -81,14 +81,8 @@ def parallel_problems(
         **({"--ds-sequence-parallel-size": sequence} if sequence != 1 else {}),
     }
     replica = math.prod(sizes.values())
-    if parallel.world_size is not None and parallel.world_size < 1:
-        yield f"--world-size {parallel.world_size} must be at least 1"
-    elif parallel.world_size is not None and parallel.world_size != world_size:
-        yield (
-            f"--world-size {parallel.world_size}, but the launcher has started {_processes(world_size)}: "
-            f"start {parallel.world_size}, as `deepspeed --num_gpus {parallel.world_size} …` does, "
-            "or leave the flag out"
-        )
+    if wrong := [*world_size_problems(parallel, world_size)]:
+        yield from wrong
     elif min(sizes.values()) < 1:
         yield f"{' and '.join(f'{k} {v}' for k, v in sizes.items())} must be at least 1"
     elif world_size % replica:
@@ -112,6 +106,18 @@ def parallel_problems(
             "be divided over ranks; write --zero-stage 1, or one pipeline stage"
         )
     yield from _partition_problems(parallel.pp_partition_method)
+
+
+def world_size_problems(parallel: ParallelConfig, world_size: int) -> Iterator[str]:
+    """Yield why --world-size is not the number of processes that the launcher has started."""
+    wanted = parallel.world_size
+    if wanted is not None and wanted < 1:
+        yield f"--world-size {wanted} must be at least 1"
+    elif wanted not in (None, world_size):
+        yield (
+            f"--world-size {wanted}, but the launcher has started {_processes(world_size)}: start "
+            f"{wanted}, as `deepspeed --num_gpus {wanted} …` does, or leave the flag out"
+        )
 
 
 def _processes(count: int) -> str:

@@ -186,7 +186,8 @@ def test_kernels_are_those_of_the_run():
 
 
 @pytest.mark.parametrize(
-    "words", ["--slow-rank-factor 2", "--num-experts 4 --moe-expert-parallel-size 4"]
+    "words",
+    ["--slow-rank-factor 2", "--num-experts 4 --moe-expert-parallel-size 4", "--world-size 2"],
 )
 def test_flags_that_need_several_replicas_are_honoured(words):
     assert run.kernels_section(tiny_config(*words.split()), CPU, is_example=False).problems == ()
