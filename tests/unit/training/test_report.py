@@ -226,11 +226,12 @@ def test_without_a_journal_nothing_is_written():
 
 
 def test_records_are_appended_in_order(tmp_path):
+    evaluation = {"iteration": 1, "set": "valid", "lm_loss": 2.0, "ppl": 7.4}
     Journal(tmp_path / "new").write("train", {"iteration": 1})
-    Journal(tmp_path / "new").write("evaluation", {"iteration": 1, "set": "valid"})
+    Journal(tmp_path / "new").write("evaluation", evaluation)
     assert [*read_journal(tmp_path / "new")] == [
         {"event": "train", "iteration": 1},
-        {"event": "evaluation", "iteration": 1, "set": "valid"},
+        {"event": "evaluation", **evaluation},
     ]
     assert len((tmp_path / "new" / "journal.jsonl").read_text().splitlines()) == 2
 
