@@ -105,6 +105,7 @@ MODEL = {
         "--num-query-groups 2", "shapes", on="--num-attention-heads 4 --group-query-attention"
     ),
     "window_size": Turned("--window-size 4", "losses"),
+    "window_attn_skip_freq": Turned("--window-attn-skip-freq 2", "losses", on="--window-size 4"),
     "apply_query_key_layer_scaling": Turned(
         "--no-query-key-layer-scaling", "losses", on="--bf16 --attention-impl fused-softmax"
     ),

@@ -257,6 +257,7 @@ def _arguments(
         squared_relu=activation == "squared_relu",
         glu_activation=activation if activation in ("geglu", "liglu", "reglu") else None,
         bias_gelu_fusion=activation == "gelu_tanh",
+        window_attn_skip_freq=_windows(model),
         add_bias_linear=model["linear_bias"],
         add_qkv_bias=model["qkv_bias"] and not model["linear_bias"],
         untie_embeddings_and_output_weights=not model["tied_embeddings"],
@@ -268,3 +269,9 @@ def _arguments(
         consumed_train_samples=0 if for_release else state["samples"],
         consumed_valid_samples=0 if for_release else state["valid_samples"],
     )
+
+
+def _windows(model: Mapping[str, Any]) -> list[int] | None:
+    """Return 1 for each layer with the window and 0 for the others; None where all are alike."""
+    full = model.get("full_attention_layers")
+    return [int(n not in full) for n in range(1, model["num_layers"] + 1)] if full else None

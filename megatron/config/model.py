@@ -44,6 +44,10 @@ class ModelConfig:
     """Sliding window attention, as LEFT or LEFT,0: how many tokens before itself a token sees; -1
     for all of them."""
 
+    window_attn_skip_freq: str | None = None
+    """Which layers have no window, as Megatron-LM says it: every Nth one, or a list of 1 for a
+    layer with --window-size and 0 for one without, such as [1,1,1,0]*6; default: none of them."""
+
     apply_query_key_layer_scaling: Annotated[bool, Spelling("--no-query-key-layer-scaling")] = True
     """Attention scores divided by the number of their layer until softmax multiplies it back,
     which keeps those of deep layers inside the range of fp16. The result is the same."""

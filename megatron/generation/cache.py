@@ -6,6 +6,7 @@ of each sequence. The layers know nothing of it.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -146,21 +147,15 @@ class NextTokens:
     Args:
         places: a position for each of the first rows.
         max_length: of the cache.
-        window: most tokens that a token sees; 0 for no limit.
     """
 
-    def __init__(
-        self, places: Sequence[int], *, max_length: int, window: int, device: torch.device
-    ):
+    def __init__(self, places: Sequence[int], *, max_length: int, device: torch.device):
         self.places = torch.tensor(places, device=device)
-        self.stop = max(places) + 1
-        self.first = max(0, min(places) - window + 1) if window else 0
+        self.start, self.stop = min(places), max(places) + 1
         self.max_length = max_length
-        self.window = window
-        self.is_even = min(places) == max(places)
-        self._is_prepared = False
+        self.is_even = self.start == self.stop - 1
         self._slots = self.places
-        self._bias: Tensor | None = None
+        self._looks: dict[int, _Look] = {}
 
     def attend(
         self,
@@ -179,8 +174,13 @@ class NextTokens:
         """
         batch, heads, _, head_dim = query.shape
         groups = key.size(1)
-        if not self._is_prepared:
-            self._prepare(groups, heads, how.slopes_a, query.dtype)
+        if not self._looks:
+            self._find_slots(groups)
+        window = how.mask.window
+        if window not in self._looks:
+            # Once for all layers with this window.
+            self._looks[window] = self._look(window, groups, heads, how.slopes_a, query.dtype)
+        look = self._looks[window]
         if self.is_even:
             place = self.stop - 1
             keys[:batch, :, place] = key.squeeze(2)
@@ -188,31 +188,43 @@ class NextTokens:
         else:
             for kept, new in ((keys, key), (values, value)):
                 kept.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
-        seen = slice(self.first, self.stop)
+        seen = slice(look.first, self.stop)
         mixed = F.scaled_dot_product_attention(
             query.view(batch, groups, heads // groups, head_dim),
             keys[:batch, :, seen],
             values[:batch, :, seen],
-            attn_mask=self._bias,
+            attn_mask=look.bias,
             scale=how.scale,
         )
         return mixed.reshape(batch, heads, 1, head_dim)
 
-    def _prepare(
-        self, groups: int, heads: int, slopes_a: Tensor | None, dtype: torch.dtype
-    ) -> None:
-        """Find out once what is the same for all layers."""
-        self._is_prepared = True
+    def _find_slots(self, groups: int) -> None:
+        """Find out where in the cache, seen as one row of all, the new keys and values lie."""
         places, device = self.places, self.places.device
         rows = torch.arange(len(places) * groups, device=device) * self.max_length
         self._slots = rows + places.repeat_interleave(groups)
+
+    def _look(
+        self, window: int, groups: int, heads: int, slopes_a: Tensor | None, dtype: torch.dtype
+    ) -> "_Look":
+        """Return what the new tokens see with a `window`; 0 for no limit."""
+        first = max(0, self.start - window + 1) if window else 0
         if self.is_even and slopes_a is None:
-            return
-        behind_b1k = torch.arange(self.first, self.stop, device=device) - places[:, None, None]
+            return _Look(first, None)
+        places, device = self.places, self.places.device
+        behind_b1k = torch.arange(first, self.stop, device=device) - places[:, None, None]
         bias = torch.zeros_like(behind_b1k, dtype=torch.float32)[:, None]
         if slopes_a is not None:
             bias = slopes_a.view(groups, heads // groups, 1) * behind_b1k[:, None]
         hidden = behind_b1k > 0
-        if self.window:
-            hidden = hidden | (behind_b1k <= -self.window)
-        self._bias = bias.masked_fill(hidden[:, None], -torch.inf).to(dtype)
+        if window:
+            hidden = hidden | (behind_b1k <= -window)
+        return _Look(first, bias.masked_fill(hidden[:, None], -torch.inf).to(dtype))
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What new tokens see: the cache from the position `first` on, with `bias` on the scores."""
+
+    first: int
+    bias: Tensor | None

@@ -130,12 +130,7 @@ class Stage:
         Communication: every rank must call this, in step.
         """
         assert self.cache, "a stage without rows goes on with nothing"
-        self.cache.turn = turn = NextTokens(
-            places,
-            max_length=self.max_length,
-            window=self.spec.window,
-            device=self.device,
-        )
+        self.cache.turn = turn = NextTokens(places, max_length=self.max_length, device=self.device)
         tokens_b1 = torch.tensor(tokens, device=self.device)[:, None]
         return self._forward(tokens_b1, turn.places[:, None], None)
 

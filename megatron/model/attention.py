@@ -53,6 +53,7 @@ class ParallelAttention(nn.Module):
         self.local_groups = exact_quotient(groups, group.size(), "num_query_groups")
         self.queries_per_group = exact_quotient(heads, groups, "num_attention_heads")
         self.layer_scaling = float(number) if spec.query_key_layer_scaling else 1.0
+        self.window = spec.window_of(number)
         self.attend = attention_of(kernels)
         self.query_key_value = column_parallel(
             spec.hidden_size,
@@ -103,7 +104,7 @@ class ParallelAttention(nn.Module):
                 key,
                 value,
                 Weighing(
-                    mask=Mask(spans_bs2=spans_bs2, window=self.spec.window),
+                    mask=Mask(spans_bs2=spans_bs2, window=self.window),
                     scale=self.spec.head_dim**-0.5,
                     slopes_a=self._slopes(query),
                     layer_scaling=self.layer_scaling,

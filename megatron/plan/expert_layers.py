@@ -1,9 +1,7 @@
 """Which layers have experts, and how many."""
 
-import ast
-from typing import Any
-
 from megatron.config.experts import ExpertConfig
+from megatron.plan.layer_pattern import is_of_layers, pattern_of
 
 
 def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]:
@@ -39,37 +37,12 @@ def _places(experts: ExpertConfig, num_layers: int) -> list[bool]:
         interval = experts.expert_interval or 2
         return [number % interval == 0 for number in range(1, num_layers + 1)]
     said = experts.moe_layer_freq
-    try:
-        pattern = _evaluated(ast.parse(said.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError):
-        pattern = None
+    pattern = pattern_of(said)
     if isinstance(pattern, int) and pattern > 0:
         return [layer % pattern == 0 for layer in range(num_layers)]
-    if not isinstance(pattern, list) or set(pattern) - {0, 1} or len(pattern) != num_layers:
+    if not is_of_layers(pattern, num_layers):
         raise ValueError(
             f"--moe-layer-freq {said} is neither a number from 1 on nor a list of {num_layers} times "
             "0 or 1, such as [0]*1+[1]*3"
         )
     return [bool(place) for place in pattern]
-
-
-_LONGEST = 10_000
-
-
-def _evaluated(node: ast.AST) -> Any:
-    """Return what an expression of lists, sums and repetitions of them says."""
-    match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.List(elts=elements):
-            return [_evaluated(element) for element in elements]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            first, second = _evaluated(left), _evaluated(right)
-            if isinstance(first, list) and isinstance(second, list):
-                return first + second
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            repeated, times = _evaluated(left), _evaluated(right)
-            are_both = isinstance(repeated, list) and isinstance(times, int)
-            if are_both and len(repeated) * times <= _LONGEST:
-                return repeated * times
-    raise ValueError("no list")

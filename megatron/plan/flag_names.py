@@ -24,6 +24,7 @@ _NAMED = {
     "model.layernorm_1p": "--apply-layernorm-1p",
     "model.residual_after_norm": "--apply-residual-connection-post-layernorm",
     "model.qkv_bias": "--add-qkv-bias",
+    "model.full_attention_layers": "--window-attn-skip-freq",
     "model.scaled_embedding": "--scale-embedding",
     "model.attention_bias_apart": "--attention-bias",
     "model.rope_rule": "--rope-scaling-type",

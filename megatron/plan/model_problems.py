@@ -6,6 +6,7 @@ from megatron.config.model import ModelConfig
 from megatron.config.tokenizer import TokenizerConfig
 from megatron.plan.model_spec import (
     ffn_hidden_size_of,
+    full_attention_layers_of,
     gelu_forms,
     head_dim_of,
     num_query_groups_of,
@@ -130,6 +131,13 @@ def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
             f"--window-size {model.window_size} is not LEFT or LEFT,0 with LEFT at least 0, or -1 "
             "for no window: a token sees nothing behind itself"
         )
+        return
+    if model.window_attn_skip_freq is not None and not window_of(model.window_size):
+        yield f"--window-attn-skip-freq {model.window_attn_skip_freq} needs --window-size"
+    try:
+        full_attention_layers_of(model)
+    except ValueError as error:
+        yield str(error)
 
 
 def _position_problems(model: ModelConfig) -> Iterator[str]:

@@ -9,6 +9,7 @@ from megatron.config.config import Config
 from megatron.config.model import ModelConfig
 from megatron.config.tokenizer import TokenizerConfig
 from megatron.plan.expert_layers import experts_of_layers
+from megatron.plan.layer_pattern import is_of_layers, pattern_of
 from megatron.plan.lora_plan import lora_targets
 from megatron.plan.recompute_plan import RecomputePlan
 
@@ -69,6 +70,7 @@ class ModelSpec:
     num_experts: tuple[int, ...] = ()  # of each layer, 1 for an ordinary MLP; (): all are
     experts_per_token: int = 1
     residual_experts: bool = False  # beside the experts there is an MLP for every token
+    full_attention_layers: tuple[int, ...] = ()  # numbers, from 1 on, of those without the window
     scaled_embedding: bool = False  # the token embedding is multiplied by sqrt(hidden_size)
     attention_bias_apart: bool = False  # attention's output has a bias where the MLP has none
     rope_rule: Literal["llama3", "yarn", "dynamic"] = "llama3"  # by which `rope_scaling` stretches
@@ -131,6 +133,10 @@ class ModelSpec:
         """Return how many experts the layer `number`, from 1 on, has; 1 for an ordinary MLP."""
         return self.num_experts[number - 1] if self.num_experts else 1
 
+    def window_of(self, number: int) -> int:
+        """Return the window of the layer `number`, from 1 on; 0 for no limit."""
+        return 0 if number in self.full_attention_layers else self.window
+
     def flops_per_sample(self, *, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample.
 
@@ -142,16 +148,21 @@ class ModelSpec:
         four times as wide it is their formula (3).
         """
         s = self.seq_length
-        visible = min(s, self.window or s)
+        windows = [self.window_of(number + 1) for number in range(self.num_layers)]
+        visible = sum(min(s, window or s) for window in windows)
         attention = 2 * self.num_attention_heads * self.head_dim * visible
-        forward = self.num_layers * (self._attention_weights + attention) + sum(
-            (self.experts_per_token if experts else 1) * self._mlp_weights
-            + self._routing_weights(experts)
-            for experts in self._experts
+        forward = (
+            self.num_layers * self._attention_weights
+            + attention
+            + sum(
+                (self.experts_per_token if experts else 1) * self._mlp_weights
+                + self._routing_weights(experts)
+                for experts in self._experts
+            )
         )
         layers = (3 + recompute.share) * forward
         if recompute.granularity == "selective":
-            layers += self.num_layers * attention
+            layers += attention
         head = self.padded_vocab_size * self.hidden_size
         return float(2 * s * (layers + 3 * head))
 
@@ -242,6 +253,7 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         rotary_interpolation=(is_rotary and model.rotary_seq_len_interpolation_factor) or 1.0,
         **_stretching(model, is_rotary=is_rotary),
         window=window_of(model.window_size),
+        full_attention_layers=full_attention_layers_of(model),
         query_key_layer_scaling=model.apply_query_key_layer_scaling,
         normalization=model.normalization,
         norm_epsilon=model.norm_epsilon,
@@ -391,3 +403,23 @@ def window_of(said: str | None) -> int:
     if int(left) < -1 or (comma and int(right) != 0):
         raise ValueError(said)
     return int(left) + 1
+
+
+def full_attention_layers_of(model: ModelConfig) -> tuple[int, ...]:
+    """Return the numbers, from 1 on, of the layers without the window; () where all are alike.
+
+    Raises:
+        ValueError: --window-attn-skip-freq does not fit the layers.
+    """
+    said = model.window_attn_skip_freq
+    if said is None or not window_of(model.window_size):
+        return ()
+    pattern, layers = pattern_of(said), model.num_layers
+    if isinstance(pattern, int) and pattern > 0:
+        return tuple(range(pattern, layers + 1, pattern))
+    if not is_of_layers(pattern, layers):
+        raise ValueError(
+            f"--window-attn-skip-freq {said} is neither a number from 1 on nor a list of {layers} "
+            "times 1 (a layer with the window) or 0, such as [1]*3+[0]"
+        )
+    return tuple(number for number, windowed in enumerate(pattern, 1) if not windowed)

@@ -49,6 +49,7 @@ SPECS = [
     },
     LLAMA | {"qk_layernorm": True, "layernorm_1p": True, "window": 3, "linear_bias": True},
     FOUR_HEADS | {"activation": "relu", "attention_bias_apart": True, "qkv_bias": False},
+    FOUR_HEADS | {"window": 3, "full_attention_layers": (2,)},
     BLOOM | {"activation": "geglu", "residual_after_norm": True},
     FOUR_HEADS | {"position_embedding": "none", "qk_layernorm": True, "activation": "reglu"},
     {

@@ -64,6 +64,8 @@ def _flags(arguments: dict[str, Any]) -> Iterator[str]:
     for name in _SWITCHES:
         if arguments.get(name):
             yield _option(name)
+    if windows := arguments.get("window_attn_skip_freq"):
+        yield f"--window-attn-skip-freq={windows}".replace(" ", "")
     eps = arguments.get("layernorm_epsilon", arguments.get("norm_epsilon"))
     if eps is not None:
         yield f"--layernorm-epsilon={eps}"

@@ -11,6 +11,14 @@ from megatron.plan.model_spec import ModelSpec
 FAMILIES = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GPT_NEOX)
 """The first that expresses a network is taken."""
 
+_BEHIND = "no flag says norms behind attention and behind the MLP"
+_OTHER_NETWORKS = {
+    "gemma2": f"{_BEHIND}, nor bounds of scores and logits (softcapping)",
+    "gemma3": f"{_BEHIND}, nor two bases of rotary positions, nor images",
+    "gemma3_text": f"{_BEHIND}, nor two bases of rotary positions",
+}
+"""Architectures near to known ones, and what of them no flag says."""
+
 _NOT_COMPARED = (
     *("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
     *("hidden_act", "activation_function"),
@@ -50,6 +58,8 @@ def family_of_config(config: HuggingFaceConfig) -> Family:
     for family in FAMILIES:
         if family.model_type == config.get("model_type"):
             return family
+    if why := _OTHER_NETWORKS.get(config.get("model_type", "")):
+        raise CheckpointError(f"config.json: model_type is {config['model_type']!r}: {why}")
     raise CheckpointError(
         f"config.json: model_type is {config.get('model_type')!r}; known are "
         f"{', '.join(family.model_type for family in FAMILIES)}"

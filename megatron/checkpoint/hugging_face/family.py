@@ -59,6 +59,7 @@ _FLAGS = {
     "rotary_interpolation": "--rotary-seq-len-interpolation-factor",
     "rope_scaling": "--use-rope-scaling",
     "window": "--window-size",
+    "full_attention_layers": "--window-attn-skip-freq",
     "normalization": "--normalization",
     "embed_layernorm": "--embed-layernorm",
     "scaled_embedding": "--scale-embedding",

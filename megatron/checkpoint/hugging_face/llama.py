@@ -23,9 +23,9 @@ from megatron.checkpoint.hugging_face.family import (
     parts_of_network,
 )
 from megatron.checkpoint.hugging_face.rotary import rotary_flags, stretching
-from megatron.errors import CheckpointError
 from megatron.plan.model_spec import ModelSpec
 
+_WINDOW, _FULL = "sliding_attention", "full_attention"
 _NO_BIAS = {"linear_bias": (False,), "attention_output_bias": (False,)}
 
 _NAMES = Names(table="model.embed_tokens", layer="model.layers.{}.", final_norm="model.norm")
@@ -56,7 +56,8 @@ def _llama_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
 
 
 def _mistral_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    return {**_common_needs(spec), **_NO_BIAS, "qkv_bias": (False,), "qk_layernorm": (False,)}
+    own = {"qkv_bias": (False,), "qk_layernorm": (False,), "full_attention_layers": ((),)}
+    return {**_common_needs(spec), **_NO_BIAS, **own}
 
 
 def _qwen2_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
@@ -113,10 +114,13 @@ def _mistral_config(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _qwen_config(spec: ModelSpec) -> dict[str, Any]:
+    has_window = [bool(spec.window_of(number + 1)) for number in range(spec.num_layers)]
     windows = {
         "use_sliding_window": bool(spec.window),
         "sliding_window": spec.window or None,
-        "max_window_layers": 0 if spec.window else spec.num_layers,
+        # Older versions read how many layers in front have no window, newer ones the kinds.
+        "max_window_layers": [*has_window, True].index(True),
+        "layer_types": [_WINDOW if windowed else _FULL for windowed in has_window],
     }
     return {**_common_config(spec), **windows}
 
@@ -200,15 +204,22 @@ def _mistral_flags(config: HuggingFaceConfig) -> list[str]:
 
 
 def _qwen_flags(config: HuggingFaceConfig, *, own: Callable[[bool], list[str]]) -> list[str]:
-    has_window = config.get("use_sliding_window") and config.get("sliding_window")
-    kinds = {*(config.get("layer_types") or ())}
-    if has_window and (len(kinds) > 1 or (not kinds and config["max_window_layers"] > 0)):
-        raise CheckpointError(
-            "config.json: some layers have a window and others none; --window-size is of all"
-        )
-    window = config["sliding_window"] if has_window and "full_attention" not in kinds else None
+    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    has_window = [kind == _WINDOW for kind in _kinds(config)]
+    windows = _window_flags(window if any(has_window) else None)
+    if windows and not all(has_window):
+        pattern = ",".join(str(int(windowed)) for windowed in has_window)
+        windows += ["--window-attn-skip-freq", f"[{pattern}]"]
     biases = bool(config.get("attention_bias"))
-    return [*_common_flags(config), *own(biases), *_window_flags(window)]
+    return [*_common_flags(config), *own(biases), *windows]
+
+
+def _kinds(config: HuggingFaceConfig) -> list[str]:
+    """Return the kind of attention of each layer."""
+    layers, full = config["num_hidden_layers"], config["max_window_layers"]
+    return config.get("layer_types") or [
+        _FULL if number < full else _WINDOW for number in range(layers)
+    ]
 
 
 def _qwen2_own(_: bool) -> list[str]:

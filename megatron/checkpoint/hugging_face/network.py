@@ -14,7 +14,7 @@ from megatron.parallel.random import OrdinaryStream
 from megatron.parallel.whole import WholeCheckpoint
 from megatron.plan.model_spec import ModelSpec
 
-_TUPLES = ("num_experts", "lora_target_modules")  # lists in JSON
+_TUPLES = ("num_experts", "lora_target_modules", "full_attention_layers")  # lists in JSON
 
 
 def saved_spec(model: Mapping[str, Any]) -> ModelSpec:

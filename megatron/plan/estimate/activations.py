@@ -45,7 +45,7 @@ class Activations:
         """Return the bytes that the layer `number`, from 1 on, keeps when nothing is recomputed."""
         spec = self.plan.model
         dropped = 2 * self.outside * spec.hidden_size * self._dropout_mask
-        kept = 2 * self._norm() + self._attention() + (dropped if spec.hidden_dropout else 0)
+        kept = 2 * self._norm() + self._attention(number) + (dropped if spec.hidden_dropout else 0)
         experts = spec.experts_of(number)
         return kept + (self._mlp() if experts == 1 else self._mixture())
 
@@ -75,7 +75,7 @@ class Activations:
             kept += self.outside * spec.hidden_size * extra
         return kept + self.outside * stats * (4 if wide else 2)
 
-    def _attention(self) -> int:
+    def _attention(self, number: int) -> int:
         spec, width = self.plan.model, self._bytes
         queries = spec.num_attention_heads * spec.head_dim
         keys = spec.num_query_groups * spec.head_dim
@@ -92,9 +92,9 @@ class Activations:
         if spec.position_embedding == "rotary":
             kept += 2 * self.tokens * spec.rotary_dim * 4
         selective = self.plan.recompute.granularity == "selective"
-        return kept + (0 if selective else self._core())
+        return kept + (0 if selective else self._core(number))
 
-    def _core(self) -> int:
+    def _core(self, number: int) -> int:
         """Return what is between the queries and the mixed values."""
         spec, implementation = self.plan.model, self.plan.kernels.attention
         features = self.tokens * spec.num_attention_heads * spec.head_dim // self._tensor
@@ -106,7 +106,9 @@ class Activations:
             bias = 0
             if implementation == "sdpa":
                 alibi = spec.position_embedding == "alibi"
-                bias = square * self._bytes * (heads if alibi else 1 if spec.window else 0)
+                bias = (
+                    square * self._bytes * (heads if alibi else 1 if spec.window_of(number) else 0)
+                )
             if self.device == "cpu" and drops:
                 # Written out in 32 bits: weights, mask and product of the two.
                 scaled = 2 if self._bytes == 4 else 3

@@ -15,6 +15,7 @@ from foreign_files import (
     write_gpt2_as_megatron,
     write_llama_as_meta,
 )
+from tiny import tiny_config
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -25,6 +26,7 @@ from transformers import (
 )
 
 from megatron.checkpoint.digest import digest_of, digests, read_any
+from megatron.checkpoint.foreign.arguments import flags_of
 from megatron.checkpoint.foreign.convert import find
 from megatron.checkpoint.hugging_face.network import filled_model, saved_spec
 from megatron.checkpoint.lock import locked
@@ -32,6 +34,7 @@ from megatron.checkpoint.manifest import read_manifest
 from megatron.checkpoint.unpickle import read_foreign
 from megatron.checkpoint.weights import read_weights
 from megatron.errors import CheckpointError, ConfigError
+from megatron.plan.model_spec import full_attention_layers_of
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 VOCAB, ROWS = 50, 56
@@ -267,6 +270,12 @@ def test_what_is_written_for_megatron_lm_is_read_again(llama, tmp_path, capsys):
     assert "say nothing of our own files" not in capsys.readouterr().out
     convert(theirs, tmp_path / "third", "--saver", "own", *targets)
     assert "say nothing of our own files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("said", [2, [1, 0]])
+def test_windows_of_some_layers_are_read_from_the_arguments_of_megatron_lm(said):
+    flags = flags_of(Namespace(window_size=(3, 0), window_attn_skip_freq=said))
+    assert full_attention_layers_of(tiny_config(*flags).model) == (2,)
 
 
 def test_what_the_files_do_not_say_is_asked_for(gpt2, tmp_path):

@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -64,6 +66,10 @@ OURS = {
     "mistral": ("mistral", f"{LLAMA} --swiglu {UNTIED} {GROUPS} --window-size 6,0 {TENSOR}"),
     "qwen2": ("qwen2", f"{LLAMA} --swiglu --add-qkv-bias {GROUPS} {TENSOR} {PIPELINE}"),
     "qwen3": ("qwen3", f"{LLAMA} --swiglu --qk-layernorm {GROUPS} --kv-channels 8 {PIPELINE}"),
+    "qwen3, windows in front": (
+        "qwen3",
+        f"{LLAMA} --swiglu --qk-layernorm --window-size 5,0 --window-attn-skip-freq 2 {PIPELINE}",
+    ),
     "qwen3 window": ("qwen3", f"{LLAMA} --swiglu --qk-layernorm --window-size 5,0 {UNTIED}"),
     "gpt-neox": ("gpt_neox", f"{ROTARY} --rotary-percent 0.5 --gelu erf {UNTIED} {TENSOR}"),
     "pythia": (
@@ -171,12 +177,13 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
     for name in (
         "activation",
         "window",
+        "full_attention_layers",
         "rotary_dim",
         "rope_scaling",
         "num_query_groups",
         "parallel_residual",
     ):
-        assert again[name] == getattr(spec, name), name
+        assert getattr(saved_spec(again), name) == getattr(spec, name), name
 
     tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice", "--no-verify")
     for file in ("model.safetensors", "config.json"):
@@ -256,6 +263,19 @@ THEIRS = {
     "mistral without window": MistralConfig(**_GROUPED, sliding_window=None),
     "qwen2": Qwen2Config(
         **_GROUPED, use_sliding_window=True, sliding_window=6, max_window_layers=0
+    ),
+    "qwen2, windows behind": Qwen2Config(
+        **{**_GROUPED, "num_hidden_layers": 3},
+        use_sliding_window=True,
+        sliding_window=6,
+        max_window_layers=2,
+    ),
+    "qwen3, windows by kind": Qwen3Config(
+        **{**_GROUPED, "num_hidden_layers": 4},
+        head_dim=8,
+        use_sliding_window=True,
+        sliding_window=5,
+        layer_types=["sliding_attention", "full_attention"] * 2,
     ),
     "qwen3, a window that no layer has": Qwen3Config(
         **_GROUPED,
@@ -362,6 +382,13 @@ def test_older_files_without_prefix_and_with_constants_are_read(group, tmp_path,
     assert torch.equal(again["transformer.h.1.mlp.c_fc.weight"], weights["h.1.mlp.c_fc.weight"])
 
 
+@pytest.mark.parametrize("config", [Gemma2Config, Gemma3TextConfig])
+def test_later_gemmas_are_refused_with_the_reason(config, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config(num_hidden_layers=2).to_dict()))
+    with pytest.raises(CheckpointError, match="gemma.* norms behind attention and behind the MLP"):
+        tool("from_hf", "--load", tmp_path, "--save", tmp_path / "ours")
+
+
 def test_what_no_flag_says_is_refused(group, tmp_path):
     for number, (case, changes, told) in enumerate(
         [
@@ -379,7 +406,6 @@ def test_what_no_flag_says_is_refused(group, tmp_path):
                 },
                 "rotary positions of the kind",
             ),
-            ("qwen2", {"max_window_layers": 1, "layer_types": None}, "some layers have a window"),
         ]
     ):
         config = THEIRS[case].to_dict() | changes

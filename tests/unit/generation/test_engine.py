@@ -40,6 +40,7 @@ NETWORKS = {
     "window": {"window": 3},
     "window and alibi": {"window": 4, "position_embedding": "alibi"},
     "llama": LLAMA,
+    "window of some layers": ROTARY | {"window": 3, "full_attention_layers": (2,), "num_layers": 3},
     "yarn": LLAMA
     | {
         "rope_scaling": 4.0,

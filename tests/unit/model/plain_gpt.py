@@ -28,6 +28,9 @@ def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
 
 def plain_layer(weights, spec, layer, x, positions_bs, seen_bss):
     normed = norm(weights, f"{layer}.input_layernorm", x, spec)
+    if spec.window and layer - 2 not in spec.full_attention_layers:
+        distances = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
+        seen_bss = seen_bss & (distances < spec.window)
     y = attention(weights, spec, f"{layer}.self_attention", normed, positions_bs, seen_bss)
     if spec.parallel_residual:
         beside = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
@@ -72,8 +75,6 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
         scores = query @ key.mT / math.sqrt(d)
         if spec.position_embedding == "alibi":
             scores = scores - slopes[head] * distances
-        if spec.window:
-            seen_bss = seen_bss & (distances < spec.window)
         mixed.append(scores.masked_fill(~seen_bss, -math.inf).softmax(-1) @ value)
     y = torch.cat(mixed, -1) @ weights[f"{name}.dense.weight"].T
     return y + weights.get(f"{name}.dense.bias", 0)

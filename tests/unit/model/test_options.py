@@ -69,6 +69,7 @@ OPTIONS = {
     "norms of queries and keys": {"qk_layernorm": True, **ROTARY},
     "window": {"window": 3},
     "window of one": {"window": 1},
+    "window, all but the first layer": {"window": 3, "full_attention_layers": (1,)},
     "window and alibi": {"window": 4, "position_embedding": "alibi"},
     "no layer scaling": {"query_key_layer_scaling": False},
     "own head": {"tied_embeddings": False},

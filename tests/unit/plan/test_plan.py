@@ -33,6 +33,7 @@ def test_json_holds_every_decision():
     assert json.loads(json.dumps(asdict(plan)))["model"] == asdict(plan.model) | {
         "num_experts": [],  # JSON has no tuples
         "lora_target_modules": [],
+        "full_attention_layers": [],
     }
     assert set(json.loads(json.dumps(asdict(plan)))) == {field.name for field in fields(plan)}
 
@@ -124,6 +125,9 @@ def test_sizes_that_are_not_said_follow_from_the_others():
         ("--swiglu", {"activation": "swiglu", "is_gated": True, "ffn_hidden_size": 32}),
         ("--glu-activation geglu", {"activation": "geglu", "is_gated": True}),
         ("--glu-activation geglu_tanh", {"activation": "geglu_tanh", "is_gated": True}),
+        ("--window-size 3,0 --window-attn-skip-freq 2", {"full_attention_layers": (2,)}),
+        ("--window-size 3,0 --window-attn-skip-freq [0]+[1]", {"full_attention_layers": (1,)}),
+        ("--window-size 3,0 --window-attn-skip-freq [1,1]", {"full_attention_layers": ()}),
         ("--scale-embedding", {"scaled_embedding": True}),
         ("--swiglu --glu-activation swiglu", {"activation": "swiglu"}),
         ("--disable-bias-linear", {"linear_bias": False, "qkv_bias": False}),

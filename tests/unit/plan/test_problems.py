@@ -139,6 +139,15 @@ def problems(line, *, world_size=1, device="cpu"):
             "--rope-scaling-type yarn needs --use-rope-scaling",
         ),
         (
+            "--window-size 3,0 --window-attn-skip-freq [1]*3",
+            "--window-attn-skip-freq [1]*3 is neither a number from 1 on nor a list of 2 times 1 "
+            "(a layer with the window) or 0, such as [1]*3+[0]",
+        ),
+        (
+            "--window-attn-skip-freq 2",
+            "--window-attn-skip-freq 2 needs --window-size",
+        ),
+        (
             "--disable-bias-linear --add-qkv-bias --attention-bias on",
             "--attention-bias on is of queries, keys and values too: leave --add-qkv-bias out",
         ),
