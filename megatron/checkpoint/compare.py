@@ -1,11 +1,13 @@
 """What a run that goes on from a checkpoint may not change, and what it should be told of."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
 from typing import Any
 
 from megatron.checkpoint.differences import Difference, table
 from megatron.errors import WrongCheckpointError
 from megatron.plan.flag_names import flag_and_value
+from megatron.plan.model_spec import ModelSpec
 
 _NOT_IN_WEIGHTS = (
     "attention_dropout",
@@ -25,6 +27,11 @@ _OF_LAYOUT = ("padded_vocab_size",)
 
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_target_modules")
 """What weights beside those of the network there are."""
+
+_OLDER_NETWORKS = {
+    each.name: each.default for each in fields(ModelSpec) if each.default is not MISSING
+}
+"""What a network computes that was saved before there was a choice, by field."""
 
 _GRID = ("tensor", "pipeline", "sequence", "data")
 
@@ -222,8 +229,9 @@ def _differences(
     skip: tuple[str, ...] = (),
 ) -> Iterator[Difference]:
     names = only or sorted({*then[section], *now[section]} - set(skip))
+    older = _OLDER_NETWORKS if section == "model" else {}
     for name in names:
-        saved, asked = (_as_json(plan[section].get(name)) for plan in (then, now))
+        saved, asked = (_as_json(plan[section].get(name, older.get(name))) for plan in (then, now))
         # What the saving program did not know of was off.
         if saved != asked and (asked or name in then[section]):
             (flag, saved), (_, asked) = (

@@ -1,7 +1,7 @@
 """Whether a run can go on from a checkpoint."""
 
 import json
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 
 import pytest
 from tiny import tiny_plan
@@ -17,6 +17,7 @@ from megatron.checkpoint.compare import (
 )
 from megatron.checkpoint.differences import Difference, table
 from megatron.errors import CheckpointError
+from megatron.plan.model_spec import ModelSpec
 
 
 def saved(*flags, **where):
@@ -25,6 +26,17 @@ def saved(*flags, **where):
 
 def test_the_same_run_goes_on():
     require_same(saved("--bf16"), saved("--bf16"), "runs/global_step5")
+
+
+def test_a_network_saved_before_it_had_all_fields_of_today_goes_on():
+    names = {field.name for field in fields(ModelSpec) if field.default is not MISSING}
+    older = saved("--position-embedding-type", "rotary")
+    older["model"] = {name: older["model"][name] for name in older["model"].keys() - names}
+    require_same(older, saved("--position-embedding-type", "rotary"), "f")
+    require_same_model(older, saved("--position-embedding-type", "rotary"), "f")
+    scaled = ["--position-embedding-type", "rotary", "--scale-embedding"]
+    with pytest.raises(CheckpointError, match="--scale-embedding"):
+        require_same(older, saved(*scaled), "f")
 
 
 def test_what_may_change_between_runs_is_not_compared():
