@@ -1,4 +1,4 @@
-"""Whether index maps fit into memory and on disk: asked of their plan, before any of it is taken."""
+"""Memory and disk space of index maps, computed from their plan before any of it is allocated."""
 
 import shutil
 from dataclasses import dataclass

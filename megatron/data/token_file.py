@@ -166,7 +166,7 @@ class TokenFile:
 
 
 def cannot_open(path: str | Path, error: OSError) -> DataError:
-    """Return what to tell of a token file, or pair of them, that does not open."""
+    """Return the error for a token file, or a pair of them, that does not open."""
     hint = ""
     if error.errno == errno.EMFILE:
         hint = "; a run keeps all token files of --data-path open: allow more with ulimit -n"

@@ -23,7 +23,7 @@ ANSWER_S = 30.0
 """How long a name may take to resolve, and a port that is open to answer as a store of torch."""
 
 _SILENCE_S = 10.0
-"""How long processes may look for each other before rank 0 says that they do."""
+"""How long processes may wait for each other before a log line names where."""
 
 _PAUSE_S = 0.5
 _MOST_NAMED = 8
@@ -49,13 +49,13 @@ def meet(
     """
     if place.world_size == 1:
         return HashStore()
-    tells = threading.Timer(
+    reminder = threading.Timer(
         _SILENCE_S,
         log.info,
         ("waiting at %s until all %d processes have come", place, place.world_size),
     )
-    tells.daemon = True
-    tells.start()
+    reminder.daemon = True
+    reminder.start()
     try:
         _require_name(place, look)
         if not place.hosts:
@@ -64,7 +64,7 @@ def meet(
         store.set_timeout(timeout)
         _check_in(store, place, timeout, look)
     finally:
-        tells.cancel()
+        reminder.cancel()
     return store
 
 
@@ -97,7 +97,7 @@ def _wait_for_port(place: MeetingPlace, timeout: timedelta, look: Callable[[], N
         except OSError as error:
             if time.monotonic() > give_up_at:
                 raise TrainingError(
-                    f"rank {place.rank} waited {_told(timeout)} for rank 0 at {place}, where "
+                    f"rank {place.rank} waited {_readable(timeout)} for rank 0 at {place}, where "
                     f"nothing listens ({error.strerror or error}); check that rank 0 was started, "
                     "that MASTER_ADDR is its host, and that no firewall closes the port"
                 ) from error
@@ -162,7 +162,7 @@ def _check_in(
     first = timeout if place.is_hosted else timedelta(seconds=ANSWER_S)
     stranger = (
         f"the store at {place} (MASTER_ADDR:MASTER_PORT) is not of this run: rank 0 has not come "
-        f"there for {_told(first)}; start all processes with a port that is free where rank 0 runs"
+        f"there for {_readable(first)}; start all processes with a port that is free where rank 0 runs"
     )
     _poll(lambda: meeting.check(["size"]), first, look, lambda: stranger)
     if (there := meeting.get("size").decode()) != size:
@@ -182,7 +182,7 @@ def _check_in(
         named = ", ".join(map(str, ranks[:_MOST_NAMED])) + ", ..." * (len(ranks) > _MOST_NAMED)
         return (
             f"of {size} processes {len(ranks)} (ranks {named}) have not come to {place} in "
-            f"{_told(timeout)}: check that all were started and none has failed, and that every "
+            f"{_readable(timeout)}: check that all were started and none has failed, and that every "
             "host reaches that address and port (a firewall, the network interface in "
             "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME); --distributed-timeout-minutes is how long "
             "they wait"
@@ -218,7 +218,7 @@ def _bounded(make: Callable[[], T], limit_s: float, look: Callable[[], None], la
     """Return what `make` returns in a thread of its own, or raise what it raises.
 
     Raises:
-        TimeoutError: it does not come back; says `late`.
+        TimeoutError: it has not returned in time; the message is `late`.
     """
     made: list[T] = []
     errors: list[Exception] = []
@@ -243,6 +243,6 @@ def _bounded(make: Callable[[], T], limit_s: float, look: Callable[[], None], la
     return made[0]
 
 
-def _told(limit: timedelta) -> str:
+def _readable(limit: timedelta) -> str:
     seconds = limit.total_seconds()
     return f"{seconds / 60:g} minutes" if seconds >= 60 else f"{seconds:g} s"

@@ -31,14 +31,14 @@ class ChatRequest(OpenAIRequest):
         raise_if_any(_problems(body))
         chat = _require_template(served)
         tokens = tuple(chat.encode([message.for_template() for message in body.messages]))
-        asked = (
+        limit = (
             body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         )
         super().__init__(
             served,
             body,
             [Prompt(text="", tokens=tokens or (served.tokenizer.eod,))],
-            new_tokens=served.new_tokens([tokens], asked, served.limits.new_tokens, body.n),
+            new_tokens=served.new_tokens([tokens], limit, served.limits.new_tokens, body.n),
             logprobs=body.top_logprobs if body.logprobs else None,
             stop_tokens=chat.stop_tokens,
             stop_strings=chat.stop_strings,

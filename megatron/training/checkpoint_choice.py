@@ -28,7 +28,7 @@ from megatron.training.system_info import changed, system_info
 
 log = logging.getLogger(__name__)
 
-_MOST_TOLD = 10  # damaged checkpoints by name: a directory may hold any number
+_MOST_NAMED = 10  # damaged checkpoints by name: a directory may hold any number
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ def as_json(tree: Any) -> Any:
     return [as_json(value) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def tell_passed_over(folder: Path, why: str, before: int) -> None:
+def warn_passed_over(folder: Path, why: str, before: int) -> None:
     """Warn that the damaged checkpoint `folder` is passed over, unless many were `before` it."""
-    if before < _MOST_TOLD:
+    if before < _MOST_NAMED:
         log.warning("%s is passed over: %s", folder, why)
-    elif before == _MOST_TOLD:
+    elif before == _MOST_NAMED:
         log.warning("%s is passed over too, and maybe others without a warning", folder)
 
 
@@ -173,7 +173,7 @@ def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) 
                 f"{error}; no older checkpoint takes its place: make it readable, or move it away"
             ) from error
         except CheckpointError as error:
-            tell_passed_over(directory / tag, str(error), passed_over + place)
+            warn_passed_over(directory / tag, str(error), passed_over + place)
             continue
         return Chosen(directory / tag, manifest, tuple(tags[place + 1 :]), passed_over + place)
     return None
@@ -238,8 +238,8 @@ def _none_whole(plan: Plan) -> WrongCheckpointError:
 
 
 def _listed(tags: Sequence[str]) -> str:
-    more = len(tags) - _MOST_TOLD
-    return ", ".join(tags[:_MOST_TOLD]) + (f" and {more} others" if more > 0 else "")
+    more = len(tags) - _MOST_NAMED
+    return ", ".join(tags[:_MOST_NAMED]) + (f" and {more} others" if more > 0 else "")
 
 
 def _require_fit(plan: Plan, chosen: Chosen) -> None:

@@ -1,4 +1,4 @@
-"""What keeps a run from starting whatever torch finds: told before torch is imported."""
+"""Checks of flags and paths that need no torch, made before it is imported."""
 
 import difflib
 import os
@@ -57,7 +57,7 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
     try:
         prefixes = prefixes_of(config.data, KIND_OF[objective])
     except ConfigError:
-        prefixes = []  # told with the other problems
+        prefixes = []  # listed with the other problems
     for prefix in prefixes:
         try:
             existing_pair(prefix)

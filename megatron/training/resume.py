@@ -29,7 +29,7 @@ from megatron.training.checkpoint_choice import (
     next_older,
     tell_changes,
     tell_other_order,
-    tell_passed_over,
+    warn_passed_over,
 )
 from megatron.training.collectives import from_rank_0, gathered, share_of
 from megatron.training.state import TrainState
@@ -58,7 +58,7 @@ def resume(
     Communication: every rank must call this, in step.
     """
     while problems := damage_of(chosen):
-        tell_passed_over(chosen.folder, "; ".join(problems), chosen.passed_over)
+        warn_passed_over(chosen.folder, "; ".join(problems), chosen.passed_over)
         chosen = next_older(plan, chosen)
     tell_changes(plan, chosen)
     if uses is not None:

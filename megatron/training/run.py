@@ -177,11 +177,11 @@ class Run:
             TrainingError: the run would say that it is finished.
         """
         assert self._checkpoints  # nothing else refuses to save
-        told = f"{reason}, without a save: the loss or gradient of iteration "
-        told += f"{self.state.iteration} is not finite{self._checkpoints.advice()}"
+        message = f"{reason}, without a save: the loss or gradient of iteration "
+        message += f"{self.state.iteration} is not finite{self._checkpoints.advice()}"
         if stop.exit_code == ExitCode.FINISHED:
-            raise TrainingError(told)
-        return told
+            raise TrainingError(message)
+        return message
 
     def _take_steps(
         self,

@@ -158,10 +158,10 @@ class Checkpoints(Hook):
             for tag in published_tags(self._directory)
             if (i := iteration_of(tag) or 0) < iteration
         ]
-        told = f"; no finite step has followed {newest}, so its weights may be the cause: "
+        message = f"; no finite step has followed {newest}, so its weights may be the cause: "
         if not older:
-            return told + "start again in another --save if the next start fails too"
-        return told + f"--ckpt-step {older[0]} goes on from the one before it"
+            return message + "start again in another --save if the next start fails too"
+        return message + f"--ckpt-step {older[0]} goes on from the one before it"
 
     def goes_on_from(self, iteration: int) -> None:
         """Note that the run is where it saved `iteration`, and steps behind it come again."""

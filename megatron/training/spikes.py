@@ -15,7 +15,7 @@ from megatron.engine.engine import Engine
 from megatron.errors import TrainingError
 from megatron.plan.guards_plan import SpikePlan
 from megatron.plan.plan import Plan
-from megatron.training.checkpoint_choice import Chosen, newest_readable, tell_passed_over
+from megatron.training.checkpoint_choice import Chosen, newest_readable, warn_passed_over
 from megatron.training.collectives import agreed, from_rank_0
 from megatron.training.journal import ROLLBACK, Journal, read_journal
 from megatron.training.loop import Hook, StepResult
@@ -136,7 +136,7 @@ def go_back(
         )
     chosen = from_rank_0(lambda: _before(save, spike.iteration, policy.rollback))
     while chosen and (problems := damage_of(chosen)):
-        tell_passed_over(chosen.folder, "; ".join(problems), chosen.passed_over)
+        warn_passed_over(chosen.folder, "; ".join(problems), chosen.passed_over)
         chosen = from_rank_0(partial(newest_readable, save, chosen.older, chosen.passed_over + 1))
     if chosen is None:
         raise TrainingError(

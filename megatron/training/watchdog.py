@@ -89,7 +89,7 @@ class Watchdog:
         Wrong flags, or files that they name, are no failure of a run: nothing was begun.
         """
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
-        threading.Thread(target=self._look, name="watchdog's eye", daemon=True).start()
+        threading.Thread(target=self._look, name="watchdog of other ranks", daemon=True).start()
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
@@ -220,7 +220,7 @@ class Watchdog:
         self._leave(f"hang in {self.stage}: no progress (--hang-timeout); see {hangs.folder}")
 
     def _report(self, hangs: Hangs) -> None:
-        """Write the stacks and the cause, tell them, and finish what is being saved."""
+        """Write the stacks and the cause to disk and stderr, and finish what is being saved."""
         host, pid = socket.gethostname(), os.getpid()
         stage = f"{self.stage} {self.iteration}" if self.stage == _STEP else self.stage
         with suppress(OSError):
