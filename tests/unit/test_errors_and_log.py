@@ -7,11 +7,14 @@ import pytest
 
 from megatron import log
 from megatron.errors import (
+    BusyError,
     CheckpointError,
     ConfigError,
     DataError,
     MegatronError,
     NewerCheckpointError,
+    UnreadableCheckpointError,
+    WrongCheckpointError,
     WrongDataError,
     before_the_first_step,
     raise_if_any,
@@ -47,7 +50,9 @@ def test_errors_have_their_exit_codes(error, code):
     [
         (DataError("x"), WrongDataError),
         (WrongDataError("x"), WrongDataError),
-        (CheckpointError("x"), CheckpointError),
+        (CheckpointError("x"), WrongCheckpointError),
+        (BusyError("x"), BusyError),
+        (UnreadableCheckpointError("x"), UnreadableCheckpointError),
         (OSError("x"), OSError),
     ],
 )
