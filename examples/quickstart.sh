@@ -44,6 +44,10 @@ train() {
         --save "$out/checkpoints" --load "$out/checkpoints" --tensorboard-dir "$out/tensorboard"
 }
 
+if ((iterations < 10)); then
+    echo "error: QUICKSTART_ITERS=$iterations: write at least 10, since each tenth step is logged" >&2
+    exit 2
+fi
 settings="QUICKSTART_ITERS=$iterations QUICKSTART_MB=$megabytes"
 if [[ -f $out/settings && $(< "$out/settings") != "$settings" ]]; then
     echo "error: $out was made with $(< "$out/settings"), and this run is one with $settings:" \

@@ -77,6 +77,7 @@ def _content_and_lines(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
             raise ValueError(
                 f"its aliases (*name) stand for more than {_MOST_VALUES} values, or for themselves"
             )
+        _require_single_keys(node, set())
         content = loader.construct_document(node)  # which expands merges, in the node too
         return content, dict(_lines_of(node, ()))
     finally:
@@ -95,6 +96,26 @@ def _expanded(node: Any, sizes: dict[int, float]) -> float:
         pairs = (child if isinstance(child, tuple) else (child,) for child in children)
         sizes[id(node)] = 1 + sum(_expanded(each, sizes) for pair in pairs for each in pair)
     return sizes[id(node)]
+
+
+def _require_single_keys(node: Any, seen: set[int]) -> None:
+    """Raise an error for a key that stands twice in one mapping; YAML's readers take the last."""
+    import yaml
+
+    if id(node) in seen or not isinstance(node.value, list):
+        return
+    seen.add(id(node))
+    first: dict[str, int] = {}
+    for child in node.value:
+        for each in child if isinstance(child, tuple) else (child,):
+            _require_single_keys(each, seen)
+        if isinstance(child, tuple) and isinstance(child[0], yaml.ScalarNode):
+            key, line = child[0].value, child[0].start_mark.line + 1
+            if first.setdefault(key, line) != line:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key} stands twice, first in line {first[key]}",
+                    problem_mark=child[0].start_mark,
+                )
 
 
 def _lines_of(node: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -220,7 +220,8 @@ def _from_rows(data: bytes, num_rows: int, keys: Sequence[str]) -> Documents:
 def no_key(key: str, names: Any) -> str:
     """Return that there is no such key, and which there are."""
     present = ", ".join(map(repr, names)) or "none"
-    return f"no key {key!r}; it has {present} (--json-keys names the keys)"
+    hint = "; conversations need --conversations" if "messages" in names else ""
+    return f"no key {key!r}; it has {present} (--json-keys names the keys{hint})"
 
 
 def _no_text(key: str, value: object) -> str:

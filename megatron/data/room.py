@@ -87,11 +87,11 @@ def require_memory(room: MapRoom) -> None:
 def lack_of_disk(room: MapRoom, place: Path) -> str:
     """Return why the maps cannot be written to the folder `place`; an empty text if they can."""
     there = next((each for each in (place, *place.parents) if each.is_dir()), Path())
-    free = shutil.disk_usage(there).free
-    if room.disk_bytes <= free:
+    disk = shutil.disk_usage(there)
+    if room.disk_bytes <= disk.free or not disk.total:  # /proc and its like have no size
         return ""
     return (
-        f"{place} has {_readable(free)} free, and the index maps of {room.of} need "
+        f"{place} has {_readable(disk.free)} free, and the index maps of {room.of} need "
         f"{_readable(room.disk_bytes)}"
     )
 

@@ -59,8 +59,8 @@ def read_model_source(
     parse = partial(parse_config_for_checkpoint, extra=sections, description=description or "")
     load = value_in(argv, "--load")
     if load is None:
-        if {"-h", "--help"} & set(argv):
-            parse(argv, {})  # prints the help and leaves
+        if {"-h", "--help", "--help-legacy", "--version"} & set(argv):
+            parse(argv, {})  # prints it and leaves
         raise ConfigError("--load is missing: the directory that a run saved to with --save")
     folder, manifest, weights = _model_in(Path(load))
     trained = {

@@ -42,6 +42,7 @@ class ChatTemplate:
             DataError: the template does not take these messages.
         """
         # Imported here: it takes seconds, and texts without messages do not need it.
+        from jinja2 import TemplateSyntaxError
         from transformers.utils import chat_template_utils
 
         from megatron.tokenizer.bounded_jinja import BoundedEnvironment, limits, require_short
@@ -59,6 +60,11 @@ class ChatTemplate:
                     **wishes,
                 )
             require_short(text)
+        except TemplateSyntaxError as error:
+            raise DataError(
+                f"the chat template is not Jinja: line {error.lineno}: {error.message}; mend "
+                "--chat-template, or the tokenizer's own"
+            ) from error
         except Exception as error:  # a template raises what it likes
             raise DataError(f"the chat template refuses these messages: {error}") from error
         return text, list(spans[0]) if spans else []

@@ -72,6 +72,8 @@ def test_without_a_file_the_words_are_those_of_the_command_line():
     ("text", "message"),
     [
         ("a: [", "run.yaml is not YAML: "),
+        ("a: 1\nlr: 1\nlr: 2\n", "run.yaml is not YAML: line 3, column 1: lr stands twice, .* 2"),
+        ("a:\n  - b: 1\n    b: 1\n", "line 3, column 5: b stands twice, first in line 2"),
         ("- a\n- b\n", "run.yaml: expected `flag: value` lines, found \\['a', 'b'\\]"),
         ("", "run.yaml: expected `flag: value` lines, found None"),
         ("just words", "run.yaml: expected `flag: value` lines, found 'just words'"),

@@ -81,6 +81,7 @@ def test_where_the_system_does_not_tell_nothing_is_refused(corpus, memory):
 def test_a_cache_without_room_is_refused_before_anything_is_built(corpus, tmp_path, monkeypatch):
     class Usage:
         free = 10
+        total = 20
 
     monkeypatch.setattr(room.shutil, "disk_usage", lambda place: Usage)
     build = index_cache.build_sample_index
@@ -89,6 +90,9 @@ def test_a_cache_without_room_is_refused_before_anything_is_built(corpus, tmp_pa
     with pytest.raises(DataError, match=rf"--data-cache-path: {chosen} has 0\.0 GB free, and the"):
         dataset(corpus, 300, cache_directory=chosen)
     monkeypatch.setattr(index_cache, "build_sample_index", build)
+    Usage.total = 0  # of a file system that has no size, it is writing that says what is wrong
+    assert room.lack_of_disk(room.MapRoom(10**9, 10**9, "c"), chosen) == ""
+    Usage.total = 20
     assert len(dataset(corpus, 300)) >= 300  # in memory, and a line says so
     assert not list(tmp_path.glob("c-index-cache/*.npy"))
 

@@ -111,6 +111,7 @@ def test_a_completion_follows_its_prompt(folder):
             "some maybe empty",
         ),
         ("{{ raise_exception('odd roles') }}", {"messages": CHAT}, "refuses these .*odd roles"),
+        ("a\n{{ b }", {"messages": CHAT}, "the chat template is not Jinja: line 2: "),
         ("", {"messages": CHAT}, "has no chat template; name a file"),
     ],
 )

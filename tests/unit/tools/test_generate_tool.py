@@ -204,6 +204,8 @@ def test_what_cannot_be_read_is_told(generate, tool, tmp_path):
         tool(["--load", str(tmp_path), "--prompt", "1"])
     with pytest.raises(ConfigError, match="--load is missing"):
         tool(["--prompt", "1"])
+    with pytest.raises(SystemExit, match="^0$"):
+        tool(["--version"])
     with pytest.raises(CheckpointError, match=r"--hidden-size +8 +16"):
         generate("--prompt", "1", "--hidden-size", "16")
 
