@@ -137,6 +137,8 @@ SECTIONS: Mapping[str, frozenset[str]] = {
 _NOT_TAKEN = {
     "bfloat16": 'write "bf16", the name that --bf16 owns',
     "amp": "this DeepSpeed has no apex AMP; write --bf16 or --fp16",
+    "sequence_parallel_size": "write --ds-sequence-parallel-size",
+    "data_parallel_size": "the number of processes decides it; take the key out",
     **dict.fromkeys(
         (
             *("nebula", "compression_training", "quantize_training", "sparse_gradients"),
