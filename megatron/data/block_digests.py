@@ -2,12 +2,14 @@
 
 import os
 import struct
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from megatron.atomic_files import require_regular
+from megatron.data.disk_file import DiskFile, cannot_open
 from megatron.errors import DataError
 
 BLOCK_BYTES = 1 << 16
@@ -19,6 +21,8 @@ SUFFIX = ".xxh3"
 _HEADER = struct.Struct("<8s4Q")  # magic, version, block bytes, bytes of .bin, digest of digests
 _MAGIC = b"BINXXH3\0"
 _VERSION = 1
+_PAGE = 512  # digests read together, those of 32 MiB of a .bin
+_PAGES = 1024  # kept: 4 MiB of memory, for each .bin that is this large
 
 
 def digests_path(bin_path: Path) -> Path:
@@ -54,7 +58,7 @@ def mend_hint(bin_path: Path) -> str:
 
 
 class BlockDigests:
-    """Digests of the blocks of a .bin, of which each is read when it is needed.
+    """Digests of the blocks of a .bin, read by pages as they are needed.
 
     Args:
         bin_path: the file they belong to.
@@ -67,7 +71,12 @@ class BlockDigests:
     def __init__(self, bin_path: Path, num_bytes: int):
         self._bin_path = bin_path
         self._path = digests_path(bin_path)
-        content = self._read(0, _HEADER.size)
+        try:
+            require_regular(self._path)
+        except OSError as error:
+            raise cannot_open(self._path, error) from error
+        self._file = DiskFile(self._path)
+        content = self._file.read(0, min(_HEADER.size, self._file.num_bytes))
         if len(content) < _HEADER.size or not content.startswith(_MAGIC):
             raise self._not_usable(f"it starts with {content[:8]!r}, expected {_MAGIC!r}")
         _, version, block_bytes, bin_bytes, self._digest = _HEADER.unpack(content)
@@ -81,9 +90,10 @@ class BlockDigests:
                 f"it is of a .bin of {bin_bytes} bytes, and {bin_path} has {num_bytes}"
             )
         self._num_blocks = -(-num_bytes // BLOCK_BYTES)
-        found, expected = self._path.stat().st_size, _HEADER.size + 8 * self._num_blocks
+        found, expected = self._file.num_bytes, _HEADER.size + 8 * self._num_blocks
         if found != expected:
             raise self._not_usable(f"it has {found} bytes, expected {expected}")
+        self._page = lru_cache(_PAGES)(partial(_read_page, self._file))
 
     def __len__(self) -> int:
         return self._num_blocks
@@ -94,28 +104,22 @@ class BlockDigests:
         Raises:
             DataError: the digests cannot be read.
         """
-        written = self._read(_HEADER.size + 8 * block, 8)
+        page, number = divmod(block, _PAGE)
+        written = self._page(page)[8 * number : 8 * number + 8]
         return xxh3_64_intdigest(content).to_bytes(8, "little") == written
 
     def is_damaged(self) -> bool:
         """Whether the digests themselves are not what was written; reads all of them."""
-        digests = self._read(_HEADER.size, 8 * self._num_blocks)
+        digests = self._file.read(_HEADER.size, 8 * self._num_blocks)
         return xxh3_64_intdigest(digests) != self._digest
-
-    def _read(self, offset: int, count: int) -> bytes:
-        try:
-            require_regular(self._path)
-            # Not kept open, since a run may read thousands of .bin files.
-            descriptor = os.open(self._path, os.O_RDONLY)
-            try:
-                return os.pread(descriptor, count, offset)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise DataError(f"cannot read {self._path}: {error.strerror or error}") from error
 
     def _not_usable(self, reason: str) -> DataError:
         return DataError(
             f"{self._path} does not belong to {self._bin_path}: {reason}; "
             f"{mend_hint(self._bin_path)}"
         )
+
+
+def _read_page(file: DiskFile, page: int) -> bytes:
+    first = _HEADER.size + 8 * _PAGE * page
+    return file.read(first, min(8 * _PAGE, file.num_bytes - first))

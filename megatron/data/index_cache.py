@@ -224,13 +224,14 @@ def _digests_path(path: Path) -> Path:
 def _read(
     place: Path, key: str, shapes: Mapping[str, tuple[int | None, ...]]
 ) -> dict[str, IndexMap] | None:
-    """Map the files; None when one is missing or damaged. Their content is checked when used."""
+    """Open the files; None when one is missing or damaged. Their content is checked when used."""
     maps: dict[str, IndexMap] = {}
     for name, shape in shapes.items():
         path = _path(place, key, name)
         try:
             require_regular(path)
             require_regular(_digests_path(path))
+            # Mapped for its header alone: what is read of a mapped file that was cut kills.
             found = np.load(path, mmap_mode="r", allow_pickle=False)
             digests = np.fromfile(_digests_path(path), "<u8")
         except FileNotFoundError:
@@ -248,8 +249,9 @@ def _read(
         if len(digests) != -(-len(found) // BLOCK_ROWS):
             log.warning("%s does not belong to %s; it is built again", _digests_path(path), path)
             return None
-        # A plain array over the same pages: slicing a memmap object costs several times as much.
-        maps[name] = CheckedMap(np.asarray(found), digests, path=path)
+        maps[name] = CheckedMap(
+            path, digests, dtype=found.dtype, shape=found.shape, offset=found.offset
+        )
     return maps
 
 

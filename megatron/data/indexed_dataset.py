@@ -1,6 +1,6 @@
 """A .bin/.idx pair: how token sequences lie on disk. What a token means is not known here."""
 
-import os
+import mmap
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from xxhash import xxh3_128
 
 from megatron.data.block_digests import digests_path, write_digests
+from megatron.data.disk_file import cannot_open, cut_under_the_reader
 from megatron.data.index_files import (
     DTYPES,
     MMAP_HEADER,
@@ -58,7 +59,7 @@ class IndexedDataset:
         self.bin_path, self.idx_path = existing_pair(self.prefix)
         self.dtype, num_sequences, num_entries = _read_header(self.idx_path)
 
-        index = map_file(self.idx_path, np.dtype("u1"))
+        index = self._map_index()
         sizes_end = MMAP_HEADER.size + 4 * num_sequences
         self.sizes = np.frombuffer(index, "<i4", num_sequences, MMAP_HEADER.size)
         self.pointers = np.frombuffer(index, "<i8", num_sequences, sizes_end)
@@ -71,7 +72,6 @@ class IndexedDataset:
             expected_bytes = int(self.pointers[-1]) + int(self.sizes[-1]) * self.dtype.itemsize
         require_length(self.bin_path, expected_bytes)
         self.tokens = TokenFile(self.bin_path, self.dtype)
-        self._idx_stat = self.idx_path.stat()
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -107,16 +107,19 @@ class IndexedDataset:
         Raises:
             DataError: it was. One that another file has replaced stays as it was opened.
         """
-        try:
-            found = os.stat(self.idx_path)
-        except OSError:
-            return  # without a name the mapped file stays, too
-        opened = self._idx_stat
-        if found.st_size < opened.st_size and found.st_ino == opened.st_ino:
-            raise DataError(
-                f"{self.idx_path} was cut while it is read: it had {opened.st_size} bytes when it "
-                f"was opened, and has {found.st_size} now; copy it again, and start again"
+        if (found := self._index.size()) < len(self._index):
+            raise cut_under_the_reader(
+                self.idx_path, len(self._index), found, "copy it again, and start again"
             )
+
+    def _map_index(self) -> mmap.mmap:
+        """Map the .idx, whose length the header has been compared with."""
+        try:
+            with self.idx_path.open("rb") as file:
+                self._index = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise cannot_open(self.idx_path, error) from error
+        return self._index
 
     @cached_property
     def index_digest(self) -> str:
@@ -331,14 +334,6 @@ def require_length(path: Path, expected_bytes: int) -> None:
             f"{path} is {state}: expected {expected_bytes} bytes, found {found_bytes}; "
             "copy or make the .bin/.idx pair again"
         )
-
-
-def map_file(path: Path, dtype: np.dtype) -> NDArray:
-    """Return the content of `path`, mapped."""
-    if path.stat().st_size == 0:
-        return np.empty(0, dtype)  # an empty file cannot be mapped
-    # A plain array over the same pages: slicing a memmap object costs several times as much.
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
 
 
 def verify_documents(idx_path: Path, document_starts: NDArray, num_sequences: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.data.disk_file import cannot_open
 from megatron.data.index_files import (
     DTYPES,
     LEGACY_HEADER,
@@ -19,10 +20,9 @@ from megatron.data.index_files import (
 from megatron.data.indexed_dataset import (
     IndexedDataset,
     existing_pair,
-    map_file,
     require_length,
 )
-from megatron.data.token_file import TokenFile, cannot_open
+from megatron.data.token_file import TokenFile
 from megatron.errors import DataError, WrongDataError
 
 _SHOWN = 4  # pairs that a message suggests
@@ -43,13 +43,12 @@ class LegacyIndexedDataset(IndexedDataset):
         self.prefix = str(prefix)
         self.bin_path, self.idx_path = existing_pair(self.prefix)
         self.dtype, num_sequences, num_entries = _read_header(self.idx_path)
-        index = map_file(self.idx_path, np.dtype("u1"))[LEGACY_HEADER.size :].view("<i8")
+        index = np.frombuffer(self._map_index(), "<i8", offset=LEGACY_HEADER.size)
         self._offsets = index[num_sequences + 1 : 2 * num_sequences + 2]
         self.sizes = index[2 * num_sequences + 2 : 3 * num_sequences + 2]
         self.document_starts = index[3 * num_sequences + 2 : 3 * num_sequences + 2 + num_entries]
         require_length(self.bin_path, int(self._offsets[-1]) * self.dtype.itemsize)
         self.tokens = TokenFile(self.bin_path, self.dtype)
-        self._idx_stat = self.idx_path.stat()
 
     @property
     def pointers(self) -> NDArray:  # type: ignore[override]  # an array of the other format

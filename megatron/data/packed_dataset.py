@@ -2,10 +2,10 @@
 
 import logging
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 from numpy.typing import NDArray
 
 from megatron.data.index_cache import cached_maps, cached_sizes
@@ -99,11 +99,11 @@ class PackedDataset(ABC):
         """
         num_fitting = int(fitting(self.lengths(self._texts), self.row_length).sum())
         # An epoch closes the rows behind which it has another text.
-        ends = self.packing.row_starts[1:]
+        starts = self.packing.row_starts
         size = epochs = 0
         while size < min(num_samples, len(self)):
             epochs += 1
-            size = int(np.searchsorted(ends, epochs * num_fitting))
+            size = bisect_left(starts, epochs * num_fitting, lo=1) - 1
         return max(size, num_samples)
 
     def origin(self, i: int) -> Origin:

@@ -1,13 +1,6 @@
-"""The tokens of a .bin: read with pread, each block compared with its digest when first read.
+"""The tokens of a .bin: read with pread, each block compared with its digest when first read."""
 
-A mapped file would be faster by a microsecond a piece, but where it is cut, or its disk fails, the
-process dies of SIGBUS without a message.
-"""
-
-import errno
 import os
-import resource
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.data.block_digests import BLOCK_BYTES, BlockDigests, digests_path, mend_hint
+from megatron.data.disk_file import DiskFile
 from megatron.errors import DataError
 
 _SHIFT = BLOCK_BYTES.bit_length() - 1
@@ -37,9 +31,8 @@ class TokenFile:
     def __init__(self, path: Path, dtype: np.dtype):
         self.path, self.dtype = path, dtype
         self._itemsize = dtype.itemsize
-        self._descriptor = _open(path)
-        weakref.finalize(self, os.close, self._descriptor)
-        self.num_bytes = os.fstat(self._descriptor).st_size
+        self._file = DiskFile(path)
+        self.num_bytes = self._file.num_bytes
         self._length = self.num_bytes // dtype.itemsize
         self._digests = None
         if digests_path(path).exists():
@@ -57,7 +50,7 @@ class TokenFile:
         if count <= 0:
             return np.empty(0, self.dtype)
         self._check(first >> _SHIFT, first + count - 1 >> _SHIFT)
-        return np.frombuffer(self._read(first, count), self.dtype)
+        return np.frombuffer(self._file.read(first, count), self.dtype)
 
     def gather(self, starts: Sequence[int], stops: Sequence[int]) -> NDArray:
         """Return the tokens from each of `starts` to each of `stops`, one piece after the other.
@@ -65,7 +58,7 @@ class TokenFile:
         Shapes: -> [sum of stops - starts], read-only.
         """
         # In few operations for each piece: samples from short documents have many.
-        itemsize, is_checked, descriptor = self._itemsize, self._is_checked, self._descriptor
+        itemsize, is_checked, descriptor = self._itemsize, self._is_checked, self._file.descriptor
         has_digests, pread = self._digests is not None, os.pread
         total, pieces = 0, []
         for start, stop in zip(starts, stops, strict=True):
@@ -77,7 +70,7 @@ class TokenFile:
             try:
                 pieces.append(pread(descriptor, count, first))
             except OSError as error:
-                raise self._unreadable(first, count, error) from error
+                raise self._file.unreadable(first, count, error) from error
             total += count
         content = b"".join(pieces)
         if len(content) < total:
@@ -121,7 +114,7 @@ class TokenFile:
     def _is_sound(self, block: int) -> bool:
         """Compare a block with its digest, and remember that it is sound."""
         first = block << _SHIFT
-        content = self._read(first, min(BLOCK_BYTES, self.num_bytes - first))
+        content = self._file.read(first, min(BLOCK_BYTES, self.num_bytes - first))
         is_sound = self._digests is not None and self._digests.is_of(block, content)
         self._is_checked[block] = is_sound
         return is_sound
@@ -138,51 +131,3 @@ class TokenFile:
             f"{self.path} is damaged: {where} are not what was written{more}; "
             f"{mend_hint(self.path)}"
         )
-
-    def _read(self, first: int, count: int) -> bytes:
-        try:
-            content = os.pread(self._descriptor, count, first)
-            while len(content) < count:  # pread ends at 2 GiB, too
-                more = os.pread(self._descriptor, count - len(content), first + len(content))
-                if not more:
-                    raise self._cut()
-                content += more
-        except OSError as error:
-            raise self._unreadable(first, count, error) from error
-        return content
-
-    def _unreadable(self, first: int, count: int, error: OSError) -> DataError:
-        return DataError(
-            f"cannot read bytes {first} to {first + count} of {self.path}: "
-            f"{error.strerror or error}; see whether its disk is healthy"
-        )
-
-    def _cut(self) -> DataError:
-        return DataError(
-            f"{self.path} was cut while it is read: it had {self.num_bytes} bytes when it was "
-            f"opened, and has {os.fstat(self._descriptor).st_size} now; copy it again, and start "
-            "again"
-        )
-
-
-def cannot_open(path: str | Path, error: OSError) -> DataError:
-    """Return the error for a token file, or a pair of them, that does not open."""
-    hint = ""
-    if error.errno == errno.EMFILE:
-        hint = "; a run keeps all token files of --data-path open: allow more with ulimit -n"
-    return DataError(f"cannot read {path}: {error.strerror or error}{hint}")
-
-
-def _open(path: Path) -> int:
-    """Return a descriptor of `path`; raise the limit of open files before half of them are open.
-
-    A blend of a thousand corpora has as many files open, and 1024 is what shells allow at first.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise cannot_open(path, error) from error
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != most and descriptor >= limit // 2:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return descriptor

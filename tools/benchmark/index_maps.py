@@ -30,7 +30,7 @@ from xxhash import xxh3_64_hexdigest
 
 from megatron.data.blend import blend_order
 from megatron.data.gpt_dataset import GPTDataset
-from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter, map_file
+from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.sample_index import SampleIndex, build_sample_index, plan_epochs
 from megatron.tool import run_tool
 
@@ -284,7 +284,7 @@ def compare_samples(mean: int, corpus_tokens: int) -> None:
         dataset = GPTDataset(
             corpus, range(len(corpus)), num_samples=1, seq_length=SEQ_LENGTH, seed=1
         )
-        mapped = map_file(corpus.bin_path, corpus.dtype)
+        mapped = np.asarray(np.memmap(corpus.bin_path, corpus.dtype, "r"))
         count = min(len(dataset), 10_000)
         index = SampleIndex(*(each[:] for each in vars(dataset.index).values()))
         ours, theirs, gathered = [], [], []

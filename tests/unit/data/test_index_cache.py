@@ -151,17 +151,39 @@ def test_only_the_blocks_that_are_read_are_checked(tmp_path):
     digests = digests_of(values)
     values[2 * BLOCK_ROWS] += 1
     path = tmp_path / "map.npy"
-    path.touch()
-    checked = CheckedMap(values, digests, path=path)
+    path.write_bytes(b"header" + values.tobytes())
+    checked = CheckedMap(path, digests, dtype=values.dtype, shape=values.shape, offset=6)
     assert len(checked) == len(values)
     assert checked[2 * BLOCK_ROWS - 1] == 2 * BLOCK_ROWS - 1
     assert checked[3 * BLOCK_ROWS :].ravel().tolist() == list(range(len(values)))[-5:]
     assert checked[:0].tolist() == checked[len(checked) :].tolist() == []
-    assert CheckedMap(values[:0], digests[:0], path=path)[:].tolist() == []
+    empty = CheckedMap(path, digests[:0], dtype=values.dtype, shape=(0,), offset=6)
+    assert empty[:].tolist() == []
+    for place in (-1, len(checked)):
+        with pytest.raises(IndexError):
+            checked[place]
     for places in (3 * BLOCK_ROWS - 1, slice(2 * BLOCK_ROWS - 1, 2 * BLOCK_ROWS + 1)):
         with pytest.raises(DataError, match=f"rows {2 * BLOCK_ROWS} to {3 * BLOCK_ROWS} are not"):
             checked[places]
     assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["document_order", "sample_starts", "sample_order"])
+def test_an_index_map_that_is_cut_under_the_reader_is_an_error(tmp_path, builds, name):
+    """Reading a mapped file there would end the process with SIGBUS."""
+    corpus(tmp_path / "c", [5] * 8)
+    documents = {"num_samples": 9, "seq_length": 4, "seed": 1}
+    samples = GPTDataset(IndexedDataset(tmp_path / "c"), range(8), **documents)
+    expected = [sample.tolist() for sample in samples]
+    (path,) = (tmp_path / "c-index-cache").glob(f"*-{name}.npy")
+    os.truncate(path, 128)
+    with pytest.raises(
+        DataError, match=f"-{name}.npy was cut while it is read: .* builds it again"
+    ):
+        list(samples)
+    again = GPTDataset(IndexedDataset(tmp_path / "c"), range(8), **documents)
+    assert [sample.tolist() for sample in again] == expected
+    assert len(builds) == 2
 
 
 def test_a_damaged_token_index_is_not_used(tmp_path):

@@ -1,6 +1,7 @@
 """Tokens on disk: damage, cuts and failing disks are errors that name the file, and kill nobody."""
 
 import errno
+import mmap
 import os
 import resource
 import struct
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data import token_file
+from megatron.data import block_digests, disk_file
 from megatron.data.block_digests import BLOCK_BYTES, digests_path
 from megatron.data.gpt_dataset import GPTDataset
 from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
@@ -84,7 +85,7 @@ def test_each_block_is_compared_once(prefix, monkeypatch):
     monkeypatch.setattr(os, "pread", pread)
     for _ in range(3):
         tokens[10:20]
-    assert sorted(reads) == [8, 20, 20, 20, BLOCK_BYTES]  # a digest, tokens, and the block once
+    assert sorted(reads) == [20, 20, 20, 4 * 8, BLOCK_BYTES]  # digests, tokens, and the block once
 
 
 def test_files_without_digests_are_read_as_they_are(prefix):
@@ -120,6 +121,34 @@ def test_digests_of_another_file_are_refused_with_a_remedy(prefix, offset, conte
         file.write(content)
     with pytest.raises(DataError, match=rf"c\.bin\.xxh3 does not belong .*{message}; .*--write-d"):
         IndexedDataset(prefix)
+
+
+def test_digests_are_opened_once_and_read_by_pages(prefix, monkeypatch):
+    """Of a corpus read at random, every block is new for a long time."""
+    opened, read = [], []
+    open_file, pread = os.open, os.pread
+
+    def record_open(path, *args):
+        opened.append(str(path))
+        return open_file(path, *args)
+
+    def record_read(descriptor, *args):
+        read.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return pread(descriptor, *args)
+
+    monkeypatch.setattr(os, "open", record_open)
+    monkeypatch.setattr(os, "pread", record_read)
+    IndexedDataset(prefix).tokens.verify()
+    assert opened.count(f"{prefix}.bin.xxh3") == 1
+    assert read.count(f"{prefix}.bin.xxh3") == 2  # the header, and one page for four blocks
+
+
+def test_blocks_of_every_page_are_compared_with_their_own_digests(prefix, monkeypatch):
+    monkeypatch.setattr(block_digests, "_PAGE", 3)
+    IndexedDataset(prefix).tokens.verify()
+    flip(f"{prefix}.bin", 3 * BLOCK_BYTES)
+    with pytest.raises(DataError, match="bytes 196608 to 200000 are not what was written"):
+        IndexedDataset(prefix).tokens.verify()
 
 
 def test_damaged_digests_are_told_from_damaged_tokens(prefix):
@@ -159,13 +188,18 @@ def test_an_index_that_is_cut_under_the_reader_is_an_error(prefix, replaced):
 
 def test_a_disk_that_fails_is_an_error_that_names_the_file(prefix, monkeypatch):
     samples = samples_of(prefix)
+    name = "sample_order.npy"
 
-    def fails(*args):
-        raise OSError(errno.EIO, "Input/output error")
+    def fails(descriptor, *args):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(name):
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(descriptor, *args)
 
+    pread = os.pread
     monkeypatch.setattr(os, "pread", fails)
-    with pytest.raises(DataError, match=r"cannot read .*c\.bin.*: Input/output error; see whether"):
-        samples[0]
+    for name in ("sample_order.npy", "sample_starts.npy", "c.bin"):
+        with pytest.raises(DataError, match=rf"bytes .*{name}: Input/output error; see whether"):
+            samples[0]
 
 
 def test_a_long_read_goes_on_where_the_system_ends_it(prefix, monkeypatch):
@@ -193,16 +227,16 @@ def test_too_many_open_files_are_told_with_the_limit_to_raise(prefix, monkeypatc
     def fails(*args):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(token_file.os, "open", fails)
+    monkeypatch.setattr(disk_file.os, "open", fails)
     with pytest.raises(DataError, match=r"c\.bin: Too many open files; .* ulimit -n"):
         TokenFile(Path(f"{prefix}.bin"), np.dtype("<u2"))
 
 
 def test_an_index_that_does_not_open_is_told(prefix, monkeypatch):
     def fails(*args, **words):
-        raise OSError(errno.EMFILE, "Too many open files", f"{prefix}.idx")
+        raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(np, "memmap", fails)
+    monkeypatch.setattr(mmap, "mmap", fails)
     with pytest.raises(DataError, match=r"cannot read .*c\.idx: Too many open files; .* ulimit -n"):
         open_token_files(prefix)
 
