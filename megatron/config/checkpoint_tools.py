@@ -102,7 +102,7 @@ class LayoutConfig:
 class ConversionConfig:
     """A checkpoint of one system to be written as one of another."""
 
-    model_type: Literal["GPT", "BERT"]
+    model_type: Literal["GPT", "BERT", "T5"]
     """GPT; nothing else is converted."""
 
     load_dir: str
@@ -133,7 +133,7 @@ class ConversionConfig:
 class PartitionsConfig:
     """A checkpoint of Megatron-LM's in --load to be written to --save for other ranks."""
 
-    model_type: Literal["GPT", "BERT", "RACE", "MNLI", "QQP"]
+    model_type: Literal["GPT", "BERT", "T5", "RACE", "MNLI", "QQP"]
     """GPT; nothing else is merged."""
 
     target_tensor_model_parallel_size: int = 1

@@ -16,6 +16,7 @@ from megatron.config.flags import parse_sections
 from megatron.config.guards import GuardsConfig
 from megatron.config.kernels import KernelsConfig
 from megatron.config.legacy import LEGACY
+from megatron.config.legacy_checkpoint_conversion import ANY_RUN
 from megatron.config.logging import LoggingConfig
 from megatron.config.lora import LoraConfig
 from megatron.config.masks import MaskConfig
@@ -29,6 +30,7 @@ from megatron.config.recompute import RecomputeConfig
 from megatron.config.schedule import ScheduleConfig
 from megatron.config.tokenizer import TokenizerConfig
 from megatron.config.training import TrainingConfig
+from megatron.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +128,24 @@ def parse_config_for_checkpoint(
         log.warning(notice)
     own = {name: parsed.sections.pop(name) for name in extra}
     return Config(**parsed.sections), own
+
+
+def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[str]:
+    """Return what is wrong with `argv` for a tool that opens a trained model, whichever it opens.
+
+    Args:
+        extra: further sections of the tool.
+    """
+    try:
+        parse_sections(
+            with_file_flags(argv, SECTIONS),
+            {**SECTIONS, **extra},
+            legacy=LEGACY,
+            defaults=flatten(ANY_RUN),
+        )
+    except ConfigError as error:
+        return error.problems
+    return ()
 
 
 def flatten(nested: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

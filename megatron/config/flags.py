@@ -325,7 +325,7 @@ class _Parser(ArgumentParser):
     def _without_problems(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Return `words` without those of a file that are wrong, and what is wrong with these."""
         kept, problems = [], []
-        for place, group in groupby(words, key=lambda word: getattr(word, "place", "")):
+        for (place, _), group in groupby(words, key=_entry_of):
             entry = list(group)
             found = [*self._file_problems(place, entry)] if place else []
             problems += found
@@ -362,6 +362,11 @@ class _Parser(ArgumentParser):
         near = self._nearest(word)
         hint = f"; did you mean {near}?" if near else "; --help lists all flags"
         return f"unknown flag {word}{hint}"
+
+
+def _entry_of(word: str) -> tuple[str, str]:
+    """Return where in a file of flags `word` stands, and under which key; ("", "") for none."""
+    return (word.place, word.key) if isinstance(word, FileWord) else ("", "")
 
 
 def _flags_of(unknown: Sequence[str]) -> list[str]:

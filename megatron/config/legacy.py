@@ -22,6 +22,7 @@ LEGACY = (
         "--no-persist-layer-norm",
         "norms have one fused kernel for every width; --no-layer-norm-fusion turns it off",
     ),
+    Legacy("--max-seq-length", "write --seq-length instead", takes=1, refused=True),
     Legacy("--batch-size", "write --micro-batch-size instead", takes=1, refused=True),
     Legacy("--warmup", "write --lr-warmup-fraction instead", takes=1, refused=True),
     Legacy("--deepspeed", "every run goes through DeepSpeed, with or without this flag"),

@@ -5,6 +5,7 @@ from megatron.config.flags import Legacy
 _MUP = "maximal update parametrization is not built; choose --lr and --init-method-std yourself"
 _VISION = "vision models are not built: this is a flag of ViT"
 _RETRIEVAL = "retrieval models are not built: this is a flag of ICT, REALM and ORQA"
+_RETRIEVED_TEXT = "networks that attend to retrieved text are not built: this is a flag of Retro"
 _EQUAL = (
     "copies of a weight on tensor-parallel ranks begin equal, get equal gradients and stay equal: "
     "there is nothing to synchronise"
@@ -123,4 +124,26 @@ MODEL_LEGACY = (
         )
     ),
     Legacy("--retriever-report-topk-accuracies", _RETRIEVAL, takes="*", refused=True),
+    *(
+        Legacy(option, _RETRIEVED_TEXT, refused=True)
+        for option in (
+            "--retro-add-retriever",
+            "--retro-return-doc-ids",
+            "--retro-no-verify-neighbor-count",
+        )
+    ),
+    *(
+        Legacy(option, _RETRIEVED_TEXT, takes=1, refused=True)
+        for option in (
+            "--retro-project-dir",
+            "--retro-workdir",
+            "--retro-attention-gate",
+            "--retro-cyclic-train-iters",
+            "--retro-encoder-layers",
+            "--retro-encoder-hidden-dropout",
+            "--retro-encoder-attention-dropout",
+            "--retro-num-neighbors",
+            "--retro-num-retrieved-chunks",
+        )
+    ),
 )

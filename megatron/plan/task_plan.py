@@ -8,9 +8,8 @@ from megatron.config.tasks import HarnessConfig, TaskConfig
 _TRAINED = "trains a BERT for it, and here are GPTs that are evaluated as they are"
 _RETRIEVAL = "needs a retriever over an index of passages, which is not here"
 _ELSEWHERE = {
-    "MNLI": _TRAINED,
-    "QQP": _TRAINED,
-    "RACE": _TRAINED,
+    **dict.fromkeys(("MNLI", "QQP", "RACE"), _TRAINED),
+    **dict.fromkeys(("QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE"), _TRAINED),
     "ICT-ZEROSHOT-NQ": _RETRIEVAL,
     "RETRIEVER-EVAL": _RETRIEVAL,
     "RET-FINETUNE-NQ": _RETRIEVAL,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.checkpoint.manifest import Manifest, read_manifest
 from megatron.checkpoint.names import MANIFEST, checkpoint_of
-from megatron.config.config import Config, parse_config_for_checkpoint
+from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
 from megatron.config.flags import value_in
-from megatron.errors import ConfigError, WrongCheckpointError
+from megatron.errors import ConfigError, WrongCheckpointError, raise_if_any
 from megatron.plan.generation_plan import LAYOUT
 
 if TYPE_CHECKING:
@@ -58,10 +58,13 @@ def read_model_source(
     """
     parse = partial(parse_config_for_checkpoint, extra=sections, description=description or "")
     load = value_in(argv, "--load")
+    if {"-h", "--help", "--help-legacy", "--version"} & set(argv):
+        parse(argv, {})  # prints it and leaves
+    problems = [*flag_problems(argv, sections)]
     if load is None:
-        if {"-h", "--help", "--help-legacy", "--version"} & set(argv):
-            parse(argv, {})  # prints it and leaves
-        raise ConfigError("--load is missing: the directory that a run saved to with --save")
+        problems.append("--load is missing: the directory that a run saved to with --save")
+        raise ConfigError(*problems)
+    raise_if_any(problems)
     folder, manifest, weights = _model_in(Path(load))
     trained = {
         section: {name: value for name, value in fields.items() if name not in LAYOUT}

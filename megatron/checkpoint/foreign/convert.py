@@ -128,7 +128,10 @@ def _told(written: Path, wish: Conversion, how: str = "--finetune") -> Iterator[
 def _from_transformers(wish: Conversion, config: Config, saver: str) -> Iterator[str]:
     """Write a model of transformers' as our own; see import_model."""
     if saver != "own":
-        raise ConfigError("--loader hugging_face goes with --saver own; convert its result again")
+        raise ConfigError(
+            f"a model of transformers' goes with --saver own: write --saver own, then convert "
+            f"--save-dir {wish.output} with --saver megatron"
+        )
     said = import_model(
         wish.source,
         wish.output,

@@ -11,6 +11,7 @@ SYSTEMS = {
     "llama_meta": "Llama in Meta's files",
     "hugging_face": "in Hugging Face's format",
     "universal": "DeepSpeed's universal, written by another program",
+    "nemo": "a checkpoint of NeMo's",
     "deepspeed": "DeepSpeed's, of a run without a pipeline, written by another program",
 }
 
@@ -25,6 +26,9 @@ def system_of(path: Path) -> str | None:
         "hugging_face": (path / "config.json").is_file(),
         "bigscience": any(folder.glob("layer_*-model_*-model_states.pt")),
         "universal": (folder / "zero").is_dir(),
+        "nemo": path.suffix == ".nemo"
+        or path.name.startswith("mp_autoresume")
+        or any(path.glob("mp_rank_*/mp_autoresume*.ckpt")),
         "megatron": (path / "latest_checkpointed_iteration.txt").is_file()
         or any(path.glob("mp_rank_*/model_optim_rng.pt")),
         "deepspeed": any(folder.glob("*mp_rank_*_model_states.pt")),

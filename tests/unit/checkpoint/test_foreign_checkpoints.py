@@ -244,7 +244,7 @@ def test_models_of_transformers_come_in_by_the_same_door(gpt2, group, tmp_path):
     with pytest.raises(CheckpointError, match="is damaged: its hash"):
         state_digest(folder)
     places = ["--load-dir", tmp_path / "theirs", "--save-dir", tmp_path / "other"]
-    with pytest.raises(ConfigError, match="goes with --saver own"):
+    with pytest.raises(ConfigError, match="write --saver own"):
         tool("checkpoint/util.py", *GPT, "--saver", "megatron", *places)
 
 

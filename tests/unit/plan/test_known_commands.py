@@ -4,6 +4,7 @@ import json
 from functools import reduce
 
 import pytest
+from ds_json import PIPELINE_AND_ZERO_JSON
 
 from megatron.config.config import parse_config
 from megatron.config.legacy import LEGACY
@@ -33,23 +34,6 @@ PIPELINE_AND_ZERO = f"""
     --log-batch-size-to-tensorboard --log-validation-ppl-to-tensorboard
     --deepspeed --deepspeed_config JSON --zero-stage 1 --deepspeed-activation-checkpointing
 """
-PIPELINE_AND_ZERO_JSON = {
-    "train_micro_batch_size_per_gpu": 1,
-    "train_batch_size": 16,
-    "gradient_clipping": 1.0,
-    "zero_optimization": {"stage": 1},
-    "fp16": {
-        "enabled": True,
-        "loss_scale": 0,
-        "loss_scale_window": 500,
-        "hysteresis": 2,
-        "min_loss_scale": 1,
-        "initial_scale_power": 12,
-    },
-    "steps_per_print": 2000,
-    "wall_clock_breakdown": False,
-}
-
 CODEPARROT = f"""
     --num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024
     --max-position-embeddings 1024 --micro-batch-size 12 --global-batch-size 192 --lr 0.0005
