@@ -63,6 +63,7 @@ def build_engine(
     initialise: Callable[[nn.Module], None],
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
     config: dict[str, Any],
+    carried: Sequence[str] = ("hidden",),
     timers: Timers | None = None,
     counts_zeros: bool = False,
     num_padding: int = 0,
@@ -74,6 +75,7 @@ def build_engine(
         initialise: fills the weights in place.
         build_optimizer: None for a model that is only evaluated.
         config: DeepSpeed's JSON.
+        carried: the fields of `LayerInput` that travel between pipeline stages.
         timers: measures the parts of a step.
         counts_zeros: whether `Engine.num_zeros` is asked for.
         num_padding: trained weights whose gradient is always zero, which it leaves out.
@@ -93,6 +95,7 @@ def build_engine(
             loss=loss,
             partition_method=parallel.partition_method,
             recompute=recompute,
+            carried=carried,
         )
         _rework(pipeline, groups, parallel, recompute)
         return PipelinedEngine(

@@ -19,6 +19,7 @@ from megatron.engine.recompute import recomputation
 from megatron.engine.timers import Timers
 from megatron.errors import ConfigError
 from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.model.carry import LayerInput, Tensors
 from megatron.model.layers import Layer, Recomputation, Step, in_turn
 from megatron.parallel.sharding import shard_of
 from megatron.parallel.topology import Topology
@@ -52,8 +53,12 @@ def pipeline_module(
     loss: Callable[..., Any],
     partition_method: str,
     recompute: RecomputePlan,
+    carried: Sequence[str] = ("hidden",),
 ) -> PipelineModule:
     """Return DeepSpeed's view of `steps`: this rank's stage, with its weights allocated.
+
+    Args:
+        carried: the fields of `LayerInput` that travel between stages.
 
     Raises:
         ConfigError: the partition leaves a stage without a transformer layer.
@@ -65,6 +70,7 @@ def pipeline_module(
     with contextlib.redirect_stdout(io.StringIO()):
         module = Stage(
             recomputation(recompute, RECOMPUTED),
+            carried,
             layers=[_spec(step) for step in steps],
             topology=PipeModelDataParallelTopology(
                 num_pp=topology.pipeline, num_dp=topology.data, num_mp=topology.tensor
@@ -104,19 +110,27 @@ def _tell_stages(steps: Sequence[Step], module: PipelineModule, topology: Topolo
 
 
 class Stage(PipelineModule):
-    """DeepSpeed's stage with the recomputation that a model in one process has too.
+    """DeepSpeed's stage: named tensors inside, tuples at its edges, recomputation as without stages.
 
-    DeepSpeed's own cuts a stage into chunks of so many entries and leaves those out that begin
+    Between stages travel the present fields of a `LayerInput`, in their order: `carried`, the same
+    at every edge. Each of them that is of floating point must get a gradient.
+
+    DeepSpeed's own recomputation cuts a stage into chunks of so many entries and leaves those out that begin
     with something else than a transformer layer; it knows no "block".
     """
 
-    def __init__(self, recomputation: Recomputation, **arguments: Any):
+    def __init__(self, recomputation: Recomputation, carried: Sequence[str], **arguments: Any):
         super().__init__(**arguments)
+        self._carried = carried
         self._calls = recomputation.applied(self.forward_funcs)
 
-    def forward(self, forward_input: Any) -> Any:
+    def forward(self, forward_input: Tensors) -> Tensors:
         """Pass the input through this stage's layers."""
-        return in_turn(self._calls, forward_input)
+        inputs: Any = forward_input
+        if self.stage_id > 0:
+            inputs = LayerInput.unpack(self._carried, forward_input)
+        output = in_turn(self._calls, inputs)
+        return output.pack() if isinstance(output, LayerInput) else output
 
     @torch.no_grad()
     def _synchronize_tied_weights(self) -> None:

@@ -14,7 +14,7 @@ from megatron.generation.logprobs import choices_with_logprobs
 from megatron.generation.packed import pack_weights
 from megatron.generation.request import Choice
 from megatron.model.block import ParallelTransformerLayerPipe
-from megatron.model.carry import pack
+from megatron.model.carry import LayerInput
 from megatron.model.gpt import gpt_layers, to_batch_first
 from megatron.model.layers import SequentialModel, in_turn
 from megatron.parallel.groups import Groups
@@ -217,9 +217,9 @@ class Stage:
         return box[0]
 
     def _forward(self, tokens_bs: Tensor, positions_bs: Tensor, spans_bs2: Tensor | None) -> Tensor:
-        spans = () if spans_bs2 is None else (spans_bs2,)
         if self.groups.stage == 0:
-            carried: Any = (tokens_bs, positions_bs, *spans)
+            spans = () if spans_bs2 is None else (spans_bs2,)
+            inputs: Any = (tokens_bs, positions_bs, *spans)
         else:
             batch, length = tokens_bs.shape
             wide = torch.float32 if self.spec.fp32_residual else self.dtype
@@ -228,9 +228,8 @@ class Stage:
             )
             dist.recv(x_sbh, self._neighbour(-1))
             is_rotary = self.spec.position_embedding == "rotary"
-            carried = pack(x_sbh, positions_bs if is_rotary else None, *spans)
-        carried = in_turn(self._body, carried)
-        x_sbh = carried if isinstance(carried, Tensor) else carried[0]
+            inputs = LayerInput(x_sbh, positions_bs if is_rotary else None, spans_bs2)
+        x_sbh = in_turn(self._body, inputs).hidden
         if not self.has_logits:
             dist.send(x_sbh.contiguous(), self._neighbour(1))
         return x_sbh.transpose(0, 1)
@@ -254,9 +253,9 @@ def stage_bounds(is_block: Sequence[bool], stages: int) -> list[tuple[int, int]]
     return list(pairwise([0, *cuts, len(is_block)]))
 
 
-def _pass_on(carried: Any) -> Any:
-    """Stand in the list where another stage has a layer, so that numbers stay."""
-    return carried
+def _pass_on(inputs: Any) -> Any:
+    """Return the inputs; replaces layers of other stages in the list, so that numbers stay."""
+    return inputs
 
 
 def _fill(model: SequentialModel, weights: Mapping[str, WholeParameter]) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.attention import ParallelAttention
-from megatron.model.carry import Carried, pack, unpack
+from megatron.model.carry import LayerInput
 from megatron.model.mlp import MixtureBuilder, build_mlp
 from megatron.model.norms import norm_layer
 from megatron.parallel.random import RngTracker
@@ -18,8 +18,8 @@ class ParallelTransformerLayerPipe(nn.Module):
     With parallel residuals the second norm reads x too: x + dropout(attention(norm(x))) +
     dropout(mlp(other norm(x))).
 
-    Attention is causal, unless spans of what tokens see come with x_sbh. They and the positions,
-    where attention needs those, are passed on.
+    Attention is causal, unless the input has an attention span. All fields of the input but
+    `hidden` are passed on.
 
     Args:
         spec: the network.
@@ -29,7 +29,7 @@ class ParallelTransformerLayerPipe(nn.Module):
         kernels: what computes the operations.
         build_mixture: builds the MLP of a layer with experts.
 
-    Shapes: x_sbh [s, b, h] -> [s, b, h], in the dtype of x_sbh.
+    Shapes: hidden [s, b, h] -> [s, b, h], in its dtype.
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
     Randomness: residual dropout draws from the ordinary stream, attention from `rng`.
     Source: arXiv:2204.06745, section 2.1, for parallel residuals.
@@ -62,15 +62,15 @@ class ParallelTransformerLayerPipe(nn.Module):
             build_mixture=build_mixture,
         )
 
-    def forward(self, inputs: Carried) -> Carried:
-        x_sbh, positions_bs, spans_bs2 = unpack(inputs)
+    def forward(self, inputs: LayerInput) -> LayerInput:
+        x_sbh = inputs.hidden
         normed_sbh = self.input_layernorm(x_sbh)
-        y_sbh, bias = self.self_attention(normed_sbh, positions_bs, spans_bs2)
+        y_sbh, bias = self.self_attention(normed_sbh, inputs.positions, inputs.attention_span)
         attended_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
         read_sbh = x_sbh if self.spec.parallel_residual else attended_sbh
         normed_sbh = self.post_attention_layernorm(read_sbh)
         y_sbh, bias = self.mlp(normed_sbh)
-        return pack(self._add(y_sbh, bias, attended_sbh, normed_sbh), positions_bs, spans_bs2)
+        return inputs._replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
 
     def _add(self, y_sbh: Tensor, bias: Tensor | None, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
         residual = normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh

@@ -1,29 +1,59 @@
-"""What travels between layers: the activations, and what attention has to know of the tokens.
+"""LayerInput: the named tensors that layers pass to each other, and across pipeline stages.
 
-An s x s mask would be larger than the activations. But what a token sees is one stretch of
-positions in every objective here: the text before it, its own document up to it, or a prefix as
-a whole. So two numbers for each token are enough, and their shape never changes; they travel when
-they do not follow from the order of the tokens. The position travels when layers turn queries and
-keys by it.
+Attention masks travel as spans. An s x s mask would be larger than the activations, but what a
+token sees is one range of positions in every objective here: the text before it, its own document
+up to it, or a prefix in full. So two numbers for each token are enough, and their shape never
+changes; they travel when they do not follow from the order of the tokens.
 """
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from torch import Tensor
 
-Carried = Tensor | tuple[Tensor, ...]
-"""x, then what there is of positions_bs [b, s] int64 and spans_bs2 [b, s, 2] int64: the first
-position that a token sees and the one after the last. Every token sees itself."""
+Tensors = Tensor | tuple[Tensor, ...]
+"""What DeepSpeed sends between pipeline stages and keeps for activation checkpointing."""
 
 
-def unpack(carried: Carried) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the activations, the positions and the spans; None for what does not travel."""
-    if isinstance(carried, Tensor):
-        return carried, None, None
-    x, *places = carried
-    by_dims = {place.dim(): place for place in places}
-    return x, by_dims.get(2), by_dims.get(3)
+class LayerInput(NamedTuple):
+    """Input and output of a transformer layer: activations, and what comes with them if present.
 
+    A layer replaces the fields that it computes and passes on the others.
 
-def pack(x: Tensor, *places: Tensor | None) -> Carried:
-    """Return what the next layer gets."""
-    given = [place for place in places if place is not None]
-    return (x, *given) if given else x
+    Args:
+        hidden: activations: [s, b, h] between transformer layers, [b, s, h] before the first.
+        positions: [b, s] int64, for layers that rotate queries and keys.
+        attention_span: [b, s, 2] int64, the first position that a token sees and the one after
+            the last; None for causal attention. Every token sees itself.
+        encoder_hidden: output of an encoder, for cross-attention.
+        encoder_span: as attention_span, of positions of `encoder_hidden`.
+        neighbors: retrieved chunks, for chunked cross-attention.
+    """
+
+    hidden: Tensor
+    positions: Tensor | None = None
+    attention_span: Tensor | None = None
+    encoder_hidden: Tensor | None = None
+    encoder_span: Tensor | None = None
+    neighbors: Tensor | None = None
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Names of the fields that are not None, in their fixed order."""
+        return tuple(name for name, tensor in self._asdict().items() if tensor is not None)
+
+    def pack(self) -> Tensors:
+        """Return the present tensors without their names: a tuple, or `hidden` if it is alone."""
+        tensors = tuple(tensor for tensor in self if tensor is not None)
+        return tensors if len(tensors) > 1 else self.hidden
+
+    @classmethod
+    def unpack(cls, names: Iterable[str], tensors: Tensors) -> "LayerInput":
+        """Return what `pack` was called on, given the names of its present fields.
+
+        Raises:
+            ValueError: there are more or fewer tensors than names.
+        """
+        if isinstance(tensors, Tensor):
+            tensors = (tensors,)
+        return cls(**dict(zip(names, tensors, strict=True)))

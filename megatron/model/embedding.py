@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
-from megatron.model.carry import Carried, pack
+from megatron.model.carry import LayerInput
 from megatron.model.norms import norm_layer
 from megatron.parallel.embedding import VocabParallelEmbedding
 from megatron.parallel.linear import gathering_linear
@@ -42,7 +42,7 @@ class EmbeddingPipe(nn.Module):
         if spec.position_embedding == "learned":
             self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
 
-    def forward(self, inputs: tuple[Tensor, ...]) -> Carried:
+    def forward(self, inputs: tuple[Tensor, ...]) -> LayerInput:
         tokens_bs, positions_bs, *spans_bs2 = inputs
         x_bsh = self.word_embeddings(tokens_bs)
         if self.spec.scaled_embedding:
@@ -60,7 +60,7 @@ class EmbeddingPipe(nn.Module):
             # Of a frozen table. Layers that are recomputed get gradients only if their input does.
             x_bsh.requires_grad_()
         is_rotary = self.spec.position_embedding == "rotary"
-        return pack(x_bsh, positions_bs if is_rotary else None, *spans_bs2)
+        return LayerInput(x_bsh, positions_bs if is_rotary else None, *spans_bs2)
 
 
 class OutputEmbeddingPipe(nn.Module):

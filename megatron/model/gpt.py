@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.block import ParallelTransformerLayerPipe
-from megatron.model.carry import Carried, pack, unpack
+from megatron.model.carry import LayerInput
 from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers import Layer, Step, Tie
 from megatron.model.mlp import MixtureBuilder
@@ -28,7 +28,8 @@ def gpt_layers(
 ) -> list[Step]:
     """Return the network: (tokens_bs, positions_bs) in, logits_bsv [b, s, V/t] out.
 
-    A third input, spans_bs2 of `carry.py`, says what each token sees; else attention is causal.
+    A third input, the attention spans of `LayerInput`, says what each token sees; else attention
+    is causal.
 
     Args:
         group: the tensor-parallel ranks.
@@ -80,16 +81,28 @@ def take_tokens(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return inputs
 
 
-def to_sequence_first(carried: Carried) -> Carried:
-    """Return [s, b, h], and what travels with it."""
-    x_bsh, *places = unpack(carried)
-    return pack(x_bsh.transpose(0, 1).contiguous(), *places)
+def to_sequence_first(inputs: LayerInput) -> LayerInput:
+    """Return the inputs of the first transformer layer: activations [s, b, h]."""
+    return inputs._replace(hidden=inputs.hidden.transpose(0, 1).contiguous())
 
 
-def to_batch_first(carried: Carried) -> Tensor:
-    """Return [b, s, h] alone."""
-    x_sbh, *_ = unpack(carried)
-    return SwapFirstTwo.apply(x_sbh)
+def to_batch_first(inputs: LayerInput) -> Tensor:
+    """Return the activations alone, [b, s, h]."""
+    return SwapFirstTwo.apply(inputs.hidden)
+
+
+def carried_fields(spec: ModelSpec, *, attention_span: bool) -> tuple[str, ...]:
+    """Return the fields of `LayerInput` that are present between transformer layers of a GPT.
+
+    Args:
+        attention_span: whether batches hold spans.
+    """
+    fields = {
+        "hidden": True,
+        "positions": spec.position_embedding == "rotary",
+        "attention_span": attention_span,
+    }
+    return tuple(name for name, is_present in fields.items() if is_present)
 
 
 class SwapFirstTwo(torch.autograd.Function):

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from megatron.model.carry import LayerInput, Tensors
+
 
 @dataclass(frozen=True)
 class Tie:
@@ -72,11 +74,15 @@ class Recomputation:
                 joined[run[0] + 1 : run[-1] + 1] = [_nothing] * (len(run) - 1)
         return [call for call in joined if call is not _nothing]
 
-    def _recomputed(self, calls: Sequence[Call], inputs: Any) -> Any:
-        # What is kept are tensors, not tuples of them.
-        if isinstance(inputs, tuple):
-            return self.call(lambda *tensors: in_turn(calls, tensors), *inputs)
-        return self.call(lambda tensor: in_turn(calls, tensor), inputs)
+    def _recomputed(self, calls: Sequence[Call], inputs: LayerInput) -> LayerInput:
+        """Return the output of `calls`, which has the same fields as `inputs`."""
+
+        def run(*tensors: Tensor) -> Tensors:
+            return in_turn(calls, LayerInput.unpack(inputs.present, tensors)).pack()
+
+        # Checkpointing functions take and return tensors, not tuples of them.
+        tensors = [tensor for tensor in inputs if tensor is not None]
+        return LayerInput.unpack(inputs.present, self.call(run, *tensors))
 
 
 def in_turn(calls: Iterable[Call], inputs: Any) -> Any:

@@ -27,7 +27,7 @@ from megatron.fused_kernels.choose import Choice, Workload, choose_kernels
 from megatron.fused_kernels.dispatch import Kernels
 from megatron.log import set_level
 from megatron.model.auxiliary_loss import AuxiliaryLoss
-from megatron.model.gpt import gpt_layers
+from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.init import initialise
 from megatron.parallel.groups import Groups, build_groups
 from megatron.parallel.topology import Topology
@@ -235,6 +235,10 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
         if plan.evaluation.optimizer
         else None,
         config=plan.deepspeed,
+        carried=carried_fields(
+            model,
+            attention_span=objective.name != "gpt" or plan.masks.isolate_documents,
+        ),
         timers=_timers(plan),
         counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
         num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,

@@ -19,7 +19,7 @@ from megatron.data.prefix import PrefixDataset
 from megatron.engine import distributed
 from megatron.engine.build import build_engine
 from megatron.engine.recompute import start_streams
-from megatron.model.gpt import gpt_layers
+from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.init import initialise
 from megatron.model.layers import SequentialModel
 from megatron.parallel.groups import build_groups, lone_group
@@ -70,6 +70,7 @@ def tokens_see_what_they_should_in_a_pipeline(rank):
         initialise=fill,
         build_optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
         config=plan.deepspeed,
+        carried=carried_fields(plan.model, attention_span=True),
     )
     whole = SequentialModel(
         gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)

@@ -20,7 +20,7 @@ from megatron.engine.pipeline import pipeline_module
 from megatron.engine.pipelined_engine import PipelinedEngine
 from megatron.engine.recompute import start_streams
 from megatron.errors import ConfigError
-from megatron.model.gpt import gpt_layers
+from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.init import initialise
 from megatron.model.layers import SequentialModel
 from megatron.model.loss import next_token_loss
@@ -70,6 +70,7 @@ def engine_of(*flags):
             engine_optimizer, plan=plan.optimizer, lr=0.1, tensor_group=groups.tensor
         ),
         config=plan.deepspeed,
+        carried=carried_fields(plan.model, attention_span=False),
     )
 
 
@@ -130,7 +131,9 @@ def a_residual_stream_in_32_bits_travels_between_16_bit_stages(rank):
     expected = next_token_loss(lone_group())(model(inputs), target)
     layer = engine.module.get_submodule("3" if rank == 0 else "4")
     seen = []
-    layer.register_forward_hook(lambda own, given, made: seen.extend([given[0][0], made[0]]))
+    layer.register_forward_hook(
+        lambda own, given, made: seen.extend([given[0].hidden, made.hidden])
+    )
     assert float(engine.train_batch(batches())) == pytest.approx(float(expected.detach()), rel=0.02)
     assert [x.dtype for x in seen] == [torch.float32, torch.float32]
     assert {p.dtype for p in layer.parameters()} == {torch.bfloat16}

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from tiny import tiny_spec
 
 from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.model.carry import LayerInput
 from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.gpt import (
     gpt_layers,
@@ -40,13 +41,15 @@ def test_a_block_is_two_residuals_behind_norms(group):
     attended, bias = layer.self_attention(layer.input_layernorm(x))
     middle = x + attended + bias
     narrowed, bias = layer.mlp(layer.post_attention_layernorm(middle))
-    torch.testing.assert_close(layer(x), middle + narrowed + bias)
+    output = layer(LayerInput(x))
+    torch.testing.assert_close(output.hidden, middle + narrowed + bias)
+    assert output.present == ("hidden",)
 
 
 def test_a_block_drops_features_in_training_only(group):
-    layer, x = block(group, hidden_dropout=0.5), torch.randn(6, 2, 8)
-    assert not torch.equal(layer(x), layer(x))
-    assert torch.equal(layer.eval()(x), layer(x))
+    layer, x = block(group, hidden_dropout=0.5), LayerInput(torch.randn(6, 2, 8))
+    assert not torch.equal(layer(x).hidden, layer(x).hidden)
+    assert torch.equal(layer.eval()(x).hidden, layer(x).hidden)
 
 
 def test_the_epsilon_of_the_norms_is_the_one_asked_for(group):
@@ -70,13 +73,13 @@ def test_the_embedding_is_token_plus_position(group):
     layer, tokens = embedding(group), torch.tensor([[3, 11, 0], [5, 5, 5]])
     positions = torch.tensor([[0, 1, 2], [2, 1, 0]])
     expected = layer.word_embeddings.weight[tokens] + layer.position_embeddings.weight[positions]
-    torch.testing.assert_close(layer((tokens, positions)), expected)
+    torch.testing.assert_close(layer((tokens, positions)).hidden, expected)
 
 
 def test_the_embedding_drops_features_in_training_only(group):
     layer, inputs = embedding(group, 0.5), (torch.zeros(1, 3).long(), torch.arange(3)[None])
-    assert (layer(inputs) == 0).any()
-    assert not (layer.eval()(inputs) == 0).any()
+    assert (layer(inputs).hidden == 0).any()
+    assert not (layer.eval()(inputs).hidden == 0).any()
 
 
 @pytest.mark.parametrize("kind", ["first stage", "last stage"])
@@ -92,10 +95,12 @@ def test_logits_are_products_with_the_token_table(group, kind):
 
 
 def test_the_functions_between_the_layers_change_no_value():
-    x = torch.randn(2, 3, 4)
-    assert torch.equal(to_sequence_first(x), x.permute(1, 0, 2))
-    assert to_sequence_first(x).is_contiguous()
-    assert torch.equal(to_batch_first(to_sequence_first(x)), x)
+    x, positions = torch.randn(2, 3, 4), torch.zeros(2, 3)
+    turned = to_sequence_first(LayerInput(x, positions))
+    assert torch.equal(turned.hidden, x.permute(1, 0, 2))
+    assert turned.hidden.is_contiguous()
+    assert turned.positions is positions
+    assert torch.equal(to_batch_first(turned), x)
     assert take_tokens((x, x)) == (x, x)
     assert to_float32(x.bfloat16()).dtype == torch.float32
 
@@ -117,6 +122,18 @@ def test_tied_layers_are_built_once():
     torch.testing.assert_close(model(tokens), table[tokens].tanh() @ table.T)
 
 
+class Linear(torch.nn.Linear):
+    """A layer between transformer layers."""
+
+    def forward(self, inputs):
+        return inputs._replace(hidden=super().forward(inputs.hidden))
+
+
+class Tanh(torch.nn.Module):
+    def forward(self, inputs):
+        return inputs._replace(hidden=inputs.hidden.tanh())
+
+
 def test_a_wrapper_goes_around_the_named_classes_only():
     wrapped = []
 
@@ -125,18 +142,19 @@ def test_a_wrapper_goes_around_the_named_classes_only():
         wrapped.append((x, y))
         return y
 
-    linear = Layer(torch.nn.Linear, {"in_features": 2, "out_features": 2})
-    steps = [linear, linear, Layer(torch.nn.Tanh), linear, linear, linear]
+    linear = Layer(Linear, {"in_features": 2, "out_features": 2})
+    steps = [linear, linear, Layer(Tanh), linear, linear, linear]
     recomputation = Recomputation(["Linear"], lambda count: [range(1, 4), range(4, count)], wrap)
     model = SequentialModel(steps, recomputation=recomputation)
-    x = torch.rand(1, 2)
-    y = model(x)
+    x = LayerInput(torch.rand(1, 2))
+    y = model(x).hidden
     # Layers 1 to 3 of the five are cut by the Tanh between them.
     assert len(wrapped) == 3
     inner = [model.get_submodule(str(i)) for i in (0, 1, 2, 3, 4, 5)]
     expected = [inner[0](x)]
     for layer in inner[1:]:
         expected.append(layer(expected[-1]))
+    expected = [output.hidden for output in expected]
     assert torch.equal(y, expected[5])
     ends = [(0, 1), (2, 4), (4, 5)]
     for (kept, made), (before, after) in zip(wrapped, ends, strict=True):

@@ -8,6 +8,7 @@ import torch
 from tiny import Shards, tiny_spec
 
 from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.model.carry import LayerInput
 from megatron.training.stacks import (
     grouped,
     place_of,
@@ -67,7 +68,7 @@ def test_a_thread_in_compiled_code_has_a_place_and_a_block():
     layer = ParallelTransformerLayerPipe(spec=tiny_spec(), number=4, group=Shards(0, 1), rng=None)
     layer.input_layernorm = stuck
     layer.self_attention = layer.mlp = Passes()
-    thread = threading.Thread(target=layer, args=(torch.zeros(6, 1, 8),), daemon=True)
+    thread = threading.Thread(target=layer, args=(LayerInput(torch.zeros(6, 1, 8)),), daemon=True)
     thread.start()
     line = Stuck.forward.__code__.co_firstlineno + 1
     expected = f"forward (tests/unit/training/test_stacks.py:{line}) of block 4"

@@ -1,0 +1,44 @@
+"""LayerInput: tensors that are told apart by name, whatever their number of dimensions."""
+
+import pytest
+import torch
+
+from megatron.model.carry import LayerInput
+
+B, S, H = 2, 3, 4
+PARTS = {
+    "positions": torch.arange(S).expand(B, S),
+    "attention_span": torch.ones(B, S, 2, dtype=torch.int64),
+    "encoder_hidden": torch.randn(S, B, H),
+    "encoder_span": torch.zeros(B, S, 2, dtype=torch.int64),
+    "neighbors": torch.randn(S, B, H),
+}
+
+
+@pytest.mark.parametrize(
+    "names", [(), ("positions",), ("encoder_span",), ("attention_span", "encoder_span"), PARTS]
+)
+def test_tensors_cross_a_pipeline_edge_under_their_names(names):
+    hidden = torch.randn(S, B, H)
+    sent = LayerInput(hidden, **{name: PARTS[name] for name in names})
+    assert sent.present == ("hidden", *names)
+    packed = sent.pack()
+    # DeepSpeed looks at type(): a NamedTuple would not do.
+    assert packed is hidden if not names else type(packed) is tuple
+    received = LayerInput.unpack(sent.present, packed)
+    assert received.present == sent.present
+    assert all(a is b for a, b in zip(sent, received, strict=True))
+
+
+def test_fields_are_sent_in_the_order_of_the_type():
+    sent = LayerInput(encoder_span=PARTS["encoder_span"], hidden=torch.zeros(1))
+    assert sent._replace(positions=PARTS["positions"]).present == (
+        "hidden",
+        "positions",
+        "encoder_span",
+    )
+
+
+def test_another_number_of_tensors_than_of_names_is_refused():
+    with pytest.raises(ValueError, match="shorter"):
+        LayerInput.unpack(["hidden", "positions"], torch.zeros(1))
