@@ -73,7 +73,7 @@ class Run:
         saves = plan.checkpoint.save
         self.journal = Journal(Path(saves)) if speaks and saves else None
         self.chaos = build_chaos(plan, self.journal, state) if plan.chaos.is_on else None
-        writer = build_writer(plan.logging) if speaks else None
+        writer = build_writer(plan.logging, asdict(config)) if speaks else None
         self.tensorboard = TensorBoard(writer, plan, asdict(config), state) if writer else None
         self.evaluation = Evaluation(
             engine,

@@ -1,6 +1,6 @@
 """TensorBoard scalars, under the tags that dashboards of this field have."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megatron.config.config import flatten
 from megatron.plan.plan import Plan
@@ -9,18 +9,23 @@ from megatron.training.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
 from megatron.training.meters import MOE_LOSS, NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH, times_in
 from megatron.training.report import flops_per_sample
 from megatron.training.state import TrainState
-from megatron.training.writers import Writer
+from megatron.training.writers import close_writer
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoard(Hook):
     """Writes scalars over iterations, samples and tokens. For rank 0.
 
     Args:
-        writer: one of writers.py.
+        writer: that of `build_writer`.
         config: the wishes, as nested dictionaries, for the text entries.
     """
 
-    def __init__(self, writer: Writer, plan: Plan, config: dict[str, Any], state: TrainState):
+    def __init__(
+        self, writer: "SummaryWriter", plan: Plan, config: dict[str, Any], state: TrainState
+    ):
         self._writer = writer
         self._plan = plan
         for name, value in flatten(config).items():
@@ -53,7 +58,7 @@ class TensorBoard(Hook):
 
     def close(self) -> None:
         """Write what is still held back."""
-        self._writer.close()
+        close_writer(self._writer, self._plan.logging)
 
     def _write_step(self, state: TrainState, step: StepResult) -> None:
         logging, writer = self._plan.logging, self._writer

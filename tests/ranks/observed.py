@@ -110,7 +110,7 @@ def observe(
             _messages,
             _deepspeed,
             partial(_steps, parts=parts, signalled="--exit-signal-handler" in words),
-            _packages,
+            partial(_packages, folder=folder),
             _process,
             _attention,
         ):
@@ -326,7 +326,7 @@ def _attention(seen: Observation) -> Iterator[None]:
 
 
 @contextmanager
-def _packages(seen: Observation) -> Iterator[None]:
+def _packages(seen: Observation, *, folder: Path) -> Iterator[None]:
     """Stand in for the packages that send or measure, and see what they are given."""
     from torch.utils import tensorboard
 
@@ -337,13 +337,9 @@ def _packages(seen: Observation) -> Iterator[None]:
         said.append(["SummaryWriter", words])
         return real(**words)
 
-    def wandb_init(**words: Any) -> Any:
+    def wandb_init(*, config: Any, **words: Any) -> Any:
         said.append(["wandb", words])
-        return SimpleNamespace(
-            log=lambda *words, **named: None,
-            config=SimpleNamespace(update=lambda *words, **named: None),
-            finish=lambda: None,
-        )
+        return SimpleNamespace(dir=words["dir"] or str(folder / "wandb"))
 
     def tracker(*, output_handlers: Any, **words: Any) -> Any:
         said.append(["codecarbon", words])
@@ -354,7 +350,7 @@ def _packages(seen: Observation) -> Iterator[None]:
         )
 
     modules = {
-        "wandb": _module("wandb", init=wandb_init, Error=RuntimeError),
+        "wandb": _module("wandb", init=wandb_init, finish=lambda: None, Error=RuntimeError),
         "codecarbon": _module("codecarbon", OfflineEmissionsTracker=tracker),
     }
     # Not patch.dict, which would forget what else is imported meanwhile.

@@ -48,7 +48,8 @@ def main(argv: Sequence[str]) -> None:
     )
     # A second run of Weights & Biases is not wanted.
     alone = replace(decided.logging, wandb=replace(decided.logging.wandb, project=""))
-    writer = build_writer(alone)
+    decided = replace(decided, logging=alone)
+    writer = build_writer(alone, {})
     if writer is None:
         raise ConfigError(f"--tensorboard-dir {target}: nothing can be written there")
     curves = TensorBoard(writer, decided, asdict(config), TrainState())

@@ -47,7 +47,7 @@ def run(tmp_path):
     flags = ("--save", str(tmp_path), "--save-interval", "1")
     flags = (*flags, "--tensorboard-dir", str(tmp_path / "live"))
     plan, config = tiny_plan(*flags), tiny_config(*flags)
-    live = TensorBoard(build_writer(plan.logging), plan, asdict(config), TrainState())
+    live = TensorBoard(build_writer(plan.logging, {}), plan, asdict(config), TrainState())
     for start, losses in ((0, [LOSSES[0], 9.0, 9.0]), (1, LOSSES[1:])):
         journal = Journal(tmp_path)
         journal.start(start, {})

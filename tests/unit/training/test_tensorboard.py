@@ -157,7 +157,7 @@ def test_an_evaluation_writes_its_loss_and_on_request_its_perplexity(with_ppl):
 
 def test_event_files_are_written(tmp_path):
     plan = tiny_plan("--tensorboard-dir", str(tmp_path / "tb"))
-    writer = build_writer(plan.logging)
+    writer = build_writer(plan.logging, {})
     TensorBoard(writer, plan, asdict(tiny_config()), TrainState()).close()
     (file,) = (tmp_path / "tb").iterdir()
     assert file.name.startswith("events.out.tfevents")

@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import asdict
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from tiny import tiny_config, tiny_plan
@@ -11,31 +11,23 @@ from megatron.errors import ConfigError
 from megatron.training.loop import StepResult
 from megatron.training.state import TrainState
 from megatron.training.tensorboard import TensorBoard
-from megatron.training.writers import Both, WandbWriter, build_writer, writer_problems
-
-
-class WandbRun:
-    def __init__(self):
-        self.points, self.said, self.finished = [], {}, False
-        self.config = SimpleNamespace(update=lambda new, allow_val_change: self.said.update(new))
-
-    def log(self, values, step):
-        self.points.append((step, values))
-
-    def finish(self):
-        self.finished = True
+from megatron.training.writers import build_writer, writer_problems
 
 
 @pytest.fixture
-def wandb(monkeypatch):
+def wandb(monkeypatch, tmp_path):
     """A stand-in for the package wandb."""
-    module = SimpleNamespace(Error=RuntimeError, run=WandbRun())
+    module = ModuleType("wandb")
+    module.Error, module.ended = RuntimeError, False
 
-    def init(**wishes):
-        module.wishes = wishes
-        return module.run
+    def init(**arguments):
+        module.arguments = arguments
+        return SimpleNamespace(dir=str(tmp_path / "run"))
 
-    module.init = init
+    def finish():
+        module.ended = True
+
+    module.init, module.finish = init, finish
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
@@ -53,52 +45,47 @@ STEP = StepResult(
 )
 
 
-def test_weights_and_biases_gets_the_curves_over_iterations(wandb):
+def test_weights_and_biases_follows_the_event_files_of_its_run(wandb, tmp_path):
     flags = ["--wandb-project", "p", "--wandb-exp-name", "e", "--wandb-entity", "u"]
-    plan = tiny_plan(*flags)
-    board = TensorBoard(
-        build_writer(plan.logging), plan, asdict(tiny_config(*flags)), TrainState(iteration=2)
-    )
+    plan, config = tiny_plan(*flags), asdict(tiny_config(*flags))
+    board = TensorBoard(build_writer(plan.logging, config), plan, config, TrainState(iteration=2))
     board.after_step(TrainState(iteration=3, samples=12, tokens=36), STEP)
+    settings = wandb.arguments.pop("config")
+    assert settings["lr"] == "0.1"
+    names = {"project": "p", "name": "e", "entity": "u", "dir": None}
+    assert wandb.arguments == {**names, "sync_tensorboard": True}
+    assert not wandb.ended
     board.close()
-    assert wandb.wishes == {"project": "p", "name": "e", "entity": "u", "dir": None}
-    assert wandb.run.said["lr"] == "0.1"
-    steps = [step for step, _ in wandb.run.points]
-    assert steps == sorted(steps)
-    logged = {tag: value for step, values in wandb.run.points for tag, value in values.items()}
-    assert logged["lm-loss-training/lm loss"] == 3.0
-    assert logged["steps-vs-samples/y=samples,x=steps"] == 12
-    assert logged["params-norm/params-norm"] == 2.0
-    assert logged["num-zeros/num-zeros"] == 5.0
-    assert logged["curriculum_seqlen"] == 3
-    assert not [tag for tag in logged if " vs " in tag]
-    assert wandb.run.finished
+    assert wandb.ended
+    (events,) = (tmp_path / "run").iterdir()
+    for tag in (b"lm-loss-training/lm loss", b"params-norm", b"num-zeros", b"curriculum_seqlen"):
+        assert tag in events.read_bytes()
+
+
+def test_weights_and_biases_starts_before_the_writer_that_it_follows(wandb, tmp_path, monkeypatch):
+    from torch.utils import tensorboard
+
+    started = []
+    monkeypatch.setattr(wandb, "init", lambda **arguments: started.append("wandb"))
+    monkeypatch.setattr(
+        tensorboard, "SummaryWriter", lambda log_dir, max_queue: started.append(log_dir)
+    )
+    flags = ["--wandb-project", "p", "--tensorboard-dir", str(tmp_path / "tb")]
+    build_writer(tiny_plan(*flags).logging, {})
+    assert started == ["wandb", str(tmp_path / "tb")]
 
 
 def test_a_refusal_of_wandb_is_told(wandb):
-    def refuse(**wishes):
+    def refuse(**arguments):
         raise wandb.Error("no api key")
 
     wandb.init = refuse
     with pytest.raises(ConfigError, match="--wandb-project p: no api key"):
-        build_writer(tiny_plan("--wandb-project", "p").logging)
-
-
-def test_both_writers_get_everything(tmp_path, wandb):
-    flags = ["--wandb-project", "p", "--tensorboard-dir", str(tmp_path)]
-    writer = build_writer(tiny_plan(*flags).logging)
-    assert isinstance(writer, Both)
-    writer.add_scalar("tag", 2.0, 7)
-    writer.add_text("flag", "value", 7)
-    writer.flush()
-    writer.close()
-    (events,) = tmp_path.iterdir()
-    assert b"tag" in events.read_bytes()
-    assert wandb.run.points == [(7, {"tag": 2.0})]
+        build_writer(tiny_plan("--wandb-project", "p").logging, {})
 
 
 def test_nobody_writes_when_nobody_asks():
-    assert build_writer(tiny_plan().logging) is None
+    assert build_writer(tiny_plan().logging, {}) is None
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
@@ -111,11 +98,3 @@ def test_a_package_that_is_missing_is_named(monkeypatch):
         "--codecarbon-dir needs the package codecarbon",
     ]
     assert [*writer_problems(tiny_config().logging)] == []
-
-
-def test_wandb_writer_ignores_curves_over_other_things():
-    run = WandbRun()
-    writer = WandbWriter(run)
-    for tag in ("loss vs samples", "steps-vs-tokens/y=steps,x=tokens"):
-        writer.add_scalar(tag, 1.0, 100)
-    assert run.points == []
