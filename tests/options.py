@@ -109,11 +109,17 @@ MODEL = {
     "apply_query_key_layer_scaling": Turned(
         "--no-query-key-layer-scaling", "losses", on="--bf16 --attention-impl fused-softmax"
     ),
+    "query_pre_attn_scalar": Turned("--query-pre-attn-scalar 2", "losses"),
+    "attn_logit_softcapping": Turned("--attn-logit-softcapping 0.1", "losses"),
+    "final_logit_softcapping": Turned("--final-logit-softcapping 1", "losses"),
     "qk_layernorm": Turned("--qk-layernorm", "shapes"),
     "position_embedding_type": Turned("--position-embedding-type alibi", "losses"),
     "use_rotary_position_embeddings": Turned("--use-rotary-position-embeddings", "losses"),
     "add_position_embedding": Turned("--no-position-embedding", "shapes"),
     "rotary_base": Turned("--rotary-base 100", "losses", on=_ROTARY),
+    "rotary_local_base": Turned(
+        "--rotary-local-base 100", "losses", on=f"{_ROTARY} --window-size 8"
+    ),
     "rotary_percent": Turned("--rotary-percent 0.5", "losses", on=_ROTARY),
     "rotary_seq_len_interpolation_factor": Turned(
         "--rotary-seq-len-interpolation-factor 2", "losses", on=_ROTARY
@@ -146,6 +152,7 @@ MODEL = {
     "apply_residual_connection_post_layernorm": Turned(
         "--apply-residual-connection-post-layernorm", "losses"
     ),
+    "sandwich_norm": Turned("--sandwich-norm", "shapes"),
     "parallel_residual": Turned("--parallel-residual", "losses"),
     "gelu": Turned("--gelu erf", "losses"),
     "openai_gelu": Turned("--openai-gelu", "error", on="--gelu erf", says="--openai-gelu"),

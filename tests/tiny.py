@@ -29,6 +29,26 @@ LLAMA = ROTARY | {
     "qkv_bias": False,
     "tied_embeddings": False,
 }
+GEMMA_2 = LLAMA | {
+    "activation": "geglu_tanh",
+    "scaled_embedding": True,
+    "layernorm_1p": True,
+    "tied_embeddings": True,
+    "sandwich_norm": True,
+    "query_scalar": 3.0,
+    "attention_softcap": 1.5,
+    "logit_softcap": 4.0,
+    "num_layers": 3,
+    "window": 4,
+    "full_attention_layers": (2,),
+}
+GEMMA_3 = GEMMA_2 | {
+    "attention_softcap": 0.0,
+    "logit_softcap": 0.0,
+    "qk_layernorm": True,
+    "rotary_interpolation": 8.0,
+    "rotary_local_base": 100.0,
+}
 """Changes of a ModelSpec whose heads are 6 wide."""
 
 

@@ -33,6 +33,11 @@ _WISHED = (
 _ONLY_HERE = (
     ("--scale-embedding", "scaled_embedding", False),
     ("--attention-bias", "attention_bias_apart", False),
+    ("--sandwich-norm", "sandwich_norm", False),
+    ("--query-pre-attn-scalar", "query_scalar", 0.0),
+    ("--attn-logit-softcapping", "attention_softcap", 0.0),
+    ("--final-logit-softcapping", "logit_softcap", 0.0),
+    ("--rotary-local-base", "rotary_local_base", 0.0),
     ("--rope-scaling-type", "rope_rule", "llama3"),
     ("--rope-low-freq-factor", "rope_low_freq_factor", 1.0),
     ("--rope-high-freq-factor", "rope_high_freq_factor", 4.0),

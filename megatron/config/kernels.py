@@ -15,8 +15,9 @@ class KernelsConfig:
     is installed; reference: plain PyTorch everywhere."""
 
     attention_impl: Literal["auto", "sdpa", "flash", "fused-softmax", "reference"] = "auto"
-    """Attention by PyTorch's scaled_dot_product_attention (sdpa; auto takes it), by the flash-attn
-    package, by written-out scores and the fused softmax, or by plain PyTorch in 32 bits."""
+    """Attention by PyTorch's scaled_dot_product_attention (sdpa), by the flash-attn package, by
+    written-out scores and the fused softmax, or by plain PyTorch in 32 bits. auto takes sdpa, and
+    fused-softmax with --attn-logit-softcapping."""
 
     use_flash_attn: Annotated[
         bool,

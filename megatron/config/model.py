@@ -52,6 +52,15 @@ class ModelConfig:
     """Attention scores divided by the number of their layer until softmax multiplies it back,
     which keeps those of deep layers inside the range of fp16. The result is the same."""
 
+    query_pre_attn_scalar: float | None = None
+    """Divide attention scores by the square root of this (default: the features per head)."""
+
+    attn_logit_softcapping: float | None = None
+    """Soft-cap attention scores: cap * tanh(score / cap), in front of the mask, as Gemma 2 does."""
+
+    final_logit_softcapping: float | None = None
+    """Soft-cap the logits of the head: cap * tanh(logit / cap), as Gemma 2 does."""
+
     qk_layernorm: bool = False
     """Norm every head's query and key, in front of rotary positions."""
 
@@ -71,6 +80,12 @@ class ModelConfig:
         float, Spelling("--rotary-base", ("--rotary-position-embeddings-theta",))
     ] = 10000.0
     """Base of the rotary wavelengths."""
+
+    rotary_local_base: Annotated[
+        float | None, Spelling("--rotary-local-base", ("--rope-local-base-freq",))
+    ] = None
+    """Base of the rotary wavelengths in layers with --window-size, which nothing stretches there,
+    as in Gemma 3; default: layers with and without the window have the same positions."""
 
     rotary_percent: float = 1.0
     """Share of a head's features that rotary positions turn, from the first on."""
@@ -129,6 +144,10 @@ class ModelConfig:
 
     apply_residual_connection_post_layernorm: bool = False
     """Take the residual behind a layer's norms instead of in front of them."""
+
+    sandwich_norm: bool = False
+    """Norm the outputs of attention and of the MLP too, in front of the residuals, as Gemma 2
+    does."""
 
     parallel_residual: Annotated[
         bool, Spelling("--parallel-residual", ("--use-parallel-residual",))

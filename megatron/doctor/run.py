@@ -61,7 +61,7 @@ def kernels_section(
     }
     problems = [
         Problem(*(text.strip() for text in problem.rsplit(":", 1)))
-        for problem in package_problems(config.kernels)
+        for problem in package_problems(config)
     ]
     try:
         from megatron.training.setup import choose

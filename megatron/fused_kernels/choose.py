@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import torch
 
-from megatron.config.kernels import KernelsConfig
+from megatron.config.config import Config
 from megatron.errors import ConfigError
 from megatron.fused_kernels import (
     apex_norms,
@@ -35,10 +36,14 @@ _FIELDS = {
 
 _ATTENTION = {
     "sdpa": "PyTorch takes the fastest of its kernels that knows the mask",
-    "flash": "where documents, prefixes or padding limit what a token sees, sdpa stands in",
+    "flash": "where documents, prefixes or padding limit what a token sees, that of auto stands in",
     "fused-softmax": "scores are written out and go through the softmax below",
     "reference": "scores are written out in 32 bits",
 }
+
+
+_SOFTCAPPING_FLASH = (2, 6)
+"""The first version of flash-attn that takes a soft cap."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +79,9 @@ class Workload:
     device: torch.device
 
 
-def package_problems(said: KernelsConfig) -> Iterator[str]:
-    """Yield a sentence for every package that was asked for by name and is not installed."""
+def package_problems(config: Config) -> Iterator[str]:
+    """Yield a sentence for every package that was asked for by name and cannot be used."""
+    said, softcap = config.kernels, config.model.attn_logit_softcapping
     flash = said.use_flash_attn or said.attention_impl == "flash"
     for flag, package, asked in (
         ("--kernels triton", "triton", said.kernels == "triton"),
@@ -84,6 +90,13 @@ def package_problems(said: KernelsConfig) -> Iterator[str]:
     ):
         if asked and not find_spec(package):
             yield f"{flag}: the package {package} is not installed; install it, or leave it out"
+    if flash and softcap and find_spec("flash_attn"):
+        installed = version("flash_attn")
+        if tuple(map(int, installed.split(".")[:2])) < _SOFTCAPPING_FLASH:
+            yield (
+                f"--attn-logit-softcapping {softcap}: the package flash_attn {installed} cannot "
+                "soft-cap scores; install 2.6 or newer, or take --attention-impl fused-softmax"
+            )
 
 
 def choose_kernels(plan: KernelsPlan, work: Workload) -> tuple[Kernels, tuple[Choice, ...]]:

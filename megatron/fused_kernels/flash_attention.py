@@ -13,6 +13,7 @@ def flash_attention(
     window: int,
     slopes_a: Tensor | None,
     scale: float,
+    softcap: float,
     dropout: float,
 ) -> Tensor:
     """Return the mixed values; the arguments mean what they do in `model/scores.py`.
@@ -33,6 +34,7 @@ def flash_attention(
         value.transpose(1, 2),
         dropout_p=dropout,
         softmax_scale=scale,
+        **({"softcap": softcap} if softcap else {}),  # versions from 2.6 on have it
         causal=causal,
         window_size=reach,
         alibi_slopes=None if slopes_a is None else slopes_a.to(torch.float32),

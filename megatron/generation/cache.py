@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from megatron.errors import ConfigError
 from megatron.model.attention import ParallelAttention
-from megatron.model.scores import Attend, Weighing
+from megatron.model.scores import Attend, Weighing, soft_capped
 
 
 class Turn(Protocol):
@@ -189,12 +189,12 @@ class NextTokens:
             for kept, new in ((keys, key), (values, value)):
                 kept.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
         seen = slice(look.first, self.stop)
-        mixed = F.scaled_dot_product_attention(
+        mixed = _mixed(
             query.view(batch, groups, heads // groups, head_dim),
             keys[:batch, :, seen],
             values[:batch, :, seen],
-            attn_mask=look.bias,
-            scale=how.scale,
+            look.bias,
+            how,
         )
         return mixed.reshape(batch, heads, 1, head_dim)
 
@@ -220,6 +220,20 @@ class NextTokens:
         if window:
             hidden = hidden | (behind_b1k <= -window)
         return _Look(first, bias.masked_fill(hidden[:, None], -torch.inf).to(dtype))
+
+
+def _mixed(
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, how: Weighing
+) -> Tensor:
+    """Return the values mixed by softmax(scores + bias)."""
+    if not how.softcap:
+        return F.scaled_dot_product_attention(query, keys, values, bias, scale=how.scale)
+    scores = soft_capped((query * how.scale) @ keys.mT, how.softcap)
+    scores = scores if bias is None else scores + bias
+    return (
+        scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+        @ values
+    )
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ class ParallelAttention(nn.Module):
         self.queries_per_group = exact_quotient(heads, groups, "num_attention_heads")
         self.layer_scaling = float(number) if spec.query_key_layer_scaling else 1.0
         self.window = spec.window_of(number)
-        self.attend = attention_of(kernels)
+        self.positions = spec.positions_of(number)
+        self.attend = attention_of(kernels, caps=spec.attention_softcap > 0)
         self.query_key_value = column_parallel(
             spec.hidden_size,
             (heads + 2 * groups) * head_dim,
@@ -79,7 +80,7 @@ class ParallelAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = self.project(x_sbh)
         if positions_bs is not None:
-            cos, sin = rotary_tables(positions_bs, self.spec)
+            cos, sin = rotary_tables(positions_bs, self.positions)
             query, key = (self.kernels.rotary(x, cos, sin) for x in (query, key))
         mixed = self.core(query, key, value, spans_bs2)
         return self.dense(mixed.permute(2, 0, 1, 3).flatten(2)), self.dense.bias
@@ -105,7 +106,8 @@ class ParallelAttention(nn.Module):
                 value,
                 Weighing(
                     mask=Mask(spans_bs2=spans_bs2, window=self.window),
-                    scale=self.spec.head_dim**-0.5,
+                    scale=self.spec.attention_scale,
+                    softcap=self.spec.attention_softcap,
                     slopes_a=self._slopes(query),
                     layer_scaling=self.layer_scaling,
                     dropout=drop,

@@ -15,7 +15,8 @@ from megatron.plan.model_spec import ModelSpec
 class ParallelTransformerLayerPipe(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
-    With parallel residuals the second norm reads x too: x + dropout(attention(norm(x))) +
+    With sandwich norms the outputs of attention and of the MLP are normed too, in front of dropout.
+    With parallel residuals the second norm reads x: x + dropout(attention(norm(x))) +
     dropout(mlp(other norm(x))).
 
     Attention is causal, unless the input has an attention span. All fields of the input but
@@ -32,7 +33,8 @@ class ParallelTransformerLayerPipe(nn.Module):
     Shapes: hidden [s, b, h] -> [s, b, h], in its dtype.
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
     Randomness: residual dropout draws from the ordinary stream, attention from `rng`.
-    Source: arXiv:2204.06745, section 2.1, for parallel residuals.
+    Source: arXiv:2204.06745, section 2.1, for parallel residuals; arXiv:2105.13290, section 2.4,
+        for sandwich norms.
     """
 
     def __init__(
@@ -61,18 +63,30 @@ class ParallelTransformerLayerPipe(nn.Module):
             kernels=kernels,
             build_mixture=build_mixture,
         )
+        if spec.sandwich_norm:
+            self.attention_output_layernorm = norm.build()
+            self.mlp_output_layernorm = norm.build()
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         x_sbh = inputs.hidden
         normed_sbh = self.input_layernorm(x_sbh)
         y_sbh, bias = self.self_attention(normed_sbh, inputs.positions, inputs.attention_span)
+        if self.spec.sandwich_norm:
+            y_sbh, bias = _normed(self.attention_output_layernorm, y_sbh, bias)
         attended_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
         read_sbh = x_sbh if self.spec.parallel_residual else attended_sbh
         normed_sbh = self.post_attention_layernorm(read_sbh)
         y_sbh, bias = self.mlp(normed_sbh)
+        if self.spec.sandwich_norm:
+            y_sbh, bias = _normed(self.mlp_output_layernorm, y_sbh, bias)
         return inputs._replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
 
     def _add(self, y_sbh: Tensor, bias: Tensor | None, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
         residual = normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh
         dropout = self.spec.hidden_dropout
         return self.kernels.bias_dropout_add(y_sbh, bias, residual, dropout, self.training)
+
+
+def _normed(norm: nn.Module, y_sbh: Tensor, bias: Tensor | None) -> tuple[Tensor, None]:
+    """Return the norm of a sublayer's output, and that no bias is left to add."""
+    return norm(y_sbh if bias is None else y_sbh + bias), None

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from megatron.fused_kernels.dispatch import REFERENCE, Kernels
 from megatron.model.carry import LayerInput
 from megatron.model.norms import norm_layer
+from megatron.model.scores import soft_capped
 from megatron.parallel.embedding import VocabParallelEmbedding
 from megatron.parallel.linear import gathering_linear
 from megatron.parallel.regions import copy_to_tensor_parallel
@@ -66,25 +67,45 @@ class EmbeddingPipe(nn.Module):
 class OutputEmbeddingPipe(nn.Module):
     """A token table for the head: what the last stage holds of the embedding, or one of its own.
 
+    Args:
+        softcap: bound of the logits; 0 for none.
+
     Shapes: x_bsh [b, s, h] -> [b, s, V/t].
     Communication: none forward; one all-reduce of [b, s, h] backward.
     """
 
-    def __init__(self, *, padded_vocab_size: int, hidden_size: int, group: dist.ProcessGroup):
+    def __init__(
+        self,
+        *,
+        padded_vocab_size: int,
+        hidden_size: int,
+        group: dist.ProcessGroup,
+        softcap: float = 0.0,
+    ):
         super().__init__()
+        self.softcap = softcap
         self.word_embeddings = VocabParallelEmbedding(padded_vocab_size, hidden_size, group=group)
 
     def forward(self, x_bsh: Tensor) -> Tensor:
-        return tied_logits(self, x_bsh)
+        return tied_logits(self, x_bsh, softcap=self.softcap)
 
 
-def tied_logits(layer: EmbeddingPipe | OutputEmbeddingPipe, x_bsh: Tensor) -> Tensor:
+def tied_logits(
+    layer: EmbeddingPipe | OutputEmbeddingPipe, x_bsh: Tensor, *, softcap: float = 0.0
+) -> Tensor:
     """Return the product of `x_bsh` with the token table of `layer`.
+
+    Args:
+        softcap: bound of the logits, which are 32-bit numbers then; 0 for none.
 
     Shapes: x_bsh [b, s, h] -> [b, s, V/t].
     Communication: none forward; one all-reduce of [b, s, h] backward.
     """
     table = layer.word_embeddings
     if table.sequence_parallel:
-        return gathering_linear(x_bsh, table.weight, None, dim=1, group=table.group)
-    return F.linear(copy_to_tensor_parallel(x_bsh, table.group), table.weight)
+        logits_bsv = gathering_linear(x_bsh, table.weight, None, dim=1, group=table.group)
+    else:
+        logits_bsv = F.linear(copy_to_tensor_parallel(x_bsh, table.group), table.weight)
+    if not softcap:
+        return logits_bsv
+    return soft_capped(logits_bsv.to(torch.promote_types(logits_bsv.dtype, torch.float32)), softcap)

@@ -1,5 +1,6 @@
 """GPT, front to back, as a list. Numbers and names are BLOOM's, so its checkpoints open."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,8 +62,10 @@ def gpt_layers(
     sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
     head = Layer(
         OutputEmbeddingPipe,
-        {**sizes, "group": group},
-        tie=Tie("embed", weight, tied_logits) if tied else None,
+        {**sizes, "group": group, "softcap": spec.logit_softcap},
+        tie=Tie("embed", weight, partial(tied_logits, softcap=spec.logit_softcap))
+        if tied
+        else None,
     )
     return [
         take_tokens,

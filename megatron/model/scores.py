@@ -54,10 +54,11 @@ class Mask:
 
 @dataclass(frozen=True, kw_only=True)
 class Weighing:
-    """How the values that a query sees are weighed: softmax(scale * query key^T + bias).
+    """How the values that a query sees are weighed: softmax(cap(scale * query key^T) + bias).
 
     Args:
         scale: of the products.
+        softcap: cap(x) = softcap * tanh(x / softcap), in front of biases; 0 for x itself.
         slopes_a: ALiBi (arXiv:2108.12409, section 3): the bias of a key is its distance behind the
             query times -slope of the head.
         layer_scaling: products are kept divided by this, and softmax multiplies it back, so that
@@ -67,6 +68,7 @@ class Weighing:
 
     mask: Mask
     scale: float
+    softcap: float = 0.0
     slopes_a: Tensor | None = None
     layer_scaling: float = 1.0
     dropout: float = 0.0
@@ -105,14 +107,16 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> 
     )
 
 
-def flash_or_sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
-    """Attend by the flash-attn package, or by `sdpa_attention` where spans are given.
+def flash_or_other_attention(
+    query: Tensor, key: Tensor, value: Tensor, how: Weighing, *, other: Attend
+) -> Tensor:
+    """Attend by the flash-attn package, or by `other` where spans are given.
 
     The package has no spans. Its ALiBi falls with the distance in both directions, which is the
     one meant here when nothing behind the query is seen.
     """
     if how.mask.spans_bs2 is not None or (how.slopes_a is not None and not how.mask.causal):
-        return sdpa_attention(query, key, value, how)
+        return other(query, key, value, how)
     return flash_attention(
         query,
         key,
@@ -121,6 +125,7 @@ def flash_or_sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weig
         window=how.mask.window,
         slopes_a=how.slopes_a,
         scale=how.scale,
+        softcap=how.softcap,
         dropout=how.dropout,
     )
 
@@ -133,6 +138,7 @@ def explicit_attention(
     group = query.size(1) // key.size(1)
     key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
     scores = (query * (how.scale / how.layer_scaling)) @ key.mT
+    scores = soft_capped(scores, how.softcap / how.layer_scaling)
     if how.slopes_a is not None:
         scores = scores + (_alibi(how.slopes_a, sq, sk) / how.layer_scaling).to(scores.dtype)
     if how.mask.causal and how.mask.is_plain:
@@ -156,12 +162,27 @@ def reference_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing
     return mixed.to(query.dtype)
 
 
-def attention_of(kernels: Kernels) -> Attend:
-    """Return the implementation that `kernels` name."""
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap), which is almost x near 0 and never beyond +-cap; x for a cap of 0.
+
+    Source: arXiv:2408.00118, section 2.
+    """
+    return cap * (x / cap).tanh() if cap else x
+
+
+def attention_of(kernels: Kernels, *, caps: bool = False) -> Attend:
+    """Return the implementation that `kernels` name.
+
+    Args:
+        caps: whether scores are soft-capped, for which PyTorch's kernels have no argument: where
+            they would be used, scores are written out.
+    """
+    written_out: Attend = partial(explicit_attention, kernels=kernels)
+    sdpa = written_out if caps else sdpa_attention
     implementations: Mapping[str, Attend] = {
-        "sdpa": sdpa_attention,
-        "flash": flash_or_sdpa_attention,
-        "fused-softmax": partial(explicit_attention, kernels=kernels),
+        "sdpa": sdpa,
+        "flash": partial(flash_or_other_attention, other=sdpa),
+        "fused-softmax": written_out,
         "reference": reference_attention,
     }
     return implementations[kernels.attention]

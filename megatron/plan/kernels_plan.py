@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from megatron.config.config import Config
-from megatron.config.kernels import KernelsConfig
 
 AttentionName = Literal["sdpa", "flash", "fused-softmax", "reference"]
 """PyTorch's scaled_dot_product_attention; the flash-attn package; written-out scores and the
@@ -49,7 +48,7 @@ def plan_kernels(config: Config) -> KernelsPlan:
     return KernelsPlan(
         source=said.kernels,
         unfused=tuple(operation for operation, fused in wanted.items() if not fused),
-        attention=_attention(said),
+        attention=_attention(config),
         softmax_in_fp32=(
             said.attention_softmax_in_fp32 or config.model.apply_query_key_layer_scaling
         ),
@@ -64,7 +63,12 @@ def kernels_problems(config: Config, *, device: str) -> Iterator[str]:
         yield f"--use-flash-attn contradicts --attention-impl {said.attention_impl}"
     if said.kernels in ("triton", "apex") and device == "cpu":
         yield f"--kernels {said.kernels} needs a GPU and this run is on CPUs: leave the flag out"
-    if _attention(said) == "flash":
+    if said.attention_impl == "sdpa" and config.model.attn_logit_softcapping:
+        yield (
+            "--attention-impl sdpa has no --attn-logit-softcapping: leave it out, or take flash, "
+            "fused-softmax or reference"
+        )
+    if _attention(config) == "flash":
         flag = "--use-flash-attn" if said.use_flash_attn else "--attention-impl flash"
         if device == "cpu":
             yield f"{flag} needs a GPU and this run is on CPUs: leave the flag out"
@@ -76,7 +80,10 @@ def kernels_problems(config: Config, *, device: str) -> Iterator[str]:
             yield f"{flag} takes heads of {_WIDEST_FLASH_HEAD} features at most, not {width}"
 
 
-def _attention(said: KernelsConfig) -> AttentionName:
+def _attention(config: Config) -> AttentionName:
+    said = config.kernels
     if said.use_flash_attn:
         return "flash"
-    return "sdpa" if said.attention_impl == "auto" else said.attention_impl
+    if said.attention_impl != "auto":
+        return said.attention_impl
+    return "fused-softmax" if config.model.attn_logit_softcapping else "sdpa"

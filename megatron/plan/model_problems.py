@@ -98,8 +98,11 @@ def _too_small(model: ModelConfig) -> Iterator[str]:
     for flag, value in (
         ("--layernorm-epsilon", model.norm_epsilon),
         ("--init-method-std", model.init_method_std),
+        ("--query-pre-attn-scalar", model.query_pre_attn_scalar),
+        ("--attn-logit-softcapping", model.attn_logit_softcapping),
+        ("--final-logit-softcapping", model.final_logit_softcapping),
     ):
-        if value <= 0:
+        if value is not None and value <= 0:
             yield f"{flag} {value} must be more than 0"
 
 
@@ -132,8 +135,12 @@ def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
             "for no window: a token sees nothing behind itself"
         )
         return
-    if model.window_attn_skip_freq is not None and not window_of(model.window_size):
-        yield f"--window-attn-skip-freq {model.window_attn_skip_freq} needs --window-size"
+    for flag, value in (
+        ("--window-attn-skip-freq", model.window_attn_skip_freq),
+        ("--rotary-local-base", model.rotary_local_base),
+    ):
+        if value is not None and not window_of(model.window_size):
+            yield f"{flag} {value} needs --window-size"
     try:
         full_attention_layers_of(model)
     except ValueError as error:
@@ -161,6 +168,7 @@ def _position_problems(model: ModelConfig) -> Iterator[str]:
         yield from _rotary_problems(model)
         return
     for flag, is_said in (
+        ("--rotary-local-base", model.rotary_local_base),
         ("--rotary-percent", model.rotary_percent != 1),
         ("--rotary-seq-len-interpolation-factor", model.rotary_seq_len_interpolation_factor),
         ("--use-rope-scaling", model.use_rope_scaling),
@@ -230,9 +238,10 @@ def _rotary_problems(model: ModelConfig) -> Iterator[str]:
             f"--rotary-percent {percent} of {head_dim} features per head are {turned}: rotary "
             "positions turn pairs, so an even number above 0 is needed"
         )
-    factor = model.rotary_seq_len_interpolation_factor
+    factor, local = model.rotary_seq_len_interpolation_factor, model.rotary_local_base
     for flag, value in (
         ("--rotary-base", model.rotary_base),
+        ("--rotary-local-base", 1 if local is None else local),
         ("--rotary-seq-len-interpolation-factor", 1 if factor is None else factor),
         ("--rope-scaling-factor", model.rope_scaling_factor),
     ):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from megatron.config.config import Config
@@ -79,6 +79,11 @@ class ModelSpec:
     rope_original_length: int = 8192  # tokens within which turns are counted
     rope_attention_factor: float = 1.0  # of turned queries and of turned keys
     rope_truncation: bool = True  # YaRN's bounds are rounded outward to whole pairs
+    rotary_local_base: float = 0.0  # of layers with the window, unstretched; 0: that of the others
+    query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
+    attention_softcap: float = 0.0  # bound of scores; 0: none
+    logit_softcap: float = 0.0  # bound of logits; 0: none
+    sandwich_norm: bool = False  # outputs of attention and of the MLP are normed too
     lora_rank: int = 0  # of the adapters; 0: there are none
     lora_alpha: float = 0.0
     lora_dropout: float = 0.0
@@ -96,6 +101,16 @@ class ModelSpec:
     def attention_output_bias(self) -> bool:
         """Whether attention's output layer has a bias."""
         return self.linear_bias != self.attention_bias_apart
+
+    @property
+    def attention_scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        return (self.query_scalar or self.head_dim) ** -0.5
+
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms of the residual stream's width in each layer."""
+        return 4 if self.sandwich_norm else 2
 
     @property
     def lora_scale(self) -> float:
@@ -136,6 +151,18 @@ class ModelSpec:
     def window_of(self, number: int) -> int:
         """Return the window of the layer `number`, from 1 on; 0 for no limit."""
         return 0 if number in self.full_attention_layers else self.window
+
+    def positions_of(self, number: int) -> "ModelSpec":
+        """Return the network whose rotary positions the layer `number`, from 1 on, has."""
+        if not (self.rotary_local_base and self.window_of(number)):
+            return self
+        return replace(
+            self,
+            rotary_base=self.rotary_local_base,
+            rotary_interpolation=1.0,
+            rope_scaling=1.0,
+            rope_attention_factor=1.0,
+        )
 
     def flops_per_sample(self, *, recompute: RecomputePlan) -> float:
         """Return floating-point operations of forward and backward on one sample.
@@ -201,7 +228,7 @@ class ModelSpec:
         bias = self._inner_width + width if self.linear_bias else 0
         attention = self._attention_weights + (self._qkv_width if self.qkv_bias else 0)
         attention += width if self.attention_output_bias else 0
-        norms = 2 * self._norm_parameters(width)
+        norms = self.norms_per_layer * self._norm_parameters(width)
         if self.qk_layernorm:
             norms += 2 * self._norm_parameters(self.head_dim)
         mixing = bias + 2 if self.residual_experts else 0
@@ -234,7 +261,7 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
     position = position_of(model)
     is_rotary = position == "rotary"
     num_experts = experts_of_layers(experts, model.num_layers)
-    lora = config.lora
+    lora, scalar = config.lora, model.query_pre_attn_scalar
     return ModelSpec(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -254,7 +281,12 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         **_stretching(model, is_rotary=is_rotary),
         window=window_of(model.window_size),
         full_attention_layers=full_attention_layers_of(model),
+        rotary_local_base=(is_rotary and model.rotary_local_base) or 0.0,
         query_key_layer_scaling=model.apply_query_key_layer_scaling,
+        query_scalar=0.0 if scalar in (None, head_dim) else scalar,
+        attention_softcap=model.attn_logit_softcapping or 0.0,
+        logit_softcap=model.final_logit_softcapping or 0.0,
+        sandwich_norm=model.sandwich_norm,
         normalization=model.normalization,
         norm_epsilon=model.norm_epsilon,
         layernorm_1p=model.apply_layernorm_1p,

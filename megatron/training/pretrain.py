@@ -220,7 +220,7 @@ def _decide(
         others=chain(
             tokenizer_problems(**wished),
             writer_problems(config.logging),
-            package_problems(config.kernels),
+            package_problems(config),
         ),
     )
     with before_the_first_step():

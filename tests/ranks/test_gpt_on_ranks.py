@@ -7,7 +7,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import pytest
 import torch
 from ranks import outcomes_on_ranks, require_passed
-from tiny import tiny_spec
+from tiny import GEMMA_2, GEMMA_3, tiny_spec
 from torch.testing import assert_close
 
 from megatron.engine import distributed
@@ -50,6 +50,8 @@ SPECS = [
     LLAMA | {"qk_layernorm": True, "layernorm_1p": True, "window": 3, "linear_bias": True},
     FOUR_HEADS | {"activation": "relu", "attention_bias_apart": True, "qkv_bias": False},
     FOUR_HEADS | {"window": 3, "full_attention_layers": (2,)},
+    GEMMA_2 | FOUR_HEADS | {"rotary_dim": 4},
+    GEMMA_3 | FOUR_HEADS | {"rotary_dim": 4, "tied_embeddings": False, "logit_softcap": 2.0},
     BLOOM | {"activation": "geglu", "residual_after_norm": True},
     FOUR_HEADS | {"position_embedding": "none", "qk_layernorm": True, "activation": "reglu"},
     {

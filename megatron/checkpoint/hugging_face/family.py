@@ -29,7 +29,8 @@ class Family:
         model_type: its name in config.json.
         architecture: its class of causal language models.
         prefix: in front of tensors' names; files of some published models leave it out.
-        needs: the values that fields of a ModelSpec must have; the rest of them may vary.
+        needs: the values that fields of a ModelSpec must have; the rest may vary, except for those
+            that few architectures have.
         config: config.json of a network, vocabulary and number format left out.
         parts: every parameter, front to back.
         flags: words of a command line of pretrain_gpt.py for a network of this config; those that
@@ -46,14 +47,28 @@ class Family:
 
     def unfit(self, spec: ModelSpec) -> Iterator[str]:
         """Yield what of `spec` this architecture cannot express."""
-        for name, allowed in self.needs(spec).items():
+        for name, allowed in {**_SELDOM, **self.needs(spec)}.items():
             value = getattr(spec, name)
             if value not in allowed:
                 known = " or ".join(str(one) for one in allowed)
                 yield f"{name} is {value}, and it has {known} ({_FLAGS[name]})"
 
 
+_SELDOM = {
+    "sandwich_norm": (False,),
+    "query_scalar": (0.0,),
+    "attention_softcap": (0.0,),
+    "logit_softcap": (0.0,),
+    "rotary_local_base": (0.0,),
+}
+"""What architectures need that say nothing else of it."""
+
 _FLAGS = {
+    "sandwich_norm": "--sandwich-norm",
+    "query_scalar": "--query-pre-attn-scalar",
+    "attention_softcap": "--attn-logit-softcapping",
+    "logit_softcap": "--final-logit-softcapping",
+    "rotary_local_base": "--rotary-local-base",
     "position_embedding": "--position-embedding-type",
     "rotary_dim": "--rotary-percent",
     "rotary_interpolation": "--rotary-seq-len-interpolation-factor",

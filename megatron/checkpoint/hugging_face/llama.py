@@ -1,15 +1,14 @@
 """Llama and its kin: rotary positions, RMSNorm, gated MLPs, groups of queries.
 
 Mistral is Llama with a window. Qwen2 has biases of queries, keys and values alone, Qwen3 norms of
-queries and keys; both may have a window. Gemma scales the embedding and keeps norms around 1.
+queries and keys; both may have a window.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from megatron.checkpoint.hugging_face.cuts import AroundOne, GateUp, QueriesKeysValues, Same
+from megatron.checkpoint.hugging_face.cuts import GateUp, QueriesKeysValues
 from megatron.checkpoint.hugging_face.family import (
     ACTIVATIONS,
     Family,
@@ -31,7 +30,8 @@ _NO_BIAS = {"linear_bias": (False,), "attention_output_bias": (False,)}
 _NAMES = Names(table="model.embed_tokens", layer="model.layers.{}.", final_norm="model.norm")
 
 
-def _common_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+def common_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+    """Return what all of these architectures need."""
     return {
         "position_embedding": ("rotary",),
         "rotary_dim": (spec.head_dim,),
@@ -52,16 +52,16 @@ def _common_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
 
 def _llama_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
     same = {"qkv_bias": (spec.attention_output_bias,)}
-    return {**_common_needs(spec), **same, "qk_layernorm": (False,), "window": (0,)}
+    return {**common_needs(spec), **same, "qk_layernorm": (False,), "window": (0,)}
 
 
 def _mistral_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
     own = {"qkv_bias": (False,), "qk_layernorm": (False,), "full_attention_layers": ((),)}
-    return {**_common_needs(spec), **_NO_BIAS, **own}
+    return {**common_needs(spec), **_NO_BIAS, **own}
 
 
 def _qwen2_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    return {**_common_needs(spec), **_NO_BIAS, "qkv_bias": (True,), "qk_layernorm": (False,)}
+    return {**common_needs(spec), **_NO_BIAS, "qkv_bias": (True,), "qk_layernorm": (False,)}
 
 
 def _qwen3_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
@@ -70,24 +70,11 @@ def _qwen3_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
         "qkv_bias": (spec.attention_output_bias,),
         "qk_layernorm": (True,),
     }
-    return {**_common_needs(spec), **own}
+    return {**common_needs(spec), **own}
 
 
-def _gemma_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    own = {
-        "scaled_embedding": (True,),
-        "layernorm_1p": (True,),
-        # Its config.json says "gelu" of the tanh form too.
-        "activation": ("geglu_tanh", "swiglu", "reglu", "liglu"),
-        "linear_bias": (False,),
-        "qkv_bias": (spec.attention_output_bias,),
-        "qk_layernorm": (False,),
-        "window": (0,),
-    }
-    return {**_common_needs(spec), **own}
-
-
-def _common_config(spec: ModelSpec) -> dict[str, Any]:
+def common_config(spec: ModelSpec) -> dict[str, Any]:
+    """Return what all of their files config.json hold."""
     return {
         "num_hidden_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,
@@ -106,40 +93,45 @@ def _common_config(spec: ModelSpec) -> dict[str, Any]:
 
 def _llama_config(spec: ModelSpec) -> dict[str, Any]:
     biases = {"attention_bias": spec.attention_output_bias, "mlp_bias": spec.linear_bias}
-    return {**_common_config(spec), **biases}
+    return {**common_config(spec), **biases}
 
 
 def _mistral_config(spec: ModelSpec) -> dict[str, Any]:
-    return {**_common_config(spec), "sliding_window": spec.window or None}
+    return {**common_config(spec), "sliding_window": spec.window or None}
+
+
+def window_config(spec: ModelSpec) -> dict[str, Any]:
+    """Return the window, and the layers that have it."""
+    has_window = [bool(spec.window_of(number + 1)) for number in range(spec.num_layers)]
+    return {
+        "sliding_window": spec.window or None,
+        "layer_types": [_WINDOW if windowed else _FULL for windowed in has_window],
+    }
 
 
 def _qwen_config(spec: ModelSpec) -> dict[str, Any]:
-    has_window = [bool(spec.window_of(number + 1)) for number in range(spec.num_layers)]
-    windows = {
+    windows = window_config(spec)
+    older = {
         "use_sliding_window": bool(spec.window),
-        "sliding_window": spec.window or None,
         # Older versions read how many layers in front have no window, newer ones the kinds.
-        "max_window_layers": [*has_window, True].index(True),
-        "layer_types": [_WINDOW if windowed else _FULL for windowed in has_window],
+        "max_window_layers": [*windows["layer_types"], _WINDOW].index(_WINDOW),
     }
-    return {**_common_config(spec), **windows}
+    return {**common_config(spec), **older, **windows}
 
 
 def _qwen3_config(spec: ModelSpec) -> dict[str, Any]:
     return {**_qwen_config(spec), "attention_bias": spec.attention_output_bias}
 
 
-def _gemma_config(spec: ModelSpec) -> dict[str, Any]:
-    own = {"attention_bias": spec.attention_output_bias, "use_bidirectional_attention": False}
-    return {**_common_config(spec), **own}
-
-
-def _parts(spec: ModelSpec) -> Iterator[Part]:
+def decoder_parts(spec: ModelSpec) -> Iterator[Part]:
+    """Yield every parameter, front to back."""
     qkv = QueriesKeysValues(
         groups=spec.num_query_groups,
         queries=spec.num_attention_heads // spec.num_query_groups,
         head_dim=spec.head_dim,
     )
+
+    after = "post_attention_layernorm"
 
     def layer(ours: str, theirs: str) -> Iterator[Part]:
         yield from norm(spec, f"{ours}input_layernorm", f"{theirs}input_layernorm")
@@ -150,8 +142,13 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
             yield from norm(spec, f"{own}q_layernorm", f"{other}q_norm")
             yield from norm(spec, f"{own}k_layernorm", f"{other}k_norm")
         yield from linear(f"{own}dense", (f"{other}o_proj",), has_bias=spec.attention_output_bias)
-        after = "post_attention_layernorm"
-        yield from norm(spec, f"{ours}{after}", f"{theirs}{after}")
+        if spec.sandwich_norm:
+            yield from norm(spec, f"{ours}attention_output_layernorm", f"{theirs}{after}")
+            yield from norm(spec, f"{ours}{after}", f"{theirs}pre_feedforward_layernorm")
+            behind = f"{theirs}post_feedforward_layernorm"
+            yield from norm(spec, f"{ours}mlp_output_layernorm", behind)
+        else:
+            yield from norm(spec, f"{ours}{after}", f"{theirs}{after}")
         own, other = f"{ours}mlp.", f"{theirs}mlp."
         halves = (f"{other}gate_proj", f"{other}up_proj")
         yield from linear(f"{own}dense_h_to_4h", halves, GateUp(), has_bias=spec.linear_bias)
@@ -160,13 +157,8 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
     return parts_of_network(spec, _NAMES, layer)
 
 
-def _gemma_parts(spec: ModelSpec) -> Iterator[Part]:
-    for part in _parts(spec):
-        # Norms are kept around 1 there too.
-        yield replace(part, cut=Same()) if part.cut == AroundOne() else part
-
-
-def _common_flags(config: HuggingFaceConfig) -> list[str]:
+def common_flags(config: HuggingFaceConfig) -> list[str]:
+    """Return the flags of what `common_config` holds."""
     heads = config["num_attention_heads"]
     groups = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -190,28 +182,28 @@ def _window_flags(window: int | None) -> list[str]:
 
 def _llama_flags(config: HuggingFaceConfig) -> list[str]:
     biases = {name: bool(config.get(f"{name}_bias")) for name in ("attention", "mlp")}
-    return [*_common_flags(config), *bias_flags(**biases)]
-
-
-def _gemma_flags(config: HuggingFaceConfig) -> list[str]:
-    biases = bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
-    return [*_common_flags(config), *biases, "--scale-embedding", "--apply-layernorm-1p"]
+    return [*common_flags(config), *bias_flags(**biases)]
 
 
 def _mistral_flags(config: HuggingFaceConfig) -> list[str]:
     window = _window_flags(config.get("sliding_window"))
-    return [*_common_flags(config), "--disable-bias-linear", *window]
+    return [*common_flags(config), "--disable-bias-linear", *window]
 
 
-def _qwen_flags(config: HuggingFaceConfig, *, own: Callable[[bool], list[str]]) -> list[str]:
-    window = config.get("sliding_window") if config.get("use_sliding_window") else None
-    has_window = [kind == _WINDOW for kind in _kinds(config)]
+def window_flags(window: int | None, kinds: Sequence[str]) -> list[str]:
+    """Return the flags of a window that layers of some `kinds` have."""
+    has_window = [kind == _WINDOW for kind in kinds]
     windows = _window_flags(window if any(has_window) else None)
     if windows and not all(has_window):
         pattern = ",".join(str(int(windowed)) for windowed in has_window)
         windows += ["--window-attn-skip-freq", f"[{pattern}]"]
+    return windows
+
+
+def _qwen_flags(config: HuggingFaceConfig, *, own: Callable[[bool], list[str]]) -> list[str]:
+    window = config.get("sliding_window") if config.get("use_sliding_window") else None
     biases = bool(config.get("attention_bias"))
-    return [*_common_flags(config), *own(biases), *windows]
+    return [*common_flags(config), *own(biases), *window_flags(window, _kinds(config))]
 
 
 def _kinds(config: HuggingFaceConfig) -> list[str]:
@@ -230,14 +222,15 @@ def _qwen3_own(attention: bool) -> list[str]:
     return ["--qk-layernorm", *bias_flags(attention=attention, mlp=False)]
 
 
-def _family(
+def rotary_family(
     model_type: str,
     architecture: str,
     needs: Callable[[ModelSpec], Mapping[str, tuple[Any, ...]]],
     config: Callable[[ModelSpec], dict[str, Any]],
     flags: Callable[[HuggingFaceConfig], list[str]],
-    parts: Callable[[ModelSpec], Iterable[Part]] = _parts,
+    parts: Callable[[ModelSpec], Iterable[Part]] = decoder_parts,
 ) -> Family:
+    """Return a family whose tensors have Llama's prefix."""
     return Family(
         model_type=model_type,
         architecture=architecture,
@@ -249,16 +242,15 @@ def _family(
     )
 
 
-LLAMA = _family("llama", "LlamaForCausalLM", _llama_needs, _llama_config, _llama_flags)
-GEMMA = _family(
-    "gemma", "GemmaForCausalLM", _gemma_needs, _gemma_config, _gemma_flags, _gemma_parts
+LLAMA = rotary_family("llama", "LlamaForCausalLM", _llama_needs, _llama_config, _llama_flags)
+MISTRAL = rotary_family(
+    "mistral", "MistralForCausalLM", _mistral_needs, _mistral_config, _mistral_flags
 )
-MISTRAL = _family("mistral", "MistralForCausalLM", _mistral_needs, _mistral_config, _mistral_flags)
-QWEN2 = _family(
+QWEN2 = rotary_family(
     *("qwen2", "Qwen2ForCausalLM", _qwen2_needs, _qwen_config),
     partial(_qwen_flags, own=_qwen2_own),
 )
-QWEN3 = _family(
+QWEN3 = rotary_family(
     *("qwen3", "Qwen3ForCausalLM", _qwen3_needs, _qwen3_config),
     partial(_qwen_flags, own=_qwen3_own),
 )

@@ -45,7 +45,11 @@ class Activations:
         """Return the bytes that the layer `number`, from 1 on, keeps when nothing is recomputed."""
         spec = self.plan.model
         dropped = 2 * self.outside * spec.hidden_size * self._dropout_mask
-        kept = 2 * self._norm() + self._attention(number) + (dropped if spec.hidden_dropout else 0)
+        kept = (
+            spec.norms_per_layer * self._norm()
+            + self._attention(number)
+            + (dropped if spec.hidden_dropout else 0)
+        )
         experts = spec.experts_of(number)
         return kept + (self._mlp() if experts == 1 else self._mixture())
 
@@ -61,8 +65,13 @@ class Activations:
         return self._norm()
 
     def logits(self) -> int:
-        """Return the bytes of the logits in 32 bits, which the loss is taken from."""
-        return 4 * self.tokens * self.plan.model.padded_vocab_size // self._tensor
+        """Return the bytes of the logits in 32 bits, which the loss is taken from.
+
+        Soft-capping keeps their tangents too.
+        """
+        spec = self.plan.model
+        copies = 2 if spec.logit_softcap else 1
+        return copies * 4 * self.tokens * spec.padded_vocab_size // self._tensor
 
     def _norm(self) -> int:
         spec = self.plan.model
@@ -114,15 +123,17 @@ class Activations:
                 scaled = 2 if self._bytes == 4 else 3
                 return 12 * scores + scaled * features * self._bytes + bias
             return 4 * scores // spec.seq_length + bias
+        capped = scores if spec.attention_softcap else 0
         if self.device != "cpu":
             each = self._bytes * (2 if drops else 1) + drops
-            return scores * each + features * self._bytes
+            return scores * each + (capped + features) * self._bytes
         wide = 4 if implementation == "reference" else self._bytes
         softmax = 4 if self.plan.kernels.softmax_in_fp32 else wide
         copies = (
             12 - 3 * self._bytes if implementation == "reference" and self._bytes == 2 else wide
         )
-        return scores * (softmax + wide * (2 if drops else 1)) + features * copies + square
+        weights = scores * (softmax + wide * (2 if drops else 1)) + capped * wide
+        return weights + features * copies + square
 
     def _mlp(self) -> int:
         spec = self.plan.model

@@ -33,7 +33,9 @@ def layer_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     width, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
     qkv = heads + 2 * spec.num_query_groups * spec.head_dim
     divided = width * (qkv + heads) + (qkv if spec.qkv_bias else 0)
-    whole = 2 * norm_width(spec, width) + (width if spec.attention_output_bias else 0)
+    whole = spec.norms_per_layer * norm_width(spec, width) + (
+        width if spec.attention_output_bias else 0
+    )
     if spec.qk_layernorm:
         whole += 2 * norm_width(spec, spec.head_dim)
     mlp = _mlp_weights(spec, tensor)

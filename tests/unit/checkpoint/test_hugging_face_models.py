@@ -44,6 +44,7 @@ GROUPS = "--group-query-attention --num-query-groups 2"
 LLAMA = f"{ROTARY} --normalization RMSNorm --norm-epsilon 1e-6 --disable-bias-linear"
 UNTIED = "--untie-embeddings-and-output-weights"
 STRETCHED = "--use-rope-scaling --rope-scaling-factor 4 --rotary-base 500000"
+GEMMAS = "--scale-embedding --apply-layernorm-1p --sandwich-norm"
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
 
 OURS = {
@@ -84,6 +85,31 @@ OURS = {
         "gemma",
         f"{LLAMA} --glu-activation geglu_tanh --scale-embedding --apply-layernorm-1p "
         f"--kv-channels 8 {GROUPS} {TENSOR}",
+    ),
+    "gemma 2": (
+        "gemma2",
+        f"{LLAMA} --glu-activation geglu_tanh {GEMMAS} --attn-logit-softcapping 2 "
+        f"--final-logit-softcapping 3 --query-pre-attn-scalar 5 --kv-channels 8 {GROUPS} "
+        f"--window-size 5,0 --window-attn-skip-freq 2 {TENSOR}",
+    ),
+    "gemma 2, nothing capped, no window": (
+        "gemma2",
+        f"{LLAMA} --glu-activation geglu {GEMMAS} --attention-bias on {UNTIED} {PIPELINE}",
+    ),
+    "gemma 3": (
+        "gemma3_text",
+        f"{LLAMA} --glu-activation geglu_tanh {GEMMAS} --qk-layernorm --kv-channels 8 {GROUPS} "
+        "--window-size 5,0 --window-attn-skip-freq [1,1,0,1] --num-layers 4 --rotary-base 1e6 "
+        f"--rotary-local-base 100 --rotary-seq-len-interpolation-factor 8 {TENSOR} {PIPELINE}",
+    ),
+    "gemma 3, one base, capped logits": (
+        "gemma3_text",
+        f"{LLAMA} --glu-activation geglu_tanh {GEMMAS} --qk-layernorm --window-size 5,0 "
+        f"--final-logit-softcapping 3 --query-pre-attn-scalar 9 {UNTIED}",
+    ),
+    "gemma 3, no window": (
+        "gemma3_text",
+        f"{LLAMA} --glu-activation geglu_tanh {GEMMAS} --qk-layernorm {STRETCHED}",
     ),
     "llama with yarn": (
         "llama",
@@ -182,6 +208,9 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
         "rope_scaling",
         "num_query_groups",
         "parallel_residual",
+        "sandwich_norm",
+        "attention_softcap",
+        "attention_scale",
     ):
         assert getattr(saved_spec(again), name) == getattr(spec, name), name
 
@@ -223,6 +252,45 @@ THEIRS = {
     "gemma": GemmaConfig(**_GROUPED, head_dim=8),
     "gemma with biases of attention": GemmaConfig(
         **_GROUPED, head_dim=6, attention_bias=True, tie_word_embeddings=False
+    ),
+    "gemma 2": Gemma2Config(
+        **{**_GROUPED, "num_hidden_layers": 3},
+        head_dim=8,
+        sliding_window=6,
+        query_pre_attn_scalar=5,
+        attn_logit_softcapping=1.5,
+        final_logit_softcapping=2.5,
+    ),
+    "gemma 2, nothing capped": Gemma2Config(
+        **_GROUPED,
+        head_dim=6,
+        query_pre_attn_scalar=6,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        attention_bias=True,
+        tie_word_embeddings=False,
+        layer_types=["full_attention"] * 2,
+    ),
+    "gemma 3": Gemma3TextConfig(
+        **{**_GROUPED, "num_hidden_layers": 7},
+        head_dim=8,
+        sliding_window=6,
+        query_pre_attn_scalar=8,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "gemma 3, older keys": Gemma3TextConfig(
+        **_GROUPED,
+        head_dim=8,
+        sliding_window=4,
+        query_pre_attn_scalar=11,
+        final_logit_softcapping=2.5,
+        sliding_window_pattern=2,
+        rope_theta=5000.0,
+        rope_local_base_freq=70.0,
+        tie_word_embeddings=False,
     ),
     "llama, gated by tanh": LlamaConfig(**_GROUPED, hidden_act="gelu_pytorch_tanh"),
     "llama, dynamic": LlamaConfig(
@@ -382,11 +450,10 @@ def test_older_files_without_prefix_and_with_constants_are_read(group, tmp_path,
     assert torch.equal(again["transformer.h.1.mlp.c_fc.weight"], weights["h.1.mlp.c_fc.weight"])
 
 
-@pytest.mark.parametrize("config", [Gemma2Config, Gemma3TextConfig])
-def test_later_gemmas_are_refused_with_the_reason(config, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config(num_hidden_layers=2).to_dict()))
-    with pytest.raises(CheckpointError, match="gemma.* norms behind attention and behind the MLP"):
-        tool("from_hf", "--load", tmp_path, "--save", tmp_path / "ours")
+_LOCAL_STRETCHED = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+}
 
 
 def test_what_no_flag_says_is_refused(group, tmp_path):
@@ -394,6 +461,9 @@ def test_what_no_flag_says_is_refused(group, tmp_path):
         [
             ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True"),
             ("gemma", {"use_bidirectional_attention": True}, "bidirectional_attention is True"),
+            ("gemma 3", {"use_bidirectional_attention": True}, "bidirectional_attention is True"),
+            ("gemma 3", {"attn_logit_softcapping": 5.0}, "attention_softcap is 5.0"),
+            ("gemma 3", {"rope_parameters": _LOCAL_STRETCHED}, "no flag for .* with a window"),
             ("gpt2", {"activation_function": "silu"}, "no flag for the activation silu"),
             (
                 "llama",
@@ -422,6 +492,7 @@ def test_what_no_flag_says_is_refused(group, tmp_path):
     ("flags", "told"),
     [
         ("--qk-layernorm", r"GPT2LMHeadModel\):\s+qk_layernorm is True, and it has False"),
+        ("--final-logit-softcapping 5", r"logit_softcap is 5.0, and it has 0.0 \(--final-logit-s"),
         (f"{LLAMA} --swiglu --rotary-percent 0.5", "rotary_dim is 2, and it has 4 .--rotary-per"),
         ("--num-experts 2", r"num_experts is \(1, 2\), and it has \(\) \(--num-experts\)"),
     ],
@@ -429,6 +500,14 @@ def test_what_no_flag_says_is_refused(group, tmp_path):
 def test_a_network_that_no_architecture_expresses_is_refused(flags, told):
     with pytest.raises(CheckpointError, match=told):
         family_of(tiny_plan(*SIZES.split(), *flags.split()).model)
+
+
+def test_gemma_3_does_not_stretch_positions_in_the_window():
+    flags = f"{LLAMA} --glu-activation geglu_tanh {GEMMAS} --qk-layernorm --window-size 5,0"
+    stretched = f"{flags} --rotary-seq-len-interpolation-factor 2"
+    told = r"rotary_local_base is 0.0, and it has 10000.0 \(--rotary-local-base\)"
+    with pytest.raises(CheckpointError, match=told):
+        family_of(tiny_plan(*SIZES.split(), *stretched.split()).model, "gemma3_text")
 
 
 def test_only_gpt_neox_has_parallel_residuals():

@@ -149,12 +149,29 @@ def test_scores_are_raised_to_32_bits_when_asked_or_scaled_by_layer():
     ],
 )
 def test_a_package_asked_for_by_name_has_to_be_there(packages, flags, package):
-    said = tiny_config(*flags).kernels
+    config = tiny_config(*flags)
     packages.clear()
-    (problem,) = package_problems(said)
+    (problem,) = package_problems(config)
     assert f"the package {package} is not installed" in problem
     packages.add(package)
-    assert [*package_problems(said)] == []
+    assert [*package_problems(config)] == []
+
+
+def test_flash_attention_that_cannot_soft_cap_is_refused(packages, monkeypatch):
+    packages.add("flash_attn")
+    capped = tiny_config("--use-flash-attn", "--attn-logit-softcapping", "50")
+    monkeypatch.setattr(choose, "version", lambda name: "2.5.9.post1")
+    (problem,) = package_problems(capped)
+    assert "flash_attn 2.5.9.post1 cannot soft-cap" in problem
+    assert [*package_problems(tiny_config("--use-flash-attn"))] == []
+    monkeypatch.setattr(choose, "version", lambda name: "2.10.0")
+    assert [*package_problems(capped)] == []
+
+
+def test_soft_capped_scores_are_written_out_and_their_softmax_fused(packages):
+    assert "softmax" not in table()
+    found = table("--attn-logit-softcapping", "50")
+    assert (found["attention"], found["softmax"]) == ("fused-softmax", "Triton")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +186,11 @@ def test_a_package_asked_for_by_name_has_to_be_there(packages, flags, package):
             "cuda",
             "--use-flash-attn contradicts --attention-impl sdpa",
         ),
+        (
+            ["--attention-impl", "sdpa", "--attn-logit-softcapping", "50"],
+            "cpu",
+            "--attention-impl sdpa has no --attn-logit-softcapping",
+        ),
     ],
 )
 def test_wishes_that_cannot_be_met_are_refused(flags, device, problem):
@@ -178,7 +200,9 @@ def test_wishes_that_cannot_be_met_are_refused(flags, device, problem):
 
 def test_flash_attention_is_planned_where_it_can_run():
     for flags in (["--use-flash-attn"], ["--attention-impl", "flash"]):
-        assert tiny_plan(*flags, "--bf16", device="cuda").kernels.attention == "flash"
+        for more in ([], ["--attn-logit-softcapping", "50"]):
+            planned = tiny_plan(*flags, *more, "--bf16", device="cuda").kernels
+            assert planned.attention == "flash"
     assert tiny_plan().kernels.attention == "sdpa"
 
 

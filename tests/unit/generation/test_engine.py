@@ -11,7 +11,7 @@ from stages import (
     plainly_continued,
     random_model,
 )
-from tiny import LLAMA, ROTARY, tiny_spec
+from tiny import GEMMA_2, GEMMA_3, LLAMA, ROTARY, tiny_spec
 
 from megatron.errors import CheckpointError, ConfigError, MegatronError
 from megatron.evaluation.scores import judge
@@ -55,6 +55,10 @@ NETWORKS = {
         "layernorm_1p": True,
         "tied_embeddings": True,
     },
+    "gemma 2": GEMMA_2,
+    "gemma 2, two groups of one width": GEMMA_2 | {"num_query_groups": 4, "window": 0},
+    "gemma 3": GEMMA_3,
+    "capped scores and alibi": {"attention_softcap": 0.5, "position_embedding": "alibi"},
     "all at once": LLAMA | {"qk_layernorm": True, "embed_layernorm": True, "window": 3},
 }
 GREEDY = Sampling(greedy=True)

@@ -4,6 +4,7 @@ Every head, group and feature is counted out from the rows of the weights.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,22 +24,43 @@ def plain_logits(weights, spec, tokens_bs, positions_bs, seen_bss):
     last = 4 + spec.num_layers
     x = norm(weights, f"{last}", x, spec)
     head = table if spec.tied_embeddings else weights[f"{last + 1}.word_embeddings.weight"]
-    return x @ head.T
+    return capped(x @ head.T, spec.logit_softcap)
+
+
+def capped(x, cap):
+    return cap * torch.tanh(x / cap) if cap else x
 
 
 def plain_layer(weights, spec, layer, x, positions_bs, seen_bss):
     normed = norm(weights, f"{layer}.input_layernorm", x, spec)
-    if spec.window and layer - 2 not in spec.full_attention_layers:
+    is_local = spec.window and layer - 2 not in spec.full_attention_layers
+    if is_local:
         distances = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
         seen_bss = seen_bss & (distances < spec.window)
-    y = attention(weights, spec, f"{layer}.self_attention", normed, positions_bs, seen_bss)
+    seen_as = unstretched(spec) if is_local and spec.rotary_local_base else spec
+    y = attention(weights, seen_as, f"{layer}.self_attention", normed, positions_bs, seen_bss)
+    y = behind(weights, f"{layer}.attention_output_layernorm", y, spec)
     if spec.parallel_residual:
         beside = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
-        return x + y + mlp(weights, spec, f"{layer}.mlp", beside)
+        return x + y + mlp_output(weights, spec, layer, beside)
     x = (normed if spec.residual_after_norm else x) + y
     normed = norm(weights, f"{layer}.post_attention_layernorm", x, spec)
-    y = mlp(weights, spec, f"{layer}.mlp", normed)
+    y = mlp_output(weights, spec, layer, normed)
     return (normed if spec.residual_after_norm else x) + y
+
+
+def mlp_output(weights, spec, layer, x):
+    y = mlp(weights, spec, f"{layer}.mlp", x)
+    return behind(weights, f"{layer}.mlp_output_layernorm", y, spec)
+
+
+def behind(weights, name, y, spec):
+    return norm(weights, name, y, spec) if spec.sandwich_norm else y
+
+
+def unstretched(spec):
+    plain = {"rotary_interpolation": 1.0, "rope_scaling": 1.0, "rope_attention_factor": 1.0}
+    return replace(spec, rotary_base=spec.rotary_local_base, rope_rule="llama3", **plain)
 
 
 def norm(weights, name, x, spec):
@@ -72,7 +94,8 @@ def attention(weights, spec, name, x, positions_bs, seen_bss):
         first = head // per_group * (per_group + 2) * d
         query = placed(first + head % per_group * d, "q")
         key, value = placed(first + per_group * d, "k"), projected(first + (per_group + 1) * d)
-        scores = query @ key.mT / math.sqrt(d)
+        scores = query @ key.mT / math.sqrt(spec.query_scalar or d)
+        scores = capped(scores, spec.attention_softcap)
         if spec.position_embedding == "alibi":
             scores = scores - slopes[head] * distances
         mixed.append(scores.masked_fill(~seen_bss, -math.inf).softmax(-1) @ value)

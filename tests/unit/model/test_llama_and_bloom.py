@@ -1,11 +1,20 @@
-"""Networks of Llama's and BLOOM's shape against Hugging Face's models with the same weights."""
+"""Networks of Llama's, Gemma's and BLOOM's shape against Hugging Face's models with the same weights."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from checkpoints import in_transformers, spread_network
 from tiny import tiny_plan
-from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from megatron.model.positions import rotary_frequencies
 
@@ -20,6 +29,14 @@ LLAMA_2 = """
 """
 LLAMA_3 = f"{LLAMA_2} --rotary-base 500000 --use-rope-scaling --rope-scaling-factor 8"
 BLOOM = "--position-embedding-type alibi --embed-layernorm --kv-channels 4"
+GEMMA = """
+    --use-rotary-position-embeddings --no-position-embedding --normalization RMSNorm
+    --norm-epsilon 1e-6 --glu-activation geglu_tanh --disable-bias-linear --apply-layernorm-1p
+    --scale-embedding --sandwich-norm --group-query-attention --num-query-groups 2
+    --max-position-embeddings 4096 --window-size 3,0 --window-attn-skip-freq 2
+"""
+GEMMA_2 = f"{GEMMA} --attn-logit-softcapping 2 --final-logit-softcapping 3"
+GEMMA_3 = f"{GEMMA} --qk-layernorm --rotary-base 1e6 --rotary-local-base 1000"
 HEADS, GROUPS, HEAD_DIM, LAYERS, VOCAB = 6, 2, 8, 3, 12
 
 
@@ -28,21 +45,37 @@ def network(group, flags):
     return spec, spread_network(spec, group)
 
 
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+}
+LAYERS_OF_GEMMA = {
+    "pad_token_id": None,  # its row of the table would get no gradient
+    "query_pre_attn_scalar": HEAD_DIM,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+
+
 def hugging_face_llama(**changes):
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=24,
-            intermediate_size=40,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS,
-            num_key_value_heads=GROUPS,
-            head_dim=HEAD_DIM,
-            max_position_embeddings=4096,
-            rms_norm_eps=1e-6,
-            **changes,
-        )
-    ).eval()
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, **changes)).eval()
+
+
+def hugging_face_gemma_2():
+    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+    return Gemma2ForCausalLM(Gemma2Config(**SHAPE, **LAYERS_OF_GEMMA, **caps)).eval()
+
+
+def hugging_face_gemma_3():
+    bases = {"rope_theta": 1e6, "rope_local_base_freq": 1000.0}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, **LAYERS_OF_GEMMA, **bases)).eval()
 
 
 def hugging_face_bloom():
@@ -72,6 +105,8 @@ CASES = {
             }
         ),
     ),
+    "gemma 2": (GEMMA_2, hugging_face_gemma_2),
+    "gemma 3": (GEMMA_3, hugging_face_gemma_3),
     "bloom": (f"{BLOOM} --ffn-hidden-size 96", hugging_face_bloom),
 }
 

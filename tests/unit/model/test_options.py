@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_gpt import plain_logits
-from tiny import LLAMA, ROTARY, tiny_spec
+from tiny import GEMMA_2, GEMMA_3, LLAMA, ROTARY, tiny_spec
 
 from megatron.model.gpt import gpt_layers
 from megatron.model.init import initialise
@@ -77,6 +77,27 @@ OPTIONS = {
     "bias of q, k, v alone": {"linear_bias": False},
     "biases of attention alone": {"linear_bias": False, "attention_bias_apart": True},
     "biases of the MLP alone": {"qkv_bias": False, "attention_bias_apart": True},
+    "scores divided by another number": {"query_scalar": 50.0},
+    "capped scores": {"attention_softcap": 0.5},
+    "capped scores and alibi": {"attention_softcap": 0.5, "position_embedding": "alibi"},
+    "capped logits": {"logit_softcap": 2.0},
+    "capped logits of an own head": {"logit_softcap": 2.0, "tied_embeddings": False},
+    "sandwich norms": {"sandwich_norm": True},
+    "sandwich norms side by side": {"sandwich_norm": True, "parallel_residual": True},
+    "sandwich norms, residual behind the others": {
+        "sandwich_norm": True,
+        "residual_after_norm": True,
+    },
+    "another base in the window": ROTARY
+    | {"window": 4, "full_attention_layers": (2,), "rotary_local_base": 50.0},
+    "stretched but in the window": ROTARY
+    | {"rotary_interpolation": 3.0, "window": 4, "full_attention_layers": (1,)}
+    | {"rotary_local_base": 10000.0},
+    "yarn but in the window": ROTARY
+    | {"rotary_base": 1e4, **YARN, "window": 4, "full_attention_layers": (1,)}
+    | {"rotary_local_base": 10000.0},
+    "gemma 2": GEMMA_2,
+    "gemma 3": GEMMA_3,
     "llama": LLAMA,
     "all at once": LLAMA | {"qk_layernorm": True, "embed_layernorm": True, "window": 3},
 }

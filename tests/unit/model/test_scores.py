@@ -19,7 +19,9 @@ DOCUMENTS = torch.tensor([[[0, 1], [0, 2], [2, 3], [2, 4], [2, 5]], [[0, 1]] + [
 """Two documents; one token alone, then a stretch whose tokens all see each other."""
 
 
-def flash_attn_func(q, k, v, *, dropout_p, softmax_scale, causal, window_size, alibi_slopes):
+def flash_attn_func(
+    q, k, v, *, dropout_p, softmax_scale, causal, window_size, alibi_slopes, softcap=0.0
+):
     """Compute what the package documents, in loops: [b, s, a, d], ALiBi by absolute distance."""
     assert dropout_p == 0
     (b, sq, a, _), (_, sk, groups, _) = q.shape, k.shape
@@ -33,6 +35,7 @@ def flash_attn_func(q, k, v, *, dropout_p, softmax_scale, causal, window_size, a
                 first, stop = max(0, place - left), min(sk, place + right + 1)
                 stop = min(stop, place + 1) if causal else stop
                 scores = key[first:stop] @ q[n, i, head] * softmax_scale
+                scores = (scores / softcap).tanh() * softcap if softcap else scores
                 if alibi_slopes is not None:
                     distance = (torch.arange(first, stop) - place).abs()
                     scores = scores - alibi_slopes[head] * distance
@@ -48,10 +51,10 @@ def flash_package(monkeypatch):
 
 def attend(name, *inputs, **keywords):
     how = Weighing(scale=0.6, **keywords)
-    return attention_of(replace(REFERENCE, attention=name))(*inputs, how)
+    return attention_of(replace(REFERENCE, attention=name), caps=how.softcap > 0)(*inputs, how)
 
 
-def written_out(query, key, value, seen, slopes_a=None):
+def written_out(query, key, value, seen, slopes_a=None, softcap=0.0):
     """seen(sample, query position, key position) says what is visible."""
     (b, a, sq, _), (_, groups, sk, _) = query.shape, key.shape
     out = torch.zeros_like(query)
@@ -62,6 +65,8 @@ def written_out(query, key, value, seen, slopes_a=None):
                 place = i + sk - sq
                 keys = [j for j in range(sk) if seen(n, place, j)]
                 scores = [0.6 * query[n, head, i] @ key[n, group, j] for j in keys]
+                if softcap:
+                    scores = [softcap * (x / softcap).tanh() for x in scores]
                 if slopes_a is not None:
                     biases = [slopes_a[head] * (j - place) for j in keys]
                     scores = [x + bias for x, bias in zip(scores, biases, strict=True)]
@@ -99,19 +104,20 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("softcap", [0.0, 0.7], ids=["", "capped"])
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("slopes_a", [None, SLOPES], ids=["plain", "alibi"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_attention_is_the_sum_written_out(name, case, slopes_a, groups):
+def test_attention_is_the_sum_written_out(name, case, slopes_a, groups, softcap):
     mask, seen, sizes = CASES[case]
     torch.manual_seed(0)
     query = torch.randn(2, 4, sizes.get("sq", 5), 3)
     key, value = torch.randn(2, 2, groups, 5, 3)
     inputs = [x.requires_grad_() for x in (query, key.clone(), value.clone())]
     wide = [x.detach().double().requires_grad_() for x in inputs]
-    got = attend(name, *inputs, mask=mask, slopes_a=slopes_a, layer_scaling=3.0)
-    want = written_out(*wide, seen, slopes_a)
+    got = attend(name, *inputs, mask=mask, slopes_a=slopes_a, softcap=softcap, layer_scaling=3.0)
+    want = written_out(*wide, seen, slopes_a, softcap)
     assert_close(got.double(), want, atol=1e-5, rtol=1e-4)
     if case != "nothing":
         weights = torch.randn_like(want)

@@ -129,6 +129,16 @@ def test_sizes_that_are_not_said_follow_from_the_others():
         ("--window-size 3,0 --window-attn-skip-freq [0]+[1]", {"full_attention_layers": (1,)}),
         ("--window-size 3,0 --window-attn-skip-freq [1,1]", {"full_attention_layers": ()}),
         ("--scale-embedding", {"scaled_embedding": True}),
+        ("--sandwich-norm", {"sandwich_norm": True}),
+        ("--query-pre-attn-scalar 16", {"query_scalar": 16.0, "attention_scale": 0.25}),
+        # Four features per head.
+        ("--query-pre-attn-scalar 4", {"query_scalar": 0.0, "attention_scale": 0.5}),
+        ("--attn-logit-softcapping 50", {"attention_softcap": 50.0, "logit_softcap": 0.0}),
+        ("--final-logit-softcapping 30", {"attention_softcap": 0.0, "logit_softcap": 30.0}),
+        (
+            "--position-embedding-type rope --window-size 3 --rope-local-base-freq 7",
+            {"rotary_local_base": 7.0, "rotary_base": 10000.0},
+        ),
         ("--swiglu --glu-activation swiglu", {"activation": "swiglu"}),
         ("--disable-bias-linear", {"linear_bias": False, "qkv_bias": False}),
         ("--disable-bias-linear --add-qkv-bias", {"linear_bias": False, "qkv_bias": True}),

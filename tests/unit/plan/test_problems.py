@@ -143,6 +143,21 @@ def problems(line, *, world_size=1, device="cpu"):
             "--window-attn-skip-freq [1]*3 is neither a number from 1 on nor a list of 2 times 1 "
             "(a layer with the window) or 0, such as [1]*3+[0]",
         ),
+        ("--attn-logit-softcapping 0", "--attn-logit-softcapping 0.0 must be more than 0"),
+        ("--final-logit-softcapping -1", "--final-logit-softcapping -1.0 must be more than 0"),
+        ("--query-pre-attn-scalar 0", "--query-pre-attn-scalar 0.0 must be more than 0"),
+        (
+            "--position-embedding-type rope --rotary-local-base 100",
+            "--rotary-local-base 100.0 needs --window-size",
+        ),
+        (
+            "--rotary-local-base 100 --window-size 3",
+            "--rotary-local-base needs --position-embedding-type rotary",
+        ),
+        (
+            "--position-embedding-type rope --rotary-local-base 0 --window-size 3",
+            "--rotary-local-base 0.0 must be more than 0",
+        ),
         (
             "--window-attn-skip-freq 2",
             "--window-attn-skip-freq 2 needs --window-size",
