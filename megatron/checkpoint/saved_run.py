@@ -39,7 +39,8 @@ def run_behind(directory: str | None) -> Run:
     parallel = manifest.plan["parallel"]
     return Run(
         manifest.config,
-        parallel["tensor"] * parallel["pipeline"] * parallel["data"],
+        # A run from before there was sequence parallelism has no entry for it.
+        parallel["tensor"] * parallel["pipeline"] * parallel.get("sequence", 1) * parallel["data"],
         manifest.plan.get("objective", {}).get("name", "gpt"),
     )
 

@@ -3,10 +3,10 @@
 from dataclasses import asdict
 
 import pytest
-from tiny import tiny_argv, tiny_config
+from tiny import tiny_argv, tiny_config, tiny_plan
 
 from megatron.checkpoint.manifest import Manifest, write_manifest
-from megatron.checkpoint.saved_run import network_of_checkpoint
+from megatron.checkpoint.saved_run import network_of_checkpoint, run_behind
 from megatron.config.config import parse_config
 from megatron.errors import CheckpointError, ConfigError
 
@@ -83,3 +83,13 @@ def test_a_damaged_manifest_is_passed_over_and_none_is_an_error(saved):
             assert config.model.num_layers == 5
     with pytest.raises(CheckpointError, match="global_step4(.|\n)*global_step2"):
         parsed("--use-checkpoint-args", "--load", str(saved))
+
+
+def test_the_world_size_of_a_run_counts_all_its_axes(saved):
+    folder = saved / "global_step6"
+    folder.mkdir()
+    plan = tiny_plan("--ds-sequence-parallel-size", "2", world_size=4)
+    state = {"iteration": 6}
+    empty = {"config": {}, "versions": {}, "partition_dims": {}, "files": ()}
+    write_manifest(folder, Manifest(state=state, plan=asdict(plan), **empty))
+    assert run_behind(str(saved)).world_size == plan.parallel.world_size == 4
