@@ -1,6 +1,8 @@
 """The engine's own thread: what many clients ask for joins and leaves between its steps."""
 
 import logging
+import math
+import sys
 import threading
 import time
 from collections import deque
@@ -12,6 +14,7 @@ from megatron.errors import ConfigError, MegatronError
 from megatron.generation.beam import Beam, Search
 from megatron.generation.engine import Engine
 from megatron.generation.request import Event, Request
+from megatron.training.stacks import place_of
 
 log = logging.getLogger(__name__)
 
@@ -130,12 +133,31 @@ class EngineLoop:
         # Without the lock, which the interrupted code may hold; the thread looks at each step.
         self._closes_at = time.monotonic() + grace_s
 
-    def close(self) -> None:
-        """Drop what is left, let the other ranks go, and wait for the thread's end."""
-        self.drain(0)
+    def is_hung(self, last_step_s: float) -> bool:
+        """Whether the engine has not ended `last_step_s` after the time of `drain` was over."""
+        return self._remaining_s(last_step_s) <= 0 and self._thread.is_alive()
+
+    def close(self, last_step_s: float = math.inf) -> None:
+        """Drop what is left, let the other ranks go, and wait for the thread's end.
+
+        Args:
+            last_step_s: how long to wait for the step that is under way; see `is_hung`.
+        """
+        self._closes_at = min(time.monotonic(), self._closes_at or math.inf)
         with self._change:
             self._change.notify()
-        self._thread.join()
+        remaining_s = self._remaining_s(last_step_s)
+        self._thread.join(None if remaining_s == math.inf else max(0.0, remaining_s))
+
+    @property
+    def place(self) -> str:
+        """Where the engine's thread is: a function with its file and line."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return place_of(frame) if frame else "no function"
+
+    def _remaining_s(self, last_step_s: float) -> float:
+        closes_at = math.inf if self._closes_at is None else self._closes_at
+        return closes_at + last_step_s - time.monotonic()
 
     def _run(self) -> None:
         try:

@@ -19,8 +19,12 @@ _AFTER_GRACE_S = 5
 """Seconds in which the last answers are written."""
 
 
+_LAST_STEP_S = 60.0
+"""Seconds that the step under way may take when the time of the requests is over."""
+
+
 class ServingError(MegatronError):
-    """The engine has failed while it served."""
+    """The engine has failed while it served, or does not end."""
 
 
 class Server(uvicorn.Server):
@@ -33,6 +37,7 @@ class Server(uvicorn.Server):
         headers_s: seconds within which the headers of a request must arrive.
         engine_loop: what the application gives work; it is started and closed here.
         launchers: when one of them ends, the server does too: nobody else would end it.
+        last_step_s: an engine that has not ended so long after `grace_s` is left as it is.
     """
 
     def __init__(
@@ -45,8 +50,9 @@ class Server(uvicorn.Server):
         grace_s: float,
         headers_s: float,
         launchers: Launchers | None = None,
+        last_step_s: float = _LAST_STEP_S,
     ):
-        self.engine_loop, self.grace_s = engine_loop, grace_s
+        self.engine_loop, self.grace_s, self.last_step_s = engine_loop, grace_s, last_step_s
         self.launchers = launchers or Launchers(is_parent=False)
         self._ignores_interrupts = False
         engine_loop.on_failure = self.stop
@@ -72,7 +78,7 @@ class Server(uvicorn.Server):
             if counter % 10 == 0 and self.launchers.are_gone():
                 log.warning("a launcher has ended, and so does the server")
                 self.stop()
-        elif self.engine_loop.has_ended():
+        elif self.engine_loop.has_ended() or self.engine_loop.is_hung(self.last_step_s):
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -89,13 +95,13 @@ class Server(uvicorn.Server):
         """Answer until a signal comes.
 
         Raises:
-            ServingError: the engine has failed.
+            ServingError: the engine has failed, or hangs and does not end.
         """
         # As shells have it for background jobs; uvicorn listens all the same.
         self._ignores_interrupts = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        # uvicorn restores these handlers when it has ended: the program should go on to its end.
+        # Until uvicorn sets the same, and when it has ended: the program should go on to its end.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda signum, frame: None)
+            signal.signal(number, self.handle_exit)
         self.engine_loop.start()
         host, port, *_ = self.listener.getsockname()
         shown = f"[{host}]" if ":" in host else host
@@ -103,7 +109,12 @@ class Server(uvicorn.Server):
         try:
             self.run(sockets=[self.listener])
         finally:
-            self.engine_loop.close()
+            self.engine_loop.close(self.last_step_s)
+        if self.engine_loop.is_hung(self.last_step_s):
+            raise ServingError(
+                f"the engine hangs: its step has not ended {self.last_step_s:g} s after the "
+                f"requests under way were given up; it is in {self.engine_loop.place}"
+            )
         if self.engine_loop.failure is not None:
             raise ServingError(f"the engine has failed: {self.engine_loop.failure}")
         log.info("all requests have ended")
