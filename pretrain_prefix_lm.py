@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from megatron.training.entry import train_from
-from megatron.training.launch import run_rank
+from megatron.training.process.launch import run_rank
 
 
 def main(argv: Sequence[str]) -> int:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron import log
-from megatron.config.flags import value_in
-from megatron.config.generation import GenerationConfig
-from megatron.config.tasks import TaskConfig
-from megatron.errors import raise_if_any
-from megatron.plan.task_plan import name_problems, stride_of, task_problems
-from megatron.serving.model_source import ModelSource, read_model_source
-from megatron.training.environment import read_launch
-from megatron.training.launch import run_tool_or_rank
+from megatron.common import logging as log
+from megatron.common.errors import raise_if_any
+from megatron.config.inference.generation import GenerationConfig
+from megatron.config.inference.task_plan import name_problems, stride_of, task_problems
+from megatron.config.inference.tasks import TaskConfig
+from megatron.config.parsing.flags import value_in
+from megatron.inference.loading.model_source import ModelSource, read_model_source
+from megatron.training.process.environment import read_launch
+from megatron.training.process.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at once
-    from megatron.evaluation.scores import Score
-    from megatron.evaluation.team import Team
-    from megatron.tokenizer.tokenizer import Tokenizer
+    from megatron.inference.evaluation.distributed_evaluator import Team
+    from megatron.inference.evaluation.scoring import Score
+    from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> None:
     wishes: TaskConfig = source.own["task"]
     raise_if_any(task_problems(source.config, wishes))
 
-    from megatron.evaluation.team import Team
-    from megatron.serving.loaded_model import load_model
+    from megatron.inference.evaluation.distributed_evaluator import Team
+    from megatron.inference.loading.loaded_model import load_model
 
     rows = source.config.training.micro_batch_size
     loaded = load_model(source, GenerationConfig(recompute=True), rows=rows, with_replicas=True)
@@ -55,8 +55,8 @@ def measure_text(
     source: ModelSource, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team"
 ) -> str:
     """Return what to tell of a text's perplexity."""
-    from megatron.evaluation.perplexity import perplexity, read_text
-    from megatron.evaluation.windows import sliding_windows
+    from megatron.inference.evaluation.perplexity import perplexity, read_text
+    from megatron.inference.evaluation.windows import sliding_windows
 
     text = read_text(Path(wishes.valid_data[0]), tokenizer)
     windows = sliding_windows(
@@ -75,7 +75,7 @@ def measure_passages(
     source: ModelSource, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team"
 ) -> str:
     """Return what to tell of the last words that were foretold."""
-    from megatron.evaluation.cloze import passage_windows, read_passages
+    from megatron.inference.evaluation.cloze import passage_windows, read_passages
 
     texts = read_passages(Path(wishes.valid_data[0]))
     windows = passage_windows(

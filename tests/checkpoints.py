@@ -8,17 +8,17 @@ import torch
 from tiny import VOCAB_SIZE, tiny_config
 from torch import Tensor
 
-from megatron.checkpoint.hugging_face.families import family_of
-from megatron.checkpoint.hugging_face.network import parameters_of
-from megatron.checkpoint.manifest import Manifest, record_file, write_manifest
-from megatron.checkpoint.weights import read_weights
+from megatron.checkpointing.hugging_face.families.registry import family_of
+from megatron.checkpointing.hugging_face.network import parameters_of
+from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
+from megatron.checkpointing.resharding.weights import read_weights
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.plan import plan
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
-from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.sharding import shard_of
-from megatron.plan.model_spec import ModelSpec
-from megatron.plan.plan import plan
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tensor_parallel.sharding import shard_of
 
 _PROGRESS = {"global_steps": 3, "global_samples": 6, "skipped_steps": 0, "optimizer": None}
 

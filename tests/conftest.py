@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 
-from megatron.parallel.groups import lone_group
+from megatron.tensor_parallel.process_groups import lone_group
 
 # Tensors here are tiny; more threads would only wait for each other.
 torch.set_num_threads(1)

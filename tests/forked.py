@@ -145,7 +145,7 @@ def _strike(processes: Sequence[Any], strike: Strike) -> None:
 
 def steps(save: Path) -> list[dict[str, Any]]:
     """Return what the journal says of each step that counts, without what the clock says."""
-    from megatron.training.journal import read_journal
+    from megatron.training.loop.journal import read_journal
 
     kept = ("iteration", "first_sample", "samples", "tokens", "lm_loss", "grad_norm", "skipped")
     return [
@@ -163,7 +163,7 @@ def hashes(save: Path, iteration: int) -> dict[str, str]:
 
 def without_head_start(rank: int) -> None:
     """Do not wait for a launcher, which there is none of, to end what another rank has left."""
-    from megatron.training import launch
+    from megatron.training.process import launch
 
     launch._HEAD_START_S = 0.1
 
@@ -238,7 +238,7 @@ def _rank(
     import torch.distributed as dist
 
     from megatron.training.entry import train_from
-    from megatron.training.launch import run_rank
+    from megatron.training.process.launch import run_rank
 
     output = os.open(folder / f"output{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):

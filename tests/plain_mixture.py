@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from megatron.model.mlp import ParallelMLP
+from megatron.model.layers.mlp import ParallelMLP
 
 
 class PlainMixture(nn.Module):

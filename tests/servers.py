@@ -11,17 +11,17 @@ from typing import Any
 from stages import engine_of, random_model
 from tiny import tiny_spec
 
-from megatron.data.fim import FimTokens
-from megatron.generation.sampling import Sampling
-from megatron.plan.model_spec import ModelSpec
-from megatron.plan.serving_plan import Limits
-from megatron.serving.app import build_app
-from megatron.serving.engine_loop import EngineLoop
-from megatron.serving.served_model import ServedModel
-from megatron.serving.server import Server
+from megatron.config.inference.serving_plan import Limits
+from megatron.config.network.model_spec import ModelSpec
+from megatron.data.datasets.fim import FimTokens
+from megatron.inference.engine.sampling import Sampling
+from megatron.inference.server.app import build_app
+from megatron.inference.server.engine_thread import EngineLoop
+from megatron.inference.server.served_model import ServedModel
+from megatron.inference.server.server import Server
 from megatron.tokenizer.chat import ChatTemplate
 from megatron.tokenizer.chat_prompt import ChatPrompts
-from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary
+from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary
 
 EOD = 256
 SPEC = tiny_spec(

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from megatron.generation.engine import Engine
-from megatron.generation.processes import lone_groups
-from megatron.generation.request import Completion, Request
-from megatron.generation.stage import Stage
+from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
+from megatron.config.network.model_spec import ModelSpec
+from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.inference_groups import lone_groups
+from megatron.inference.engine.model_runner import Stage
+from megatron.inference.engine.request import Completion, Request
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
-from megatron.parallel.groups import Groups
-from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.whole import WholeParameter, undivided
-from megatron.plan.model_spec import ModelSpec
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def random_model(group: object, spec: ModelSpec) -> SequentialModel:

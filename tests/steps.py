@@ -1,6 +1,6 @@
 """Results of steps, for what looks at them."""
 
-from megatron.training.loop import StepResult
+from megatron.training.loop.loop import StepResult
 
 
 def step(loss: float, norm: float = 1.0, *, skipped: bool = False) -> StepResult:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from megatron.config.config import Config, parse_config
-from megatron.plan.model_spec import ModelSpec
-from megatron.plan.plan import Plan, plan
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.plan import Plan, plan
 
 VOCAB_SIZE = 11
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron import log
+from megatron.common import logging as log
+from megatron.common.cli import run_tool
 from megatron.config.config import ANY_NETWORK, parse_config_for_checkpoint
-from megatron.config.data_tools import WorldConfig
-from megatron.data.datasets import build_datasets
-from megatron.plan.samples_plan import plan_samples
-from megatron.tool import run_tool
+from megatron.config.samples_plan import plan_samples
+from megatron.config.tools.data_tools import WorldConfig
+from megatron.data.datasets.datasets import build_datasets
 
 
 def main(argv: Sequence[str]) -> None:

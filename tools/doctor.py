@@ -18,16 +18,16 @@ from signal import Signals
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
 from megatron.config.config import SECTIONS, parse_config_for_checkpoint
-from megatron.config.doctor import DoctorConfig
-from megatron.config.flags import switch_words
-from megatron.doctor.findings import Examined, as_json, problems_of, report_lines
-from megatron.doctor.host import host_section
-from megatron.doctor.versions import versions_section
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
-from megatron.training.environment import Launch, export_launch, places_here, read_launch
-from megatron.training.launchers import write_root_cause
+from megatron.config.parsing.flags import switch_words
+from megatron.config.tools.doctor import DoctorConfig
+from megatron.diagnostics.doctor.findings import Examined, as_json, problems_of, report_lines
+from megatron.diagnostics.doctor.host import host_section
+from megatron.diagnostics.doctor.versions import versions_section
+from megatron.training.process.environment import Launch, export_launch, places_here, read_launch
+from megatron.training.process.launchers import write_root_cause
 
 EXAMPLE = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --bf16"
 """The run that kernels are chosen for when no flags of one are given."""
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
     if find_spec("torch") is None:
         tell(without_torch(launch), file)
     export_launch(launch, "cpu" if config.parallel.device == "cpu" else device_here())
-    from megatron.doctor.examine import examine
+    from megatron.diagnostics.doctor.examine import examine
 
     tell(examine(config, wishes, launch, is_example=is_example), file)
 

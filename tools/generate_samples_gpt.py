@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron import log
-from megatron.config.generation import GenerationConfig
-from megatron.errors import ConfigError, DataError, raise_if_any, reason
-from megatron.plan.generation_plan import generation_problems
-from megatron.serving.model_source import read_model_source
-from megatron.training.environment import read_launch
-from megatron.training.launch import run_tool_or_rank
+from megatron.common import logging as log
+from megatron.common.errors import ConfigError, DataError, raise_if_any, reason
+from megatron.config.inference.generation import GenerationConfig
+from megatron.config.inference.generation_plan import generation_problems
+from megatron.inference.loading.model_source import read_model_source
+from megatron.training.process.environment import read_launch
+from megatron.training.process.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at once
-    from megatron.serving.writer import Writer
+    from megatron.inference.loading.text_generator import Writer
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> None:
     raise_if_any(generation_problems(wishes))
     prompts = read_prompts(wishes)
 
-    from megatron.serving.loaded_model import load_model
-    from megatron.serving.writer import Writer
+    from megatron.inference.loading.loaded_model import load_model
+    from megatron.inference.loading.text_generator import Writer
 
     loaded = load_model(source, wishes, rows=rows)
     writer = Writer(loaded, wishes, seed=source.config.training.seed)

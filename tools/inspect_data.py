@@ -13,20 +13,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 import numpy as np
 
-from megatron.config.data_tools import InspectConfig
-from megatron.config.flags import parse_sections
-from megatron.config.tokenizer import TokenizerConfig
-from megatron.data.block_digests import digests_path, write_digests
-from megatron.data.index_files import pieces_of
-from megatron.data.indexed_dataset import IndexedDataset, existing_pair
-from megatron.data.legacy_indexed_dataset import infer_format, open_token_files
-from megatron.data.lengths import Lengths, readable_lengths
-from megatron.data.publish import publish, temporary_beside, write_errors_name
-from megatron.errors import ConfigError
-from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.preparation.recorded_tokenizer import tokenizer_for
-from megatron.tokenizer.tokenizer import Tokenizer
-from megatron.tool import run_tool, with_flag
+from megatron.common.cli import run_tool, with_flag
+from megatron.common.errors import ConfigError
+from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.data_tools import InspectConfig
+from megatron.data.token_files.block_digests import digests_path, write_digests
+from megatron.data.token_files.index_files import pieces_of
+from megatron.data.token_files.indexed_dataset import IndexedDataset, existing_pair
+from megatron.data.token_files.legacy_indexed_dataset import infer_format, open_token_files
+from megatron.data.token_files.lengths import Lengths, readable_lengths
+from megatron.data.token_files.publish import publish, temporary_beside, write_errors_name
+from megatron.tokenizer.from_record import tokenizer_for
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 def main(argv: Sequence[str]) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
+from megatron.common.cli import run_tool
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.data_tools import WorldConfig
-from megatron.plan.data_plan import with_some_data
-from megatron.plan.parallel_plan import fewest_processes
-from megatron.plan.plan import plan
-from megatron.tool import run_tool
+from megatron.config.data.data_plan import with_some_data
+from megatron.config.parallelism.parallel_plan import fewest_processes
+from megatron.config.plan import plan
+from megatron.config.tools.data_tools import WorldConfig
 
 NOT_NEEDED = {"schedule": {"lr": 1e-4}}
 """Values for flags of training that the JSON does not depend on."""

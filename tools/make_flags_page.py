@@ -10,13 +10,13 @@ from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
 from megatron.config.config import SECTIONS
-from megatron.config.flags import argparse_form, default_text, field_docstrings
-from megatron.config.legacy import LEGACY
+from megatron.config.foreign_flags.legacy import LEGACY
+from megatron.config.parsing.flags import argparse_form, default_text, field_docstrings
+from megatron.config.parsing.titles import about, title_of
 from megatron.config.programs import PROGRAMS
-from megatron.config.titles import about, title_of
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
 
 INTRODUCTION = """\
 # Flags

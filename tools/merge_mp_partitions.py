@@ -12,13 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
 from megatron.config.checkpoint_conversion import parse_conversion
-from megatron.config.checkpoint_tools import PartitionsConfig
 from megatron.config.config import SECTIONS
-from megatron.config.files import with_file_flags
-from megatron.config.flags import value_in
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
+from megatron.config.parsing.files import with_file_flags
+from megatron.config.parsing.flags import value_in
+from megatron.config.tools.checkpoint_tools import PartitionsConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> None:
     if not places.load:
         raise ConfigError("--load is missing: the directory of the checkpoint")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpoint.foreign.convert import Conversion, convert
-    from megatron.checkpoint.foreign.megatron import tensor_ranks
+    from megatron.checkpointing.megatron_lm.convert import Conversion, convert
+    from megatron.checkpointing.megatron_lm.megatron import tensor_ranks
 
     ranks = tensor_ranks(Path(places.load))
     said = value_in(with_file_flags(argv, SECTIONS), "--tensor-model-parallel-size")

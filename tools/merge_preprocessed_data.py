@@ -11,12 +11,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 # Without products of matrices, numpy's threads for them only cost 0.1 CPU seconds at the start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from megatron.config.flags import Legacy, parse_sections
-from megatron.config.merge import MergeConfig
-from megatron.data.merge import open_all, write_merged
-from megatron.data.publish import replacement_notices, staged_record
-from megatron.errors import DataError, raise_if_any
-from megatron.preparation.output_problems import prefix_problems
+from megatron.common.cli import run_tool
+from megatron.common.errors import DataError, raise_if_any
+from megatron.config.parsing.flags import Legacy, parse_sections
+from megatron.config.tools.merge import MergeConfig
+from megatron.data.preprocessing.output_problems import prefix_problems
+from megatron.data.token_files.merge import open_all, write_merged
+from megatron.data.token_files.publish import replacement_notices, staged_record
 from megatron.tokenizer.fingerprint import (
     TokenizerRecord,
     common_chat_template,
@@ -24,9 +25,8 @@ from megatron.tokenizer.fingerprint import (
     read_record,
     to_text,
 )
-from megatron.tool import run_tool
-from megatron.training.environment import read_launch
-from megatron.training.launchers import write_root_cause
+from megatron.training.process.environment import read_launch
+from megatron.training.process.launchers import write_root_cause
 
 LEGACY = [
     Legacy("--torch-backend", "no effect: processes of this machine copy, without torch", takes=1),

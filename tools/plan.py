@@ -13,25 +13,25 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError, ExitCode, raise_if_any
 from megatron.config.config import SECTIONS, Config, parse_config_for_checkpoint
-from megatron.config.files import with_file_flags
-from megatron.config.flags import options_of, value_in
-from megatron.config.planning import PlanningConfig
-from megatron.errors import ConfigError, ExitCode, raise_if_any
-from megatron.plan.data_plan import with_some_data
-from megatron.plan.estimate.devices import device_of
-from megatron.plan.estimate.search import DECIDED, obstacle, search
-from megatron.plan.estimate.speed import speed_of
-from megatron.plan.estimate.summary import (
+from megatron.config.data.data_plan import with_some_data
+from megatron.config.parallelism.parallel_plan import fewest_processes
+from megatron.config.parsing.files import with_file_flags
+from megatron.config.parsing.flags import options_of, value_in
+from megatron.config.plan import plan
+from megatron.config.tools.planning import PlanningConfig
+from megatron.planner.devices import device_of
+from megatron.planner.search import DECIDED, obstacle, search
+from megatron.planner.speed import speed_of
+from megatron.planner.summary import (
     device_lines,
     memory_lines,
     run_lines,
     search_lines,
     work_lines,
 )
-from megatron.plan.parallel_plan import fewest_processes
-from megatron.plan.plan import plan
-from megatron.tool import run_tool
 
 TRAINING_DEVICES = ("auto", "cpu", "cuda")
 NOT_NEEDED = {

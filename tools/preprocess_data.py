@@ -10,12 +10,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 # Without products of matrices, numpy's threads for them only cost 0.1 CPU seconds at the start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from megatron import log
-from megatron.config.preprocess import WorkerTrialConfig
-from megatron.data.preprocess import preprocess
-from megatron.preparation.preprocess_command import read_flags, say_written
-from megatron.preparation.worker_counts import try_worker_counts
-from megatron.tool import run_tool
+from megatron.common import logging as log
+from megatron.common.cli import run_tool
+from megatron.config.tools.preprocess import WorkerTrialConfig
+from megatron.data.preprocessing.command import read_flags, say_written
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.worker_counts import try_worker_counts
 
 
 def main(argv: Sequence[str]) -> None:

@@ -14,15 +14,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron import log
-from megatron.config.flags import Legacy
-from megatron.config.preprocess import ShardConfig
-from megatron.data.shards import convert_together, merge_shards, stage_shard
-from megatron.errors import ConfigError
-from megatron.preparation.preprocess_command import read_flags, say_written
-from megatron.tool import run_tool
-from megatron.training.environment import has_rank, read_launch
-from megatron.training.launchers import write_root_cause
+from megatron.common import logging as log
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
+from megatron.config.parsing.flags import Legacy
+from megatron.config.tools.preprocess import ShardConfig
+from megatron.data.preprocessing.command import read_flags, say_written
+from megatron.data.preprocessing.shards import convert_together, merge_shards, stage_shard
+from megatron.training.process.environment import has_rank, read_launch
+from megatron.training.process.launchers import write_root_cause
 
 _WITHOUT_EFFECT = "no effect: ranks meet through files beside the output"
 LEGACY = (

@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron import log
-from megatron.data.preprocess import preprocess
-from megatron.preparation.preprocess_command import read_flags, say_written
-from megatron.tool import run_tool
+from megatron.common import logging as log
+from megatron.common.cli import run_tool
+from megatron.data.preprocessing.command import read_flags, say_written
+from megatron.data.preprocessing.preprocess import preprocess
 
 WORKERS_PER_PARTITION = 5  # divides 60 workers on 40 cores into 12 partitions
 

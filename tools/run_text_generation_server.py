@@ -13,15 +13,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron import log
-from megatron.config.generation import GenerationConfig
-from megatron.config.serving import ServingConfig
-from megatron.errors import ConfigError, DataError, raise_if_any, reason
-from megatron.plan.serving_plan import plan_limits, serving_problems
-from megatron.serving.model_source import read_model_source
-from megatron.training.environment import read_launch, read_launcher
-from megatron.training.launch import run_tool_or_rank
-from megatron.training.launchers import Launchers
+from megatron.common import logging as log
+from megatron.common.errors import ConfigError, DataError, raise_if_any, reason
+from megatron.config.inference.generation import GenerationConfig
+from megatron.config.inference.serving import ServingConfig
+from megatron.config.inference.serving_plan import plan_limits, serving_problems
+from megatron.inference.loading.model_source import read_model_source
+from megatron.training.process.environment import read_launch, read_launcher
+from megatron.training.process.launch import run_tool_or_rank
+from megatron.training.process.launchers import Launchers
 
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -41,13 +41,13 @@ def main(argv: Sequence[str]) -> None:
         )
     api_key = read_api_key(wishes)
 
-    from megatron.generation.sampling import Sampling
-    from megatron.serving.app import build_app
-    from megatron.serving.engine_loop import EngineLoop
-    from megatron.serving.loaded_model import load_model
-    from megatron.serving.prompt_formats import chat_prompts_of, fim_tokens_of
-    from megatron.serving.served_model import ServedModel
-    from megatron.serving.server import Server, listener
+    from megatron.inference.engine.sampling import Sampling
+    from megatron.inference.loading.loaded_model import load_model
+    from megatron.inference.server.app import build_app
+    from megatron.inference.server.engine_thread import EngineLoop
+    from megatron.inference.server.prompt_formats import chat_prompts_of, fim_tokens_of
+    from megatron.inference.server.served_model import ServedModel
+    from megatron.inference.server.server import Server, listener
 
     if read_launch(None).rank == 0:
         listener(wishes.host, wishes.port).close()  # a model takes long to load for a taken port

@@ -17,19 +17,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.checkpoint.saved_run import run_behind
+from megatron.checkpointing.saved_run import run_behind
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config, parse_config_for_checkpoint
-from megatron.config.data_tools import SampleTextConfig, WorldConfig
-from megatron.config.flags import value_in
-from megatron.data.datasets import build_datasets
-from megatron.errors import ConfigError, raise_if_any
-from megatron.plan.samples_plan import plan_samples
-from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.preparation.views import view_of
+from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.parsing.flags import value_in
+from megatron.config.samples_plan import plan_samples
+from megatron.config.tools.data_tools import SampleTextConfig, WorldConfig
+from megatron.data.datasets.datasets import build_datasets
+from megatron.data.datasets.views import view_of
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, require_same
-from megatron.tokenizer.tokenizer import Tokenizer
-from megatron.tool import run_tool
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _SHOWN = 8  # tokens at either end, where not all are shown
 

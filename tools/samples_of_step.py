@@ -12,15 +12,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.checkpoint.saved_run import run_behind
+from megatron.checkpointing.saved_run import run_behind
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.data_tools import StepSamplesConfig, WorldConfig
-from megatron.config.flags import value_in
-from megatron.data.datasets import build_datasets
-from megatron.errors import ConfigError
-from megatron.plan.samples_plan import plan_samples
-from megatron.preparation.sample_origins import described, reader
-from megatron.tool import run_tool
+from megatron.config.parsing.flags import value_in
+from megatron.config.samples_plan import plan_samples
+from megatron.config.tools.data_tools import StepSamplesConfig, WorldConfig
+from megatron.data.datasets.datasets import build_datasets
+from megatron.data.datasets.sample_origins import described, reader
 
 
 def main(argv: Sequence[str]) -> None:

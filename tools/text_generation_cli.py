@@ -18,8 +18,8 @@ from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.errors import DataError, MegatronError, reason
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import DataError, MegatronError, reason
 
 _PATIENCE_S = 30
 

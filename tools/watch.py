@@ -11,15 +11,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.config.flags import parse_sections
-from megatron.config.monitoring import WatchConfig
-from megatron.errors import CheckpointError, ConfigError, MegatronError
-from megatron.monitoring.history import History
-from megatron.monitoring.html_page import write_page
-from megatron.monitoring.journal_reader import JournalReader
-from megatron.monitoring.terminal import view
-from megatron.tool import run_tool, with_flag
-from megatron.training.failure import failures_of
+from megatron.common.cli import run_tool, with_flag
+from megatron.common.errors import CheckpointError, ConfigError, MegatronError
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.monitoring import WatchConfig
+from megatron.diagnostics.monitor.history import History
+from megatron.diagnostics.monitor.html_page import write_page
+from megatron.diagnostics.monitor.journal_reader import JournalReader
+from megatron.diagnostics.monitor.terminal import view
+from megatron.training.process.failure import failures_of
 
 _CLEAR = "\x1b[H\x1b[2J"
 

@@ -17,19 +17,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.checkpoint.saved_run import Run, run_behind
+from megatron.checkpointing.saved_run import Run, run_behind
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.config import SECTIONS, flatten, parse_config_for_checkpoint
-from megatron.config.flags import options_of, value_in
-from megatron.data.datasets import build_datasets
-from megatron.errors import ConfigError, MegatronError
-from megatron.plan.samples_plan import plan_samples
-from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.preparation.sample_origins import lines_of_step
-from megatron.preparation.views import view_of
+from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.parsing.flags import options_of, value_in
+from megatron.config.samples_plan import plan_samples
+from megatron.data.datasets.datasets import build_datasets
+from megatron.data.datasets.sample_origins import lines_of_step
+from megatron.data.datasets.views import view_of
 from megatron.tokenizer.build import build_tokenizer
-from megatron.tool import run_tool
-from megatron.training.journal import every_attempt, read_journal, starts_of
-from megatron.training.step_records import STEP
+from megatron.training.loop.journal import every_attempt, read_journal, starts_of
+from megatron.training.telemetry.step_records import STEP
 
 _NEIGHBOURS = 20
 _TOLD = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "seconds")

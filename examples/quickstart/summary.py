@@ -9,7 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.training.journal import read_journal
+from megatron.training.loop.journal import read_journal
 
 Curve = Sequence[tuple[int, float]]
 """Pairs of iteration and loss."""

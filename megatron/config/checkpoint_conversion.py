@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron.config.config import SECTIONS, Config, flatten
-from megatron.config.files import with_file_flags
-from megatron.config.flags import Legacy, parse_sections
-from megatron.config.legacy import LEGACY
-from megatron.config.legacy_checkpoint_conversion import ANY_RUN
+from megatron.config.foreign_flags.legacy import LEGACY
+from megatron.config.foreign_flags.legacy_checkpoint_conversion import ANY_RUN
+from megatron.config.parsing.files import with_file_flags
+from megatron.config.parsing.flags import Legacy, parse_sections
 
 
 @dataclass(frozen=True)

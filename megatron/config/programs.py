@@ -2,7 +2,12 @@
 
 from collections.abc import Mapping
 
-from megatron.config.checkpoint_tools import (
+from megatron.config.config import SECTIONS
+from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.inference.generation import GenerationConfig
+from megatron.config.inference.serving import ServingConfig
+from megatron.config.inference.tasks import HarnessConfig, TaskConfig
+from megatron.config.tools.checkpoint_tools import (
     ConversionConfig,
     FileConfig,
     FilesConfig,
@@ -12,28 +17,23 @@ from megatron.config.checkpoint_tools import (
     PartitionsConfig,
     UniversalConfig,
 )
-from megatron.config.config import SECTIONS
-from megatron.config.data_tools import (
+from megatron.config.tools.data_tools import (
     InspectConfig,
     SampleTextConfig,
     StepSamplesConfig,
     WorldConfig,
 )
-from megatron.config.doctor import DoctorConfig
-from megatron.config.generation import GenerationConfig
-from megatron.config.hugging_face import (
+from megatron.config.tools.doctor import DoctorConfig
+from megatron.config.tools.hugging_face import (
     AdapterConfig,
     ExportConfig,
     ImportConfig,
     TransformersConfig,
 )
-from megatron.config.merge import MergeConfig
-from megatron.config.monitoring import WatchConfig
-from megatron.config.planning import PlanningConfig
-from megatron.config.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
-from megatron.config.serving import ServingConfig
-from megatron.config.tasks import HarnessConfig, TaskConfig
-from megatron.config.tokenizer import TokenizerConfig
+from megatron.config.tools.merge import MergeConfig
+from megatron.config.tools.monitoring import WatchConfig
+from megatron.config.tools.planning import PlanningConfig
+from megatron.config.tools.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
 
 _TRAINING = tuple(SECTIONS.values())
 

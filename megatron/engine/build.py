@@ -13,28 +13,28 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import nn
 
-from megatron.engine.engine import Engine
-from megatron.engine.mpu import Mpu
-from megatron.engine.optimizers import lay_out_matrices
-from megatron.engine.pipeline import RECOMPUTED, pipeline_module
-from megatron.engine.pipelined_engine import PipelinedEngine
-from megatron.engine.plain_engine import PlainEngine
-from megatron.engine.recompute import (
+from megatron.common.errors import ConfigError
+from megatron.config.parallelism.parallel_plan import ParallelPlan
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.engine.data_parallel_engine import PlainEngine
+from megatron.engine.deepspeed.mpu import Mpu
+from megatron.engine.deepspeed.recompute import (
     recomputation,
     recompute_attention,
 )
-from megatron.engine.timers import Timers
-from megatron.engine.zero import Opened, divided_from_birth
-from megatron.errors import ConfigError
-from megatron.model.auxiliary_loss import AuxiliaryLoss
-from megatron.model.layers import SequentialModel, Step
+from megatron.engine.deepspeed.timers import Timers
+from megatron.engine.deepspeed.zero3 import Opened, divided_from_birth
+from megatron.engine.engine import Engine
+from megatron.engine.optimizers import lay_out_matrices
+from megatron.engine.pipeline_engine import PipelinedEngine
+from megatron.engine.pipeline_module import RECOMPUTED, pipeline_module
+from megatron.model.layers.layer_list import SequentialModel, Step
+from megatron.model.layers.ulysses import exchange_heads
 from megatron.model.loss import Loss
-from megatron.model.ulysses import exchange_heads
-from megatron.optim.muon import Muon
-from megatron.parallel.groups import Groups
-from megatron.parallel.sequence import divide_sequence
-from megatron.plan.parallel_plan import ParallelPlan
-from megatron.plan.recompute_plan import RecomputePlan
+from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.optimizer.muon import Muon
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.sequence_parallel import divide_sequence
 
 
 @contextlib.contextmanager

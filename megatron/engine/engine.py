@@ -11,16 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megatron.engine.clipping import clip_gradients
-from megatron.engine.finite import FiniteSteps, forget_refused_gradients, is_finite
-from megatron.engine.measure import ZeroCounter, params_norm
-from megatron.engine.recompute import (
+from megatron.checkpointing.resharding.sharded_tensor import (
+    BUFFER_BYTES,
+    OPTIMIZER_NAMES,
+    WholeCheckpoint,
+)
+from megatron.common.errors import CheckpointError
+from megatron.engine.deepspeed.clipping import clip_gradients
+from megatron.engine.deepspeed.grad_stats import ZeroCounter, params_norm
+from megatron.engine.deepspeed.recompute import (
     restore_streams,
     seed_streams,
     stream_states,
 )
-from megatron.engine.replicated import count_replicated
-from megatron.engine.state_files import (
+from megatron.engine.deepspeed.replicated_weights import count_replicated
+from megatron.engine.deepspeed.skip_nonfinite import (
+    FiniteSteps,
+    forget_refused_gradients,
+    is_finite,
+)
+from megatron.engine.deepspeed.state_files import (
     Read,
     StateFiles,
     Write,
@@ -29,11 +39,9 @@ from megatron.engine.state_files import (
     taken_literally,
     without_disk_errors,
 )
-from megatron.engine.timers import Timers
-from megatron.engine.universal import load_whole, names_of_states
-from megatron.errors import CheckpointError
-from megatron.parallel.groups import Groups
-from megatron.parallel.whole import BUFFER_BYTES, OPTIMIZER_NAMES, WholeCheckpoint
+from megatron.engine.deepspeed.timers import Timers
+from megatron.engine.deepspeed.universal import load_whole, names_of_states
+from megatron.tensor_parallel.process_groups import Groups
 
 MicroBatch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
 """((tokens_bs, positions_bs[, spans_bs2]), (labels_bs, loss_mask_bs))"""
@@ -246,7 +254,7 @@ class Engine(ABC):
         buffer_bytes: int = BUFFER_BYTES,
         copies_padding: bool = False,
     ) -> None:
-        """Restore what a run of another layout saved; see megatron.engine.universal.load_whole."""
+        """Restore what a run of another layout saved; see megatron.engine.deepspeed.universal.load_whole."""
         optimizer = optimizer and bool(self._engine.optimizer)
         load_whole(
             self._engine,

@@ -9,13 +9,13 @@ from deepspeed.moe import mappings
 from deepspeed.moe.layer import MoE
 from torch import Tensor, nn
 
-from megatron.fused_kernels.dispatch import REFERENCE, Kernels
-from megatron.model.auxiliary_loss import AuxiliaryLoss
-from megatron.model.mlp import MixtureBuilder, ParallelMLP
-from megatron.parallel.experts import ExpertShare, mark_expert
-from megatron.parallel.groups import Groups
-from megatron.plan.expert_plan import ExpertPlan
-from megatron.plan.model_spec import ModelSpec
+from megatron.config.expert_plan import ExpertPlan
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.mlp import MixtureBuilder, ParallelMLP
+from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.tensor_parallel.experts import ExpertShare, mark_expert
+from megatron.tensor_parallel.process_groups import Groups
 
 _NOISE = {"none": None, "jitter": "Jitter", "rsample": "RSample"}
 

@@ -12,11 +12,11 @@ from deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
-from megatron.errors import ConfigError
-from megatron.optim.build import build_optimizer, shard_dim
-from megatron.optim.muon import Flat, Muon, Piece
-from megatron.optim.param_groups import plan_groups
-from megatron.plan.optimizer_plan import OptimizerPlan
+from megatron.common.errors import ConfigError
+from megatron.config.optimization.optimizer_plan import OptimizerPlan
+from megatron.optimizer.build import build_optimizer, shard_dim
+from megatron.optimizer.muon import Flat, Muon, Piece
+from megatron.optimizer.param_groups import plan_groups
 
 log = logging.getLogger(__name__)
 

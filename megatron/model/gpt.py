@@ -7,15 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.fused_kernels.dispatch import REFERENCE, Kernels
-from megatron.model.block import ParallelTransformerLayerPipe
-from megatron.model.carry import LayerInput
-from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
-from megatron.model.layers import Layer, Step, Tie
-from megatron.model.mlp import MixtureBuilder
-from megatron.model.norms import norm_layer
-from megatron.parallel.random import RngTracker
-from megatron.plan.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
+from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.layer_list import Layer, Step, Tie
+from megatron.model.layers.mlp import MixtureBuilder
+from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
+from megatron.tensor_parallel.rng import RngTracker
 
 
 def gpt_layers(

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.fused_kernels.dispatch import REFERENCE, Kernels
-from megatron.parallel.cross_entropy import vocab_parallel_cross_entropy
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 
 Loss = Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]
 

@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from megatron.errors import raise_if_any
-from megatron.tokenizer.fast import BackendWish, FastTokenizer
-from megatron.tokenizer.gpt2 import GPT2BPETokenizer
-from megatron.tokenizer.hugging_face import PretrainedFromHF
-from megatron.tokenizer.null import NullTokenizer
-from megatron.tokenizer.sentencepiece import (
+from megatron.common.errors import raise_if_any
+from megatron.tokenizer.types.fast import BackendWish, FastTokenizer
+from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
+from megatron.tokenizer.types.null import NullTokenizer
+from megatron.tokenizer.types.sentencepiece import (
     LegacyLlama2Tokenizer,
     LegacySentencePieceTokenizer,
     SentencePieceTokenizer,
 )
-from megatron.tokenizer.tiktoken import Pattern, TikTokenizer
-from megatron.tokenizer.tokenizer import Tokenizer
-from megatron.tokenizer.wordpiece import WordPieceTokenizer
+from megatron.tokenizer.types.tiktoken import Pattern, TikTokenizer
+from megatron.tokenizer.types.tokenizer import Tokenizer
+from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

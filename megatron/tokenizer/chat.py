@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
-from megatron.errors import DataError, WrongDataError, reason
-from megatron.tokenizer.hugging_face import load_with_transformers
-from megatron.tokenizer.tokenizer import Tokenizer, Vocabulary, no_tokens
+from megatron.common.errors import DataError, WrongDataError, reason
+from megatron.tokenizer.types.hugging_face import load_with_transformers
+from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary, no_tokens
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _NO_CHAT = (

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from megatron.errors import DataError
+from megatron.common.errors import DataError
 from megatron.tokenizer.chat import ChatTemplate
 from megatron.tokenizer.special import added_tokens, encode_alone
-from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _ANSWER, _NEXT = "first answer", "second question"
 _PROBE = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from megatron.atomic_files import replace_text
-from megatron.errors import DataError, WrongDataError
-from megatron.plan.tokenizer_plan import with_sentencepiece_form
-from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.common.atomic_files import replace_text
+from megatron.common.errors import DataError, WrongDataError
+from megatron.config.data.tokenizer_plan import with_sentencepiece_form
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 SUFFIX = ".tokenizer.json"
 FORMAT = 1

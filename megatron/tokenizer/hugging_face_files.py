@@ -9,9 +9,9 @@ from typing import Any
 from tokenizers import normalizers, processors
 
 from megatron.tokenizer.build import keywords
-from megatron.tokenizer.gpt2 import END_OF_TEXT
-from megatron.tokenizer.hugging_face import load_with_transformers
-from megatron.tokenizer.tokenizer import Role, Tokenizer
+from megatron.tokenizer.types.gpt2 import END_OF_TEXT
+from megatron.tokenizer.types.hugging_face import load_with_transformers
+from megatron.tokenizer.types.tokenizer import Role, Tokenizer
 
 _OF_TOKENIZERS = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

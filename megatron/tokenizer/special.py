@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:

@@ -5,16 +5,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from megatron.config.checkpoint import CheckpointConfig
+from megatron.common.errors import ConfigError, WrongDataError, raise_if_any
 from megatron.config.config import Config
-from megatron.data.indexed_dataset import existing_pair
-from megatron.errors import ConfigError, WrongDataError, raise_if_any
-from megatron.plan.check import check
-from megatron.plan.checkpoint_plan import plan_checkpoint
-from megatron.plan.data_plan import KIND_OF, prefixes_of
-from megatron.plan.evaluation_plan import plan_evaluation
-from megatron.plan.objective_plan import ObjectiveName
-from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.data_plan import KIND_OF, prefixes_of
+from megatron.config.data.objective_plan import ObjectiveName
+from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.run.checkpoint import CheckpointConfig
+from megatron.config.run.checkpoint_plan import plan_checkpoint
+from megatron.config.run.evaluation_plan import plan_evaluation
+from megatron.config.validation import check
+from megatron.data.token_files.indexed_dataset import existing_pair
 from megatron.tokenizer.build import tokenizer_problems
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")

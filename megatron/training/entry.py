@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.checkpoint.saved_run import network_of_checkpoint
+from megatron.checkpointing.saved_run import network_of_checkpoint
 from megatron.config.config import parse_config
-from megatron.plan.objective_plan import ObjectiveName
-from megatron.plan.watch_plan import plan_watch
+from megatron.config.data.objective_plan import ObjectiveName
+from megatron.config.run.watch_plan import plan_watch
 from megatron.training.early_checks import require_startable
-from megatron.training.environment import read_launch, read_launcher
-from megatron.training.failure import FailureFile
-from megatron.training.launchers import Launchers
-from megatron.training.restarts import require_hope, start_through_launcher
-from megatron.training.watchdog import Hangs, Watchdog, next_start_folder
+from megatron.training.process.environment import read_launch, read_launcher
+from megatron.training.process.failure import FailureFile
+from megatron.training.process.launchers import Launchers
+from megatron.training.process.restarts import require_hope, start_through_launcher
+from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folder
 
 
 def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: str | None) -> int:
@@ -46,10 +46,10 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
     with watchdog.watching():
         # Before torch, which takes seconds to import: what is wrong is told at once.
         require_startable(config, world_size=place.world_size, objective=objective)
-        from megatron.training.device import prepare_process
+        from megatron.training.process.device import prepare_process
 
         launch, device = prepare_process(config.parallel)
-        from megatron.training.objective import OBJECTIVES
+        from megatron.training.loop.objective import OBJECTIVES
         from megatron.training.pretrain import pretrain
 
         return pretrain(config, notices, launch, device, OBJECTIVES[objective], watchdog)

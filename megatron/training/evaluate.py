@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
-from megatron.plan.plan import Plan
-from megatron.training.journal import Journal
-from megatron.training.loop import Hook, StepResult
-from megatron.training.state import TrainState
-from megatron.training.stream import Batches
-from megatron.training.tensorboard import TensorBoard
+from megatron.training.loop.batch_stream import Batches
+from megatron.training.loop.journal import Journal
+from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.state import TrainState
+from megatron.training.telemetry.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
 

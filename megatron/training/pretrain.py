@@ -12,37 +12,37 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron.common.errors import ExitCode, before_the_first_step
 from megatron.config.config import Config
-from megatron.data.datasets import Datasets
+from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.plan import Plan, plan
+from megatron.config.validation import check
+from megatron.data.datasets.datasets import Datasets
+from megatron.data.datasets.views import view_of
 from megatron.engine.engine import Engine
-from megatron.errors import ExitCode, before_the_first_step
-from megatron.fused_kernels.choose import Choice, package_problems
-from megatron.fused_kernels.dispatch import Kernels
-from megatron.parallel.groups import Groups
-from megatron.plan.check import check
-from megatron.plan.plan import Plan, plan
-from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.preparation.views import view_of
+from megatron.fused_kernels.reference.dispatch import Kernels
+from megatron.fused_kernels.registry import Choice, package_problems
+from megatron.tensor_parallel.process_groups import Groups
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import common_chat_template, describe, require_same
-from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training import setup
-from megatron.training.checkpoint_choice import choose_checkpoint, with_saved_softmax
-from megatron.training.collectives import from_rank_0, gathered
-from megatron.training.environment import Launch
-from megatron.training.failure import FailureFile
-from megatron.training.flags_file import write_flags
-from megatron.training.objective import GPT, Objective
-from megatron.training.peers import Peers, this_process
+from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint, with_saved_softmax
+from megatron.training.checkpoints.resume import resume
+from megatron.training.checkpoints.save_directory import require_own, sole_writer
+from megatron.training.guards.stop_requests import build_requests
+from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
+from megatron.training.loop.collectives import from_rank_0, gathered
+from megatron.training.loop.objective import GPT, Objective
+from megatron.training.loop.state import TrainState
+from megatron.training.process.dead_ranks import Peers, this_process
+from megatron.training.process.environment import Launch
+from megatron.training.process.failure import FailureFile
+from megatron.training.process.flags_file import write_flags
+from megatron.training.process.watchdog import Watchdog
 from megatron.training.replay import quiet, replay
-from megatron.training.resume import resume
 from megatron.training.run import Run, say_when
-from megatron.training.save_directory import require_own, sole_writer
-from megatron.training.state import TrainState
-from megatron.training.stop_requests import build_requests
-from megatron.training.stream import Batches, Stream, length_of_next_step
-from megatron.training.watchdog import Watchdog
-from megatron.training.writers import writer_problems
+from megatron.training.telemetry.writers import writer_problems
 
 log = logging.getLogger(__name__)
 

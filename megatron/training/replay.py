@@ -8,21 +8,21 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron.data.datasets import build_datasets
-from megatron.data.samplers import SampleSource
+from megatron.common.errors import TrainingError
+from megatron.config.plan import Plan
+from megatron.data.datasets.datasets import build_datasets
+from megatron.data.datasets.sample_origins import lines_of_step
+from megatron.data.sampling.batch_sampler import SampleSource
 from megatron.engine.engine import Engine
-from megatron.errors import TrainingError
-from megatron.plan.plan import Plan
-from megatron.preparation.sample_origins import lines_of_step
-from megatron.tokenizer.tokenizer import Tokenizer
-from megatron.training.collectives import from_rank_0
-from megatron.training.journal import ROLLBACK, read_journal
-from megatron.training.loop import Hook, StepResult, train
+from megatron.tokenizer.types.tokenizer import Tokenizer
+from megatron.training.guards.skip_samples import Skip
+from megatron.training.loop.batch_stream import Stream
+from megatron.training.loop.collectives import from_rank_0
+from megatron.training.loop.journal import ROLLBACK, read_journal
+from megatron.training.loop.loop import Hook, StepResult, train
+from megatron.training.loop.state import TrainState
 from megatron.training.run import schedule_of
-from megatron.training.skip import Skip
-from megatron.training.state import TrainState
-from megatron.training.step_records import STEP, read_step
-from megatron.training.stream import Stream
+from megatron.training.telemetry.step_records import STEP, read_step
 
 log = logging.getLogger(__name__)
 

@@ -7,39 +7,39 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from megatron.checkpoint.publish import tidy
+from megatron.checkpointing.publish import tidy
+from megatron.common.errors import ExitCode, TrainingError
 from megatron.config.config import Config
+from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
-from megatron.errors import ExitCode, TrainingError
-from megatron.optim.schedule import learning_rate, weight_decay
-from megatron.parallel.groups import Groups
-from megatron.plan.plan import Plan
-from megatron.training.chaos import build_chaos
-from megatron.training.collectives import from_rank_0
-from megatron.training.energy import Energy
-from megatron.training.environment import Launch
+from megatron.optimizer.schedule import learning_rate, weight_decay
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.evaluate import Evaluation
-from megatron.training.flags_file import flags_said
-from megatron.training.journal import END, Journal
-from megatron.training.loop import Hook, Meter, Schedule, train
-from megatron.training.meters import build_meters
-from megatron.training.nan_guard import NanGuard
-from megatron.training.profile import Profile
-from megatron.training.progress import Named, Progress
-from megatron.training.replicas import ReplicaCheck
-from megatron.training.report import Report, peak_flops_of
-from megatron.training.save import Checkpoints
-from megatron.training.skip import Skip
-from megatron.training.slow_ranks import SlowRanks
-from megatron.training.spikes import Spike, SpikeGuard, go_back, steps_before
-from megatron.training.state import TrainState
-from megatron.training.step_records import StepRecords
-from megatron.training.stop import Stop
-from megatron.training.stop_requests import Requests
-from megatron.training.stream import Batches, Stream
-from megatron.training.tensorboard import TensorBoard
-from megatron.training.watchdog import Watchdog
-from megatron.training.writers import build_writer
+from megatron.training.guards.fault_injection import build_chaos
+from megatron.training.guards.loss_spikes import Spike, SpikeGuard, go_back, steps_before
+from megatron.training.guards.nan_guard import NanGuard
+from megatron.training.guards.replica_check import ReplicaCheck
+from megatron.training.guards.skip_samples import Skip
+from megatron.training.guards.stop import Stop
+from megatron.training.guards.stop_requests import Requests
+from megatron.training.loop.batch_stream import Batches, Stream
+from megatron.training.loop.collectives import from_rank_0
+from megatron.training.loop.journal import END, Journal
+from megatron.training.loop.loop import Hook, Meter, Schedule, train
+from megatron.training.loop.state import TrainState
+from megatron.training.process.environment import Launch
+from megatron.training.process.flags_file import flags_said
+from megatron.training.process.watchdog import Watchdog
+from megatron.training.process.watchdog_hooks import Named, Progress
+from megatron.training.telemetry.energy import Energy
+from megatron.training.telemetry.meters import build_meters
+from megatron.training.telemetry.profile import Profile
+from megatron.training.telemetry.report import Report, peak_flops_of
+from megatron.training.telemetry.slow_ranks import SlowRanks
+from megatron.training.telemetry.step_records import StepRecords
+from megatron.training.telemetry.tensorboard import TensorBoard
+from megatron.training.telemetry.writers import build_writer
 
 log = logging.getLogger(__name__)
 

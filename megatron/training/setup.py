@@ -11,40 +11,40 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron.common.errors import ConfigError
+from megatron.common.logging import set_level
 from megatron.config.config import Config
-from megatron.config.logging import LoggingConfig
-from megatron.data.datasets import Datasets, View, build_datasets
-from megatron.data.origin import TracedSource
-from megatron.engine import distributed
+from megatron.config.plan import Plan
+from megatron.config.run.logging import LoggingConfig
+from megatron.config.run.watch_plan import WatchPlan
+from megatron.data.datasets.datasets import Datasets, View, build_datasets
+from megatron.data.sampling.provenance import TracedSource
 from megatron.engine.build import build_engine
+from megatron.engine.deepspeed import distributed
+from megatron.engine.deepspeed.recompute import start_streams
+from megatron.engine.deepspeed.timers import HostEvent, Pace, Timers
 from megatron.engine.engine import Engine
 from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
-from megatron.engine.recompute import start_streams
-from megatron.engine.timers import HostEvent, Pace, Timers
-from megatron.errors import ConfigError
-from megatron.fused_kernels.choose import Choice, Workload, choose_kernels
-from megatron.fused_kernels.dispatch import Kernels
-from megatron.log import set_level
-from megatron.model.auxiliary_loss import AuxiliaryLoss
+from megatron.fused_kernels.reference.dispatch import Kernels
+from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
 from megatron.model.gpt import carried_fields, gpt_layers
-from megatron.model.init import initialise
-from megatron.parallel.groups import Groups, build_groups
-from megatron.parallel.topology import Topology
-from megatron.plan.plan import Plan
-from megatron.plan.watch_plan import WatchPlan
-from megatron.training.batch import read_batches
-from megatron.training.collectives import from_rank_0, rank_0_first
-from megatron.training.environment import (
+from megatron.model.initialization import initialise
+from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.tensor_parallel.process_groups import Groups, build_groups
+from megatron.tensor_parallel.topology import Topology
+from megatron.training.loop.batch import read_batches
+from megatron.training.loop.batch_stream import shortened
+from megatron.training.loop.collectives import from_rank_0, rank_0_first
+from megatron.training.loop.objective import Objective
+from megatron.training.process.environment import (
     Launch,
     cpu_threads,
     export_determinism,
     meeting_place,
     verbosity,
 )
-from megatron.training.objective import Objective
-from megatron.training.stream import shortened
-from megatron.training.watchdog import Hangs, Watchdog
+from megatron.training.process.watchdog import Hangs, Watchdog
 
 log = logging.getLogger(__name__)
 

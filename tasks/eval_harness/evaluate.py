@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron import log
-from megatron.atomic_files import replace_text
-from megatron.config.generation import GenerationConfig
-from megatron.config.tasks import HarnessConfig
-from megatron.errors import ConfigError, raise_if_any
-from megatron.plan.task_plan import harness_problems
-from megatron.serving.model_source import ModelSource, read_model_source
-from megatron.training.environment import read_launch
-from megatron.training.launch import run_tool_or_rank
+from megatron.common import logging as log
+from megatron.common.atomic_files import replace_text
+from megatron.common.errors import ConfigError, raise_if_any
+from megatron.config.inference.generation import GenerationConfig
+from megatron.config.inference.task_plan import harness_problems
+from megatron.config.inference.tasks import HarnessConfig
+from megatron.inference.loading.model_source import ModelSource, read_model_source
+from megatron.training.process.environment import read_launch
+from megatron.training.process.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # both take seconds to import, and wrong flags are told at once
     from lm_eval.tasks import TaskManager
 
-    from megatron.evaluation.harness import HarnessModel
+    from megatron.inference.evaluation.lm_eval_harness import HarnessModel
 
 _SIZES = (
     *("--num-layers", "--hidden-size", "--num-attention-heads"),
@@ -52,9 +52,9 @@ def main(argv: Sequence[str]) -> None:
     is_first = read_launch(None).rank == 0
     tasks = known_tasks(wishes) if is_first else None
 
-    from megatron.evaluation.team import Team
-    from megatron.serving.loaded_model import load_model
-    from megatron.serving.prompt_formats import chat_prompts_of
+    from megatron.inference.evaluation.distributed_evaluator import Team
+    from megatron.inference.loading.loaded_model import load_model
+    from megatron.inference.server.prompt_formats import chat_prompts_of
 
     rows = source.config.training.micro_batch_size * wishes.micro_bs_multiplier
     generation = GenerationConfig(
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
         team.follow()
         return
 
-    from megatron.evaluation.harness import HarnessModel
+    from megatron.inference.evaluation.lm_eval_harness import HarnessModel
 
     model = HarnessModel(
         team,

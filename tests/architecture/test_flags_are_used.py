@@ -10,8 +10,8 @@ import pytest
 from source import PACKAGE, REPOSITORY, SCRIPTS, files_of, module_name
 
 from megatron.config.config import SECTIONS
-from megatron.config.flags import argparse_form, field_docstrings, get_type_hints
-from megatron.config.legacy import LEGACY
+from megatron.config.foreign_flags.legacy import LEGACY
+from megatron.config.parsing.flags import argparse_form, field_docstrings, get_type_hints
 from megatron.config.programs import PROGRAMS
 
 ALL_SECTIONS = sorted(
@@ -60,7 +60,7 @@ def _read_in(function: ast.FunctionDef) -> set[tuple[str, str]]:
 
 
 def test_every_field_is_read():
-    readers = [file for file in PACKAGE.rglob("*.py") if "config" not in file.parts] + SCRIPTS
+    readers = [*PACKAGE.rglob("*.py"), *SCRIPTS]
     read = set().union(*map(fields_read, readers)) | READ_BEFORE_PARSING
     asked = {
         (section.__name__, field.name) for section in ALL_SECTIONS for field in fields(section)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from floors import FLOOR_OF, imports_between_parts, part_of
 from source import (
     PACKAGE,
     REPOSITORY,
@@ -18,34 +19,17 @@ from source import (
     module_name,
 )
 
-FLOORS = [
-    {"atomic_files", "commands", "errors", "host_memory", "log", "version"},
-    {"tool"},
-    {"config"},
-    {"plan"},
-    {"parallel", "fused_kernels", "tokenizer", "data", "optim"},
-    {"model"},
-    {"engine", "checkpoint", "generation", "preparation", "cleaning"},
-    {"training"},
-    {"serving", "evaluation", "doctor", "monitoring"},
-]
-GROUND = FLOORS[0] | FLOORS[1]
-FLOOR_OF = {part: height for height, floor in enumerate(FLOORS) for part in floor}
+WITHOUT_TORCH = ("common", "config", "planner", "tokenizer", "data", "diagnostics/monitor")
 
 
 def upward_imports(package: Path) -> list[str]:
     """Return 'file: module' for every import between parts that does not go down."""
-    found = []
-    for file in sorted(package.rglob("*.py")):
-        here = file.relative_to(package).with_suffix("").parts[0]
-        if here == "__init__":
-            continue
-        for module in imported_modules(file):
-            name, _, there = module.partition(".")
-            there = there.partition(".")[0]
-            if name == package.name and there != here and FLOOR_OF[there] >= FLOOR_OF[here]:
-                found.append(f"{file.relative_to(package)}: {module}")
-    return found
+    return [
+        line
+        for (here, there), lines in imports_between_parts(package).items()
+        for line in lines
+        if FLOOR_OF[there] >= FLOOR_OF[here]
+    ]
 
 
 def test_imports_go_down():
@@ -55,11 +39,12 @@ def test_imports_go_down():
 @pytest.mark.parametrize(
     ("importer", "line"),
     [
-        ("plan/plan.py", "from megatron.training.loop import train"),
-        ("plan/plan.py", "import megatron.model.gpt"),
-        ("data/dataset.py", "from megatron.tokenizer.gpt2 import GPT2"),
-        ("parallel/loss.py", "from megatron.fused_kernels.cross_entropy import REFERENCE"),
-        ("errors.py", "from megatron.version import VERSION"),
+        ("config/plan.py", "from megatron.training.loop.loop import train"),
+        ("config/plan.py", "import megatron.model.gpt"),
+        ("tokenizer/build.py", "from megatron.data.readers.inputs import Block"),
+        ("tensor_parallel/loss.py", "from megatron.fused_kernels.registry import KERNELS"),
+        ("common/errors.py", "from megatron.config.plan import plan"),
+        ("inference/engine/engine.py", "from megatron.inference.server.app import app"),
         ("model/gpt.py", "def lazy():\n    from megatron.engine import engine"),
     ],
 )
@@ -71,8 +56,8 @@ def test_an_import_sideways_or_up_is_found(tmp_path, importer, line):
 
 
 def test_every_part_has_a_floor():
-    parts = {file.relative_to(PACKAGE).with_suffix("").parts[0] for file in PACKAGE.rglob("*.py")}
-    assert parts - {"__init__"} <= set(FLOOR_OF)
+    files = [file for file in PACKAGE.rglob("*.py") if file.name != "__init__.py"]
+    assert {part_of(module_name(file)) for file in files} == set(FLOOR_OF)
 
 
 def test_modules_do_not_import_in_circles():
@@ -110,37 +95,37 @@ def test_every_folder_of_the_package_is_a_package():
     ("library", "parts"),
     [
         ("deepspeed", {"engine"}),
-        ("transformers", {"tokenizer", "checkpoint"}),
+        ("transformers", {"tokenizer", "checkpointing"}),
         ("tokenizers", {"tokenizer"}),
         ("triton", {"fused_kernels"}),
         ("flash_attn", {"fused_kernels"}),
-        ("apex", {"fused_kernels", "optim"}),
-        ("bitsandbytes", {"optim"}),
-        ("fastapi", {"serving"}),
-        ("starlette", {"serving"}),
-        ("pydantic", {"serving"}),
-        ("uvicorn", {"serving"}),
-        ("prometheus_client", {"serving"}),
-        ("lm_eval", {"evaluation"}),
+        ("apex", {"fused_kernels", "optimizer"}),
+        ("bitsandbytes", {"optimizer"}),
+        ("fastapi", {"inference.server"}),
+        ("starlette", {"inference.server"}),
+        ("pydantic", {"inference.server"}),
+        ("uvicorn", {"inference.server"}),
+        ("prometheus_client", {"inference.server"}),
+        ("lm_eval", {"inference.evaluation"}),
     ],
 )
 def test_a_library_has_one_door(library, parts):
     users = [file for file in PACKAGE.rglob("*.py") if library in imported_libraries(file)]
-    assert {file.relative_to(PACKAGE).parts[0] for file in users} <= parts
+    assert {part_of(module_name(file)) for file in users} <= parts
 
 
-def test_wishes_and_decisions_need_the_standard_library_only():
+def test_config_and_planner_need_the_standard_library_only():
     own = {"megatron", *sys.stdlib_module_names}
     foreign = {
         (file.name, library)
-        for file in files_of(*GROUND, "config", "plan")
+        for file in files_of("common", "config", "planner")
         for library in imported_libraries(file) - own
     }
     assert foreign <= {("files.py", "yaml")}
 
 
 def test_yaml_is_imported_only_when_a_file_is_read():
-    at_top = ast.parse((PACKAGE / "config/files.py").read_text()).body
+    at_top = ast.parse((PACKAGE / "config/parsing/files.py").read_text()).body
     names = [alias.name for node in at_top if isinstance(node, ast.Import) for alias in node.names]
     assert "yaml" not in names
 
@@ -148,13 +133,10 @@ def test_yaml_is_imported_only_when_a_file_is_read():
 def test_torch_is_not_needed_for_files_plans_and_tokens():
     modules = [
         module_name(file)
-        for file in files_of(
-            *GROUND, "config", "plan", "tokenizer", "data", "preparation", "cleaning"
-        )
-        if file.name != "__init__.py"
+        for file in files_of(*WITHOUT_TORCH)
+        if file.name != "__init__.py" and "datasets" not in file.parts
     ]
-    modules += ["megatron.checkpoint.manifest", "megatron.checkpoint.publish"]
-    modules += [module_name(file) for file in files_of("monitoring") if file.name != "__init__.py"]
+    modules += ["megatron.checkpointing.manifest", "megatron.checkpointing.publish"]
     code = (
         f"import sys, {', '.join(modules)}\n"
         "print(*sorted({'torch', 'deepspeed', 'transformers'} & sys.modules.keys()))"
@@ -174,7 +156,10 @@ def test_one_file_reads_the_environment():
     }
     # How many threads a library starts is said where it is loaded, before it is.
     tools = {"tools/merge_preprocessed_data.py", "tools/preprocess_data.py"}
-    assert readers - tools == {"megatron/training/environment.py", "megatron/data/workers.py"}
+    assert readers - tools == {
+        "megatron/training/process/environment.py",
+        "megatron/common/process_pool.py",
+    }
 
 
 def test_a_bare_string_is_a_docstring_or_stands_under_what_it_explains():

@@ -11,8 +11,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from source import REPOSITORY, SCRIPTS
 
-from megatron.commands import SCRIPTS as COMMANDS
-from megatron.version import VERSION
+from megatron.common.commands import SCRIPTS as COMMANDS
+from megatron.common.version import VERSION
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -65,7 +65,7 @@ def test_every_locked_version_has_a_hash() -> None:
 
 
 def test_commands_are_those_of_the_package_and_of_the_page() -> None:
-    assert PROJECT["project"]["scripts"] == dict.fromkeys(COMMANDS, "megatron.commands:main")
+    assert PROJECT["project"]["scripts"] == dict.fromkeys(COMMANDS, "megatron.common.commands:main")
     page = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(megatron-[\w-]+)` \| `([\w./]+)` \|$", page, re.MULTILINE))
     modules = {

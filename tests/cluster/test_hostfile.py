@@ -17,7 +17,7 @@ import pytest
 from forked import run_job, steps
 from ports import free_port
 
-from megatron.data.indexed_dataset import IndexedDatasetWriter
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HOSTS = ("127.0.0.2", "127.0.0.3")

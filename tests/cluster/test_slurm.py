@@ -9,10 +9,10 @@ import pytest
 from cluster import READ_ONLY, REPOSITORY, Cluster
 from tokenizers import ByteLevelBPETokenizer
 
-from megatron.checkpoint.digest import digest_of, digests, read_any
-from megatron.checkpoint.manifest import read_manifest
-from megatron.checkpoint.names import published_tags
-from megatron.training.journal import read_journal, starts_of
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.resharding.digest import digest_of, digests, read_any
+from megatron.training.loop.journal import read_journal, starts_of
 
 SIZES = {
     "gpt_1.3B.slurm": (2, 16),

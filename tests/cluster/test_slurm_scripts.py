@@ -10,9 +10,9 @@ import pytest
 from cluster import REPOSITORY
 
 from megatron.config.config import parse_config
-from megatron.plan.estimate.devices import device_of
-from megatron.plan.estimate.search import obstacle
-from megatron.plan.plan import Plan, plan
+from megatron.config.plan import Plan, plan
+from megatron.planner.devices import device_of
+from megatron.planner.search import obstacle
 
 SCRIPTS = sorted((REPOSITORY / "slurm").glob("*.slurm"))
 LAYOUTS = [script for script in SCRIPTS if script.name.startswith(("gpt", "bloom"))]

@@ -17,7 +17,7 @@ from jobs import (
     tool,
 )
 
-from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpointing.manifest import read_manifest
 
 
 def tensorboard_tags(folder: Path) -> set[str]:

@@ -15,7 +15,7 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from megatron.config.config import parse_config
-from megatron.plan.plan import plan
+from megatron.config.plan import plan
 
 PROCESSES = {
     "pretrain_gpt.sh": 1,

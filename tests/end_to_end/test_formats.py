@@ -19,12 +19,12 @@ from jobs import Corpus, journal
 from tiny import tiny_argv, tiny_plan
 from tokenizers import ByteLevelBPETokenizer
 
-from megatron.checkpoint.hugging_face.peft import export_adapters
-from megatron.checkpoint.lock import locked
-from megatron.checkpoint.manifest import read_manifest
-from megatron.data.index_files import DTYPES
-from megatron.data.preprocess import preprocess
-from megatron.preparation.preprocess_command import read_flags
+from megatron.checkpointing.hugging_face.peft import export_adapters
+from megatron.checkpointing.lock import locked
+from megatron.checkpointing.manifest import read_manifest
+from megatron.data.preprocessing.command import read_flags
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.token_files.index_files import DTYPES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
 TEXTS = [f"def a{i}(): return {i}" for i in range(20)] + ["!" * 300, "#"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import REPOSITORY, Corpus, clean_environment, journal
 
-from megatron.commands import SCRIPTS
+from megatron.common.commands import SCRIPTS
 
 TRAINING = (
     *("--num-layers", "1", "--hidden-size", "16", "--num-attention-heads", "2"),

@@ -7,7 +7,7 @@ import torch
 from checkpoints import whole_weights
 from jobs import Corpus, launched, losses, start_ranks
 
-from megatron.checkpoint.manifest import read_manifest
+from megatron.checkpointing.manifest import read_manifest
 
 RUN = [
     *("--num-layers", "4", "--hidden-size", "32", "--num-attention-heads", "4"),

@@ -7,9 +7,9 @@ import torch
 from jobs import Corpus, journal, losses, start_ranks
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from megatron.checkpoint.hugging_face.imports import Wishes, import_model
-from megatron.checkpoint.manifest import read_manifest, write_manifest
-from megatron.data.indexed_dataset import IndexedDatasetWriter
+from megatron.checkpointing.hugging_face.imports import Wishes, import_model
+from megatron.checkpointing.manifest import read_manifest, write_manifest
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
 ROWS = 61  # odd, as GPT-2's 50257
 RUN = [

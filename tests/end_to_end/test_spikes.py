@@ -7,7 +7,7 @@ import pytest
 from jobs import Corpus, Finished, journal, start_ranks
 from test_resume import assert_same_files
 
-from megatron.training.journal import read_journal
+from megatron.training.loop.journal import read_journal
 
 RUN = [
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),

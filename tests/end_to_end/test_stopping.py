@@ -22,10 +22,10 @@ from jobs import (
 )
 from ports import free_port
 
-from megatron.checkpoint.manifest import damage, read_manifest
-from megatron.checkpoint.names import published_tags
-from megatron.errors import ExitCode
-from megatron.training.stop_requests import SAVE_FILE
+from megatron.checkpointing.manifest import damage, read_manifest
+from megatron.checkpointing.names import published_tags
+from megatron.common.errors import ExitCode
+from megatron.training.guards.stop_requests import SAVE_FILE
 
 STALLS = """
 import os, sys, time
@@ -33,12 +33,12 @@ from pathlib import Path
 
 sys.path.insert(0, {repository!r})
 from megatron.training.entry import train_from
-from megatron.training.launch import run_rank
+from megatron.training.process.launch import run_rank
 
 
 def main(argv):
-    from megatron.checkpoint import writer
-    from megatron.training.stream import Stream
+    from megatron.checkpointing import writer
+    from megatron.training.loop.batch_stream import Stream
 
     write = writer.write_state
 

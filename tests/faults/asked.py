@@ -8,10 +8,10 @@ from typing import Any
 
 MOMENTS = {
     "loading": ("megatron.engine.engine:Engine", "load"),
-    "forward": ("megatron.model.layers:SequentialModel", "forward"),
-    "data": ("megatron.training.stream:Stream", "__next__"),
-    "evaluation": ("megatron.engine.plain_engine:PlainEngine", "evaluate"),
-    "save": ("megatron.checkpoint.writer", "write_state"),
+    "forward": ("megatron.model.layers.layer_list:SequentialModel", "forward"),
+    "data": ("megatron.training.loop.batch_stream:Stream", "__next__"),
+    "evaluation": ("megatron.engine.data_parallel_engine:PlainEngine", "evaluate"),
+    "save": ("megatron.checkpointing.writer", "write_state"),
 }
 """What is done at each: a class or a module, and its function."""
 
@@ -24,7 +24,7 @@ def signal_in(moment: str, struck: int, number: int, rank: int) -> None:
     """Have the rank `struck` get the signal `number` when it is first at `moment`, and be slow."""
     from pkgutil import resolve_name
 
-    from megatron.training.save import Checkpoints
+    from megatron.training.checkpoints.save import Checkpoints
 
     _storm_at_the_end()
     if rank != struck:
@@ -53,7 +53,7 @@ def signal_in(moment: str, struck: int, number: int, rank: int) -> None:
 def _storm_at_the_end() -> None:
     import torch.distributed as dist
 
-    from megatron.training.journal import Journal
+    from megatron.training.loop.journal import Journal
 
     leave, write = dist.destroy_process_group, Journal.write
 

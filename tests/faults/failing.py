@@ -10,7 +10,7 @@ WRITES_S = 0.3
 
 def slow_writes() -> None:
     """Have each file take a while; the next step fails meanwhile."""
-    from megatron.checkpoint import writer
+    from megatron.checkpointing import writer
 
     usual = writer.write_state
 
@@ -23,7 +23,7 @@ def slow_writes() -> None:
 
 def waits(silence_s: float) -> None:
     """Wait only so long for what another rank does not write."""
-    from megatron.training import rescue
+    from megatron.training.checkpoints import emergency_save as rescue
 
     defaults = rescue.finish_alone.__kwdefaults__
     assert defaults
@@ -44,9 +44,9 @@ def fails_in_step(failing: str, struck: int, iteration: int, rank: int) -> None:
     """Have the loss be no number on all ranks, or reading data fail on one, in that step."""
     from forked import without_head_start
 
-    from megatron.errors import DataError
-    from megatron.training import loop
-    from megatron.training.stream import Stream
+    from megatron.common.errors import DataError
+    from megatron.training.loop.batch_stream import Stream
+    from megatron.training.loop.loop import loop
 
     without_head_start(rank)
     # A rank that fails alone waits for rank 0, which does not know, but none gives up too early.
@@ -74,7 +74,7 @@ def has_no_finite_loss_from(first: int, number: int | None, rank: int) -> None:
     """Have the loss be NaN from step `first` on; this process gets signal `number` a step later."""
     from dataclasses import replace
 
-    from megatron.training import loop
+    from megatron.training.loop.loop import loop
 
     take_step = loop._take_step
 

@@ -81,7 +81,7 @@ def jumps(job: Job, count: int, draw: random.Random) -> Iterator[Trial]:
 
 def jump_in_steps(file: str, offsets: list[str], rank: int) -> None:
     """Set the clock at each step; libfaketime reads `file` at each look at the clock."""
-    from megatron.training import loop
+    from megatron.training.loop.loop import loop
 
     without_head_start(rank)
     take_step = loop._take_step

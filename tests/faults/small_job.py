@@ -7,7 +7,7 @@ from typing import Any
 
 from forked import Ended, hashes, run_job, steps
 
-from megatron.data.indexed_dataset import IndexedDatasetWriter
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
 LAST = 6
 FLAGS = f"""

@@ -62,7 +62,7 @@ def in_place_of(
     """Have the rank `struck` do something where it would do `moment`, which is MODULE:FUNCTION."""
     from importlib import import_module
 
-    from megatron.training import watchdog
+    from megatron.training.process import watchdog
 
     without_head_start(rank)
     watchdog.START_S = 0.0
@@ -103,7 +103,7 @@ def die(save: str) -> None:
 
 def nothing(rank: int, save: str) -> None:
     """Start as usual, without waiting for a launcher, or long for an answer."""
-    from megatron.parallel import meeting
+    from megatron.tensor_parallel import rendezvous as meeting
 
     without_head_start(rank)
     meeting.ANSWER_S = 5.0
@@ -122,7 +122,7 @@ def _rank(start: Start, port: int, rank: int, output: Path) -> None:
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     from megatron.training.entry import train_from
-    from megatron.training.launch import run_rank
+    from megatron.training.process.launch import run_rank
 
     start.setup(rank, str(start.save))
     argv = [*start.argv, "--save", str(start.save), "--load", str(start.save)]

@@ -7,10 +7,10 @@ from signal import SIGTERM, SIGUSR1
 from asked import signal_in
 from small_job import LAST, Job, is_same
 
-from megatron.checkpoint.manifest import damage, read_manifest
-from megatron.checkpoint.names import iteration_of, published_tags
-from megatron.errors import ExitCode
-from megatron.training.journal import read_journal
+from megatron.checkpointing.manifest import damage, read_manifest
+from megatron.checkpointing.names import iteration_of, published_tags
+from megatron.common.errors import ExitCode
+from megatron.training.loop.journal import read_journal
 
 # Each goes on from the one before: moment, rank and signal, and where the run stands then.
 ASKED = [

@@ -10,8 +10,8 @@ import pytest
 from small_job import Job
 from starting import Ended, Start, in_place_of, nothing, run_together, sleep, stop
 
-from megatron.errors import ExitCode
-from megatron.training.failure import failures_of
+from megatron.common.errors import ExitCode
+from megatron.training.process.failure import failures_of
 
 LIMIT = ["--hang-timeout", "2"]
 

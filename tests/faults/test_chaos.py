@@ -9,9 +9,9 @@ from forked import without_head_start
 from small_job import Job, is_same
 from tiny import tiny_config, tiny_plan
 
-from megatron.errors import ConfigError
-from megatron.plan.chaos_plan import FAULTS, ChaosPlan
-from megatron.training.chaos import strikes
+from megatron.common.errors import ConfigError
+from megatron.config.run.fault_injection_plan import FAULTS, ChaosPlan
+from megatron.training.guards.fault_injection import strikes
 
 MOST_STARTS = 30
 CHAOS = "seed=190,kill=0.2,kill_save=0.15,full_disk=0.2,flip=0.6,truncate=0.3,slow_disk=0.2,slow_disk_s=0.1"

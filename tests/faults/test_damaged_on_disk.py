@@ -13,7 +13,7 @@ from failing import cut_while_read
 from forked import steps, without_head_start
 from small_job import LAST, Job, is_same
 
-from megatron.checkpoint.lock import locked
+from megatron.checkpointing.lock import locked
 
 NEWEST = f"global_step{LAST}"
 MAIN = "mp_rank_00_model_states.pt"

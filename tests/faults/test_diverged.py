@@ -10,9 +10,9 @@ from failing import has_no_finite_loss_from
 from forked import steps
 from small_job import LAST, Job
 
-from megatron.checkpoint.names import published_tags
-from megatron.errors import ExitCode
-from megatron.training.failure import FAILURE
+from megatron.checkpointing.names import published_tags
+from megatron.common.errors import ExitCode
+from megatron.training.process.failure import FAILURE
 
 OVERRIDE = ["--override-opt_param-scheduler"]
 DIVERGING = ["--lr", "1e30", *OVERRIDE]

@@ -9,9 +9,9 @@ from failing import fails_in_step, without_patience
 from forked import FLUSH, Killed, without_head_start
 from small_job import Job, is_same
 
-from megatron.checkpoint.manifest import damage, read_manifest
-from megatron.checkpoint.names import iteration_of, published_tags
-from megatron.training.failure import FAILURE
+from megatron.checkpointing.manifest import damage, read_manifest
+from megatron.checkpointing.names import iteration_of, published_tags
+from megatron.training.process.failure import FAILURE
 
 BEHIND = ["--async-save", "--max-nan-steps", "1"]
 OWN_FILE = "zero_pp_rank_1_mp_rank_00_optim_states.pt"

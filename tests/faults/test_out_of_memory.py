@@ -9,8 +9,8 @@ import pytest
 from forked import without_head_start
 from small_job import Job, is_same
 
-from megatron.checkpoint.manifest import damage, read_manifest
-from megatron.errors import ExitCode
+from megatron.checkpointing.manifest import damage, read_manifest
+from megatron.common.errors import ExitCode
 
 
 def lacks_memory(needs: str, struck: int, rank: int) -> None:
@@ -19,7 +19,7 @@ def lacks_memory(needs: str, struck: int, rank: int) -> None:
 
     import torch
 
-    from megatron.training.stream import Stream
+    from megatron.training.loop.batch_stream import Stream
 
     without_head_start(rank)
     if rank != struck:

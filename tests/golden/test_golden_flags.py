@@ -7,8 +7,8 @@ from typing import get_type_hints
 import pytest
 from golden import HERE, require_golden
 
-from megatron.config.flags import argparse_form
-from megatron.config.legacy import LEGACY
+from megatron.config.foreign_flags.legacy import LEGACY
+from megatron.config.parsing.flags import argparse_form
 from megatron.config.programs import PROGRAMS
 
 REPOSITORY = HERE.parents[1]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from megatron.training.report import Interval
+from megatron.training.telemetry.report import Interval
 
 INTERVAL = {
     "iteration": 4710,

@@ -6,8 +6,8 @@ from golden import require_golden
 from tiny import Shards, tiny_spec
 
 from megatron.model.gpt import gpt_layers
-from megatron.model.layers import Layer, SequentialModel
-from megatron.parallel.random import OrdinaryStream
+from megatron.model.layers.layer_list import Layer, SequentialModel
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def steps_of(count, *, mixed=False, **changes):

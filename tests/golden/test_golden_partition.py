@@ -12,7 +12,7 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from test_golden_model import steps_of
 
-from megatron.engine.pipeline import _spec
+from megatron.engine.pipeline_module import _spec
 
 
 def bounds(num_layers, stages, method):

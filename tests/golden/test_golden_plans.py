@@ -6,7 +6,7 @@ from dataclasses import asdict
 from golden import require_golden
 
 from megatron.config.config import parse_config
-from megatron.plan.plan import plan
+from megatron.config.plan import plan
 
 GPT3_175B = """
     --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16

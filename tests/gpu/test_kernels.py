@@ -20,19 +20,19 @@ from tiny import tiny_spec
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from megatron.fused_kernels.dispatch import REFERENCE
+from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.parallel.random import OrdinaryStream
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from megatron.fused_kernels.triton_kernels.all import TRITON  # noqa: E402
+from megatron.fused_kernels.triton.all import TRITON  # noqa: E402
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 

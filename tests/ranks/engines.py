@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from tiny import tiny_plan
 
-from megatron.engine import distributed
+from megatron.config.data.mask_plan import MaskPlan
+from megatron.config.plan import Plan
+from megatron.engine.deepspeed import distributed
 from megatron.engine.engine import Engine, MicroBatch
-from megatron.parallel.groups import Groups
-from megatron.plan.mask_plan import MaskPlan
-from megatron.plan.plan import Plan
-from megatron.training.batch import PACKED, gpt_micro_batch, own_part
-from megatron.training.objective import GPT
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.training.loop.batch import PACKED, gpt_micro_batch, own_part
+from megatron.training.loop.objective import GPT
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
 
 DOCUMENTS = MaskPlan(reset_positions=True, isolate_documents=True, mask_loss=True)

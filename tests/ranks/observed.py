@@ -29,14 +29,14 @@ from deepspeed.utils import logger as deepspeed_logger
 from stood_in import stood_in
 from torch import Tensor
 
-from megatron import log
+from megatron.common import logging as log
+from megatron.common.errors import MegatronError
 from megatron.config.config import parse_config
-from megatron.errors import MegatronError
 from megatron.training import pretrain, run
-from megatron.training.device import prepare_process
-from megatron.training.loop import Hook, StepResult
-from megatron.training.objective import OBJECTIVES
-from megatron.training.state import TrainState
+from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.objective import OBJECTIVES
+from megatron.training.loop.state import TrainState
+from megatron.training.process.device import prepare_process
 
 Observation = dict[str, Any]
 """What was seen of a run, by aspect."""

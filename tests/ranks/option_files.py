@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from megatron.data.indexed_dataset import IndexedDatasetWriter
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 SPECIAL = ["<|endoftext|>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<split>", "<other>"]

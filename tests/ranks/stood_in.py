@@ -14,7 +14,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import cpu_adam
 
-from megatron.config import flags
+from megatron.config.parsing import flags
 from megatron.training import pretrain
 
 _DOCSTRINGS = cache(flags.field_docstrings)

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from ranks import outcomes_on_ranks, require_passed
 
-from megatron.doctor import network
-from megatron.training.environment import Launch
+from megatron.diagnostics.doctor import network
+from megatron.training.process.environment import Launch
 
 CPU = torch.device("cpu")
 

@@ -9,13 +9,13 @@ from ranks import run_on_ranks
 from stages import engine_of, plain_logits, random_model
 from tiny import tiny_spec
 
-from megatron.evaluation.scores import Score
-from megatron.evaluation.team import Team
-from megatron.evaluation.windows import Window
-from megatron.generation.request import Completion, Request
-from megatron.generation.sampling import Sampling
-from megatron.parallel.groups import build_groups, lone_group
-from megatron.parallel.topology import Topology
+from megatron.inference.engine.request import Completion, Request
+from megatron.inference.engine.sampling import Sampling
+from megatron.inference.evaluation.distributed_evaluator import Team
+from megatron.inference.evaluation.scoring import Score
+from megatron.inference.evaluation.windows import Window
+from megatron.tensor_parallel.process_groups import build_groups, lone_group
+from megatron.tensor_parallel.topology import Topology
 
 SPEC = tiny_spec(max_position_embeddings=12, seq_length=12)
 LAYOUTS = [

@@ -15,23 +15,23 @@ from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
 from torch.testing import assert_close
 
-from megatron.engine import distributed
 from megatron.engine.build import build_engine
+from megatron.engine.deepspeed import distributed
+from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
-from megatron.engine.recompute import start_streams
-from megatron.model.auxiliary_loss import AuxiliaryLoss
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.optim.build import build_optimizer
-from megatron.parallel.experts import whole_name
-from megatron.parallel.groups import build_groups, lone_group
-from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.sharding import shard_of
-from megatron.parallel.topology import Topology
-from megatron.training.batch import gpt_micro_batch
+from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.optimizer.build import build_optimizer
+from megatron.tensor_parallel.experts import whole_name
+from megatron.tensor_parallel.process_groups import build_groups, lone_group
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.topology import Topology
+from megatron.training.loop.batch import gpt_micro_batch
 
 FLAGS = [
     *("--num-experts", "4", "--expert-interval", "1", "--moe-loss-coeff", "0.3"),

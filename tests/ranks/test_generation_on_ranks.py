@@ -10,13 +10,13 @@ from ranks import TIMEOUT_S, run_on_ranks
 from stages import completed, engine_of, random_model
 from tiny import tiny_spec
 
-from megatron.generation.beam import Beam, Search
-from megatron.generation.engine import Engine
-from megatron.generation.request import Completion, Event, Request
-from megatron.generation.sampling import Sampling
-from megatron.parallel.groups import build_groups, lone_group
-from megatron.parallel.topology import Topology
-from megatron.serving.engine_loop import EngineLoop
+from megatron.inference.engine.beam_search import Beam, Search
+from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.request import Completion, Event, Request
+from megatron.inference.engine.sampling import Sampling
+from megatron.inference.server.engine_thread import EngineLoop
+from megatron.tensor_parallel.process_groups import build_groups, lone_group
+from megatron.tensor_parallel.topology import Topology
 
 SPECS = {
     "bloom": tiny_spec(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from engines import batches_of, engine_of
 from ranks import run_on_ranks
 
-from megatron.checkpoint.unpickle import read_state
+from megatron.checkpointing.resharding.unpickle import read_state
 
 LAYOUTS = {
     "plain": "",

@@ -10,19 +10,24 @@ from ranks import outcomes_on_ranks, require_passed
 from tiny import GEMMA_2, GEMMA_3, tiny_spec
 from torch.testing import assert_close
 
-from megatron.engine import distributed
-from megatron.engine.clipping import clip_gradients
-from megatron.engine.mpu import Mpu
-from megatron.engine.recompute import recompute, restore_streams, start_streams, stream_states
-from megatron.model.block import ParallelTransformerLayerPipe
+from megatron.engine.deepspeed import distributed
+from megatron.engine.deepspeed.clipping import clip_gradients
+from megatron.engine.deepspeed.mpu import Mpu
+from megatron.engine.deepspeed.recompute import (
+    recompute,
+    restore_streams,
+    start_streams,
+    stream_states,
+)
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import Recomputation, SequentialModel
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import Recomputation, SequentialModel
+from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.model.loss import next_token_loss
-from megatron.parallel.groups import build_groups, lone_group
-from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.sharding import shard_of
-from megatron.parallel.topology import Topology
+from megatron.tensor_parallel.process_groups import build_groups, lone_group
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.topology import Topology
 
 FOUR_HEADS = {"num_attention_heads": 4, "head_dim": 4}
 LLAMA = FOUR_HEADS | {

@@ -16,12 +16,12 @@ from engines import batches_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
 from torch.testing import assert_close
 
-from megatron.checkpoint.adapters import merged, without_adapters
-from megatron.checkpoint.layouts import read_whole
-from megatron.checkpoint.manifest import Manifest, record_file
-from megatron.checkpoint.unpickle import read_state
-from megatron.parallel.adapters import is_adapter
-from megatron.parallel.sharding import shard_of
+from megatron.checkpointing.manifest import Manifest, record_file
+from megatron.checkpointing.resharding.adapters import merged, without_adapters
+from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.tensor_parallel.adapters import is_adapter
+from megatron.tensor_parallel.sharding import shard_of
 
 BASE = [
     *("--attention-dropout", "0", "--hidden-dropout", "0", "--global-batch-size", "4"),

@@ -11,16 +11,16 @@ import torch
 from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
 
-from megatron.engine import distributed
-from megatron.fused_kernels.dispatch import REFERENCE
+from megatron.engine.deepspeed import distributed
+from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.parallel.groups import lone_group
-from megatron.parallel.random import OrdinaryStream
-from megatron.training.batch import gpt_micro_batch, own_part
-from megatron.training.objective import GPT
+from megatron.tensor_parallel.process_groups import lone_group
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.training.loop.batch import gpt_micro_batch, own_part
+from megatron.training.loop.objective import GPT
 from megatron.training.setup import build_gpt_engine, build_process_groups
 
 FLAGS = [

@@ -13,10 +13,10 @@ from engines import batches_of
 from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
 
-from megatron.engine import distributed
-from megatron.model.live_tensors import LiveTensors
-from megatron.plan.estimate.memory import memory_of_stages
-from megatron.training.objective import GPT
+from megatron.diagnostics.live_tensors import LiveTensors
+from megatron.engine.deepspeed import distributed
+from megatron.planner.memory import memory_of_stages
+from megatron.training.loop.objective import GPT
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
 
 SIZES = [

@@ -5,7 +5,7 @@ import torch
 from engines import batches_of, engine_of
 from ranks import outcomes_on_ranks, require_passed
 
-from megatron.parallel.sharding import shard_of
+from megatron.tensor_parallel.sharding import shard_of
 
 TENSOR = ("--tensor-model-parallel-size", "2")
 

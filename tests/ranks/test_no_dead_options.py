@@ -80,7 +80,7 @@ def turn_all(rank: int, names: list[str], files: Path, folder: Path) -> None:
         # Options that need a GPU are seen to be refused.
         "CUDA_VISIBLE_DEVICES": "",
     }
-    from megatron.checkpoint.universal import write_universal
+    from megatron.checkpointing.resharding.universal import write_universal
 
     runs = Runs(files, folder)
     if dist.get_world_size() == 1:

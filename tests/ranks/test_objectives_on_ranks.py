@@ -15,19 +15,19 @@ from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_config, tiny_plan
 from torch.testing import assert_close
 
-from megatron.data.prefix import PrefixDataset
-from megatron.engine import distributed
+from megatron.config.data.objective_plan import plan_objective
+from megatron.data.datasets.prefix import PrefixDataset
 from megatron.engine.build import build_engine
-from megatron.engine.recompute import start_streams
+from megatron.engine.deepspeed import distributed
+from megatron.engine.deepspeed.recompute import start_streams
 from megatron.model.gpt import carried_fields, gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
-from megatron.parallel.groups import build_groups, lone_group
-from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.topology import Topology
-from megatron.plan.objective_plan import plan_objective
-from megatron.training.batch import read_batches
-from megatron.training.objective import OBJECTIVES, PREFIX_LM
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.tensor_parallel.process_groups import build_groups, lone_group
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tensor_parallel.topology import Topology
+from megatron.training.loop.batch import read_batches
+from megatron.training.loop.objective import OBJECTIVES, PREFIX_LM
 
 FLAGS = [
     *("--pipeline-model-parallel-size", "2", "--micro-batch-size", "1", "--seq-length", "8"),

@@ -22,22 +22,22 @@ from tiny import tiny_plan, tiny_spec
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.testing import assert_close
 
-from megatron.checkpoint.manifest import Manifest, record_file
-from megatron.engine import distributed
+from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.engine.build import build_engine
+from megatron.engine.deepspeed import distributed
+from megatron.engine.deepspeed.recompute import start_streams
+from megatron.engine.deepspeed.zero3 import Opened
 from megatron.engine.optimizers import engine_optimizer
-from megatron.engine.recompute import start_streams
-from megatron.engine.zero import Opened
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.optim.build import build_optimizer
-from megatron.parallel.groups import build_groups, lone_group
-from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.sharding import shard_of
-from megatron.parallel.topology import Topology
-from megatron.training.batch import gpt_micro_batch
+from megatron.optimizer.build import build_optimizer
+from megatron.tensor_parallel.process_groups import build_groups, lone_group
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.topology import Topology
+from megatron.training.loop.batch import gpt_micro_batch
 
 FLAGS = ["--attention-dropout", "0", "--hidden-dropout", "0", "--pad-vocab-size-to", "12"]
 CONSTANTS = ["--clip-grad", "0.5", "--weight-decay", "0.2", "--adam-eps", "1e-3"]

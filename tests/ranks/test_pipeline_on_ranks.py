@@ -13,23 +13,23 @@ from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
 from torch.testing import assert_close
 
-from megatron.engine import distributed
+from megatron.common.errors import ConfigError
+from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.engine.build import build_engine
+from megatron.engine.deepspeed import distributed
+from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.optimizers import engine_optimizer
-from megatron.engine.pipeline import pipeline_module
-from megatron.engine.pipelined_engine import PipelinedEngine
-from megatron.engine.recompute import start_streams
-from megatron.errors import ConfigError
+from megatron.engine.pipeline_engine import PipelinedEngine
+from megatron.engine.pipeline_module import pipeline_module
 from megatron.model.gpt import carried_fields, gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.optim.param_groups import param_groups
-from megatron.parallel.groups import build_groups, lone_group
-from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.topology import Topology
-from megatron.plan.recompute_plan import NOTHING
-from megatron.training.batch import gpt_micro_batch
+from megatron.optimizer.param_groups import param_groups
+from megatron.tensor_parallel.process_groups import build_groups, lone_group
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tensor_parallel.topology import Topology
+from megatron.training.loop.batch import gpt_micro_batch
 
 FLAGS = [
     *("--pipeline-model-parallel-size", "2", "--global-batch-size", "4"),
@@ -202,7 +202,7 @@ def stages_are_told_with_their_layers_and_weights(rank):
     told = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
-    log = logging.getLogger("megatron.engine.pipeline")
+    log = logging.getLogger("megatron.engine.pipeline_module")
     log.setLevel(logging.INFO)
     log.addHandler(handler)
     module = module_of("type:transformer")

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from engines import batches_of, engine_of
 from ranks import outcomes_on_ranks, require_passed
 
-from megatron.checkpoint.layouts import read_whole
-from megatron.checkpoint.manifest import Manifest, record_file
-from megatron.errors import CheckpointError
-from megatron.parallel.sharding import shard_of
-from megatron.training.collectives import from_rank_0, gathered
+from megatron.checkpointing.manifest import Manifest, record_file
+from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.common.errors import CheckpointError
+from megatron.tensor_parallel.sharding import shard_of
+from megatron.training.loop.collectives import from_rank_0, gathered
 
 NETWORK = (
     *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "4"),

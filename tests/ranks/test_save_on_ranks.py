@@ -14,14 +14,14 @@ from ranks import outcomes_on_ranks, require_passed
 from steps import step
 from tiny import tiny_config
 
-from megatron.checkpoint import writer
-from megatron.checkpoint.digest import digest_of, digests, read_any
-from megatron.checkpoint.manifest import read_manifest
-from megatron.checkpoint.names import published_tags
-from megatron.errors import CheckpointError
-from megatron.training.collectives import from_rank_0
-from megatron.training.save import Checkpoints
-from megatron.training.state import TrainState
+from megatron.checkpointing import writer
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.resharding.digest import digest_of, digests, read_any
+from megatron.common.errors import CheckpointError
+from megatron.training.checkpoints.save import Checkpoints
+from megatron.training.loop.collectives import from_rank_0
+from megatron.training.loop.state import TrainState
 
 TENSOR = "--tensor-model-parallel-size 2"
 

@@ -6,7 +6,7 @@ from engines import DOCUMENTS, batches_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
 from torch.testing import assert_close
 
-from megatron.parallel.regions import all_to_all, scatter_sequence
+from megatron.tensor_parallel.collectives import all_to_all, scatter_sequence
 
 TENSOR = ("--tensor-model-parallel-size", "2")
 BOTH = (*TENSOR, "--sequence-parallel")

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from ranks import outcomes_on_ranks, require_passed
 
-from megatron.parallel.topology import Topology
-from megatron.training import memory
-from megatron.training.journal import Journal, read_journal
-from megatron.training.slow_ranks import SLOWEST, SLOWNESS, SlowRanks, slowness_of
-from megatron.training.state import TrainState
+from megatron.tensor_parallel.topology import Topology
+from megatron.training.loop.journal import Journal, read_journal
+from megatron.training.loop.state import TrainState
+from megatron.training.telemetry import memory
+from megatron.training.telemetry.slow_ranks import SLOWEST, SLOWNESS, SlowRanks, slowness_of
 
 RANKS = 3
 SLOW_UNTIL = 30
@@ -24,7 +24,7 @@ def keep_messages():
     told = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
-    logger = logging.getLogger("megatron.training.slow_ranks")
+    logger = logging.getLogger("megatron.training.telemetry.slow_ranks")
     logger.handlers[:] = [handler]
     logger.setLevel(logging.INFO)
     return told

@@ -8,15 +8,18 @@ from ranks import outcomes_on_ranks, require_passed
 from torch import nn
 from torch.testing import assert_close
 
-from megatron.fused_kernels.cross_entropy import REFERENCE
+from megatron.fused_kernels.reference.cross_entropy import REFERENCE
 from megatron.model.loss import next_token_loss
-from megatron.parallel.broadcast import broadcast_tokens
-from megatron.parallel.cross_entropy import vocab_parallel_cross_entropy
-from megatron.parallel.embedding import VocabParallelEmbedding
-from megatron.parallel.groups import build_groups, lone_group
-from megatron.parallel.linear import ColumnParallelLinear, RowParallelLinear
-from megatron.parallel.regions import copy_to_tensor_parallel, reduce_from_tensor_parallel
-from megatron.parallel.topology import Topology
+from megatron.tensor_parallel.broadcast import broadcast_tokens
+from megatron.tensor_parallel.collectives import (
+    copy_to_tensor_parallel,
+    reduce_from_tensor_parallel,
+)
+from megatron.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from megatron.tensor_parallel.embedding import VocabParallelEmbedding
+from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from megatron.tensor_parallel.process_groups import build_groups, lone_group
+from megatron.tensor_parallel.topology import Topology
 
 WORLD = 2
 

@@ -24,26 +24,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 import torch
 from timed_steps import random_batches
 
-from megatron import log
-from megatron.checkpoint.layouts import read_whole
-from megatron.checkpoint.manifest import read_manifest
-from megatron.checkpoint.names import tag_of
-from megatron.checkpoint.unpickle import read_state
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.names import tag_of
+from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.sharded_tensor import Pieces, Whole, WholeCheckpoint
+from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.common import logging as log
+from megatron.common.cli import run_tool
 from megatron.config.config import Config, parse_config
-from megatron.engine import distributed
+from megatron.config.plan import Plan, plan
+from megatron.engine.deepspeed import distributed
 from megatron.engine.engine import Engine, MicroBatch
-from megatron.parallel.sharding import shard_of
-from megatron.parallel.whole import Pieces, Whole, WholeCheckpoint
-from megatron.plan.plan import Plan, plan
-from megatron.tool import run_tool
+from megatron.tensor_parallel.sharding import shard_of
 from megatron.training import setup
-from megatron.training.checkpoint_choice import choose_checkpoint
-from megatron.training.device import prepare_process
-from megatron.training.loop import StepResult
-from megatron.training.objective import GPT
-from megatron.training.resume import resume
-from megatron.training.save import Checkpoints
-from megatron.training.state import TrainState
+from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
+from megatron.training.checkpoints.resume import resume
+from megatron.training.checkpoints.save import Checkpoints
+from megatron.training.loop.loop import StepResult
+from megatron.training.loop.objective import GPT
+from megatron.training.loop.state import TrainState
+from megatron.training.process.device import prepare_process
 
 LAYERS, VOCAB_SIZE, SEQ_LENGTH = 4, 1024, 16
 BUFFERS_MB = (64, 8, 1)

@@ -18,16 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from megatron.checkpoint.hugging_face.families import family_of
+from megatron.checkpointing.hugging_face.families.registry import family_of
+from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
+from megatron.common.cli import run_tool
 from megatron.config.config import parse_config
-from megatron.generation.engine import Engine
-from megatron.generation.processes import lone_groups
-from megatron.generation.request import Request
-from megatron.generation.sampling import Sampling
-from megatron.generation.stage import Stage
-from megatron.parallel.whole import WholeParameter, undivided
-from megatron.plan.model_spec import ModelSpec, plan_model
-from megatron.tool import run_tool
+from megatron.config.network.model_spec import ModelSpec, plan_model
+from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.inference_groups import lone_groups
+from megatron.inference.engine.model_runner import Stage
+from megatron.inference.engine.request import Request
+from megatron.inference.engine.sampling import Sampling
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -15,21 +15,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from timed_steps import random_batches, timed
 
-from megatron import log
+from megatron.common import logging as log
+from megatron.common.cli import run_tool
 from megatron.config.config import parse_config
-from megatron.engine import distributed
-from megatron.plan.plan import plan
-from megatron.tool import run_tool
-from megatron.training.device import prepare_process
-from megatron.training.journal import Journal
-from megatron.training.loop import Hook, StepResult
-from megatron.training.nan_guard import NanGuard
-from megatron.training.objective import GPT
-from megatron.training.replicas import ReplicaCheck
+from megatron.config.plan import plan
+from megatron.engine.deepspeed import distributed
+from megatron.training.guards.loss_spikes import SpikeGuard, Watched
+from megatron.training.guards.nan_guard import NanGuard
+from megatron.training.guards.replica_check import ReplicaCheck
+from megatron.training.loop.journal import Journal
+from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.objective import GPT
+from megatron.training.loop.state import TrainState
+from megatron.training.process.device import prepare_process
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
-from megatron.training.spikes import SpikeGuard, Watched
-from megatron.training.state import TrainState
-from megatron.training.step_records import StepRecords
+from megatron.training.telemetry.step_records import StepRecords
 
 VOCAB_SIZE = 8192
 

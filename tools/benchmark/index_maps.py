@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from xxhash import xxh3_64_hexdigest
 
-from megatron.data.blend import blend_order
-from megatron.data.gpt_dataset import GPTDataset
-from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron.data.sample_index import SampleIndex, build_sample_index, plan_epochs
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.data.datasets.gpt_dataset import GPTDataset
+from megatron.data.sampling.blend import blend_order
+from megatron.data.sampling.sample_index import SampleIndex, build_sample_index, plan_epochs
+from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 
 SEQ_LENGTH = 2048
 MEAN_TOKENS = 600

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 import numpy as np
 
-from megatron.data.indexed_dataset import IndexedDatasetWriter
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS_PER_DOCUMENT = 600

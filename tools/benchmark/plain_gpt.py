@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megatron.plan.model_spec import ModelSpec
+from megatron.config.network.model_spec import ModelSpec
 
 
 class PlainBlock(nn.Module):

@@ -42,11 +42,11 @@ from sample_texts import CHARACTERS_PER_DOCUMENT, Texts
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, SentencePieceUnigramTokenizer
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from megatron.data.conversion import Conversion
-from megatron.data.preprocess import preprocess
+from megatron.common.cli import run_tool
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import Conversion
 from megatron.tokenizer.build import build_tokenizer
-from megatron.tokenizer.null import NullTokenizer
-from megatron.tool import run_tool
+from megatron.tokenizer.types.null import NullTokenizer
 
 if TYPE_CHECKING:
     from transformers import GPT2TokenizerFast

@@ -21,25 +21,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 import torch
 
+from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
+from megatron.common.cli import run_tool
 from megatron.config.config import parse_config
-from megatron.generation.engine import Engine
-from megatron.generation.processes import lone_groups
-from megatron.generation.sampling import Sampling
-from megatron.generation.stage import Stage
+from megatron.config.inference.serving_plan import Limits
+from megatron.config.network.model_spec import plan_model
+from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.inference_groups import lone_groups
+from megatron.inference.engine.model_runner import Stage
+from megatron.inference.engine.sampling import Sampling
+from megatron.inference.server.app import build_app
+from megatron.inference.server.engine_thread import EngineLoop
+from megatron.inference.server.served_model import ServedModel
+from megatron.inference.server.server import Server
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
-from megatron.parallel.groups import lone_group
-from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.whole import WholeParameter, undivided
-from megatron.plan.model_spec import plan_model
-from megatron.plan.serving_plan import Limits
-from megatron.serving.app import build_app
-from megatron.serving.engine_loop import EngineLoop
-from megatron.serving.served_model import ServedModel
-from megatron.serving.server import Server
-from megatron.tokenizer.null import NullTokenizer
-from megatron.tool import run_tool
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.tensor_parallel.process_groups import lone_group
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tokenizer.types.null import NullTokenizer
 
 
 def main(argv: Sequence[str]) -> None:

@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 import numpy as np
 
-from megatron.data.indexed_dataset import IndexedDatasetWriter
-from megatron.errors import MegatronError
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import MegatronError
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

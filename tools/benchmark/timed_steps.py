@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from megatron.config.plan import Plan
 from megatron.engine.engine import MicroBatch
-from megatron.plan.plan import Plan
-from megatron.training.batch import gpt_micro_batch
+from megatron.training.loop.batch import gpt_micro_batch
 
 
 def random_batches(decided: Plan, batch: int) -> Iterator[MicroBatch]:

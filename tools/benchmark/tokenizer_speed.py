@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from tokenizers import ByteLevelBPETokenizer
 
-from megatron.errors import ConfigError, MegatronError
-from megatron.tokenizer.fast import FastTokenizer
-from megatron.tokenizer.gpt2 import GPT2BPETokenizer
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError, MegatronError
+from megatron.tokenizer.types.fast import FastTokenizer
+from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
 
 SYLLABLES = [a + b for a in "bdfgklmnprstvw" for b in ("a", "e", "i", "o", "u", "er", "an", "is")]
 

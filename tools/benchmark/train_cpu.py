@@ -17,13 +17,13 @@ import torch
 from plain_gpt import PlainLoop
 from timed_steps import random_batches, timed
 
-from megatron import log
+from megatron.common import logging as log
+from megatron.common.cli import run_tool
 from megatron.config.config import parse_config
-from megatron.engine import distributed
-from megatron.plan.plan import plan
-from megatron.tool import run_tool
-from megatron.training.device import prepare_process
-from megatron.training.objective import GPT
+from megatron.config.plan import plan
+from megatron.engine.deepspeed import distributed
+from megatron.training.loop.objective import GPT
+from megatron.training.process.device import prepare_process
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
 
 VOCAB_SIZE = 8192

@@ -14,11 +14,11 @@ sys.path.insert(0, os.path.realpath(__file__).rsplit("/", 3)[0])  # so that it r
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.checkpoint.manifest import read_manifest
-from megatron.checkpoint.names import checkpoint_of
-from megatron.config.checkpoint_tools import LookConfig
-from megatron.config.flags import parse_sections
-from megatron.tool import run_tool, with_flag
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.names import checkpoint_of
+from megatron.common.cli import run_tool, with_flag
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.checkpoint_tools import LookConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
     config: LookConfig = said["look"]
     folder = checkpoint_of(Path(config.path))
     manifest = read_manifest(folder)
-    from megatron.checkpoint.digest import digest_of, digests, read_any
+    from megatron.checkpointing.resharding.digest import digest_of, digests, read_any
 
     whole = read_any(folder, manifest)
     named = list(digests(whole, manifest.plan["model"]["vocab_size"]))

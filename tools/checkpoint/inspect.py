@@ -12,13 +12,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from megatron.checkpoint.foreign.detect import SYSTEMS, system_of
-from megatron.checkpoint.manifest import Manifest, read_manifest
-from megatron.checkpoint.names import checkpoint_of
-from megatron.config.checkpoint_tools import LookConfig
-from megatron.config.flags import parse_sections
-from megatron.errors import WrongCheckpointError
-from megatron.tool import run_tool, with_flag
+from megatron.checkpointing.manifest import Manifest, read_manifest
+from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
+from megatron.checkpointing.names import checkpoint_of
+from megatron.common.cli import run_tool, with_flag
+from megatron.common.errors import WrongCheckpointError
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.checkpoint_tools import LookConfig
 
 _COMMANDS = {
     "hugging_face": ("tools/convert_checkpoint/from_hf.py --load {path} --save NEW",),
@@ -71,7 +71,7 @@ def _summary(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _tensors(folder: Path, manifest: Manifest, *, each: bool) -> Iterator[str]:
-    from megatron.checkpoint.digest import read_any
+    from megatron.checkpointing.resharding.digest import read_any
 
     whole = read_any(folder, manifest)
     sizes = [parameter.weight.size for parameter in whole.parameters.values()]
@@ -85,7 +85,7 @@ def _tensors(folder: Path, manifest: Manifest, *, each: bool) -> Iterator[str]:
 
 def _foreign(path: Path, system: str, *, each: bool) -> Iterator[str]:
     # Not above: torch is slow to import.
-    from megatron.checkpoint.foreign.convert import find
+    from megatron.checkpointing.megatron_lm.convert import find
 
     found = find(path, system)
     known = "unknown" if found.vocab_size is None else found.vocab_size

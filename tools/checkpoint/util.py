@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
 from megatron.config.checkpoint_conversion import parse_conversion
-from megatron.config.checkpoint_tools import ConversionConfig
-from megatron.config.legacy_checkpoint_conversion import CONVERSION_LEGACY
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
+from megatron.config.foreign_flags.legacy_checkpoint_conversion import CONVERSION_LEGACY
+from megatron.config.tools.checkpoint_tools import ConversionConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     if own.model_type != "GPT":
         raise ConfigError(f"--model-type {own.model_type}: only GPT is converted")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpoint.foreign.convert import Conversion, convert
+    from megatron.checkpointing.megatron_lm.convert import Conversion, convert
 
     wish = Conversion(
         source=Path(own.load_dir),

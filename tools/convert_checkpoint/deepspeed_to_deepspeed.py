@@ -13,14 +13,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpoint.manifest import Manifest, read_manifest
-from megatron.checkpoint.names import tag_of
-from megatron.config.checkpoint_tools import LayoutConfig
+from megatron.checkpointing.manifest import Manifest, read_manifest
+from megatron.checkpointing.names import tag_of
+from megatron.common.cli import run_tool
+from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.flags import parse_sections
-from megatron.errors import CheckpointError, ConfigError
-from megatron.tool import run_tool
-from megatron.training.environment import has_rank, places_here
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.checkpoint_tools import LayoutConfig
+from megatron.training.process.environment import has_rank, places_here
 
 _LOOK_S = 0.1
 
@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> None:
 
 def be_rank(argv: Sequence[str]) -> None:
     """Do one rank's part."""
-    from megatron.training.device import prepare_process
-    from megatron.training.relayout import config_of_layout, save_in_layout
+    from megatron.training.convert_layout import config_of_layout, save_in_layout
+    from megatron.training.process.device import prepare_process
 
     config: LayoutConfig
     config, manifest = read(argv)
@@ -84,7 +84,7 @@ def layout(config: LayoutConfig, manifest: Manifest) -> tuple[int, int, int]:
 
 if __name__ == "__main__":
     if has_rank():
-        from megatron.training.launch import run_rank
+        from megatron.training.process.launch import run_rank
 
         run_rank(be_rank, sys.argv[1:])
     run_tool(main)

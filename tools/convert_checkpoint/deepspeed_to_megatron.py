@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpoint.manifest import read_manifest
-from megatron.config.checkpoint_tools import MegatronConfig
-from megatron.config.flags import parse_sections
-from megatron.tool import run_tool
+from megatron.checkpointing.manifest import read_manifest
+from megatron.common.cli import run_tool
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.checkpoint_tools import MegatronConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,8 +24,8 @@ def main(argv: Sequence[str]) -> None:
     source = Path(config.input_folder)
     manifest = read_manifest(source)
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpoint.digest import read_any
-    from megatron.checkpoint.megatron_files import write_megatron
+    from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
+    from megatron.checkpointing.resharding.digest import read_any
 
     folder = write_megatron(
         manifest,

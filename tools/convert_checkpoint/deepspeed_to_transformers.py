@@ -7,15 +7,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpoint.manifest import read_manifest
-from megatron.checkpoint.names import checkpoint_of
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.names import checkpoint_of
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.flags import parse_sections
-from megatron.config.hugging_face import TransformersConfig
-from megatron.errors import ConfigError
-from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.hugging_face import TransformersConfig
 from megatron.tokenizer.build import build_tokenizer
-from megatron.tool import run_tool
 
 
 def main(argv: Sequence[str]) -> None:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     wishes = gpt_tokenizer_arguments(saved.tokenizer)
     tokenizer = build_tokenizer(**wishes)
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpoint.hugging_face.export import Wishes, export
+    from megatron.checkpointing.hugging_face.export import Wishes, export
 
     output = Path(config.output_folder)
     own = Wishes(for_release=config.for_release)

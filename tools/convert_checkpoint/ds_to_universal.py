@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.config.checkpoint_tools import UniversalConfig
-from megatron.config.flags import parse_sections
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.checkpoint_tools import UniversalConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
     if min(config.num_extract_workers, config.num_merge_workers) < 1:
         raise ConfigError("--num_extract_workers and --num_merge_workers must be at least 1")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpoint.universal import write_universal
+    from megatron.checkpointing.resharding.universal import write_universal
 
     write_universal(Path(config.input_folder), Path(config.output_folder), workers=workers)
     print(f"{config.output_folder} holds {config.input_folder} without its layout")

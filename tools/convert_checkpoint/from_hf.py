@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.config.flags import parse_sections
-from megatron.config.hugging_face import ImportConfig
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.hugging_face import ImportConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     if config.seq_length is not None and config.seq_length < 1:
         raise ConfigError(f"--seq-length {config.seq_length} must be at least 1")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpoint.hugging_face.imports import Wishes, import_model
+    from megatron.checkpointing.hugging_face.imports import Wishes, import_model
 
     imported = import_model(
         Path(config.load),

@@ -8,10 +8,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.config.checkpoint_tools import FileConfig
-from megatron.config.flags import parse_sections
-from megatron.errors import WrongCheckpointError
-from megatron.tool import run_tool, with_flag
+from megatron.common.cli import run_tool, with_flag
+from megatron.common.errors import WrongCheckpointError
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.checkpoint_tools import FileConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> None:
     if not (file := Path(config.file)).is_file():
         raise WrongCheckpointError(f"{file}: there is no such file")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpoint.unpickle import read_tensors
+    from megatron.checkpointing.resharding.unpickle import read_tensors
 
     for line in _lines(read_tensors(file), ""):
         print(line)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpoint.manifest import Manifest, read_manifest
-from megatron.checkpoint.names import checkpoint_of
-from megatron.config.checkpoint_tools import FilesConfig
-from megatron.config.flags import parse_sections
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
+from megatron.checkpointing.manifest import Manifest, read_manifest
+from megatron.checkpointing.names import checkpoint_of
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.checkpoint_tools import FilesConfig
 
 _MODEL_RANK = re.compile(r"mp_rank_(\d+)_")
 _REPLICA = re.compile(r"zero_pp_rank_(\d+)_")
@@ -54,7 +54,7 @@ def _owner(name: str, tensor: int) -> str:
 
 def _shapes(folder: Path, manifest: Manifest, tensor: int, pipeline: int) -> Iterator[str]:
     """Yield the shape of each parameter on a tensor rank, with the stage of an even cut."""
-    from megatron.checkpoint.digest import read_any
+    from megatron.checkpointing.resharding.digest import read_any
 
     layers = manifest.plan["model"]["num_layers"]
     for name, parameter in read_any(folder, manifest).parameters.items():

@@ -11,11 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpoint.manifest import read_manifest
-from megatron.checkpoint.names import checkpoint_of
-from megatron.config.flags import parse_sections
-from megatron.config.hugging_face import AdapterConfig
-from megatron.tool import run_tool
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.names import checkpoint_of
+from megatron.common.cli import run_tool
+from megatron.config.parsing.flags import parse_sections
+from megatron.config.tools.hugging_face import AdapterConfig
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     config: AdapterConfig = said["adapter"]
     source = checkpoint_of(Path(config.load))
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpoint.hugging_face.peft import export_adapters
+    from megatron.checkpointing.hugging_face.peft import export_adapters
 
     family = export_adapters(
         source,

@@ -10,16 +10,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpoint.manifest import Manifest, read_manifest
-from megatron.checkpoint.names import checkpoint_of
-from megatron.config.flags import parse_sections, value_in
-from megatron.config.hugging_face import ExportConfig
-from megatron.config.tokenizer import TokenizerConfig
-from megatron.errors import ConfigError
-from megatron.plan.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.checkpointing.manifest import Manifest, read_manifest
+from megatron.checkpointing.names import checkpoint_of
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
+from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.parsing.flags import parse_sections, value_in
+from megatron.config.tools.hugging_face import ExportConfig
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.chat import read_chat_template
-from megatron.tool import run_tool
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     template = read_chat_template(config.chat_template, None).source
     source = checkpoint_of(Path(config.load))
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpoint.hugging_face.export import Wishes, export
+    from megatron.checkpointing.hugging_face.export import Wishes, export
 
     exported = export(
         source,

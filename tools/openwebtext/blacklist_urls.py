@@ -10,10 +10,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 import numpy as np
 
-from megatron.cleaning.records import new_files, read_lines
-from megatron.cleaning.urls import REASONS, digest, reason_against
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
+from megatron.data.cleaning.records import new_files, read_lines
+from megatron.data.cleaning.urls import REASONS, digest, reason_against
 
 
 def main(argv: Sequence[str]) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.cleaning.ordered_map import num_workers, ordered_map
-from megatron.cleaning.records import batches, new_files, read_lines, total_bytes
-from megatron.cleaning.repair import MIN_TOKENS, CleanDocuments
-from megatron.cleaning.tokens import gpt2_counter, piece_counter
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
+from megatron.data.cleaning.ordered_map import num_workers, ordered_map
+from megatron.data.cleaning.records import batches, new_files, read_lines, total_bytes
+from megatron.data.cleaning.repair import MIN_TOKENS, CleanDocuments
+from megatron.data.cleaning.tokens import gpt2_counter, piece_counter
 
 
 def main(argv: Sequence[str]) -> None:

@@ -10,8 +10,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.cleaning.evaluations import EVALUATIONS, evaluation_texts
-from megatron.cleaning.ngrams import (
+from megatron.common.cli import run_tool
+from megatron.common.errors import DataError, raise_if_any
+from megatron.config.parsing.flags import parse_sections
+from megatron.data.cleaning.evaluations import EVALUATIONS, evaluation_texts
+from megatron.data.cleaning.ngrams import (
     CountNgrams,
     CutDocuments,
     NgramSet,
@@ -19,8 +22,8 @@ from megatron.cleaning.ngrams import (
     task_ngrams,
     to_dictionary,
 )
-from megatron.cleaning.ordered_map import num_workers, ordered_map
-from megatron.cleaning.records import (
+from megatron.data.cleaning.ordered_map import num_workers, ordered_map
+from megatron.data.cleaning.records import (
     Line,
     batches,
     new_files,
@@ -28,9 +31,6 @@ from megatron.cleaning.records import (
     read_lines,
     total_bytes,
 )
-from megatron.config.flags import parse_sections
-from megatron.errors import DataError, raise_if_any
-from megatron.tool import run_tool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from typing import Literal
 
-from megatron.cleaning.duplicates import CompareBucket, similar_pairs
-from megatron.cleaning.fingerprints import Fingerprints, Texts, collect, save
-from megatron.cleaning.ordered_map import num_workers
-from megatron.cleaning.records import new_files, to_bytes, total_bytes
-from megatron.config.flags import parse_sections
-from megatron.errors import raise_if_any
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import raise_if_any
+from megatron.config.parsing.flags import parse_sections
+from megatron.data.cleaning.duplicates import CompareBucket, similar_pairs
+from megatron.data.cleaning.fingerprints import Fingerprints, Texts, collect, save
+from megatron.data.cleaning.ordered_map import num_workers
+from megatron.data.cleaning.records import new_files, to_bytes, total_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

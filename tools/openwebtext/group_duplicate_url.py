@@ -8,10 +8,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.cleaning.groups import Groups, read_pairs
-from megatron.cleaning.records import new_files, to_bytes
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
+from megatron.data.cleaning.groups import Groups, read_pairs
+from megatron.data.cleaning.records import new_files, to_bytes
 
 THRESHOLD = 0.7
 

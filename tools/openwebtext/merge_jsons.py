@@ -10,10 +10,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from typing import Annotated
 
-from megatron.cleaning.records import new_files, read_lines
-from megatron.config.flags import Spelling, parse_sections
-from megatron.errors import ConfigError
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError
+from megatron.config.parsing.flags import Spelling, parse_sections
+from megatron.data.cleaning.records import new_files, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.cleaning.groups import read_groups
-from megatron.cleaning.records import new_files, read_lines
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.data.cleaning.groups import read_groups
+from megatron.data.cleaning.records import new_files, read_lines
 
 
 def main(argv: Sequence[str]) -> None:

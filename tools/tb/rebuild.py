@@ -12,19 +12,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpoint.manifest import Manifest, read_manifest
-from megatron.checkpoint.names import published_tags
-from megatron.checkpoint.saved_run import run_behind
+from megatron.checkpointing.manifest import Manifest, read_manifest
+from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.saved_run import run_behind
+from megatron.common.cli import run_tool
+from megatron.common.errors import ConfigError, WrongCheckpointError
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.flags import value_in
-from megatron.errors import ConfigError, WrongCheckpointError
-from megatron.plan.plan import plan
-from megatron.tool import run_tool
-from megatron.training.journal import read_journal
-from megatron.training.state import TrainState
-from megatron.training.step_records import STEP, read_step
-from megatron.training.tensorboard import TensorBoard
-from megatron.training.writers import build_writer
+from megatron.config.parsing.flags import value_in
+from megatron.config.plan import plan
+from megatron.training.loop.journal import read_journal
+from megatron.training.loop.state import TrainState
+from megatron.training.telemetry.step_records import STEP, read_step
+from megatron.training.telemetry.tensorboard import TensorBoard
+from megatron.training.telemetry.writers import build_writer
 
 
 def main(argv: Sequence[str]) -> None:

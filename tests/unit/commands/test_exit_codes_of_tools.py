@@ -8,8 +8,8 @@ import signal
 import pytest
 from test_known_commands_of_all_tools import tool_at
 
-from megatron.errors import BusyError, CheckpointError, DataError, UnreadableCheckpointError
-from megatron.tool import run_tool
+from megatron.common.cli import run_tool
+from megatron.common.errors import BusyError, CheckpointError, DataError, UnreadableCheckpointError
 
 GPT2 = "--tokenizer-type GPT2BPETokenizer"
 BPE = f"{GPT2} --vocab-file vocab.json --merge-file merges.txt"

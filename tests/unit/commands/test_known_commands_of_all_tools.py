@@ -15,10 +15,10 @@ import yaml
 from ds_json import PIPELINE_AND_ZERO_JSON
 from packaging.requirements import Requirement
 
+from megatron.common.errors import ExitCode, MegatronError, before_the_first_step
 from megatron.config.config import parse_config
-from megatron.data.indexed_dataset import IndexedDatasetWriter
-from megatron.errors import ExitCode, MegatronError, before_the_first_step
-from megatron.plan.plan import plan
+from megatron.config.plan import plan
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = yaml.safe_load(Path(__file__).with_name("known_commands.yaml").read_text("utf-8"))

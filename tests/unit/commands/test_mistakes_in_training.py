@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from tiny import tiny_argv
 
+from megatron.common.errors import ExitCode, MegatronError
 from megatron.config.config import parse_config
-from megatron.data.indexed_dataset import IndexedDatasetWriter
-from megatron.errors import ExitCode, MegatronError
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 from megatron.training.early_checks import require_startable
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -134,7 +134,7 @@ def test_torch_is_not_imported_for_it(folder):
     program = (
         "import sys\n"
         "from megatron.training.entry import train_from\n"
-        "from megatron.errors import ConfigError\n"
+        "from megatron.common.errors import ConfigError\n"
         "try:\n"
         "    train_from(sys.argv[1:], 'gpt', description='')\n"
         "except ConfigError as error:\n"
@@ -156,7 +156,7 @@ def test_torch_is_not_imported_for_it(folder):
 
 
 def test_a_vocabulary_that_has_moved_names_the_checkpoint_that_says_where_it_was(folder):
-    from megatron.serving.loaded_model import _trained
+    from megatron.inference.loading.loaded_model import _trained
 
     flags = ["--vocab-file", "gone.json", "--merge-file", "gone.txt"]
     config, _ = parse_config([*tiny_argv(), *flags])

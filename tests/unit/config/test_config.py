@@ -5,10 +5,10 @@ from dataclasses import FrozenInstanceError, asdict
 import pytest
 from tiny import tiny_argv, tiny_config
 
+from megatron.common.errors import ConfigError
 from megatron.config import config as config_module
 from megatron.config.config import SECTIONS, parse_config, parse_config_for_checkpoint
-from megatron.config.generation import GenerationConfig
-from megatron.errors import ConfigError
+from megatron.config.inference.generation import GenerationConfig
 
 
 def test_the_sections_are_those_of_the_config():

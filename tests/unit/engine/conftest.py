@@ -13,19 +13,19 @@ import torch
 import torch.nn.functional as F
 from tiny import tiny_plan, tiny_spec
 
-from megatron.engine import distributed
 from megatron.engine.build import build_engine
+from megatron.engine.deepspeed import distributed
+from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.optimizers import engine_optimizer
-from megatron.engine.recompute import start_streams
-from megatron.fused_kernels.dispatch import REFERENCE
+from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.parallel.groups import Groups
-from megatron.parallel.random import OrdinaryStream
-from megatron.parallel.topology import Topology
-from megatron.training.batch import gpt_micro_batch
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.tensor_parallel.topology import Topology
+from megatron.training.loop.batch import gpt_micro_batch
 
 
 @pytest.fixture(scope="session", autouse=True)

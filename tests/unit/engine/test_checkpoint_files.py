@@ -10,10 +10,10 @@ import torch
 from checkpoints import whole_weights
 from tiny import VOCAB_SIZE, tiny_config, tiny_plan
 
-from megatron.checkpoint.manifest import Manifest, record_file, write_manifest
-from megatron.checkpoint.unpickle import read_foreign, read_tensors
-from megatron.errors import CheckpointError, ConfigError
-from megatron.parallel.sharding import shard_of
+from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
+from megatron.checkpointing.resharding.unpickle import read_foreign, read_tensors
+from megatron.common.errors import CheckpointError, ConfigError
+from megatron.tensor_parallel.sharding import shard_of
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 NETWORK = [

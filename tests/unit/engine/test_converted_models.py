@@ -10,13 +10,13 @@ from checkpoints import whole_weights
 from tiny import tiny_config, tiny_plan
 from transformers import AutoModelForCausalLM
 
-from megatron.checkpoint.hugging_face.export import Wishes as ExportWishes
-from megatron.checkpoint.hugging_face.export import export
-from megatron.checkpoint.hugging_face.imports import Wishes, import_model
-from megatron.checkpoint.manifest import Manifest, read_manifest, record_file, write_manifest
-from megatron.checkpoint.weights import read_weights
-from megatron.parallel.sharding import shard_of
-from megatron.tokenizer.null import NullTokenizer
+from megatron.checkpointing.hugging_face.export import Wishes as ExportWishes
+from megatron.checkpointing.hugging_face.export import export
+from megatron.checkpointing.hugging_face.imports import Wishes, import_model
+from megatron.checkpointing.manifest import Manifest, read_manifest, record_file, write_manifest
+from megatron.checkpointing.resharding.weights import read_weights
+from megatron.tensor_parallel.sharding import shard_of
+from megatron.tokenizer.types.null import NullTokenizer
 
 NETWORK = [
     *("--position-embedding-type", "rotary", "--normalization", "RMSNorm", "--swiglu"),

@@ -9,7 +9,7 @@ import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 from eight_bits import AdamW8bit
 
-from megatron.checkpoint.unpickle import read_state
+from megatron.checkpointing.resharding.unpickle import read_state
 
 LAYOUTS = {"zero0": [], "zero1": ["--zero-stage", "1"], "zero3": ["--bf16", "--zero-stage", "3"]}
 

@@ -12,9 +12,9 @@ import torch
 from tiny import tiny_plan
 from torch import nn
 
+from megatron.common.errors import ConfigError
 from megatron.engine import optimizers
 from megatron.engine.optimizers import engine_optimizer
-from megatron.errors import ConfigError
 
 
 class Theirs:

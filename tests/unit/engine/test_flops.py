@@ -6,8 +6,8 @@ import pytest
 from tiny import tiny_plan
 from torch.utils.flop_counter import FlopCounterMode
 
-from megatron.fused_kernels.dispatch import REFERENCE
-from megatron.training.report import flops_per_sample
+from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.training.telemetry.report import flops_per_sample
 
 SAMPLES = 4
 

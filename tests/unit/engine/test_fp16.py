@@ -8,10 +8,10 @@ import json
 import pytest
 from deepspeed.accelerator import get_accelerator
 
-from megatron.checkpoint.layouts import read_whole
-from megatron.checkpoint.manifest import Manifest, record_file
-from megatron.checkpoint.unpickle import read_state
-from megatron.errors import TrainingError
+from megatron.checkpointing.manifest import Manifest, record_file
+from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.common.errors import TrainingError
 
 # Not adam: it would blow up the rounding errors of key biases, whose gradient is zero.
 SGD = ["--optimizer", "sgd", "--weight-decay", "0"]

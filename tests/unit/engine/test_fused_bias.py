@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from torch.testing import assert_close
 
-from megatron.fused_kernels.dispatch import REFERENCE
+from megatron.fused_kernels.reference.dispatch import REFERENCE
 
 
 @pytest.mark.parametrize("stage", ["0", "3"])

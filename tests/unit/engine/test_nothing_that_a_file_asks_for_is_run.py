@@ -14,17 +14,17 @@ import pytest
 import torch
 from tiny import tiny_config, tiny_plan
 
-from megatron.checkpoint.foreign import bigscience, llama_meta, megatron
-from megatron.checkpoint.hugging_face.safetensors_files import Reader
-from megatron.checkpoint.layouts import read_whole
-from megatron.checkpoint.manifest import Manifest, read_manifest, record_file, write_manifest
-from megatron.checkpoint.universal import read_universal, write_universal
-from megatron.checkpoint.unpickle import read_state
-from megatron.data.index_cache import cached_maps
-from megatron.data.legacy_indexed_dataset import open_token_files
-from megatron.data.room import MapRoom
-from megatron.errors import CheckpointError, MegatronError
-from megatron.parallel.sharding import shard_of
+from megatron.checkpointing.hugging_face.safetensors_files import Reader
+from megatron.checkpointing.manifest import Manifest, read_manifest, record_file, write_manifest
+from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
+from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.universal import read_universal, write_universal
+from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.common.errors import CheckpointError, MegatronError
+from megatron.data.sampling.index_cache import cached_maps
+from megatron.data.sampling.index_size import MapRoom
+from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+from megatron.tensor_parallel.sharding import shard_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ZERO = ("--bf16", "--zero-stage", "1")

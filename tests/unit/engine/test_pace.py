@@ -4,9 +4,9 @@ from itertools import count
 
 import pytest
 
-from megatron.engine.timers import Pace, Timers
+from megatron.engine.deepspeed.timers import Pace, Timers
 
-CLOCK = "megatron.engine.timers.time.perf_counter"
+CLOCK = "megatron.engine.deepspeed.timers.time.perf_counter"
 
 
 class StreamEvent:

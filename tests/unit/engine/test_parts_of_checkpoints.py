@@ -6,8 +6,8 @@ import pytest
 import torch
 from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
-from megatron.checkpoint.unpickle import read_state
-from megatron.errors import CheckpointError
+from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.common.errors import CheckpointError
 
 LAYOUTS = {
     "fp32": [],

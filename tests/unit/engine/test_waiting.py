@@ -5,7 +5,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from megatron.engine.distributed import limit_waiting
+from megatron.engine.deepspeed.distributed import limit_waiting
 
 
 def waits(group):

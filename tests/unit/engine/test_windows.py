@@ -5,11 +5,11 @@ import re
 import pytest
 from tiny import Shards, tiny_spec
 
-from megatron.engine.pipeline import RECOMPUTED, _require_work
-from megatron.errors import ConfigError
+from megatron.common.errors import ConfigError
+from megatron.engine.pipeline_module import RECOMPUTED, _require_work
 from megatron.model.gpt import gpt_layers
-from megatron.model.layers import Layer
-from megatron.parallel.random import OrdinaryStream
+from megatron.model.layers.layer_list import Layer
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def steps(**changes):

@@ -8,7 +8,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from megatron.fused_kernels.triton_kernels.all import TRITON
+from megatron.fused_kernels.triton.all import TRITON
 
 POINTERS = {
     torch.float32: "*fp32",

@@ -7,8 +7,8 @@ import pytest
 import torch
 from kernel_checks import BY_COLUMNS, COLUMNS, DTYPES, check_dropout
 
-from megatron.fused_kernels.dispatch import REFERENCE
-from megatron.fused_kernels.softmax import scaled_causal_softmax, scaled_masked_softmax
+from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.fused_kernels.reference.softmax import scaled_causal_softmax, scaled_masked_softmax
 
 WIDE = replace(
     REFERENCE,

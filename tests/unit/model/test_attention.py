@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny import tiny_spec
 
-from megatron.fused_kernels.dispatch import REFERENCE
-from megatron.fused_kernels.softmax import scaled_causal_softmax
-from megatron.model.attention import ParallelAttention
-from megatron.parallel.random import OrdinaryStream
+from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.fused_kernels.reference.softmax import scaled_causal_softmax
+from megatron.model.layers.attention import ParallelAttention
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def attention(group, *, dropout=0.0):

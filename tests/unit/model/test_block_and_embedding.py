@@ -5,9 +5,6 @@ import torch
 import torch.nn.functional as F
 from tiny import tiny_spec
 
-from megatron.model.block import ParallelTransformerLayerPipe
-from megatron.model.carry import LayerInput
-from megatron.model.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.gpt import (
     gpt_layers,
     take_tokens,
@@ -15,9 +12,12 @@ from megatron.model.gpt import (
     to_float32,
     to_sequence_first,
 )
-from megatron.model.layers import Layer, Recomputation, SequentialModel, Tie
-from megatron.model.mlp import ParallelMLP
-from megatron.parallel.random import OrdinaryStream
+from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
+from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.layer_list import Layer, Recomputation, SequentialModel, Tie
+from megatron.model.layers.mlp import ParallelMLP
+from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def filled(module):

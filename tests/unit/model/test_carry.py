@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron.model.carry import LayerInput
+from megatron.model.layers.layer_input import LayerInput
 
 B, S, H = 2, 3, 4
 PARTS = {

@@ -4,13 +4,13 @@ import pytest
 import torch
 from tiny import tiny_spec
 
+from megatron.config.data.mask_plan import MaskPlan
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.parallel.random import OrdinaryStream
-from megatron.plan.mask_plan import MaskPlan
-from megatron.training.batch import gpt_micro_batch
+from megatron.tensor_parallel.rng import OrdinaryStream
+from megatron.training.loop.batch import gpt_micro_batch
 
 EOD = 9
 ALL = MaskPlan(reset_positions=True, isolate_documents=True, mask_loss=True)

@@ -7,8 +7,8 @@ import torch
 from checkpoints import in_transformers, spread_network
 from stages import completed, engine_of
 
-from megatron.generation.request import Request
-from megatron.generation.sampling import Sampling
+from megatron.inference.engine.request import Request
+from megatron.inference.engine.sampling import Sampling
 
 PROMPTS = [(3,), (1, 2, 3, 4), (10, 5)]
 NEW = 8

@@ -16,7 +16,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from megatron.model.positions import rotary_frequencies
+from megatron.model.layers.positions import rotary_frequencies
 
 SIZES = """
     --num-layers 3 --hidden-size 24 --ffn-hidden-size 40 --num-attention-heads 6 --kv-channels 8

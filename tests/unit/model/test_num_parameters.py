@@ -6,8 +6,8 @@ from test_options import OPTIONS
 from tiny import tiny_spec
 
 from megatron.model.gpt import gpt_layers
-from megatron.model.layers import SequentialModel
-from megatron.parallel.random import OrdinaryStream
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 @pytest.mark.parametrize(

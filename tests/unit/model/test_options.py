@@ -7,9 +7,9 @@ from plain_gpt import plain_logits
 from tiny import GEMMA_2, GEMMA_3, LLAMA, ROTARY, tiny_spec
 
 from megatron.model.gpt import gpt_layers
-from megatron.model.init import initialise
-from megatron.model.layers import SequentialModel
-from megatron.parallel.random import OrdinaryStream
+from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.tensor_parallel.rng import OrdinaryStream
 
 SIZES = {
     "hidden_size": 16,

@@ -3,14 +3,14 @@
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from megatron.config.tokenizer import TokenizerConfig
-from megatron.errors import ConfigError
-from megatron.plan.tokenizer_plan import tokenizer_arguments
+from megatron.common.errors import ConfigError
+from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.data.tokenizer_plan import tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
-from megatron.tokenizer.fast import FastTokenizer
 from megatron.tokenizer.fingerprint import describe, differences
-from megatron.tokenizer.gpt2 import GPT2BPETokenizer
-from megatron.tokenizer.hugging_face import PretrainedFromHF
+from megatron.tokenizer.types.fast import FastTokenizer
+from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Un", "un", "##able", "able"]
 

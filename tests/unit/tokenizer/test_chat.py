@@ -5,14 +5,14 @@ import json
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from megatron.data.chat_dataset import ChatDataset
-from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron.data.preprocess import preprocess
-from megatron.errors import ConfigError, DataError
-from megatron.preparation.preprocess_command import read_flags
+from megatron.common.errors import ConfigError, DataError
+from megatron.data.datasets.chat_dataset import ChatDataset
+from megatron.data.preprocessing.command import read_flags
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, differences, read_record
-from megatron.tokenizer.hugging_face import PretrainedFromHF
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>"]
 BEGIN = "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>"

@@ -4,12 +4,12 @@ import pytest
 from chat_models import SPECIAL, TURN_END, write_tokenizer
 from tokenizers import processors
 
-from megatron.errors import DataError
+from megatron.common.errors import DataError
 from megatron.tokenizer.chat import ChatTemplate, read_chat_template
 from megatron.tokenizer.chat_prompt import ChatPrompts
-from megatron.tokenizer.hugging_face import PretrainedFromHF
 from megatron.tokenizer.special import added_tokens, encode_alone, special_tokens
-from megatron.tokenizer.tokenizer import Tokenizer
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "system", "content": "the 日本"}, {"role": "user", "content": "a <b>"}]
 

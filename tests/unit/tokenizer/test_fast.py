@@ -11,13 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from megatron.errors import ConfigError, DataError
-from megatron.tokenizer import fast as fast_module
-from megatron.tokenizer.adversarial import adversarial_texts
-from megatron.tokenizer.fast import FastEncoder, FastTokenizer, WordEncoder, difference, load_fast
-from megatron.tokenizer.gpt2 import GPT2BPETokenizer
-from megatron.tokenizer.hugging_face import PretrainedFromHF
-from megatron.tokenizer.null import NullTokenizer
+from megatron.common.errors import ConfigError, DataError
+from megatron.tokenizer.types import fast as fast_module
+from megatron.tokenizer.types.adversarial import adversarial_texts
+from megatron.tokenizer.types.fast import (
+    FastEncoder,
+    FastTokenizer,
+    WordEncoder,
+    difference,
+    load_fast,
+)
+from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
+from megatron.tokenizer.types.null import NullTokenizer
 
 gigatoken = pytest.importorskip("gigatoken")
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from megatron.errors import DataError
-from megatron.tokenizer.fast import FastTokenizer
+from megatron.common.errors import DataError
 from megatron.tokenizer.fingerprint import (
     describe,
     differences,
@@ -14,10 +13,11 @@ from megatron.tokenizer.fingerprint import (
     require_same,
     write_record,
 )
-from megatron.tokenizer.gpt2 import GPT2BPETokenizer
-from megatron.tokenizer.hugging_face import PretrainedFromHF
-from megatron.tokenizer.null import NullTokenizer
-from megatron.tokenizer.wordpiece import WordPieceTokenizer
+from megatron.tokenizer.types.fast import FastTokenizer
+from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
+from megatron.tokenizer.types.null import NullTokenizer
+from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.data.conversion import odd_ids
-from megatron.errors import DataError
-from megatron.tokenizer.gpt2 import GPT2BPETokenizer
+from megatron.common.errors import DataError
+from megatron.data.preprocessing.preprocess_spec import odd_ids
+from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
 
 WORDS = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 

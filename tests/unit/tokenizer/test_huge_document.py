@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron.data.conversion import _MEMORY_PER_TEXT, Conversion
-from megatron.data.indexed_dataset import IndexedDataset
-from megatron.data.preprocess import preprocess
-from megatron.tokenizer.adversarial import adversarial_texts
-from megatron.tokenizer.fast import FastTokenizer
-from megatron.tokenizer.gpt2 import GPT2BPETokenizer
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import _MEMORY_PER_TEXT, Conversion
+from megatron.data.token_files.indexed_dataset import IndexedDataset
+from megatron.tokenizer.types.adversarial import adversarial_texts
+from megatron.tokenizer.types.fast import FastTokenizer
+from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
 
 pytest.importorskip("gigatoken")
 

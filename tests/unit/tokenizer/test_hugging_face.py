@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from megatron.errors import DataError
-from megatron.tokenizer.hugging_face import PretrainedFromHF
+from megatron.common.errors import DataError
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 
 TEXTS = ["", "hello world", "a</s>b <s>", "日本 😀", "x " * 50]
 
@@ -76,7 +76,7 @@ def test_a_config_that_asks_for_more_than_the_file_has_is_honoured(directory, ed
 
 def test_a_directory_with_a_tokenizer_file_needs_no_transformers(directory):
     program = (
-        "import sys; from megatron.tokenizer.hugging_face import PretrainedFromHF; "
+        "import sys; from megatron.tokenizer.types.hugging_face import PretrainedFromHF; "
         "PretrainedFromHF(sys.argv[1]).encode('a'); "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.errors import DataError
-from megatron.tokenizer.null import NullTokenizer
+from megatron.common.errors import DataError
+from megatron.tokenizer.types.null import NullTokenizer
 
 TOKENIZER = NullTokenizer(100)
 

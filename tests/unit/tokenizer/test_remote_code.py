@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from megatron.checkpoint.hugging_face.imports import Wishes, describe_model
-from megatron.errors import WrongCheckpointError, WrongDataError
+from megatron.checkpointing.hugging_face.imports import Wishes, describe_model
+from megatron.common.errors import WrongCheckpointError, WrongDataError
 from megatron.tokenizer.build import build_tokenizer
-from megatron.tokenizer.hugging_face import load_with_transformers
+from megatron.tokenizer.types.hugging_face import load_with_transformers
 
 CODE = """\
 from pathlib import Path

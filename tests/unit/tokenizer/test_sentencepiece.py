@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.config.tokenizer import TokenizerConfig
-from megatron.errors import ConfigError, DataError
-from megatron.plan.tokenizer_plan import tokenizer_arguments
-from megatron.preparation.recorded_tokenizer import tokenizer_for
+from megatron.common.errors import ConfigError, DataError
+from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.data.tokenizer_plan import tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, differences, require_same, write_record
-from megatron.tokenizer.sentencepiece import (
+from megatron.tokenizer.from_record import tokenizer_for
+from megatron.tokenizer.types.sentencepiece import (
     LegacyLlama2Tokenizer,
     LegacySentencePieceTokenizer,
 )

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.data.conversion import odd_ids
-from megatron.errors import ConfigError, DataError
-from megatron.tokenizer.adversarial import adversarial_texts
-from megatron.tokenizer.gpt2 import GPT2BPETokenizer
-from megatron.tokenizer.tiktoken import PATTERNS, TikTokenizer
+from megatron.common.errors import ConfigError, DataError
+from megatron.data.preprocessing.preprocess_spec import odd_ids
+from megatron.tokenizer.types.adversarial import adversarial_texts
+from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
+from megatron.tokenizer.types.tiktoken import PATTERNS, TikTokenizer
 
 tiktoken = pytest.importorskip("tiktoken")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.errors import DataError
-from megatron.tokenizer.wordpiece import WordPieceTokenizer
+from megatron.common.errors import DataError
+from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = ["un", "##aff", "##able", "the", "##ss", "runn", "##ing", "ΟΔΟΣ", "οδος", "日", "É", "e"]

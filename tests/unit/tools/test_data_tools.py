@@ -12,13 +12,13 @@ import pytest
 from tiny import tiny_config, tiny_plan
 from tokenizers import pre_tokenizers
 
-from megatron.checkpoint.manifest import Manifest, write_manifest
-from megatron.data.datasets import build_datasets
-from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron.data.samplers import micro_batches
+from megatron.checkpointing.manifest import Manifest, write_manifest
+from megatron.data.datasets.datasets import build_datasets
+from megatron.data.sampling.batch_sampler import micro_batches
+from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, write_record
-from megatron.tokenizer.null import NullTokenizer
+from megatron.tokenizer.types.null import NullTokenizer
 
 TOOLS = Path(__file__).parents[3] / "tools"
 TEXTS = [f"text {i}" for i in range(200)]
@@ -80,7 +80,7 @@ def test_training_only_reads_what_was_built_ahead(directory, monkeypatch):
     )
     built = {file.name for file in (directory / "cache").iterdir()}
     assert len(built) == 3 * (2 * 3 + 1)  # maps with digests, and sizes
-    monkeypatch.delattr("megatron.data.index_cache.build_sample_index")
+    monkeypatch.delattr("megatron.data.sampling.index_cache.build_sample_index")
     datasets("--data-cache-path", "cache")
     assert {file.name for file in (directory / "cache").iterdir()} == built
 

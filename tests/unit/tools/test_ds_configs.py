@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny import tiny_argv, tiny_plan
 
-from megatron.errors import ConfigError
+from megatron.common.errors import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FOLDER = REPOSITORY / "ds_configs"

@@ -13,16 +13,16 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import tiny_config, tiny_plan
 
-from megatron.checkpoint.manifest import Manifest, write_manifest
-from megatron.data.datasets import build_datasets
-from megatron.data.indexed_dataset import IndexedDatasetWriter
-from megatron.training.flags_file import flags_said
-from megatron.training.journal import Journal
-from megatron.training.loop import StepResult
-from megatron.training.state import TrainState
-from megatron.training.step_records import StepRecords
-from megatron.training.tensorboard import TensorBoard
-from megatron.training.writers import build_writer
+from megatron.checkpointing.manifest import Manifest, write_manifest
+from megatron.data.datasets.datasets import build_datasets
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
+from megatron.training.loop.journal import Journal
+from megatron.training.loop.loop import StepResult
+from megatron.training.loop.state import TrainState
+from megatron.training.process.flags_file import flags_said
+from megatron.training.telemetry.step_records import StepRecords
+from megatron.training.telemetry.tensorboard import TensorBoard
+from megatron.training.telemetry.writers import build_writer
 
 TOOLS = Path(__file__).parents[3] / "tools"
 LOSSES = [3.0, 2.5, math.nan, 2.0]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from megatron.data.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron.data.merge import merge
-from megatron.data.publish import staged_record
-from megatron.errors import DataError
+from megatron.common.errors import DataError
+from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.data.token_files.merge import merge
+from megatron.data.token_files.publish import staged_record
 from megatron.tokenizer.fingerprint import describe, read_record, record_path, write_record
-from megatron.tokenizer.null import NullTokenizer
+from megatron.tokenizer.types.null import NullTokenizer
 
 TOOL = Path(__file__).parents[3] / "tools" / "merge_preprocessed_data.py"
 
@@ -76,7 +76,7 @@ def test_a_failed_merge_leaves_an_older_pair_with_its_record(directory, index, m
     if index:
         (directory / "p1_text_document.idx").write_bytes(index)
     else:
-        monkeypatch.setattr("megatron.data.merge.publish_pair", full_disk)
+        monkeypatch.setattr("megatron.data.token_files.merge.publish_pair", full_disk)
     inputs = [str(directory / f"p{i}_text_document") for i in range(3)]
     with pytest.raises(DataError), staged_record([str(directory / "all")], ""):
         merge(inputs, str(directory / "all"))

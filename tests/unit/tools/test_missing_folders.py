@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.errors import ExitCode, MegatronError
+from megatron.common.errors import ExitCode, MegatronError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = [

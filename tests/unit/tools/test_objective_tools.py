@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import pre_tokenizers
 
-from megatron.data.indexed_dataset import IndexedDatasetWriter
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
 TOOLS = Path(__file__).parents[3] / "tools"
 SPECIAL = ["<|endoftext|>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>"]

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tokenizers import pre_tokenizers
 
-from megatron.data.indexed_dataset import IndexedDataset
-from megatron.tokenizer.adversarial import adversarial_texts
-from megatron.tokenizer.gpt2 import GPT2BPETokenizer
+from megatron.data.token_files.indexed_dataset import IndexedDataset
+from megatron.tokenizer.types.adversarial import adversarial_texts
+from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
 
 ROOT = Path(__file__).parents[3]
 TOOL = ROOT / "tools" / "preprocess_data.py"

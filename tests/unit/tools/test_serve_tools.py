@@ -9,11 +9,11 @@ import pytest
 from servers import serving
 from test_generate_tool import module_of
 
-from megatron.config.generation import GenerationConfig
-from megatron.config.serving import ServingConfig
-from megatron.errors import ConfigError, DataError, MegatronError
-from megatron.plan.serving_plan import serving_problems
-from megatron.serving.server import listener
+from megatron.common.errors import ConfigError, DataError, MegatronError
+from megatron.config.inference.generation import GenerationConfig
+from megatron.config.inference.serving import ServingConfig
+from megatron.config.inference.serving_plan import serving_problems
+from megatron.inference.server.server import listener
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tiny import tiny_config
 
-from megatron.data.indexed_dataset import IndexedDatasetWriter
-from megatron.errors import ExitCode, MegatronError
-from megatron.training.environment import Launch
-from megatron.training.objective import GPT
+from megatron.common.errors import ExitCode, MegatronError
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
+from megatron.training.loop.objective import GPT
 from megatron.training.pretrain import pretrain
+from megatron.training.process.environment import Launch
 
 CPU = torch.device("cpu")
 ALONE = Launch(rank=0, world_size=1, local_rank=0, local_size=1)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from megatron.errors import TrainingError
-from megatron.training.journal import Journal
+from megatron.common.errors import TrainingError
+from megatron.training.loop.journal import Journal
 from megatron.training.replay import _told
 
 STEP = {

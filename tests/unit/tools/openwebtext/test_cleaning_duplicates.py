@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from texts import english
 
-from megatron.cleaning.duplicates import CompareBucket, jaccard, similar_pairs
-from megatron.cleaning.fingerprints import Texts, collect, minhash, save, shingles
-from megatron.cleaning.groups import Groups
-from megatron.errors import ConfigError, DataError
+from megatron.common.errors import ConfigError, DataError
+from megatron.data.cleaning.duplicates import CompareBucket, jaccard, similar_pairs
+from megatron.data.cleaning.fingerprints import Texts, collect, minhash, save, shingles
+from megatron.data.cleaning.groups import Groups
 
 SEEDS = 512
 letters = st.text(alphabet="abcdé \U0001f600", max_size=60)

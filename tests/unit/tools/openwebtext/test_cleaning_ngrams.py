@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from texts import english
 
-from megatron.cleaning.evaluations import EVALUATIONS, evaluation_texts
-from megatron.cleaning.ngrams import (
+from megatron.common.errors import ConfigError, DataError
+from megatron.data.cleaning.evaluations import EVALUATIONS, evaluation_texts
+from megatron.data.cleaning.ngrams import (
     CountNgrams,
     CutDocuments,
     NgramSet,
@@ -17,9 +18,8 @@ from megatron.cleaning.ngrams import (
     task_ngrams,
     words_of,
 )
-from megatron.cleaning.ordered_map import ordered_map
-from megatron.cleaning.records import Line
-from megatron.errors import ConfigError, DataError
+from megatron.data.cleaning.ordered_map import ordered_map
+from megatron.data.cleaning.records import Line
 
 PLANTED = [f"secret{i}" for i in range(13)]
 QUESTION = " ".join(PLANTED)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from megatron.cleaning.ordered_map import num_workers, ordered_map
-from megatron.cleaning.records import Line, Output, batches, new_files, read_lines, to_bytes
-from megatron.errors import ConfigError, DataError
+from megatron.common.errors import ConfigError, DataError
+from megatron.data.cleaning.ordered_map import num_workers, ordered_map
+from megatron.data.cleaning.records import Line, Output, batches, new_files, read_lines, to_bytes
 
 
 def test_lines_know_their_number_and_offset(tmp_path):

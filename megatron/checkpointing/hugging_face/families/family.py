@@ -1,0 +1,194 @@
+"""What one architecture of transformers' is: which networks it has, its config and its tensors."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.checkpointing.hugging_face.tensor_mapping import AroundOne, Cut, Same
+from megatron.common.errors import CheckpointError
+from megatron.config.network.model_spec import ModelSpec
+
+HuggingFaceConfig = Mapping[str, Any]
+"""What config.json says, with the values that it leaves out."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One parameter of ours, and the tensors of transformers' that hold the same numbers."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    cut: Cut = Same()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """An architecture of transformers'.
+
+    Args:
+        model_type: its name in config.json.
+        architecture: its class of causal language models.
+        prefix: in front of tensors' names; files of some published models leave it out.
+        needs: the values that fields of a ModelSpec must have; the rest may vary, except for those
+            that few architectures have.
+        config: config.json of a network, vocabulary and number format left out.
+        parts: every parameter, front to back.
+        flags: words of a command line of pretrain_gpt.py for a network of this config; those that
+            all families share left out. Raises CheckpointError when no flag says it.
+    """
+
+    model_type: str
+    architecture: str
+    prefix: str
+    needs: Callable[[ModelSpec], Mapping[str, tuple[Any, ...]]]
+    config: Callable[[ModelSpec], dict[str, Any]]
+    parts: Callable[[ModelSpec], Iterable[Part]]
+    flags: Callable[[HuggingFaceConfig], list[str]]
+
+    def unfit(self, spec: ModelSpec) -> Iterator[str]:
+        """Yield what of `spec` this architecture cannot express."""
+        for name, allowed in {**_SELDOM, **self.needs(spec)}.items():
+            value = getattr(spec, name)
+            if value not in allowed:
+                known = " or ".join(str(one) for one in allowed)
+                yield f"{name} is {value}, and it has {known} ({_FLAGS[name]})"
+
+
+_SELDOM = {
+    "sandwich_norm": (False,),
+    "query_scalar": (0.0,),
+    "attention_softcap": (0.0,),
+    "logit_softcap": (0.0,),
+    "rotary_local_base": (0.0,),
+}
+"""What architectures need that say nothing else of it."""
+
+_FLAGS = {
+    "sandwich_norm": "--sandwich-norm",
+    "query_scalar": "--query-pre-attn-scalar",
+    "attention_softcap": "--attn-logit-softcapping",
+    "logit_softcap": "--final-logit-softcapping",
+    "rotary_local_base": "--rotary-local-base",
+    "position_embedding": "--position-embedding-type",
+    "rotary_dim": "--rotary-percent",
+    "rotary_interpolation": "--rotary-seq-len-interpolation-factor",
+    "rope_scaling": "--use-rope-scaling",
+    "window": "--window-size",
+    "full_attention_layers": "--window-attn-skip-freq",
+    "normalization": "--normalization",
+    "embed_layernorm": "--embed-layernorm",
+    "scaled_embedding": "--scale-embedding",
+    "layernorm_1p": "--apply-layernorm-1p",
+    "qk_layernorm": "--qk-layernorm",
+    "residual_after_norm": "--apply-residual-connection-post-layernorm",
+    "parallel_residual": "--parallel-residual",
+    "activation": "--gelu, --glu-activation, --relu, --squared-relu",
+    "linear_bias": "--disable-bias-linear",
+    "qkv_bias": "--add-qkv-bias, --attention-bias",
+    "attention_output_bias": "--attention-bias",
+    "num_query_groups": "--num-query-groups",
+    "head_dim": "--kv-channels",
+    "ffn_hidden_size": "--ffn-hidden-size",
+    "hidden_size": "--hidden-size",
+    "num_experts": "--num-experts",
+}
+"""Which flag decides a field, for messages."""
+
+ACTIVATIONS = {
+    "gelu_tanh": "gelu_new",
+    "gelu_erf": "gelu",
+    "relu": "relu",
+    "squared_relu": "relu2",
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "geglu_tanh": "gelu_pytorch_tanh",
+    "reglu": "relu",
+    "liglu": "linear",
+}
+"""Our names of activations, and theirs of the function inside."""
+
+PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "squared_relu")
+"""Those of an MLP without a gate that transformers has."""
+
+_GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+
+
+def activation_flags(function: str, *, gated: bool) -> list[str]:
+    """Return the flags of an activation with their `function` inside.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    function = "silu" if function == "swish" else function
+    flags = {
+        **{name: ["--gelu", "tanh"] for name in _GELU_TANH},
+        "gelu": ["--gelu", "erf"],
+        "relu": ["--relu"],
+        "relu2": ["--squared-relu"],
+    }
+    if gated:
+        flags = {
+            their: ["--glu-activation", our] for our, their in ACTIVATIONS.items() if "glu" in our
+        } | {name: ["--glu-activation", "geglu_tanh"] for name in _GELU_TANH}
+    if function not in flags:
+        raise CheckpointError(
+            f"config.json: there is no flag for the activation {function}; known are "
+            f"{', '.join(flags)}"
+        )
+    return flags[function]
+
+
+def bias_flags(*, attention: bool, mlp: bool) -> list[str]:
+    """Return the flags of the biases of attention's and the MLP's linear layers."""
+    apart = ["--attention-bias", "on" if attention else "off"] if attention != mlp else []
+    return [*([] if mlp else ["--disable-bias-linear"]), *apart]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What the entries of a network are called in transformers'; {} is the number of a layer."""
+
+    table: str
+    layer: str
+    final_norm: str
+    head: str = "lm_head"
+    positions: str | None = None
+    table_norm: str | None = None
+
+
+def parts_of_network(
+    spec: ModelSpec, names: Names, layer_parts: Callable[[str, str], Iterable[Part]]
+) -> Iterator[Part]:
+    """Yield every parameter, front to back.
+
+    Args:
+        layer_parts: those of the layer with these prefixes, ours and theirs.
+    """
+    own = "tied_modules.embed." if spec.tied_embeddings else "1."
+    yield Part(f"{own}word_embeddings.weight", (f"{names.table}.weight",))
+    if names.table_norm:
+        yield from norm(spec, f"{own}word_embeddings.norm", names.table_norm)
+    if names.positions:
+        yield Part(f"{own}position_embeddings.weight", (f"{names.positions}.weight",))
+    for layer in range(spec.num_layers):
+        yield from layer_parts(f"{3 + layer}.", names.layer.format(layer))
+    last = spec.num_layers + 4
+    yield from norm(spec, str(last), names.final_norm)
+    if not spec.tied_embeddings:
+        yield Part(f"{last + 1}.word_embeddings.weight", (f"{names.head}.weight",))
+
+
+def norm(spec: ModelSpec, ours: str, theirs: str) -> Iterator[Part]:
+    """Yield the parameters of a norm."""
+    cut = AroundOne() if spec.layernorm_1p else Same()
+    yield Part(f"{ours}.weight", (f"{theirs}.weight",), cut)
+    if spec.normalization == "LayerNorm":
+        yield Part(f"{ours}.bias", (f"{theirs}.bias",))
+
+
+def linear(
+    ours: str, theirs: tuple[str, ...], cut: Cut | None = None, *, has_bias: bool
+) -> Iterator[Part]:
+    """Yield weight and bias of a linear layer."""
+    for kind in ("weight", "bias") if has_bias else ("weight",):
+        yield Part(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), cut or Same())

@@ -1,0 +1,72 @@
+"""Which architecture of transformers' is a network's, and which network is that of a config.json."""
+
+from megatron.checkpointing.hugging_face.families.bloom import BLOOM
+from megatron.checkpointing.hugging_face.families.family import Family, HuggingFaceConfig
+from megatron.checkpointing.hugging_face.families.gemma import GEMMA, GEMMA2, GEMMA3
+from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
+from megatron.checkpointing.hugging_face.families.gpt_neox import GPT_NEOX
+from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from megatron.common.errors import CheckpointError
+from megatron.config.network.model_spec import ModelSpec
+
+FAMILIES = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
+"""The first that expresses a network is taken."""
+
+_NOT_COMPARED = (
+    *("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
+    *("hidden_act", "hidden_activation", "activation_function"),
+    *("attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout"),
+    *("use_sliding_window", "sliding_window", "max_window_layers", "seq_length", "n_ctx"),
+)
+"""Keys that several values of may mean the same; their flags are made of them, or an error."""
+
+
+def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
+    """Return the architecture that expresses `spec`.
+
+    Args:
+        wanted: the only one to look at, by its model_type; None for any.
+
+    Raises:
+        CheckpointError: there is none; says what does not fit the nearest one.
+    """
+    candidates = [family for family in FAMILIES if wanted in (None, family.model_type)]
+    unfit = {family: [*family.unfit(spec)] for family in candidates}
+    nearest = min(candidates, key=lambda family: len(unfit[family]))
+    if not unfit[nearest]:
+        return nearest
+    which = "the one asked for is" if wanted else "the nearest is"
+    raise CheckpointError(
+        f"no exported architecture expresses this network ({which} {nearest.architecture}):\n"
+        + "\n".join(f"  {reason}" for reason in unfit[nearest])
+    )
+
+
+def family_of_config(config: HuggingFaceConfig) -> Family:
+    """Return the architecture of config.json.
+
+    Raises:
+        CheckpointError: it is none that is known here.
+    """
+    for family in FAMILIES:
+        if family.model_type == config.get("model_type"):
+            return family
+    raise CheckpointError(
+        f"config.json: model_type is {config.get('model_type')!r}; known are "
+        f"{', '.join(family.model_type for family in FAMILIES)}"
+    )
+
+
+def require_same_network(family: Family, config: HuggingFaceConfig, spec: ModelSpec) -> None:
+    """Refuse a config.json of which `spec` is not all.
+
+    Raises:
+        CheckpointError: lists what the flags of `spec` do not say.
+    """
+    problems = [*family.unfit(spec)]
+    for name, ours in {} if problems else family.config(spec).items():
+        theirs = config.get(name)
+        if name not in _NOT_COMPARED and theirs is not None and theirs != ours:
+            problems.append(f"{name} is {theirs}, and a network here has {ours}")
+    if problems:
+        raise CheckpointError("\n".join(f"config.json: {problem}" for problem in problems))

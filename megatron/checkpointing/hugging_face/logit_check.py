@@ -1,0 +1,172 @@
+"""Whether our network and transformers' compute the same logits from the same weights."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from megatron.checkpointing.hugging_face.network import filled_model
+from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
+from megatron.common.errors import CheckpointError, DataError
+from megatron.config.network.model_spec import ModelSpec
+from megatron.tokenizer.types.tokenizer import Tokenizer
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+BOUNDS = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
+"""Most that logits may differ by, in parts of the largest one."""
+
+_TEXT = (
+    "A language model gives every token a probability, given the tokens before it. The same "
+    "weights must give the same numbers in both programs: 1, 2, 3, 3.14159 and 10,000. "
+    "def add(a, b):\n    return a + b\n\nNaïve café, Übermut, 東京, здравствуйте."
+)
+_LENGTH = 256  # tokens in a sample, at most
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How far transformers' logits are from ours.
+
+    Args:
+        dtype: transformers' number format; ours computes in 32 bits.
+        weights: which weights ours had: those of the checkpoint, or rounded to another format.
+        error: the largest difference.
+        largest: the largest of our logits.
+        agreement: share of places where both find the same token likeliest.
+        places: how many were looked at.
+    """
+
+    dtype: str
+    weights: str
+    error: float
+    largest: float
+    agreement: float
+    places: int
+
+    @property
+    def bound(self) -> float:
+        """The largest difference that is let through."""
+        return BOUNDS[self.dtype] * max(1.0, self.largest)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the difference is one of rounding."""
+        return self.error <= self.bound
+
+    def __str__(self) -> str:
+        return (
+            f"transformers in {self.dtype}, ours in fp32 with weights in {self.weights}: logits "
+            f"differ by {self.error:.2g} at most (bound {self.bound:.2g}, largest logit "
+            f"{self.largest:.3g}); the likeliest token is the same in {self.agreement:.1%} of "
+            f"{self.places} places"
+        )
+
+
+def sample_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> Tensor:
+    """Return two samples: text, and ids from all of the vocabulary.
+
+    Shapes: [2, s] int64.
+    """
+    length = min(_LENGTH, spec.max_position_embeddings)
+    spread = [place * 7919 % spec.vocab_size for place in range(1, length + 1)]
+    try:
+        text = tokenizer.encode(_TEXT)
+    except DataError:
+        # A tokenizer of numbers knows no text.
+        text = spread[::-1]
+    return torch.tensor([(text * length)[:length], spread])
+
+
+def compare(
+    spec: ModelSpec, whole: WholeCheckpoint, folder: Path, tokens_bs: Tensor, stored: str
+) -> list[Measured]:
+    """Return how far the model in `folder` is from ours.
+
+    What it computes in 32 bits is compared with our network, its weights rounded as in the files.
+    What it computes in the number format of the files is compared with the checkpoint's own.
+
+    Args:
+        stored: number format of the files.
+
+    Memory: one model in 32 bits at a time.
+
+    Raises:
+        CheckpointError: transformers does not load it, or not all of it.
+    """
+    measured = []
+    for dtype, weights in dict.fromkeys([("fp32", stored), (stored, "fp32")]):
+        ours = _our_logits(spec, whole, DTYPES[weights], tokens_bs)
+        theirs = _their_logits(folder, DTYPES[dtype], tokens_bs)[..., : spec.vocab_size]
+        measured.append(
+            Measured(
+                dtype=dtype,
+                weights=weights,
+                error=float((ours - theirs).abs().max().nan_to_num(torch.inf)),
+                largest=float(ours.abs().max()),
+                agreement=float((ours.argmax(-1) == theirs.argmax(-1)).float().mean()),
+                places=tokens_bs.numel(),
+            )
+        )
+    return measured
+
+
+def require_equal(measured: Sequence[Measured]) -> None:
+    """Refuse a conversion whose models differ by more than rounding.
+
+    Raises:
+        CheckpointError: tells what was measured.
+    """
+    if worse := [str(one) for one in measured if not one.is_equal]:
+        raise CheckpointError(
+            "the two models do not compute the same, and nothing is left of what was written:\n"
+            + "\n".join(worse)
+        )
+
+
+def load_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """Return transformers' model in `folder`, on the CPU, ready for inference.
+
+    Raises:
+        CheckpointError: it cannot be loaded, or parts of it are missing.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
+    try:
+        model, report = load(
+            str(folder),
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"transformers cannot load {folder}: {error}") from error
+    left: dict[str, Any] = {
+        kind: sorted(map(str, report.get(kind) or ()))
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
+    if any(left.values()):
+        raise CheckpointError(f"transformers loads {folder} in part: {left}")
+    return model.eval()
+
+
+@torch.no_grad()
+def _our_logits(
+    spec: ModelSpec, whole: WholeCheckpoint, rounded_to: torch.dtype, tokens_bs: Tensor
+) -> Tensor:
+    """Return ours of the true vocabulary. The model lives no longer than this call."""
+    positions_bs = torch.arange(tokens_bs.size(1)).expand_as(tokens_bs)
+    logits_bsv = filled_model(spec, whole, rounded_to=rounded_to)((tokens_bs, positions_bs))
+    return logits_bsv[..., : spec.vocab_size]
+
+
+@torch.no_grad()
+def _their_logits(folder: Path, dtype: torch.dtype, tokens_bs: Tensor) -> Tensor:
+    return load_transformers(folder, dtype)(tokens_bs).logits.float()

@@ -1,0 +1,104 @@
+"""README.md of a converted model: what it is, how far it was trained, and how equal it is."""
+
+from collections.abc import Sequence
+
+from megatron.checkpointing.hugging_face.families.family import Family
+from megatron.checkpointing.hugging_face.logit_check import Measured
+from megatron.checkpointing.manifest import Manifest
+from megatron.config.network.model_spec import ModelSpec
+
+_USE = """\
+## Use
+
+```python
+from transformers import pipeline
+
+generate = pipeline("text-generation", model="PATH")
+print(generate("Once upon a time", max_new_tokens=40)[0]["generated_text"])
+```
+"""
+
+
+def model_card(
+    manifest: Manifest,
+    spec: ModelSpec,
+    family: Family,
+    *,
+    dtype: str,
+    measured: Sequence[Measured],
+    tokenizer: str,
+    chat_template: str,
+    for_release: bool,
+) -> str:
+    """Return the text of the card.
+
+    Args:
+        dtype: number format of the files.
+        measured: how equal it is; nothing when nobody looked.
+        tokenizer: why there are no files of one, or "".
+        chat_template: where the written template of conversations is from, or "".
+        for_release: whether to leave out how far it was trained.
+    """
+    return "\n".join(
+        [
+            "---",
+            "library_name: transformers",
+            "pipeline_tag: text-generation",
+            "---",
+            "",
+            f"# {family.architecture}, {spec.num_parameters:,} parameters",
+            "",
+            *_network(spec, family, dtype),
+            *([f"| chat template | {chat_template} |"] if chat_template else []),
+            *([] if for_release else _training(manifest)),
+            "",
+            "## Equality",
+            "",
+            *_equality(measured),
+            "",
+            *([_USE] if not tokenizer else [f"There is no tokenizer here: {tokenizer}.", ""]),
+        ]
+    )
+
+
+def _network(spec: ModelSpec, family: Family, dtype: str) -> list[str]:
+    rows = {
+        "architecture": f"{family.architecture} ({family.model_type})",
+        "layers": spec.num_layers,
+        "width": spec.hidden_size,
+        "width inside the MLP": spec.ffn_hidden_size,
+        "attention heads": spec.num_attention_heads,
+        "keys and values": spec.num_query_groups,
+        "positions": f"{spec.position_embedding}, {spec.max_position_embeddings}",
+        "vocabulary": spec.vocab_size,
+        "number format": dtype,
+    }
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+
+
+def _training(manifest: Manifest) -> list[str]:
+    state, plan = manifest.state, manifest.plan
+    objective = plan["objective"]["name"]
+    if objective == "prefix-lm":
+        objective += ": tokens of a prefix saw each other in training; here attention is causal"
+    rows = {
+        "trained with": f"Megatron-DeepSpeed {manifest.versions.get('megatron', '')}".strip(),
+        "objective": objective,
+        "number format of the training": plan["precision"]["dtype"],
+        "optimizer steps": f"{state['iteration']:,}",
+        "samples": f"{state['samples']:,}",
+        "tokens": f"{state['tokens']:,}",
+        "tokens of a sample": plan["model"]["seq_length"],
+    }
+    return [f"| {name} | {value} |" for name, value in rows.items()]
+
+
+def _equality(measured: Sequence[Measured]) -> list[str]:
+    if not measured:
+        return ["Not verified: converted with --no-verify."]
+    return [
+        "Logits of transformers' model, as loaded from these files, against those of the network",
+        "that was trained, on the same tokens:",
+        "",
+        *(f"* {one}" for one in measured),
+    ]

@@ -1,0 +1,98 @@
+"""Adapters in the files of Hugging Face's PEFT: adapter_config.json, adapter_model.safetensors."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from megatron.checkpointing.hugging_face.families.family import Family
+from megatron.checkpointing.hugging_face.families.registry import family_of
+from megatron.checkpointing.hugging_face.network import saved_spec
+from megatron.checkpointing.hugging_face.new_folder import new_folder
+from megatron.checkpointing.hugging_face.tensor_mapping import StackedTransposed, Transposed
+from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.resharding.adapters import without_adapters
+from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
+from megatron.checkpointing.resharding.weights import read_weights
+from megatron.common.errors import CheckpointError
+from megatron.config.network.model_spec import ModelSpec
+from megatron.tensor_parallel.adapters import DOWN, UP
+
+
+def export_adapters(
+    source: Path, manifest: Manifest, output: Path, *, base: str, model_type: str | None = None
+) -> Family:
+    """Write the adapters of the checkpoint in `source` to `output`, a new or empty folder.
+
+    They are written beside it and renamed when they are whole. What is one matrix here and
+    several there gets as many adapters, which share their first matrix; the model computes the
+    same.
+
+    Args:
+        base: folder or name of the model without adapters, for PEFT to find it.
+        model_type: the architecture; None for the first that fits.
+
+    Raises:
+        CheckpointError: the checkpoint has no adapters, no architecture expresses its network, or
+            `output` holds something or cannot be written to; nothing is left of what was written.
+    """
+    spec = saved_spec(manifest.plan["model"])
+    if not spec.lora_rank:
+        raise CheckpointError(f"{source} has no adapters: it was trained without --lora-rank")
+    family = family_of(without_adapters(spec), model_type)
+    is_transposed = any(_is_transposed(part.cut) for part in family.parts(without_adapters(spec)))
+    with new_folder(output) as staging:
+        tensors = dict(_tensors(family, spec, read_weights(source, manifest)))
+        save_file(tensors, staging / "adapter_model.safetensors", metadata={"format": "pt"})
+        config = _config(
+            spec,
+            base=base,
+            modules={".".join(name.split(".")[-4:-2]) for name in tensors},
+            is_transposed=is_transposed,
+        )
+        text = json.dumps(config, indent=2) + "\n"
+        (staging / "adapter_config.json").write_text(text, encoding="utf-8")
+    return family
+
+
+def _config(
+    spec: ModelSpec, *, base: str, modules: set[str], is_transposed: bool
+) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": spec.lora_rank,
+        "lora_alpha": spec.lora_alpha,
+        "lora_dropout": spec.lora_dropout,
+        "target_modules": sorted(modules),
+        "bias": "none",
+        "fan_in_fan_out": is_transposed,
+        "inference_mode": True,
+    }
+
+
+def _tensors(
+    family: Family, spec: ModelSpec, whole: WholeCheckpoint
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the adapters of all linear layers by PEFT's names, in 32 bits."""
+    for part in family.parts(without_adapters(spec)):
+        stem = part.ours.removesuffix("weight")
+        if f"{stem}{DOWN}" not in whole.parameters:
+            continue
+        down, up = (whole.parameters[stem + name].weight.all().float() for name in (DOWN, UP))
+        # The rows of B are those of the weight; its columns are not the weight's.
+        ups = part.cut.apart(up)
+        for theirs, piece in zip(part.theirs, ups, strict=True):
+            module = f"base_model.model.{theirs.removesuffix('.weight')}"
+            yield f"{module}.{DOWN}.weight", down.clone()
+            rows = piece.T if _is_transposed(part.cut) else piece
+            yield f"{module}.{UP}.weight", rows.to(torch.float32, copy=True).contiguous()
+
+
+def _is_transposed(cut: object) -> bool:
+    return isinstance(cut, Transposed | StackedTransposed)

@@ -1,0 +1,227 @@
+"""One run at a time writes to a directory of checkpoints."""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from megatron.checkpointing.names import LOCK
+from megatron.common.atomic_files import NotRegularError, open_regular
+from megatron.common.errors import BusyError, WrongCheckpointError, reason
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 10.0
+SILENCE_S = 60.0
+"""How often an owner touches its lock, and after how long without that it is taken for dead."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that writes to the directory."""
+
+    host: str
+    pid: int
+    started: str  # tells it from a later process of the same number
+    numbers: str  # see `numbers_of_processes`
+    since: str  # for people
+
+
+@contextmanager
+def locked(
+    directory: Path, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S
+) -> Iterator[None]:
+    """Keep other runs from writing to `directory` inside the `with` block.
+
+    The lock of an owner that is dead is taken over, and said. On this host, and in this container
+    if it is one, that is known at once; another owner is dead if it does not touch its lock for
+    `silence_s`, which is waited for. No clock is compared with another host's.
+
+    Raises:
+        CheckpointError: another run writes there.
+        WrongCheckpointError: nobody can.
+    """
+    file = directory / LOCK
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        me = _take(file, silence_s)
+    except OSError as error:
+        raise WrongCheckpointError(f"--save {directory}: {reason(error, directory)}") from error
+    ended = threading.Event()
+    threading.Thread(target=_beat, args=(file, me, ended, beat_s), daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if _owner_in(file) == me:
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("the lock of this run cannot be removed: %s", error)
+
+
+def _take(file: Path, silence_s: float) -> Owner:
+    me = _this_process()
+    while True:
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            _require_dead(file, silence_s)
+            continue
+        with open(descriptor, "w", encoding="utf-8") as stream:
+            json.dump(asdict(me), stream)
+        return me
+
+
+def _require_dead(file: Path, silence_s: float) -> None:
+    """Put the lock of a dead owner away.
+
+    Raises:
+        BusyError: the owner lives.
+    """
+    owner = _owner_in(file)
+    if owner is None or owner.numbers != numbers_of_processes():
+        log.info("%s is of another run (%s): waiting whether it still lives", file, _told(owner))
+        is_alive = _is_touched(file, silence_s)
+    else:
+        is_alive = _is_running(owner)
+    if is_alive:
+        stopped = ""
+        if owner and _is_stopped(owner):
+            stopped = f", and that process is stopped (kill -CONT {owner.pid} lets it go on)"
+        raise BusyError(
+            f"--save {file.parent}: another run writes there ({_told(owner)}){stopped}; end it, or "
+            f"give another directory (the lock is {file})"
+        )
+    # Renamed first: of two runs that find it at once, one gets it.
+    away = file.with_name(f"{file.name}.{socket.gethostname()}.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        os.rename(file, away)
+        if _owner_in(away) != owner:
+            # The other one was faster: this is its lock.
+            os.rename(away, file)
+            return
+        away.unlink()
+        log.warning("%s was left by a run that has ended (%s): taken over", file, _told(owner))
+
+
+def require_not_taken(directory: Path) -> None:
+    """Refuse to write to `directory` when another process has the lock there.
+
+    It took this one for dead: a machine or a process that stood still for long does not know.
+
+    Raises:
+        CheckpointError: it has.
+    """
+    owner = _owner_in(directory / LOCK)
+    if owner and owner != replace(_this_process(), since=owner.since):
+        raise BusyError(
+            f"--save {directory}: another run writes there by now ({_told(owner)}), which took this "
+            "one for dead; nothing more is written here: let that one go on"
+        )
+
+
+def dead_owner(directory: Path) -> str:
+    """Return which process left its lock in `directory`; "" unless it is known at once to be dead.
+
+    Of one on another host, or in another container, it is not known.
+    """
+    owner = _owner_in(directory / LOCK)
+    if owner is None or not owner.started or owner.numbers != numbers_of_processes():
+        return ""
+    return "" if _is_running(owner) else _told(owner)
+
+
+def _is_running(owner: Owner) -> bool:
+    return start_of(owner.pid) == owner.started
+
+
+def _told(owner: Owner | None) -> str:
+    if owner is None:
+        return "who cannot be read"
+    return f"process {owner.pid} on {owner.host}, since {owner.since}"
+
+
+def _owner_in(file: Path) -> Owner | None:
+    try:
+        with open_regular(file) as stream:
+            return Owner(**json.loads(stream.read()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _is_touched(file: Path, silence_s: float) -> bool:
+    """Whether somebody touches `file` within `silence_s`; False as soon as it is gone."""
+    first = _touched_at(file)
+    until = time.monotonic() + silence_s
+    while time.monotonic() < until:
+        time.sleep(min(1.0, silence_s / 10))
+        if (now := _touched_at(file)) != first:
+            return now is not None
+    return False
+
+
+def _touched_at(file: Path) -> int | None:
+    try:
+        # Opened, because a network file system looks anew then.
+        with open_regular(file) as stream:
+            return os.fstat(stream.fileno()).st_mtime_ns
+    except NotRegularError:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _beat(file: Path, me: Owner, ended: threading.Event, beat_s: float) -> None:
+    while not ended.wait(beat_s) and _owner_in(file) in (me, None):
+        # The next beat may succeed; a run does not end because a touch failed.
+        with suppress(OSError):
+            os.utime(file)
+
+
+def _this_process() -> Owner:
+    since = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+    started = start_of(os.getpid()) or ""
+    return Owner(socket.gethostname(), os.getpid(), started, numbers_of_processes(), since)
+
+
+def start_of(pid: int) -> str | None:
+    """Return when process `pid` started, in ticks since this host did; None if there is none."""
+    state, *fields = _stat_of(pid)
+    return None if state in "ZX" else fields[18]
+
+
+def _is_stopped(owner: Owner) -> bool:
+    """Whether the process is stopped, by SIGSTOP or Ctrl-Z, on this host."""
+    state, *fields = _stat_of(owner.pid)
+    return state in "Tt" and fields[18] == owner.started
+
+
+def _stat_of(pid: int) -> list[str]:
+    """Return what the kernel knows of process `pid`, from its state on; a dead one's is X.
+
+    Source: proc_pid_stat(5).
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return ["X"]
+    # The name of the program, in brackets, may hold spaces.
+    return stat.rpartition(")")[2].split()
+
+
+def numbers_of_processes() -> str:
+    """Return what is equal for processes that see each other by their numbers.
+
+    Containers have numbers of their own, and may share the name of their host.
+    """
+    with suppress(OSError):
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()

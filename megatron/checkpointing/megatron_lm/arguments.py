@@ -1,0 +1,127 @@
+"""From the arguments that Megatron-LM and BigScience's program save to flags of ours."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from megatron.common.errors import CheckpointError
+from megatron.config.data.tokenizer_plan import with_sentencepiece_form
+
+_SAME_NAMES = (
+    *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels"),
+    *("seq_length", "max_position_embeddings", "normalization", "init_method_std"),
+    *("attention_dropout", "hidden_dropout", "rotary_percent", "rotary_base"),
+    *("rotary_seq_len_interpolation_factor", "make_vocab_size_divisible_by"),
+    *("tokenizer_name_or_path", "tokenizer_model", "vocab_file", "merge_file"),
+    *("glu_activation", "window_size", "micro_batch_size"),
+)
+_SWITCHES = (
+    *("swiglu", "squared_relu", "embed_layernorm", "apply_layernorm_1p", "qk_layernorm"),
+    *("apply_residual_connection_post_layernorm", "add_qkv_bias", "use_rope_scaling"),
+    *("untie_embeddings_and_output_weights", "bf16", "fp16", "fp32_residual_connection"),
+)
+_BIGSCIENCE_POSITIONS = {1: "rotary", 2: "learned_absolute", 3: "alibi"}
+_POSITIONS = {"rope": "rotary", "absolute": "learned_absolute"}
+_TOKENIZERS = {
+    "GPT2BPETokenizer": ("vocab_file", "merge_file"),
+    "PretrainedFromHF": ("tokenizer_name_or_path",),
+    "SentencePieceTokenizer": ("tokenizer_model",),
+    "GPTSentencePieceTokenizer": ("tokenizer_model",),
+    "Llama2Tokenizer": ("tokenizer_model",),
+    "HuggingFaceTokenizer": ("tokenizer_model",),
+    "BertWordPieceLowerCase": ("vocab_file",),
+    "BertWordPieceCase": ("vocab_file",),
+}
+_OF_TOKENIZERS = {name for names in _TOKENIZERS.values() for name in names}
+
+
+def flags_of(saved: Any) -> list[str]:
+    """Return words of a command line of ours for the network and the tokenizer of `saved`.
+
+    Args:
+        saved: the namespace of arguments, whose code was not run; None in files without one.
+
+    Raises:
+        CheckpointError: the network has a part that none of our flags says.
+    """
+    if saved is None:
+        return []
+    arguments = vars(saved)
+    if problems := list(_unknown_parts(arguments)):
+        raise CheckpointError("; ".join(problems))
+    return list(_flags(arguments))
+
+
+def _flags(arguments: dict[str, Any]) -> Iterator[str]:
+    tokenizer = _tokenizer(arguments)
+    for name in _SAME_NAMES:
+        value = arguments.get(name)
+        if name in _OF_TOKENIZERS and name not in _TOKENIZERS.get(tokenizer, ()):
+            continue
+        if isinstance(value, tuple | list):
+            value = ",".join(str(part) for part in value)
+        if value is not None and value != "":
+            yield f"{_option(name)}={value}"
+    for name in _SWITCHES:
+        if arguments.get(name):
+            yield _option(name)
+    if windows := arguments.get("window_attn_skip_freq"):
+        yield f"--window-attn-skip-freq={windows}".replace(" ", "")
+    eps = arguments.get("layernorm_epsilon", arguments.get("norm_epsilon"))
+    if eps is not None:
+        yield f"--layernorm-epsilon={eps}"
+    # Megatron-LM counts groups where it has them; DeepSpeed's fork counts them always.
+    grouped = arguments.get("group_query_attention")
+    groups = arguments.get("num_query_groups" if grouped else "num_key_value_heads")
+    if groups not in (None, arguments.get("num_attention_heads")):
+        yield from ("--group-query-attention", f"--num-query-groups={groups}")
+    if arguments.get("add_bias_linear") is False:
+        yield "--disable-bias-linear"
+    if not any(arguments.get(name) for name in ("swiglu", "squared_relu", "glu_activation")):
+        yield f"--gelu={_gelu(arguments)}"
+    yield f"--position-embedding-type={_position(arguments)}"
+    if tokenizer:
+        yield f"--tokenizer-type={tokenizer}"
+        # Megatron-LM had no such argument while its tokens were the legacy ones.
+        form = with_sentencepiece_form(arguments, is_legacy=True)
+        if form.get("tokenizer_sentencepiece_legacy"):
+            yield "--tokenizer-sentencepiece-legacy"
+    pad_to = arguments.get("pad_vocab_size_to")
+    if pad_to:
+        yield f"--pad-vocab-size-to={pad_to}"
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _gelu(arguments: dict[str, Any]) -> str:
+    """Return the form of GELU: the fused one is the approximation, as is OpenAI's."""
+    fused = arguments.get("bias_gelu_fusion", True) and not arguments.get("onnx_safe")
+    return "tanh" if arguments.get("openai_gelu") or fused else "erf"
+
+
+def _position(arguments: dict[str, Any]) -> str:
+    said = arguments.get("position_embedding_type")
+    if parts := getattr(said, "parts", None):
+        return _BIGSCIENCE_POSITIONS[parts[0]]
+    if arguments.get("use_rotary_position_embeddings"):
+        return "rotary"
+    if arguments.get("add_position_embedding") is False and said in (None, "learned_absolute"):
+        return "none"
+    return _POSITIONS.get(str(said), str(said)) if said else "learned_absolute"
+
+
+def _tokenizer(arguments: dict[str, Any]) -> str:
+    """Return the type of tokenizer, if all that it needs was saved too."""
+    kind = str(arguments.get("tokenizer_type"))
+    needed = _TOKENIZERS.get(kind)
+    if not needed or not all(arguments.get(name) for name in needed):
+        return ""
+    return kind
+
+
+def _unknown_parts(arguments: dict[str, Any]) -> Iterator[str]:
+    for name in ("rotary_interleaved", "num_experts", "multi_latent_attention", "mlp_type"):
+        value = arguments.get(name)
+        if value not in (None, False, [1], "standard"):
+            yield f"no flag of ours says the {name} of its arguments ({value})"

@@ -1,0 +1,41 @@
+"""Whose checkpoint a directory holds, by the names of its files alone."""
+
+from pathlib import Path
+
+from megatron.checkpointing.names import LATEST, MANIFEST, checkpoint_of
+
+SYSTEMS = {
+    "own": "this program's",
+    "megatron": "Megatron-LM's",
+    "bigscience": "of BigScience's or Microsoft's Megatron-DeepSpeed",
+    "llama_meta": "Llama in Meta's files",
+    "hugging_face": "in Hugging Face's format",
+    "universal": "DeepSpeed's universal, written by another program",
+    "nemo": "a checkpoint of NeMo's",
+    "deepspeed": "DeepSpeed's, of a run without a pipeline, written by another program",
+}
+
+
+def system_of(path: Path) -> str | None:
+    """Return a key of SYSTEMS; None when nothing there is a checkpoint."""
+    if (checkpoint_of(path) / MANIFEST).is_file():
+        return "own"
+    folder = _latest(path)
+    has = {
+        "llama_meta": (path / "params.json").is_file() and any(path.glob("consolidated.*.pth")),
+        "hugging_face": (path / "config.json").is_file(),
+        "bigscience": any(folder.glob("layer_*-model_*-model_states.pt")),
+        "universal": (folder / "zero").is_dir(),
+        "nemo": path.suffix == ".nemo"
+        or path.name.startswith("mp_autoresume")
+        or any(path.glob("mp_rank_*/mp_autoresume*.ckpt")),
+        "megatron": (path / "latest_checkpointed_iteration.txt").is_file()
+        or any(path.glob("mp_rank_*/model_optim_rng.pt")),
+        "deepspeed": any(folder.glob("*mp_rank_*_model_states.pt")),
+    }
+    return next((system for system, is_it in has.items() if is_it), None)
+
+
+def _latest(path: Path) -> Path:
+    hint = path / LATEST
+    return path / hint.read_text(encoding="utf-8").strip() if hint.is_file() else path

@@ -1,0 +1,162 @@
+"""Meta's own files of Llama: `consolidated.NN.pth`, one for each tensor-parallel rank, `params.json`.
+
+Source: arXiv:2302.13971, section 2.2; arXiv:2307.09288, section 2.2.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
+from megatron.checkpointing.resharding.sharded_tensor import (
+    Made,
+    WholeCheckpoint,
+    WholeParameter,
+    undivided,
+)
+from megatron.checkpointing.resharding.unpickle import read_foreign
+from megatron.common.errors import CheckpointError
+
+PARAMETERS = "params.json"
+_FIRST_LAYER = 3  # its number in our list of layers
+_SEQUENCE = 4096  # Llama 2's; the files do not tell
+
+
+def find(path: Path) -> ForeignCheckpoint:
+    """Return what the files in `path` hold; tensors are read when they are looked at.
+
+    Raises:
+        CheckpointError: they are none of Llama's.
+    """
+    files = sorted(path.glob("consolidated.*.pth"))
+    try:
+        told = dict(json.loads((path / PARAMETERS).read_text(encoding="utf-8")))
+        if not files:
+            raise CheckpointError(f"{path} has no files consolidated.NN.pth")
+        ranks = [read_foreign(file) for file in files]
+        network = _Network(
+            layers=told["n_layers"],
+            width=told["dim"],
+            heads=told["n_heads"],
+            groups=told.get("n_kv_heads") or told["n_heads"],
+            ranks=ranks,
+        )
+        inner = sum(rank["layers.0.feed_forward.w1.weight"].shape[0] for rank in ranks)
+        rows = sum(rank["output.weight"].shape[0] for rank in ranks)
+        dtype = ranks[0]["output.weight"].dtype
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{path}: not Meta's files of Llama: {error!r}") from error
+    return ForeignCheckpoint(
+        folder=path,
+        flags=[*_flags(told, inner, dtype), *_tokenizer(path, rows)],
+        rows=rows,
+        vocab_size=rows,
+        whole=WholeCheckpoint(
+            parameters=Made({name: partial(_made, name, make) for name, make in network.makers()})
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Network:
+    layers: int
+    width: int
+    heads: int
+    groups: int
+    ranks: Sequence[Mapping[str, Tensor]]
+
+    def makers(self) -> Iterator[tuple[str, Any]]:
+        """Yield every name of ours with what makes the tensor."""
+        yield "1.word_embeddings.weight", self._table
+        for layer in range(self.layers):
+            ours, theirs = f"{_FIRST_LAYER + layer}.", f"layers.{layer}."
+            yield f"{ours}input_layernorm.weight", self._one(f"{theirs}attention_norm.weight")
+            yield f"{ours}self_attention.query_key_value.weight", partial(self._qkv, theirs)
+            yield (
+                f"{ours}self_attention.dense.weight",
+                partial(self._joined, f"{theirs}attention.wo.weight", 1),
+            )
+            yield f"{ours}post_attention_layernorm.weight", self._one(f"{theirs}ffn_norm.weight")
+            yield f"{ours}mlp.dense_h_to_4h.weight", partial(self._gate_up, theirs)
+            yield (
+                f"{ours}mlp.dense_4h_to_h.weight",
+                partial(self._joined, f"{theirs}feed_forward.w2.weight", 1),
+            )
+        yield f"{_FIRST_LAYER + self.layers + 1}.weight", self._one("norm.weight")
+        head = f"{_FIRST_LAYER + self.layers + 2}.word_embeddings.weight"
+        yield head, partial(self._joined, "output.weight", 0)
+
+    def _one(self, name: str) -> Any:
+        return lambda: self.ranks[0][name]
+
+    def _joined(self, name: str, dim: int) -> Tensor:
+        return torch.cat([rank[name] for rank in self.ranks], dim)
+
+    def _table(self) -> Tensor:
+        # Llama 1 and 2 divide its columns, Llama 3 its rows.
+        shard = self.ranks[0]["tok_embeddings.weight"]
+        return self._joined("tok_embeddings.weight", 0 if shard.shape[1] == self.width else 1)
+
+    def _qkv(self, layer: str) -> Tensor:
+        """Return rows [groups, {queries, key, value}, head_dim], queries and keys turned in halves.
+
+        Meta turns features 2i and 2i + 1 together; here i and i + head_dim / 2 are.
+        """
+        query, key, value = (self._joined(f"{layer}attention.w{x}.weight", 0) for x in "qkv")
+        head_dim = self.width // self.heads
+        parts = [
+            _halves(query.unflatten(0, (self.groups, -1, head_dim))),
+            _halves(key.unflatten(0, (self.groups, 1, head_dim))),
+            value.unflatten(0, (self.groups, 1, head_dim)),
+        ]
+        return torch.cat(parts, 1).flatten(0, 2)
+
+    def _gate_up(self, layer: str) -> Tensor:
+        gate, up = (self._joined(f"{layer}feed_forward.w{n}.weight", 0) for n in (1, 3))
+        return torch.stack((gate, up), 1).flatten(0, 1)
+
+
+def _halves(heads: Tensor) -> Tensor:
+    return torch.cat((heads[:, :, 0::2], heads[:, :, 1::2]), 2)
+
+
+def _made(name: str, make: Any) -> WholeParameter:
+    try:
+        return WholeParameter(weight=undivided(make()))
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"{name}: its shards are not there, or do not fit: {error}"
+        ) from error
+
+
+def _flags(told: Mapping[str, Any], inner: int, dtype: torch.dtype) -> Iterator[str]:
+    heads, groups = told["n_heads"], told.get("n_kv_heads")
+    yield from (f"--num-layers={told['n_layers']}", f"--hidden-size={told['dim']}")
+    yield from (f"--num-attention-heads={heads}", f"--ffn-hidden-size={inner}")
+    yield from (f"--seq-length={_SEQUENCE}", f"--layernorm-epsilon={told['norm_eps']}")
+    if groups and groups != heads:
+        yield from ("--group-query-attention", f"--num-query-groups={groups}")
+    yield from ("--position-embedding-type=rotary", f"--rotary-base={told.get('rope_theta', 1e4)}")
+    if told.get("use_scaled_rope"):
+        yield "--use-rope-scaling"
+    yield from ("--normalization=RMSNorm", "--swiglu", "--disable-bias-linear")
+    yield from ("--untie-embeddings-and-output-weights", "--attention-dropout=0")
+    yield "--hidden-dropout=0"
+    if dtype in (torch.bfloat16, torch.float16):
+        yield "--bf16" if dtype == torch.bfloat16 else "--fp16"
+
+
+def _tokenizer(path: Path, rows: int) -> Iterator[str]:
+    """Yield the flags of the tokenizer that lies beside: SentencePiece's of Llama 1 and 2."""
+    for folder in (path, path.parent):
+        if rows == 32000 and (folder / "tokenizer.model").is_file():
+            # The models have learned from texts that begin with bos.
+            yield from ("--tokenizer-type=Llama2Tokenizer", "--tokenizer-sentencepiece-legacy")
+            yield f"--tokenizer-model={folder / 'tokenizer.model'}"
+            return

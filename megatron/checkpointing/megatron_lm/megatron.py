@@ -1,0 +1,235 @@
+"""Checkpoints of Megatron-LM: `mp_rank_TT[_PPP]/model_optim_rng.pt`, of every version.
+
+The names are those of its own layers, from the first release on, or of its core library; files of
+distributed checkpoints (`.distcp`) are not read.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron.checkpointing.megatron_lm.arguments import flags_of
+from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
+from megatron.checkpointing.megatron_lm.shards import Rows, known_version
+from megatron.checkpointing.resharding.sharded_tensor import (
+    Made,
+    WholeCheckpoint,
+    WholeParameter,
+    undivided,
+)
+from megatron.checkpointing.resharding.unpickle import read_foreign
+from megatron.common.errors import CheckpointError
+
+TRACKER = "latest_checkpointed_iteration.txt"
+_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
+_FILE = "model_optim_rng.pt"
+_FIRST_LAYER = 3  # its number in our list of layers
+
+_RENAMED = (
+    (r"^(language_model|module)\.", ""),
+    (r"^(encoder|transformer|decoder)\.", ""),
+    (r"^(word|position|tokentype)_embeddings\.", r"embedding.\1_embeddings."),
+    (r"\.attention\.", ".self_attention."),
+    (r"\.self_attention\.linear_qkv\.layer_norm_", ".input_layernorm."),
+    (r"\.mlp\.linear_fc1\.layer_norm_", ".post_attention_layernorm."),
+    (r"\.pre_mlp_layernorm\.", ".post_attention_layernorm."),
+    (r"\.self_attention\.linear_qkv\.", ".self_attention.query_key_value."),
+    (r"\.self_attention\.linear_proj\.", ".self_attention.dense."),
+    (r"\.mlp\.linear_fc1\.", ".mlp.dense_h_to_4h."),
+    (r"\.mlp\.linear_fc2\.", ".mlp.dense_4h_to_h."),
+    (r"^final_norm\.", "final_layernorm."),
+)
+"""From the names of older versions, and of Megatron-LM's core library, to those of version 3."""
+_NO_WEIGHT = ("inv_freq", "_extra_state", "masked_bias")
+_NOT_GPT = ("embedding.tokentype_embeddings", "lm_head", "binary_head", "pooler", "decoder.cross")
+
+
+def checkpoint_in(path: Path) -> Path:
+    """Return the folder of ranks that the tracker in `path` names, or `path` if it is one.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if any(_RANK.fullmatch(folder.name) for folder in path.glob("mp_rank_*")):
+        return path
+    try:
+        told = (path / TRACKER).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise CheckpointError(f"{path} has no {TRACKER} and no folder mp_rank_00") from error
+    if told != "release" and not told.isdecimal():
+        raise CheckpointError(f"{path / TRACKER} says {told[:40]!r}: no iteration, and not release")
+    return path / (told if told == "release" else f"iter_{int(told):07d}")
+
+
+def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
+    """Return what the checkpoint in `path` holds; tensors are read when they are looked at.
+
+    Args:
+        heads: attention heads, for files that do not say it.
+
+    Raises:
+        CheckpointError: it is none, or no GPT.
+    """
+    folder = checkpoint_in(path)
+    stages = [[read_foreign(file) for file in ranks] for ranks in _files(folder)]
+    first = stages[0][0]
+    arguments = first.get("args")
+    said = vars(arguments) if arguments is not None else {}
+    version = known_version(float(first.get("checkpoint_version", 0)), folder)
+    try:
+        parts = [[_parts(rank) for rank in ranks] for ranks in stages]
+        shards = dict(_named(parts, untied=bool(said.get("untie_embeddings_and_output_weights"))))
+    except (KeyError, AttributeError, TypeError, StopIteration) as error:
+        raise CheckpointError(f"{folder}: not as Megatron-LM lays it out: {error!r}") from error
+    table = next(s for name, s in shards.items() if name.endswith("word_embeddings.weight"))
+    heads = said.get("num_attention_heads") or heads
+    if not heads:
+        raise CheckpointError(f"{folder} holds no arguments: give --num-attention-heads")
+    width = int(table[0].shape[1])
+    head_dim = said.get("kv_channels") or width // heads
+    rows = Rows(version=version, head_dim=head_dim, gate=_gate(said))
+    iteration = first.get("iteration", first.get("total_iters", 0))
+    return ForeignCheckpoint(
+        folder=folder,
+        flags=flags_of(arguments) or list(_flags_of_shapes(shards, heads)),
+        rows=sum(len(shard) for shard in table),
+        vocab_size=_vocab_size(first),
+        whole=WholeCheckpoint(
+            parameters=Made({name: partial(_made, rows, name, s) for name, s in shards.items()})
+        ),
+        state={
+            "iteration": 0 if folder.name == "release" else int(iteration),
+            "samples": int(said.get("consumed_train_samples") or 0),
+            "tokens": int(first.get("tokens") or 0),
+            "valid_samples": int(said.get("consumed_valid_samples") or 0),
+        },
+        notices=["the optimizer's states stay behind: the weights alone are taken"]
+        if "optimizer" in first
+        else [],
+    )
+
+
+def tensor_ranks(path: Path) -> int:
+    """Return how many tensor-parallel ranks the checkpoint in `path` is of; see find."""
+    return len(_files(checkpoint_in(path))[0])
+
+
+def _files(folder: Path) -> list[list[Path]]:
+    """Return the files of every stage, in the order of its tensor-parallel ranks."""
+    places = {}
+    for own in folder.glob("mp_rank_*"):
+        match = _RANK.fullmatch(own.name)
+        if not match:
+            raise CheckpointError(f"{own}: experts in files of their own are not read")
+        places[int(match[2] or 0), int(match[1])] = own / _FILE
+    stages, ranks = (1 + max((place[axis] for place in places), default=-1) for axis in (0, 1))
+    missing = [
+        f"mp_rank_{rank:02d}, stage {stage}"
+        for stage in range(stages)
+        for rank in range(ranks)
+        if (stage, rank) not in places or not places[stage, rank].is_file()
+    ]
+    if missing or not places:
+        raise CheckpointError(f"{folder} lacks {_FILE} of {', '.join(missing) or 'all ranks'}")
+    return [[places[stage, rank] for rank in range(ranks)] for stage in range(stages)]
+
+
+def _parts(rank: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+    """Return the parameters of a rank: of its one part, or of each with virtual stages."""
+    if "model" in rank:
+        return [_flat(rank["model"])]
+    names = sorted((n for n in rank if re.fullmatch(r"model\d+", n)), key=lambda n: int(n[5:]))
+    return [_flat(rank[name]) for name in names]
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Tensor]:
+    found = {}
+    for name, tensor in _leaves(tree, ""):
+        for pattern, other in _RENAMED:
+            name = re.sub(pattern, other, name)
+        if not name.endswith(_NO_WEIGHT):
+            found[name] = tensor
+    return found
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif torch.is_tensor(value):
+            yield f"{prefix}{key}", value
+
+
+def _named(
+    stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]], *, untied: bool
+) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield each parameter's name of ours and its shards. `stages` is [stage][rank][part]."""
+    numbers: dict[str, list[Tensor]] = {}
+    layers = 0
+    for part in range(len(stages[0][0])):
+        for ranks in stages:
+            own = [rank[part] for rank in ranks]
+            found = {name: [shards[name] for shards in own] for name in own[0]}
+            inside = {int(n.split(".")[1]) for n in found if n.startswith("layers.")}
+            for name, shards in found.items():
+                head, _, rest = name.partition(".")
+                if head == "layers":
+                    number, _, rest = rest.partition(".")
+                    name = f"layers.{layers + int(number) - min(inside)}.{rest}"
+                numbers[name] = shards
+            layers += len(inside)
+    for name, shards in numbers.items():
+        head, _, rest = name.partition(".")
+        if name.startswith(_NOT_GPT):
+            raise CheckpointError(f"{name} is no part of a GPT: only GPT's checkpoints are read")
+        if head == "layers":
+            number, _, rest = rest.partition(".")
+            yield f"{_FIRST_LAYER + int(number)}.{rest}", shards
+        elif head == "final_layernorm":
+            yield f"{_FIRST_LAYER + layers + 1}.{rest}", shards
+        elif head == "output_layer" and untied:
+            yield f"{_FIRST_LAYER + layers + 2}.word_embeddings.{rest}", shards
+        elif head == "embedding":
+            yield f"{'1' if untied else 'tied_modules.embed'}.{rest}", shards
+        elif head not in ("word_embeddings_for_head", "output_layer"):
+            yield name, shards
+
+
+def _made(rows: Rows, name: str, shards: Sequence[Tensor]) -> WholeParameter:
+    try:
+        return WholeParameter(weight=undivided(rows.whole(name, shards)))
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
+
+
+def _gate(arguments: Mapping[str, Any]) -> int | None:
+    """Return which half of a gated MLP's rows is the gate: of SwiGLU the first, of others not."""
+    if arguments.get("swiglu"):
+        return 0
+    return 1 if arguments.get("glu_activation") else None
+
+
+def _vocab_size(first: Mapping[str, Any]) -> int | None:
+    told = (first.get("checkpoint_info") or {}).get("original_vocab_size")
+    return int(told) if told else None
+
+
+def _flags_of_shapes(shards: Mapping[str, Sequence[Tensor]], heads: int) -> Iterator[str]:
+    """Yield the flags of a network whose files hold no arguments, as those of GPT-2's size do."""
+    width = shards["tied_modules.embed.word_embeddings.weight"][0].shape[1]
+    positions = shards["tied_modules.embed.position_embeddings.weight"][0].shape[0]
+    layers = sum(name.endswith("input_layernorm.weight") for name in shards)
+    yield from (f"--num-layers={layers}", f"--hidden-size={width}")
+    yield from (f"--num-attention-heads={heads}", f"--seq-length={positions}")
+    yield from (
+        f"--max-position-embeddings={positions}",
+        "--position-embedding-type=learned_absolute",
+    )
+    table = shards["tied_modules.embed.word_embeddings.weight"][0]
+    if table.dtype != torch.float32:
+        yield "--bf16" if table.dtype == torch.bfloat16 else "--fp16"

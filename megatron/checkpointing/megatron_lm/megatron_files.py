@@ -1,0 +1,282 @@
+"""Checkpoints in Megatron-LM's own files: weights alone, divided for its ranks."""
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.names import STAGING
+from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint, WholeParameter
+from megatron.checkpointing.writer import write_state
+from megatron.common.atomic_files import replace_text, staged_folder
+from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, reason
+from megatron.config.network.model_spec import padded_vocab_size
+
+_FIRST_LAYER = 3  # its number in our list of layers
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_SAME = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length"),
+    *("max_position_embeddings", "normalization", "embed_layernorm", "qk_layernorm"),
+    *("attention_dropout", "hidden_dropout"),
+)
+"""Arguments that are fields of our network's plan by the same name."""
+_WISHED = (
+    *("rotary_base", "rotary_percent", "rotary_seq_len_interpolation_factor"),
+    *("use_rope_scaling", "rope_scaling_factor", "window_size", "init_method_std"),
+)
+"""Those that are flags of ours by the same name, of the network."""
+_ONLY_HERE = (
+    ("--scale-embedding", "scaled_embedding", False),
+    ("--attention-bias", "attention_bias_apart", False),
+    ("--sandwich-norm", "sandwich_norm", False),
+    ("--query-pre-attn-scalar", "query_scalar", 0.0),
+    ("--attn-logit-softcapping", "attention_softcap", 0.0),
+    ("--final-logit-softcapping", "logit_softcap", 0.0),
+    ("--rotary-local-base", "rotary_local_base", 0.0),
+    ("--rope-scaling-type", "rope_rule", "llama3"),
+    ("--rope-low-freq-factor", "rope_low_freq_factor", 1.0),
+    ("--rope-high-freq-factor", "rope_high_freq_factor", 4.0),
+    ("--rope-original-max-position-embeddings", "rope_original_length", 8192),
+)
+"""Flags of ours that Megatron-LM has not, their fields in the plan, and what it computes."""
+_OF_TOKENIZER = (
+    *("tokenizer_type", "vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"),
+    "make_vocab_size_divisible_by",
+)
+"""And of the tokenizer."""
+_TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def write_megatron(
+    manifest: Manifest,
+    whole: WholeCheckpoint,
+    output: Path,
+    *,
+    tensor: int,
+    pipeline: int,
+    flags: tuple[str, str],
+    for_release: bool,
+) -> Path:
+    """Write the weights of a checkpoint for `tensor` * `pipeline` ranks; return the folder.
+
+    Memory: one rank's weights.
+
+    Args:
+        manifest: what the network is.
+        flags: how a user asks for `tensor` and `pipeline`, for messages.
+        for_release: whether to forget how many samples were consumed.
+
+    Raises:
+        ConfigError: the network cannot be divided so.
+        CheckpointError: `output` has a checkpoint of this iteration, or cannot be written to.
+
+    Source: Megatron-LM's checkpoints of version 3.0.
+    """
+    model, tokenizer = manifest.plan["model"], manifest.config["tokenizer"]
+    raise_if_any(_problems(model, tensor, pipeline, flags))
+    rows = padded_vocab_size(
+        model["vocab_size"],
+        divisible_by=tokenizer["make_vocab_size_divisible_by"],
+        tensor=tensor,
+        pad_to=tokenizer["pad_vocab_size_to"],
+    )
+    if rows % tensor:
+        raise ConfigError(f"{flags[0]} {tensor} does not divide the {rows} rows of the table")
+    iteration = manifest.state["iteration"]
+    folder = output / f"iter_{iteration:07d}"
+    if folder.exists():
+        raise CheckpointError(f"{folder} exists: move it away, or write to another directory")
+    common = {
+        "args": _arguments(manifest, rows, tensor, pipeline, for_release=for_release),
+        "checkpoint_version": 3.0,
+        "checkpoint_info": _rows_told(model, rows),
+        "iteration": iteration,
+    }
+    try:
+        with staged_folder(output / f"{STAGING}{folder.name}", folder) as staging:
+            for stage, rank in product(range(pipeline), range(tensor)):
+                suffix = f"_{stage:03d}" if pipeline > 1 else ""
+                file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
+                parts = _parts(manifest, whole, (stage, rank), (pipeline, tensor), rows)
+                _write({**common, "model": _nested(dict(parts))}, file)
+        # Last: it says that the files are whole.
+        replace_text(output / _TRACKER, str(iteration), has_one_writer=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {reason(error, folder)}") from error
+    return folder
+
+
+def _rows_told(model: Mapping[str, Any], rows: int) -> dict[str, int]:
+    return {"padded_vocab_size": rows, "original_vocab_size": model["vocab_size"]}
+
+
+def _write(content: Mapping[str, Any], file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True)
+        write_state(content, file)
+    except (OSError, CheckpointError) as error:
+        raise CheckpointError(f"{file.parent}: {reason(error, file.parent)}") from error
+
+
+def _parts(
+    manifest: Manifest,
+    whole: WholeCheckpoint,
+    place: tuple[int, int],
+    sizes: tuple[int, int],
+    rows: int,
+) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yield what lies where in the dictionaries of one rank.
+
+    Args:
+        place: its stage and its tensor-parallel rank.
+        sizes: how many of each there are.
+        rows: of the table of tokens.
+    """
+    (stage, rank), (pipeline, tensor) = place, sizes
+    for name in whole.parameters:
+        # Looked at where it is needed: a parameter may be put together anew each time.
+        if own := list(_places(name, manifest.plan["model"], stage, pipeline)):
+            shard = _shard(name, whole.parameters[name], manifest, rows, rank, tensor)
+            yield from dict.fromkeys(own, shard).items()
+
+
+def _problems(
+    model: Mapping[str, Any], tensor: int, pipeline: int, flags: tuple[str, str]
+) -> Iterator[str]:
+    if model.get("num_experts"):
+        yield "layers with experts have no place in Megatron-LM's files"
+    if model.get("parallel_residual"):
+        yield "Megatron-LM's files do not say --parallel-residual, and its layers do not have it"
+    for flag, field, theirs in _ONLY_HERE:
+        if model.get(field, theirs) != theirs:
+            yield f"Megatron-LM has no {flag}: its files cannot say {field} {model[field]}"
+    if model["activation"] in ("relu", "geglu_tanh"):
+        yield f"Megatron-LM's files cannot say the activation {model['activation']}"
+    for flag, parts, sizes in (
+        (flags[1], pipeline, ("num_layers",)),
+        (
+            flags[0],
+            tensor,
+            ("num_attention_heads", "num_query_groups", "ffn_hidden_size"),
+        ),
+    ):
+        if parts < 1:
+            yield f"{flag} {parts} must be at least 1"
+            continue
+        for size in sizes:
+            if model[size] % parts:
+                yield f"{flag} {parts} does not divide {size} {model[size]}"
+
+
+def _places(
+    name: str, model: Mapping[str, Any], stage: int, pipeline: int
+) -> Iterator[tuple[str, ...]]:
+    """Yield where a parameter lies in the dictionaries of a stage: nowhere, or in one place or two."""
+    number, _, rest = name.removeprefix("tied_modules.embed.").partition(".")
+    layers, last = model["num_layers"], stage == pipeline - 1
+    if not number.isdigit():
+        rest = f"{number}.{rest}"
+    if not number.isdigit() or int(number) == 1:
+        table, _, parameter = rest.partition(".")
+        if stage == 0:
+            yield "language_model", "embedding", table, parameter
+        if last and pipeline > 1 and not number.isdigit() and rest == "word_embeddings.weight":
+            yield "word_embeddings_for_head", "weight"
+    elif int(number) < _FIRST_LAYER + layers:
+        own, local = divmod(int(number) - _FIRST_LAYER, layers // pipeline)
+        if own == stage:
+            yield "language_model", "encoder", f"layers.{local}.{rest}"
+    elif last and rest == "word_embeddings.weight":
+        yield "language_model", "output_layer", "weight"
+    elif last:
+        yield "language_model", "encoder", f"final_layernorm.{rest}"
+
+
+def _shard(
+    name: str, parameter: WholeParameter, manifest: Manifest, rows: int, rank: int, tensor: int
+) -> Tensor:
+    weight = parameter.weight.all()
+    if name.endswith("word_embeddings.weight"):
+        weight = _padded(weight, manifest.plan["model"], rows)
+    activation = manifest.plan["model"]["activation"]
+    if activation.endswith("glu") and ".mlp.dense_h_to_4h." in name:
+        # Ours are pairs of gate and up. Shards of SwiGLU have all gates, then all ups; those of
+        # BigScience's other activations all ups first.
+        gate, up = weight.unflatten(0, (tensor, -1, 2))[rank].unbind(1)
+        weight = torch.cat((gate, up) if activation == "swiglu" else (up, gate))
+    elif (dim := manifest.partition_dims.get(name)) is not None:
+        weight = weight.chunk(tensor, dim)[rank]
+    return weight.to(_DTYPES[manifest.plan["precision"]["dtype"]]).clone()
+
+
+def _padded(table: Tensor, model: Mapping[str, Any], rows: int) -> Tensor:
+    """Return the token table with `rows` rows, as Megatron-LM's converter pads it.
+
+    Further rows are copies of the last one. Padding that took no part in the softmax is replaced,
+    because in Megatron-LM it does: zeros would be large logits.
+    """
+    kept = table if model["padded_vocab_in_softmax"] else table[: model["vocab_size"]]
+    return torch.cat([kept, kept[-1:].expand(max(0, rows - len(kept)), -1)])[:rows]
+
+
+def _nested(shards: Mapping[tuple[str, ...], Tensor]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for (*parents, last), weight in shards.items():
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = weight
+    return tree
+
+
+def _arguments(
+    manifest: Manifest, rows: int, tensor: int, pipeline: int, *, for_release: bool
+) -> Namespace:
+    """Return the arguments that Megatron-LM compares, and those that say how to read the weights."""
+    model, state, wishes = manifest.plan["model"], manifest.state, manifest.config
+    dtype, activation = manifest.plan["precision"]["dtype"], model["activation"]
+    position = {"learned": "learned_absolute", "rotary": "rope"}
+    return Namespace(
+        **{name: model[name] for name in _SAME},
+        **{name: wishes["model"][name] for name in _WISHED},
+        **{name: wishes["tokenizer"][name] for name in _OF_TOKENIZER},
+        tokenizer_sentencepiece_legacy=wishes["tokenizer"].get(
+            "tokenizer_sentencepiece_legacy", False
+        ),
+        num_query_groups=model["num_query_groups"],
+        group_query_attention=model["num_query_groups"] != model["num_attention_heads"],
+        kv_channels=model["head_dim"],
+        padded_vocab_size=rows,
+        position_embedding_type=position.get(
+            model["position_embedding"], model["position_embedding"]
+        ),
+        layernorm_epsilon=model["norm_epsilon"],
+        apply_layernorm_1p=model["layernorm_1p"],
+        apply_residual_connection_post_layernorm=model["residual_after_norm"],
+        swiglu=activation == "swiglu",
+        squared_relu=activation == "squared_relu",
+        glu_activation=activation if activation in ("geglu", "liglu", "reglu") else None,
+        bias_gelu_fusion=activation == "gelu_tanh",
+        window_attn_skip_freq=_windows(model),
+        add_bias_linear=model["linear_bias"],
+        add_qkv_bias=model["qkv_bias"] and not model["linear_bias"],
+        untie_embeddings_and_output_weights=not model["tied_embeddings"],
+        tensor_model_parallel_size=tensor,
+        pipeline_model_parallel_size=pipeline,
+        fp16=dtype == "fp16",
+        bf16=dtype == "bf16",
+        params_dtype=_DTYPES[dtype],
+        consumed_train_samples=0 if for_release else state["samples"],
+        consumed_valid_samples=0 if for_release else state["valid_samples"],
+    )
+
+
+def _windows(model: Mapping[str, Any]) -> list[int] | None:
+    """Return 1 for each layer with the window and 0 for the others; None where all are alike."""
+    full = model.get("full_attention_layers")
+    return [int(n not in full) for n in range(1, model["num_layers"] + 1)] if full else None

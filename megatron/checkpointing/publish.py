@@ -1,0 +1,160 @@
+"""When a checkpoint counts: after one rename, of a folder whose files are all on disk."""
+
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from megatron.checkpointing.lock import require_not_taken
+from megatron.checkpointing.manifest import FileRecord, Manifest, write_manifest
+from megatron.checkpointing.names import (
+    KEEP,
+    LATEST,
+    MANIFEST,
+    REPLACED,
+    STAGING,
+    iteration_of,
+    staging_tag_of,
+    tag_of,
+)
+from megatron.checkpointing.retention import clear_pruned
+from megatron.common.atomic_files import open_regular, remove_any, replace_text, sync_folder
+from megatron.common.errors import CheckpointError, reason
+
+
+def clear_staging(directory: Path, iteration: int) -> Path:
+    """Return an empty folder to write the checkpoint of `iteration` into.
+
+    What a killed run left there is removed, after what counted before it is back in place.
+
+    Raises:
+        CheckpointError: the directory cannot be written to, or another run writes there.
+    """
+    require_not_taken(directory)
+    staging = directory / staging_tag_of(iteration)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(directory)
+        staging.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
+    return staging
+
+
+def discard_staging(directory: Path, iteration: int) -> bool:
+    """Remove what there is of a checkpoint that cannot be written; return whether all of it went."""
+    try:
+        require_not_taken(directory)
+    except CheckpointError:
+        return False  # the other run may write one of that name
+    staging = directory / staging_tag_of(iteration)
+    shutil.rmtree(staging, ignore_errors=True)
+    return not staging.exists()
+
+
+def publish_written(directory: Path, manifest: Manifest, records: Iterable[FileRecord]) -> None:
+    """Make the staged checkpoint of `manifest` count, whose files are all on disk.
+
+    Args:
+        manifest: all of it but the files.
+        records: the files of all ranks, in any order.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
+    """
+    iteration = manifest.state["iteration"]
+    by_name = {record.name: record for record in records}
+    files = tuple(by_name[name] for name in sorted(by_name))
+    try:
+        write_manifest(directory / staging_tag_of(iteration), replace(manifest, files=files))
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST}: {error.strerror or error}") from error
+    publish(directory, iteration)
+
+
+def publish(directory: Path, iteration: int) -> None:
+    """Give the staged checkpoint of `iteration` its name, then point `latest` at it.
+
+    Raises:
+        CheckpointError: the directory cannot be written to, or another run writes there.
+    """
+    require_not_taken(directory)
+    target = directory / tag_of(iteration)
+    replaced = directory / f"{REPLACED}{target.name}"
+    try:
+        if os.path.lexists(target):
+            # The same iteration was saved before (a run repeated from an older checkpoint). It
+            # goes only when the new one stands; see restore_replaced. A wish to keep it is one to
+            # keep the checkpoint of this iteration.
+            if (target / KEEP).exists():
+                (directory / staging_tag_of(iteration) / KEEP).touch()
+            os.rename(target, replaced)
+        os.rename(directory / staging_tag_of(iteration), target)
+        sync_folder(directory)
+        if os.path.lexists(replaced):
+            remove_any(replaced)
+        point_latest(directory, target.name)
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
+
+
+def point_latest(directory: Path, name: str) -> None:
+    """Have `latest` of `directory` say `name`, at every moment the older or the newer whole."""
+    replace_text(directory / LATEST, name, has_one_writer=True)
+
+
+def tidy(directory: Path, iteration: int) -> None:
+    """Put in order what a killed run left of its last steps, before one that goes on there.
+
+    Args:
+        iteration: which the run goes on from; `latest` says so afterwards.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
+    """
+    try:
+        clear_leftovers(directory)
+        if other_latest(directory, tag_of(iteration)):
+            point_latest(directory, tag_of(iteration))
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Remove what a killed run was writing or removing, after what counted is back in place."""
+    restore_replaced(directory)
+    for replaced in directory.glob(f"{REPLACED}*"):
+        remove_any(replaced)
+    for leftover in directory.glob(f"{STAGING}*"):
+        # Others are of a tool that may be at work.
+        if iteration_of(leftover.name.removeprefix(STAGING)) is not None:
+            remove_any(leftover)
+    clear_pruned(directory)
+
+
+def other_latest(directory: Path, newest: str) -> str | None:
+    """Return what `latest` of `directory` says in place of `newest`; None if it says that."""
+    try:
+        with open_regular(directory / LATEST) as stream:
+            hint = stream.read().decode(errors="replace").strip()
+    except OSError:
+        return "nothing: it is missing"
+    return None if hint == newest else repr(hint[:40])
+
+
+def restore_replaced(directory: Path) -> None:
+    """Undo what a run that was killed between the two renames of `publish` left behind.
+
+    Nothing is written where the successor of what was moved aside stands.
+    """
+    for replaced in directory.glob(f"{REPLACED}*"):
+        target = directory / replaced.name.removeprefix(REPLACED)
+        try:
+            # A file or a link of that name was never a checkpoint.
+            if replaced.is_dir() and not replaced.is_symlink() and not target.exists():
+                os.rename(replaced, target)
+        except OSError:
+            # Another process may have been faster.
+            if not target.exists():
+                raise

@@ -1,0 +1,263 @@
+"""The whole weights and optimizer states in DeepSpeed's files of any layout."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron.checkpointing.manifest import Manifest, damage
+from megatron.checkpointing.resharding.sharded_tensor import (
+    OPTIMIZER_NAMES,
+    Pieces,
+    Whole,
+    WholeCheckpoint,
+    WholeParameter,
+)
+from megatron.checkpointing.resharding.unpickle import read_tensors
+from megatron.common.errors import CheckpointError
+
+_LAYER_FILE = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
+_OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+
+
+def read_whole(
+    folder: Path, manifest: Manifest, *, optimizer: bool = True, verify: bool = True
+) -> WholeCheckpoint:
+    """Return everything in the checkpoint in `folder`, put together over all ranks that saved it.
+
+    Tensors are read when they are looked at, a piece at a time.
+
+    Args:
+        optimizer: whether its states are wanted, and the 32-bit weights that it keeps. Without
+            them weights are read as the network has them, except those of ZeRO stage 3.
+        verify: whether to compare each file with the manifest before it is read.
+
+    Raises:
+        CheckpointError: files are missing, damaged, or not as DeepSpeed lays them out.
+    """
+    files = _Files(folder, manifest, verify=verify)
+    parallel = manifest.plan["parallel"]
+    try:
+        tied = manifest.plan["model"]["tied_embeddings"]
+        ranks = [
+            _tensor_rank(files, rank, parallel, tied=tied, optimizer=optimizer)
+            for rank in range(parallel["tensor"])
+        ]
+        parameters = {
+            name: _join([shards[name] for shards in ranks], manifest.partition_dims.get(name))
+            for name in ranks[0]
+        }
+        counters, scaler = _progress(files, parallel)
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder}: the files are not as DeepSpeed lays them out: {error!r}"
+        ) from error
+    return WholeCheckpoint(parameters=parameters, counters=counters, loss_scaler=scaler)
+
+
+class _Files:
+    """The files of a checkpoint, each read once."""
+
+    def __init__(self, folder: Path, manifest: Manifest, *, verify: bool):
+        self.folder = folder
+        self.records = {record.name: record for record in manifest.files}
+        self._verify = verify
+        self._read: dict[str, Any] = {}
+
+    def read(self, name: str) -> Any:
+        """Return what the file `name` holds."""
+        if name not in self.records:
+            raise CheckpointError(f"{self.folder} has no file {name}")
+        if name not in self._read:
+            if self._verify and (problems := damage(self.folder, [self.records[name]])):
+                raise CheckpointError("; ".join(problems))
+            self._read[name] = read_tensors(self.folder / name)
+        return self._read[name]
+
+    def optimizer_files(self, rank: int) -> list[str]:
+        """Return the names of all replicas' files of a rank of the model, the first replica's first."""
+        found = [match for name in self.records if (match := _OPTIMIZER_FILE.fullmatch(name))]
+        own = [match for match in found if int(match[2]) == rank]
+        return [match.group() for match in sorted(own, key=lambda match: int(match[1]))]
+
+
+class _Shard:
+    """A tensor-parallel rank's piece of a parameter, in the parts that replicas hold of it."""
+
+    def __init__(self, shape: Sequence[int]):
+        self.shape = tuple(shape)
+        self.weight: list[Tensor] = []
+        self.states: dict[str, list[Tensor]] = {}
+        self.steps: float | None = None
+
+    def add(self, weight: Tensor, state: Mapping[str, Any], place: slice = slice(None)) -> None:
+        """Add the next replica's part: flat weights, and what lies at `place` of flat states.
+
+        Raises:
+            ValueError: a state is not one number for each weight.
+        """
+        self.weight.append(weight)
+        for name, value in state.items():
+            if name == "step":
+                self.steps = float(value)
+            elif value is not None:
+                part = value.reshape(-1)[place] if torch.is_tensor(value) else None
+                if part is None or part.numel() != weight.numel():
+                    raise ValueError(f"the optimizer's state {name} is not one number per weight")
+                self.states.setdefault(name, []).append(part)
+
+
+Shards = dict[str, _Shard]
+
+
+def _tensor_rank(
+    files: _Files,
+    tensor_rank: int,
+    parallel: Mapping[str, Any],
+    *,
+    tied: bool,
+    optimizer: bool,
+) -> Shards:
+    """Return a tensor-parallel rank's shards over all stages; of shared ones the first stage's."""
+    shards: Shards = {}
+    if parallel["pipeline"] > 1:
+        shards = _of_network(dict(_layers(files, tensor_rank, tied=tied)))
+    trained: Shards = {}
+    for stage in range(parallel["pipeline"]):
+        rank = stage * parallel["tensor"] + tensor_rank
+        if parallel["zero_stage"] == 3:
+            return _stage_3(files, rank, optimizer=optimizer)
+        main = files.read(f"mp_rank_{rank:02d}_model_states.pt")
+        if main["module"] is not None:
+            shards = _of_network(main["module"])
+        if optimizer:
+            found = _undivided(main, shards) if main["optimizer"] else _divided(files, rank, main)
+            trained = found | trained
+    return shards | trained
+
+
+def _of_network(weights: Mapping[str, Tensor]) -> Shards:
+    """Return weights in the number format of the network."""
+    shards = {name: _Shard(weight.shape) for name, weight in weights.items()}
+    for name, weight in weights.items():
+        shards[name].add(weight.reshape(-1), {})
+    return shards
+
+
+def _layers(files: _Files, tensor_rank: int, *, tied: bool) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights in the files of a pipeline's layers."""
+    for match in filter(None, map(_LAYER_FILE.fullmatch, sorted(files.records))):
+        if int(match[2]) == tensor_rank:
+            for name, weight in files.read(match.group()).items():
+                # The file of a tied layer carries its number; its parameters, the shared name.
+                shared = tied and name.startswith(("word_embeddings.", "position_embeddings."))
+                yield f"{'tied_modules.embed' if shared else int(match[1])}.{name}", weight
+
+
+def _undivided(main: Mapping[str, Any], network: Shards) -> Shards:
+    """Return the trained weights of a rank whose optimizer keeps a state of its own for each."""
+    saved, names = main["optimizer"], main[OPTIMIZER_NAMES]
+    shards = {}
+    for group, own in zip(saved["param_groups"], names, strict=True):
+        for number, name in zip(group["params"], own, strict=True):
+            shards[name] = _Shard(network[name].shape)
+            shards[name].add(network[name].weight[0], saved["state"].get(number, {}))
+            _count_steps(shards[name], group)
+    return shards
+
+
+def _divided(files: _Files, rank: int, main: Mapping[str, Any]) -> Shards:
+    """Return the trained weights whose optimizer is divided by ZeRO's stage 1 or 2."""
+    shapes = {name: shape for group in main["param_shapes"] for name, shape in group.items()}
+    shards = {name: _Shard(shape) for name, shape in shapes.items()}
+    for file in files.optimizer_files(rank):
+        saved = files.read(file)["optimizer_state_dict"]
+        base = saved["base_optimizer_state"]
+        for number, (weights, places) in enumerate(
+            zip(
+                saved["single_partition_of_fp32_groups"], saved["param_slice_mappings"], strict=True
+            )
+        ):
+            for name, address in places.items():
+                place = slice(address.start, address.start + address.numel)
+                shards[name].add(weights[place], base["state"].get(number, {}), place)
+                _count_steps(shards[name], base["param_groups"][number])
+    return shards
+
+
+def _stage_3(files: _Files, rank: int, *, optimizer: bool) -> Shards:
+    """Return the weights of a rank whose replicas have them in pieces, 32-bit where trained.
+
+    Every replica's piece of a parameter has ceil(numel / replicas) elements, padded at the end,
+    and the pieces follow each other in the order of `param_shapes`.
+    """
+    names = files.optimizer_files(rank)
+    numbers = [match[1] for name in names if (match := _OPTIMIZER_FILE.fullmatch(name))]
+    mains = [files.read(f"zero_pp_rank_{n}_mp_rank_{rank:02d}_model_states.pt") for n in numbers]
+    frozen, shapes = mains[0]["frozen_param_shapes"] or {}, mains[0]["param_shapes"]
+    trained = {name: shape for group in shapes for name, shape in group.items()}
+    shards = {name: _Shard(shape) for name, shape in {**frozen, **trained}.items()}
+    for main, file in zip(mains, names, strict=True):
+        for name in frozen:
+            shards[name].add(main["frozen_param_fragments"][name].reshape(-1), {})
+        saved = files.read(file)["optimizer_state_dict"]
+        base = saved["optimizer_state_dict"]
+        order, constants = iter(trained.items()), _group_of_number(base["param_groups"])
+        for number, weights in enumerate(saved["fp32_flat_groups"]):
+            start, state = 0, base["state"].get(number, {}) if optimizer else {}
+            while start < weights.numel():
+                name, shape = next(order)
+                stop = start + -(-math.prod(shape) // len(names))
+                shards[name].add(weights.view(-1)[start:stop], state, slice(start, stop))
+                if optimizer:
+                    _count_steps(shards[name], constants[number])
+                start = stop
+        if left := [name for name, _ in order]:
+            raise ValueError(f"{file} holds no {left[0]}")
+    return shards
+
+
+def _group_of_number(groups: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    return {number: group for group in groups for number in group["params"]}
+
+
+def _count_steps(shard: _Shard, group: Mapping[str, Any]) -> None:
+    """Take the count of steps of an optimizer that keeps one for a whole group."""
+    if "step" in group:
+        shard.steps = float(group["step"])
+
+
+def _join(shards: Sequence[_Shard], dim: int | None) -> WholeParameter:
+    shape = list(shards[0].shape)
+    if dim is not None:
+        shape[dim] *= len(shards)
+
+    def joined(parts: Sequence[Sequence[Tensor]]) -> Whole:
+        pieces = [Pieces(part) for part in parts]
+        return Whole(shape=tuple(shape), dim=dim, shards=pieces, stored=shape[0])
+
+    return WholeParameter(
+        weight=joined([shard.weight for shard in shards]),
+        states={
+            name: joined([shard.states[name] for shard in shards]) for name in shards[0].states
+        },
+        steps=shards[0].steps,
+    )
+
+
+def _progress(
+    files: _Files, parallel: Mapping[str, Any]
+) -> tuple[dict[str, int], Mapping[str, Any]]:
+    """Return DeepSpeed's counters and the attributes of its loss scale; {} where it has none."""
+    first = "zero_pp_rank_0_" if parallel["zero_stage"] == 3 else ""
+    main = files.read(f"{first}mp_rank_00_model_states.pt")
+    counters = {name: int(main[name]) for name in _COUNTERS}
+    for file in files.optimizer_files(0)[:1]:
+        scaler = files.read(file)["optimizer_state_dict"].get("loss_scaler")
+        return counters, vars(scaler) if scaler else {}
+    return counters, {}

@@ -1,0 +1,206 @@
+"""A checkpoint without a layout: one folder for each parameter, as DeepSpeed's universal ones are."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from megatron.checkpointing.lock import locked
+from megatron.checkpointing.manifest import (
+    FileRecord,
+    Manifest,
+    damage,
+    read_manifest,
+    record_file,
+    write_manifest,
+)
+from megatron.checkpointing.names import LATEST_UNIVERSAL, STAGING, iteration_of, tag_of
+from megatron.checkpointing.publish import clear_staging, publish
+from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.sharded_tensor import (
+    WholeCheckpoint,
+    WholeParameter,
+    undivided,
+)
+from megatron.checkpointing.resharding.unpickle import read_tensors
+from megatron.common.atomic_files import replace_text, staged_folder
+from megatron.common.errors import CheckpointError, reason
+from megatron.common.process_pool import map_in_processes
+
+_PARAMETERS = "zero"
+_PROGRESS = "progress.pt"
+
+
+def is_universal(manifest: Manifest) -> bool:
+    """Return whether the checkpoint has no layout."""
+    return any(record.name == _PROGRESS for record in manifest.files)
+
+
+def with_universal(directory: Path, tags: list[str]) -> list[str]:
+    """Return `tags`, newest first, with the newest folder without a layout in its place.
+
+    Raises:
+        CheckpointError: the folder that `latest_universal` names is none.
+    """
+    hint = directory / LATEST_UNIVERSAL
+    if not hint.is_file():
+        return tags
+    own = hint.read_text(encoding="utf-8").strip()
+    iteration = read_manifest(directory / own).state["iteration"]
+    newer = [tag for tag in tags if (iteration_of(tag) or 0) > iteration]
+    return [*newer, own, *tags[len(newer) :]]
+
+
+def write_universal(source: Path, output: Path, *, workers: int) -> None:
+    """Write the checkpoint in `source` without its layout to `output`, which must be new.
+
+    It counts once it is whole: it is written beside `output`, hashed, flushed and renamed, and
+    `latest_universal` of the folder around it names it then.
+
+    Memory: in each of the `workers` processes one tensor.
+
+    Raises:
+        CheckpointError: `source` is no whole checkpoint, or `output` holds something else already.
+    """
+    manifest = read_manifest(source)
+    if problems := damage(source, manifest.files):
+        raise CheckpointError("; ".join(problems))
+    try:
+        if output.exists():
+            _require_copy(output, manifest)
+        else:
+            with staged_folder(output.with_name(f"{STAGING}{output.name}"), output) as staging:
+                records = _write_files(source, manifest, staging, workers)
+                write_manifest(staging, replace(manifest, files=tuple(records)))
+        replace_text(output.with_name(LATEST_UNIVERSAL), output.name, has_one_writer=True)
+    except OSError as error:
+        raise CheckpointError(f"{output}: {reason(error, output)}") from error
+
+
+def publish_whole(directory: Path, manifest: Manifest, whole: WholeCheckpoint) -> Path:
+    """Write a state of training to `directory` without a layout, as a run's --save; return where.
+
+    A run goes on from it like from any other checkpoint, in any layout.
+
+    Memory: one parameter.
+
+    Args:
+        manifest: what it is; its files are those written here.
+
+    Raises:
+        CheckpointError: `directory` holds a checkpoint of this iteration, cannot be written to, or
+            a run writes there.
+    """
+    iteration = manifest.state["iteration"]
+    folder = directory / tag_of(iteration)
+    with locked(directory):
+        if folder.exists():
+            raise CheckpointError(f"{folder} exists: move it away, or write to another directory")
+        staging = clear_staging(directory, iteration)
+        try:
+            records = [_write_progress(staging, whole)]
+            for name, parameter in whole.parameters.items():
+                records += _write_parameter(staging, name, parameter)
+            write_manifest(staging, replace(manifest, files=tuple(records)))
+        except OSError as error:
+            raise CheckpointError(f"{staging}: {reason(error, staging)}") from error
+        publish(directory, iteration)
+    return folder
+
+
+def read_universal(folder: Path, manifest: Manifest) -> WholeCheckpoint:
+    """Return what write_universal wrote; tensors are read when they are looked at.
+
+    Raises:
+        CheckpointError: files are missing or damaged.
+    """
+    names: dict[str, list[str]] = {}
+    for record in manifest.files:
+        if record.name.startswith(f"{_PARAMETERS}/"):
+            _, name, file = record.name.split("/")
+            names.setdefault(name, []).append(file.removesuffix(".pt"))
+    try:
+        progress = read_tensors(folder / _PROGRESS)
+        return WholeCheckpoint(
+            parameters={
+                name: _read_parameter(folder / _PARAMETERS / name, files)
+                for name, files in names.items()
+            },
+            counters=progress["counters"],
+            loss_scaler=progress["loss_scaler"],
+        )
+    except (KeyError, AttributeError, ValueError) as error:
+        raise CheckpointError(f"{folder} is no universal checkpoint: {error!r}") from error
+
+
+def _require_copy(output: Path, manifest: Manifest) -> None:
+    """Refuse to replace what is not the same state already."""
+    found = read_manifest(output)
+    same = (found.state, found.plan) == (manifest.state, manifest.plan) and is_universal(found)
+    if not same or damage(output, found.files):
+        raise CheckpointError(f"{output} exists and is another checkpoint: move it away")
+
+
+def _write_files(
+    source: Path, manifest: Manifest, folder: Path, workers: int
+) -> Iterator[FileRecord]:
+    whole = read_whole(source, manifest, verify=False)
+    yield _write_progress(folder, whole)
+    for record in manifest.files:
+        if record.name.startswith("mp_rank_"):
+            shutil.copy(source / record.name, folder / record.name)
+            yield record_file(folder / record.name)
+    make_write = partial(partial, _write_parameters, source, manifest, folder)
+    shares = [list(whole.parameters)[first::workers] for first in range(workers)]
+    if workers == 1:
+        yield from make_write()(shares[0])
+        return
+    for records in map_in_processes(make_write, shares, workers):
+        yield from records
+
+
+def _write_progress(folder: Path, whole: WholeCheckpoint) -> FileRecord:
+    progress = folder / _PROGRESS
+    torch.save({"counters": dict(whole.counters), "loss_scaler": dict(whole.loss_scaler)}, progress)
+    return record_file(progress)
+
+
+def _write_parameters(
+    source: Path, manifest: Manifest, folder: Path, names: list[str]
+) -> list[FileRecord]:
+    """Write the parameters called `names`; return the files."""
+    whole = read_whole(source, manifest, verify=False)
+    return [
+        record
+        for name in names
+        for record in _write_parameter(folder, name, whole.parameters[name])
+    ]
+
+
+def _write_parameter(folder: Path, name: str, parameter: WholeParameter) -> Iterator[FileRecord]:
+    own = folder / _PARAMETERS / name
+    own.mkdir(parents=True)
+    contents = {
+        state: {"param": tensor.all().clone(), "cat_dim": tensor.dim}
+        for state, tensor in parameter.tensors.items()
+    }
+    if parameter.steps is not None:
+        contents["step"] = {"param": torch.tensor(parameter.steps), "cat_dim": None}
+    for state, content in contents.items():
+        file = own / f"{state}.pt"
+        torch.save(content, file)
+        yield replace(record_file(file), name=f"{_PARAMETERS}/{name}/{file.name}")
+
+
+def _read_parameter(folder: Path, states: list[str]) -> WholeParameter:
+    tensors, steps = {}, None
+    for state in states:
+        content = read_tensors(folder / f"{state}.pt")["param"]
+        if state == "step":
+            steps = float(content)
+        else:
+            tensors[state] = undivided(content)
+    return WholeParameter(weight=tensors.pop("fp32"), states=tensors, steps=steps)

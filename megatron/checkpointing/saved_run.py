@@ -1,0 +1,108 @@
+"""The run that wrote checkpoints: what it was asked for, so that a tool need not be told again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.names import published_tags, tag_of
+from megatron.common.errors import CheckpointError, ConfigError, UnreadableCheckpointError
+from megatron.config.config import ANY_NETWORK, SECTIONS, Config, flatten
+from megatron.config.data.objective_plan import ObjectiveName
+from megatron.config.parsing.files import with_file_flags
+from megatron.config.parsing.flags import options_of, value_in
+
+_OF_NETWORK = ("model", "experts", "lora", "tokenizer")
+_USES = {"--use-checkpoint-args", "--use-checkpoint-config"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run that saved a checkpoint, or, without one, values for the flags that do not matter."""
+
+    config: Mapping[str, Mapping[str, Any]]
+    world_size: int | None
+    objective: ObjectiveName
+
+
+def run_behind(directory: str | None) -> Run:
+    """Return the run that saved to `directory`.
+
+    Raises:
+        CheckpointError: the manifest of the newest checkpoint is damaged.
+    """
+    tags = published_tags(Path(directory)) if directory else []
+    if not directory or not tags:
+        return Run(ANY_NETWORK, None, "gpt")
+    manifest = read_manifest(Path(directory) / tags[0])
+    parallel = manifest.plan["parallel"]
+    return Run(
+        manifest.config,
+        # A run from before there was sequence parallelism has no entry for it.
+        parallel["tensor"] * parallel["pipeline"] * parallel.get("sequence", 1) * parallel["data"],
+        manifest.plan.get("objective", {}).get("name", "gpt"),
+    )
+
+
+@dataclass(frozen=True)
+class SavedNetwork:
+    """Flags of network, experts and tokenizer in a checkpoint, by field."""
+
+    folder: Path
+    flags: Mapping[str, Any]
+
+    def told(self, config: Config) -> tuple[str, ...]:
+        """Return what is taken from the checkpoint, and what `config` says otherwise."""
+        options, now = options_of(SECTIONS), flatten(asdict(config))
+        initial = {f.name: f.default for section in _sections() for f in fields(section)}
+        differ = [name for name in self.flags if name in now and now[name] != self.flags[name]]
+        taken = [
+            f"{options[name]}" + ("" if isinstance(value, bool) else f" {value}")
+            for name, value in self.flags.items()
+            if name in initial and name not in differ and value != initial[name]
+        ]
+        lines = [f"--use-checkpoint-args: from {self.folder}: {' '.join(taken)}"]
+        if differ:
+            said = (f"{options[name]} {now[name]} (not {self.flags[name]})" for name in differ)
+            lines.append(f"said otherwise than in {self.folder}: {', '.join(said)}")
+        return tuple(lines)
+
+
+def network_of_checkpoint(argv: Sequence[str]) -> SavedNetwork | None:
+    """Return what `--use-checkpoint-args` takes, if `argv` has it and there is a checkpoint.
+
+    Raises:
+        ConfigError: a `--config` file cannot be read, or --ckpt-step is no number.
+        CheckpointError: no manifest can be read.
+    """
+    words = with_file_flags(argv, SECTIONS)
+    load, step = value_in(words, "--load"), value_in(words, "--ckpt-step")
+    if not load or not _USES & set(words):
+        return None
+    if step and not step.isdigit():
+        raise ConfigError(f"--ckpt-step {step} is no iteration")
+    tags = [tag_of(int(step))] if step else published_tags(Path(load))
+    errors = []
+    for tag in tags:
+        try:
+            config = read_manifest(Path(load) / tag).config
+        except UnreadableCheckpointError:
+            raise
+        except CheckpointError as error:
+            errors.append(str(error))
+            continue
+        flags = {
+            name: value
+            for section in _OF_NETWORK
+            for name, value in config.get(section, {}).items()
+        }
+        return SavedNetwork(Path(load) / tag, flags)
+    if errors:
+        raise CheckpointError("--use-checkpoint-args: " + "; ".join(errors))
+    # The first job of a chain: its own flags have to say all.
+    return None
+
+
+def _sections() -> list[type]:
+    return [SECTIONS[name] for name in _OF_NETWORK]

@@ -1,0 +1,80 @@
+"""How a command-line tool ends: an exit code, and no traceback for what a user can mend."""
+
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn, TextIO
+
+from megatron.common.errors import ConfigError, MegatronError, before_the_first_step
+from megatron.common.logging import UNREAD, write_nowhere
+
+
+def run_tool(
+    main: Callable[[Sequence[str]], None], *, on_error: Callable[[str], None] = lambda message: None
+) -> NoReturn:
+    """Run `main` on the command line's words and exit.
+
+    The code is 0 on success; after the message of a MegatronError on stderr, 2 for what another
+    attempt would meet again, such as wrong flags or damaged files, otherwise 1; 130 when
+    interrupted, 141 when it has something to say and nobody reads stdout any more, and 143 when
+    terminated; files in the making are removed in all these cases.
+
+    Args:
+        on_error: called with the message or the traceback of an error that ends the program.
+    """
+    signal.signal(signal.SIGTERM, _leave)
+    code: int | str | None = 0
+    try:
+        with before_the_first_step():
+            main(sys.argv[1:])
+    except MegatronError as error:
+        with suppress(BrokenPipeError):
+            for line in str(error).splitlines():
+                print(f"error: {line}", file=sys.stderr)
+        code = error.exit_code
+        on_error(f"error: {error}")
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except SystemExit as left:
+        code = left.code
+    except BrokenPipeError:
+        if not (_nobody_reads(sys.stdout) or _nobody_reads(sys.stderr)):
+            raise
+        code = UNREAD
+    except Exception:
+        on_error(traceback.format_exc())
+        raise
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            write_nowhere(stream)  # the interpreter flushes once more at its end
+            code = code or UNREAD
+    sys.exit(code)
+
+
+def with_flag(argv: Sequence[str], flag: str, what: str) -> Sequence[str]:
+    """Return `argv` with `flag` before its first word if that stands without one.
+
+    Raises:
+        ConfigError: there is no word; `what` says what is missing.
+    """
+    if not argv:
+        raise ConfigError(f"{what} is missing: write it behind the name of the program")
+    return argv if argv[0].startswith("-") else [flag, *argv]
+
+
+def _nobody_reads(stream: TextIO) -> bool:
+    poll = select.poll()
+    poll.register(stream, select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _leave(signum: int, frame: FrameType | None) -> NoReturn:
+    # A launcher may signal twice, this process and then its group; the cleaning up goes on.
+    signal.signal(signum, signal.SIG_IGN)
+    sys.exit(128 + signum)

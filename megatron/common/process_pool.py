@@ -1,0 +1,174 @@
+"""A function over many items in many processes, in order, with a bound on what is under way.
+
+Each process has a pipe of its own, which nobody else writes to: whenever one is killed, also in
+the middle of an answer, its pipe ends, and so does the wait for it.
+"""
+
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
+from os import _exit
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from megatron.common.errors import MegatronError
+from megatron.common.worker_process import start_whole
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+ITEMS_PER_WORKER = 3  # read ahead, so that a slow item does not leave the others idle
+
+
+class LostWorkerError(MegatronError):
+    """A worker process is gone, and with it what it had in hand."""
+
+
+def map_in_processes(
+    make_function: Callable[[], Callable[[Item], Result]],
+    items: Iterable[Item],
+    workers: int,
+    *,
+    size_of: Callable[[Item], int] | None = None,
+    max_size: int = 0,
+) -> Iterator[Result]:
+    """Yield what the function makes of every item, in order; an error it raises comes out here.
+
+    Args:
+        make_function: picklable; each process calls it once.
+        size_of: an item's part of `max_size`; without it, only the number of items is bounded.
+        max_size: of all items under way at a time; a larger one goes alone.
+
+    Raises:
+        LostWorkerError: a worker was killed.
+    """
+    team: list[_Worker] = []
+    order: deque[tuple[_Worker, int]] = deque()  # whose answers come next
+    held = 0
+    try:
+        team.extend(_Worker(make_function) for _ in range(workers))
+        for item in items:
+            size = size_of(item) if size_of else 0
+            while order and held + size > max_size:
+                worker, released = order.popleft()
+                yield worker.answer(team)
+                held -= released
+            _receive(team, timeout_s=0)
+            worker = min(team, key=lambda each: each.under_way)
+            worker.give(item)
+            order.append((worker, size))
+            held += size
+            if len(order) >= workers * ITEMS_PER_WORKER:
+                worker, released = order.popleft()
+                yield worker.answer(team)
+                held -= released
+        while order:
+            yield order.popleft()[0].answer(team)
+    finally:
+        for worker in team:
+            worker.process.kill()
+        for worker in team:
+            worker.process.join()
+
+
+def share_cores(num_processes: int) -> None:
+    """See to it that this process, one of `num_processes`, starts only its share of threads.
+
+    Without it, the tokenizers library would start as many in each as there are cores.
+    """
+    said = os.environ.get("RAYON_NUM_THREADS", "")
+    num_threads = int(said) if said.isdigit() else 0
+    num_threads = num_threads or len(os.sched_getaffinity(0))
+    os.environ["RAYON_NUM_THREADS"] = str(max(num_threads // num_processes, 1))
+
+
+class _Worker:
+    """A process, seen from the one that started it."""
+
+    def __init__(self, make_function: Callable[[], Callable[[Any], Any]]):
+        # spawn: a fork would copy locks that other threads of this process may hold.
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, make_function), daemon=True)
+        start_whole(self.process)
+        theirs.close()
+        self.under_way = 0
+        self.answers: deque[tuple[Any, BaseException | None, str]] = deque()
+
+    def give(self, item: Any) -> None:
+        """Send an item, which comes behind those it has."""
+        try:
+            self.pipe.send(item)
+        except OSError as error:
+            raise _lost() from error
+        self.under_way += 1
+
+    def answer(self, team: Sequence["_Worker"]) -> Any:
+        """Wait for its next answer, and keep those of the others for later."""
+        while not self.answers:
+            _receive(team, timeout_s=None)
+        result, error, where = self.answers.popleft()
+        if error is not None:
+            raise error from RuntimeError(f"in a worker process:\n{where}")
+        return result
+
+
+def end_with_parent() -> None:
+    """See to it that this process ends when its parent is killed, and not when interrupted."""
+    # The parent is interrupted as well, and ends the others in good order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        _exit(1)
+
+
+def _receive(team: Sequence[_Worker], *, timeout_s: float | None) -> None:
+    """Take in the answers that are there, or the first that comes."""
+    workers = {worker.pipe: worker for worker in team}
+    for pipe in wait([*workers], timeout_s):
+        worker = workers[pipe]  # type: ignore[index]
+        try:
+            worker.answers.append(worker.pipe.recv())
+        except (EOFError, OSError) as error:
+            raise _lost() from error
+        worker.under_way -= 1
+
+
+def _lost() -> LostWorkerError:
+    return LostWorkerError("a worker process was killed, most often because memory ran out")
+
+
+def _work(pipe: "Connection[Any, Any]", make_function: Callable[[], Callable[[Any], Any]]) -> None:
+    end_with_parent()
+    function = make_function()
+    # A thread, so that giving never waits for an answer that waits to be taken.
+    items: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_take_in, args=(pipe, items), daemon=True).start()
+    while True:
+        item = items.get()
+        try:
+            answer: tuple[Any, Exception | None, str] = (function(item), None, "")
+        except Exception as error:
+            answer = (None, error, traceback.format_exc())
+        try:
+            pipe.send(answer)
+        except ConnectionError:
+            return  # nobody waits for it any more
+
+
+def _take_in(pipe: "Connection[Any, Any]", items: "SimpleQueue[Any]") -> None:
+    while True:
+        try:
+            items.put(pipe.recv())
+        except (EOFError, OSError):
+            return

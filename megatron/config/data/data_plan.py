@@ -1,0 +1,265 @@
+"""Which tokens the run reads, and how many samples of each data set, decided."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from megatron.common.errors import ConfigError, raise_if_any
+from megatron.config.config import Config
+from megatron.config.data.data import DataConfig, SampleOrder
+from megatron.config.data.objective_plan import ObjectiveName
+from megatron.config.data.split_paths import (
+    SplitGroup,
+    SplitPart,
+    parse_split_group,
+    read_split_groups,
+)
+from megatron.config.optimization.training_plan import TrainingPlan
+from megatron.config.run.evaluation_plan import EvaluationPlan
+
+DEFAULT_SPLIT = "969, 30, 1"
+
+KIND_OF: dict[ObjectiveName, str] = {
+    "gpt": "documents",
+    "prefix-lm": "documents",
+    "multitask": "pairs",
+    "sft": "conversations",
+}
+"""What each objective cuts its samples from."""
+
+SUFFIXES = {
+    "documents": ("",),
+    "pairs": ("_inputs_document", "_targets_document"),
+    "conversations": ("_tokens_document", "_loss_mask_document"),
+}
+"""What follows the prefix in the names of the token files that hold each kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcePlan:
+    """A part of one corpus, and its weight in a blend."""
+
+    prefix: str
+    weight: float  # not normalised
+    start: float  # fractions of the documents, before `DataPlan.split`
+    end: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetPlan:
+    """A blend that is read as one data set, evaluated under its name."""
+
+    name: str
+    num_samples: int
+    sources: tuple[SourcePlan, ...]
+    is_blend: bool  # whether samples are dealt out by weight, even if there is one source
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPlan:
+    """The data sets of a run."""
+
+    train: DatasetPlan
+    valid: tuple[DatasetPlan, ...]  # each evaluated on its own
+    test: tuple[DatasetPlan, ...]
+    split: str  # proportions that cut each source into train, valid and test; "": not cut
+    impl: str  # format of the token files, or "infer"
+    kind: str  # what samples are cut from; see KIND_OF
+    order: str  # "single" or "cyclic"
+    sample_order: SampleOrder  # whose rules of splits, last epochs and blends
+    blend_surplus: float  # share of its samples built in addition for each corpus of a blend
+    cache_path: str  # "": beside the token files
+    chat_template: str = ""  # Jinja that wrote the conversations, as the token files record it
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Prefixes of all token files that the run reads, each once."""
+        sets = (self.train, *self.valid, *self.test)
+        prefixes = {source.prefix for each in sets for source in each.sources}
+        return [prefix + suffix for prefix in sorted(prefixes) for suffix in SUFFIXES[self.kind]]
+
+
+def plan_data(
+    config: Config,
+    training: TrainingPlan,
+    evaluation: EvaluationPlan,
+    global_batch_size: int,
+    *,
+    kind: str = "documents",
+) -> DataPlan:
+    """Return the decided data, once `data_problems` finds nothing.
+
+    Every validation set gets its share for every evaluation during and after training, every test
+    set for one.
+
+    Args:
+        kind: what samples are cut from; see KIND_OF.
+    """
+    data = config.data
+    iters = evaluation.iters
+    evaluations = evaluation.number_in(training.train_iters)
+    groups = _groups(data)
+    weighted = len(data.data_path or []) > 1
+    (train,) = _datasets(groups["train"], training.train_samples, weighted)
+    return DataPlan(
+        train=train,
+        valid=_datasets(groups["valid"], evaluations * iters * global_batch_size, weighted),
+        test=_datasets(groups["test"], iters * global_batch_size, weighted),
+        split=(data.split or DEFAULT_SPLIT) if data.data_path else "",
+        impl=data.data_impl,
+        kind=kind,
+        order=data.dataloader_type,
+        sample_order=data.sample_order,
+        blend_surplus=data.mid_level_dataset_surplus,
+        cache_path=data.data_cache_path or "",
+    )
+
+
+def data_problems(data: DataConfig) -> Iterator[str]:
+    """Yield every reason why it is not clear which tokens to read."""
+    yield from _surplus_problems(data)
+    weighted = [_flag(wish) + ("" if wish.texts else "-path") for wish in _wishes(data)]
+    if data.data_path and weighted:
+        yield f"--data-path and {weighted[0]} both say which data: give one of them"
+        return
+    if data.split and weighted:
+        yield f"--split is for --data-path; {weighted[0]} says START:END for each PREFIX"
+    if not data.data_path and not weighted:
+        yield (
+            "--data-path is missing: the prefix of a .bin/.idx pair of tools/preprocess_data.py, "
+            "or weights and prefixes by turns"
+        )
+        return
+    try:
+        groups = _groups(data)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    if len(groups["train"]) != 1:
+        yield f"--train-weighted-split-paths takes one group, {len(groups['train'])} were given"
+    for role in ("valid", "test"):
+        names = [group.name for group in groups[role]]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"--{role}-weighted-split-paths has {names.count(name)} groups named {name}"
+
+
+def prefixes_of(data: DataConfig, kind: str) -> list[str]:
+    """Return the prefixes of all token files that a run is to read, each once.
+
+    Raises:
+        ConfigError: it is not clear which.
+    """
+    groups = (group for of_role in _groups(data).values() for group in of_role)
+    prefixes = {part.prefix for group in groups for part in group.parts}
+    return [prefix + suffix for prefix in sorted(prefixes) for suffix in SUFFIXES[kind]]
+
+
+def _surplus_problems(data: DataConfig) -> Iterator[str]:
+    surplus = data.mid_level_dataset_surplus
+    flag = f"--mid-level-dataset-surplus {surplus}"
+    if not 0 < surplus < math.inf:
+        yield f"{flag} must be more than 0: an order by weights takes up to one sample more"
+    elif surplus != DataConfig.mid_level_dataset_surplus and data.sample_order == "bigscience":
+        yield f"{flag} needs --sample-order megatron-core: the other order has a fixed surplus"
+
+
+def with_some_data(config: Config) -> Config:
+    """Return `config`, with a prefix of no meaning where it says no data: to plan, not to train."""
+    if config.data.data_path or _wishes(config.data):
+        return config
+    return replace(config, data=replace(config.data, data_path=["none"]))
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """The groups of one role, as the user gave them."""
+
+    role: str
+    texts: list[str] | None
+    file: str | None
+
+
+def _wishes(data: DataConfig) -> list[_Wish]:
+    """Return what was said of weighted paths."""
+    wishes = [
+        _Wish("train", data.train_weighted_split_paths, data.train_weighted_split_paths_path),
+        _Wish("valid", data.valid_weighted_split_paths, data.valid_weighted_split_paths_path),
+        _Wish("test", data.test_weighted_split_paths, data.test_weighted_split_paths_path),
+    ]
+    return [wish for wish in wishes if wish.texts or wish.file]
+
+
+def _flag(wish: _Wish) -> str:
+    return f"--{wish.role}-weighted-split-paths"
+
+
+def _groups(data: DataConfig) -> dict[str, list[SplitGroup]]:
+    """Return the groups for training, validation and test.
+
+    Raises:
+        ConfigError: the texts are not of their grammar.
+    """
+    if data.data_path:
+        blend = _blend(data.data_path)
+        return {role: [SplitGroup(role, blend)] for role in ("train", "valid", "test")}
+    groups: dict[str, list[SplitGroup]] = {"train": [], "valid": [], "test": []}
+    problems: list[str] = []
+    for wish in _wishes(data):
+        try:
+            for text in _texts(wish):
+                groups[wish.role].append(parse_split_group(text, _flag(wish)))
+        except ConfigError as error:
+            problems += error.problems
+    raise_if_any(problems)
+    return groups
+
+
+def _texts(wish: _Wish) -> list[str]:
+    flag = _flag(wish)
+    if wish.texts and wish.file:
+        raise ConfigError(f"{flag} and {flag}-path say the same: give one of them")
+    return read_split_groups(wish.file, f"{flag}-path") if wish.file else wish.texts or []
+
+
+def _blend(words: list[str]) -> tuple[SplitPart, ...]:
+    """Return the sources of `--data-path`: one prefix, or weights and prefixes by turns."""
+    if len(words) == 1:
+        return (SplitPart(1.0, 0.0, 1.0, words[0]),)
+    if len(words) % 2:
+        raise ConfigError(
+            f"--data-path has {len(words)} values; give one prefix, or weights and prefixes by "
+            "turns: 0.3 first 0.7 second"
+        )
+    problems = []
+    weights = []
+    for word, prefix in zip(words[::2], words[1::2], strict=True):
+        try:
+            weights.append(float(word))
+        except ValueError:
+            problems.append(f"--data-path: {word!r} before {prefix} is no number, and no weight")
+            continue
+        if not 0 <= weights[-1] < math.inf:
+            problems.append(f"--data-path: weight {word} of {prefix} must be 0 or more")
+    if not problems and not sum(weights) > 0:
+        problems.append("--data-path: the weights are all 0")
+    raise_if_any(problems)
+    return tuple(
+        SplitPart(weight, 0.0, 1.0, prefix)
+        for weight, prefix in zip(weights, words[1::2], strict=True)
+    )
+
+
+def _datasets(
+    groups: list[SplitGroup], num_samples: int, weighted: bool
+) -> tuple[DatasetPlan, ...]:
+    """Return what is read of each group; nothing where no sample is wanted."""
+    return tuple(
+        DatasetPlan(
+            name=group.name,
+            num_samples=num_samples,
+            sources=tuple(SourcePlan(**vars(part)) for part in group.parts),
+            is_blend=weighted or len(group.parts) > 1,
+        )
+        for group in groups
+        if num_samples
+    )

@@ -1,0 +1,28 @@
+"""What the end of a document means inside a sample, decided."""
+
+from dataclasses import dataclass
+
+from megatron.config.data.masks import MaskConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskPlan:
+    """How documents that share a sample are kept apart."""
+
+    reset_positions: bool
+    isolate_documents: bool
+    mask_loss: bool
+
+    @property
+    def needs_eod(self) -> bool:
+        """Whether ends of documents must be found in the tokens."""
+        return self.reset_positions or self.isolate_documents or self.mask_loss
+
+
+def plan_masks(masks: MaskConfig) -> MaskPlan:
+    """Return how documents are kept apart."""
+    return MaskPlan(
+        reset_positions=masks.reset_position_ids,
+        isolate_documents=masks.reset_attention_mask,
+        mask_loss=masks.eod_mask_loss,
+    )

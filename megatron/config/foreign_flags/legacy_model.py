@@ -1,0 +1,149 @@
+"""Flags of other systems about networks, each with the sentence its user gets."""
+
+from megatron.config.parsing.flags import Legacy
+
+_MUP = "maximal update parametrization is not built; choose --lr and --init-method-std yourself"
+_VISION = "vision models are not built: this is a flag of ViT"
+_RETRIEVAL = "retrieval models are not built: this is a flag of ICT, REALM and ORQA"
+_RETRIEVED_TEXT = "networks that attend to retrieved text are not built: this is a flag of Retro"
+_EQUAL = (
+    "copies of a weight on tensor-parallel ranks begin equal, get equal gradients and stay equal: "
+    "there is nothing to synchronise"
+)
+_MASKED = "models of masked text are not built: this is a flag of BERT and T5"
+_TWO_STACKS = "models of an encoder and a decoder are not built: this is a flag of T5"
+_ATTENTION = "this kind of attention is not built; leave this flag out"
+_EIGHT_BITS = "networks do not compute in 8 bits; write --bf16 instead"
+_DEAD = "it has no effect in the systems that have it, and none here"
+
+MODEL_LEGACY = (
+    Legacy(
+        "--sync-tp-duplicated-parameters",
+        _EQUAL,
+    ),
+    Legacy(
+        "--apply-query-key-layer-scaling",
+        "it is on unless --no-query-key-layer-scaling is given",
+    ),
+    Legacy(
+        "--rotary-interleaved",
+        "features are turned in halves, as in Llama's published weights; neighbouring pairs are "
+        "another order of the rows of queries and keys",
+        refused=True,
+    ),
+    Legacy(
+        "--fp16-lm-cross-entropy",
+        "the loss is computed in 32 bits in every run: 16 bits lose the tail of a large vocabulary",
+    ),
+    Legacy(
+        "--use-cpu-initialization",
+        "weights are drawn on the CPU in every run, so they do not depend on the layout",
+    ),
+    Legacy(
+        "--force-sync-layer-norm-parameters",
+        _EQUAL,
+    ),
+    Legacy("--multi-latent-attention", _ATTENTION, refused=True),
+    Legacy("--softmax-type", _ATTENTION, takes=1, refused=True),
+    Legacy(
+        "--mtp-num-layers",
+        "a network predicts one token ahead; leave this flag out",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--embedding-weights-in-fp32",
+        "the optimizer keeps all weights in 32 bits; leave this flag out",
+        refused=True,
+    ),
+    Legacy("--fp8-format", _EIGHT_BITS, takes=1, refused=True),
+    Legacy("--fp8-e4m3", _EIGHT_BITS, refused=True),
+    Legacy("--fp8-hybrid", _EIGHT_BITS, refused=True),
+    Legacy("--scattered-embeddings", _DEAD),
+    Legacy("--memory-centric-tiled-linear", _DEAD),
+    Legacy("--tile-factor", _DEAD, takes=1),
+    Legacy(
+        "--split-transformers",
+        "it only told DeepSpeed how many parts of a network to recompute; "
+        "--checkpoint-activations decides",
+    ),
+    Legacy("--bert-no-binary-head", "a GPT has no binary head"),
+    Legacy("--mup", _MUP, refused=True),
+    *(
+        Legacy(option, _MUP, takes=1, refused=True)
+        for option in ("--mup-input-mult", "--mup-output-mult", "--mup-attn-mult")
+    ),
+    *(
+        Legacy(option, _VISION, takes=1, refused=True)
+        for option in ("--num-classes", "--img-dim", "--num-channels", "--patch-dim")
+    ),
+    *(
+        Legacy(option, _MASKED, takes=1, refused=True)
+        for option in (
+            "--mask-prob",
+            "--short-seq-prob",
+            "--noise-density",
+            "--mean-noise-span-length",
+        )
+    ),
+    *(
+        Legacy(option, _TWO_STACKS, takes=1, refused=True)
+        for option in (
+            "--decoder-seq-length",
+            "--encoder-num-layers",
+            "--decoder-num-layers",
+            "--pipeline-model-parallel-split-rank",
+            "--relative-attention-num-buckets",
+            "--relative-attention-max-distance",
+        )
+    ),
+    *(
+        Legacy(option, _RETRIEVAL, refused=True)
+        for option in (
+            "--biencoder-shared-query-context-model",
+            "--use-one-sent-docs",
+            "--retriever-score-scaling",
+        )
+    ),
+    *(
+        Legacy(option, _RETRIEVAL, takes=1, refused=True)
+        for option in (
+            "--ict-head-size",
+            "--ict-load",
+            "--bert-load",
+            "--biencoder-projection-dim",
+            "--titles-data-path",
+            "--query-in-block-prob",
+            "--evidence-data-path",
+            "--block-data-path",
+            "--embedding-path",
+            "--retriever-seq-length",
+            "--sample-rate",
+            "--indexer-batch-size",
+            "--indexer-log-interval",
+        )
+    ),
+    Legacy("--retriever-report-topk-accuracies", _RETRIEVAL, takes="*", refused=True),
+    *(
+        Legacy(option, _RETRIEVED_TEXT, refused=True)
+        for option in (
+            "--retro-add-retriever",
+            "--retro-return-doc-ids",
+            "--retro-no-verify-neighbor-count",
+        )
+    ),
+    *(
+        Legacy(option, _RETRIEVED_TEXT, takes=1, refused=True)
+        for option in (
+            "--retro-project-dir",
+            "--retro-workdir",
+            "--retro-attention-gate",
+            "--retro-cyclic-train-iters",
+            "--retro-encoder-layers",
+            "--retro-encoder-hidden-dropout",
+            "--retro-encoder-attention-dropout",
+            "--retro-num-neighbors",
+            "--retro-num-retrieved-chunks",
+        )
+    ),
+)

@@ -1,0 +1,97 @@
+"""Flags of other systems about many processes and memory, each with the sentence its user gets."""
+
+from megatron.config.parsing.flags import Legacy
+
+_REDUCED = "DeepSpeed reduces the gradients; nothing to choose"
+_OVERLAP = "zero_optimization.overlap_comm in DeepSpeed's JSON says what overlaps"
+_CONTEXT = "write --ds-sequence-parallel-size: it divides samples over ranks, by exchanging heads"
+_CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
+_OFFLOAD = "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host"
+_SCHEDULE = "DeepSpeed's pipeline runs 1F1B and has no interleaved schedule"
+
+PARALLEL_LEGACY = (
+    Legacy("--DDP-impl", _REDUCED, takes=1),
+    Legacy("--use-contiguous-buffers-in-ddp", _REDUCED),
+    Legacy("--no-contiguous-buffers-in-local-ddp", _REDUCED),
+    Legacy(
+        "--no-gradient-accumulation-fusion", "DeepSpeed adds gradients up, without such a kernel"
+    ),
+    Legacy("--overlap-grad-reduce", _OVERLAP),
+    Legacy("--overlap-param-gather", _OVERLAP),
+    Legacy(
+        "--no-async-tensor-model-parallel-allreduce",
+        "tensor-parallel layers wait for what they reduce, in every run",
+    ),
+    Legacy(
+        "--no-scatter-gather-tensors-in-pipeline",
+        "DeepSpeed's pipeline decides what its stages send; pipeline.pipe_partitioned in its JSON",
+    ),
+    Legacy(
+        "--no-pipeline-parallel",
+        "there are stages only when --pipeline-model-parallel-size is above 1",
+    ),
+    Legacy(
+        "--num-layers-per-virtual-pipeline-stage",
+        f"{_SCHEDULE}; leave this flag out",
+        takes=1,
+        refused=True,
+    ),
+    Legacy("--enable-zbh1-pipeline", f"{_SCHEDULE}; leave this flag out", refused=True),
+    Legacy(
+        "--pipeline-model-parallel-layout",
+        "write --pp-partition-method instead",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--lazy-mpu-init",
+        "the groups of processes are made when a run starts; leave this flag out",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--deepspeed_mpi",
+        "the variables of MPI are read where no launcher has set its own",
+    ),
+    Legacy(
+        "--tp-comm-overlap",
+        "tensor-parallel layers wait for what they reduce; leave this flag out",
+        refused=True,
+    ),
+    Legacy("--context-parallel-size", _CONTEXT, takes=1, refused=True),
+    Legacy("--cp-comm-type", _CONTEXT, takes="*", refused=True),
+    Legacy("--force-ds-sequence-parallel", "--ds-sequence-parallel-size says whether"),
+    Legacy("--ds-sequence-parallel-fpdt", _CHUNKS, refused=True),
+    Legacy("--ds-sequence-parallel-fpdt-chunk-size", _CHUNKS, takes=1, refused=True),
+    Legacy("--ds-sequence-parallel-fpdt-offloading", _CHUNKS, refused=True),
+    Legacy(
+        "--data-parallel-random-init",
+        "replicas begin with equal weights; leave this flag out",
+        refused=True,
+    ),
+    Legacy(
+        "--data-parallel-sharding-strategy",
+        "write --zero-stage: 1 divides the optimizer, 2 the gradients too, 3 the weights too",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--num-distributed-optimizer-instances",
+        "--use-distributed-optimizer divides it over all replicas; leave this flag out",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--use-precision-aware-optimizer",
+        "the optimizer keeps 32 bits, or 8 with --optimizer adam8bit; leave this flag out",
+        refused=True,
+    ),
+    Legacy(
+        "--recompute-modules",
+        "--recompute-granularity selective recomputes the core of attention; leave this flag out",
+        takes="*",
+        refused=True,
+    ),
+    Legacy("--fine-grained-activation-offloading", _OFFLOAD, refused=True),
+    Legacy("--offload-modules", _OFFLOAD, takes="*", refused=True),
+)

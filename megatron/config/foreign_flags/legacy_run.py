@@ -1,0 +1,151 @@
+"""Flags of other systems about runs, their data and checkpoints, each with its user's sentence."""
+
+from megatron.config.parsing.flags import Legacy
+
+_SETS = 'write --train-weighted-split-paths "NAME: 1 0:1 PREFIX", and the same for valid and test'
+_EFFICIENCY = (
+    "samples are not chosen by difficulty, nor tokens dropped; curriculum_learning in DeepSpeed's "
+    "JSON shortens samples"
+)
+_COLLECTED = "Python collects garbage when it finds that there is some"
+_OURS = "there is one implementation of the network, chosen by its own flags"
+
+DATA_LEGACY = (
+    Legacy(
+        "--num-workers",
+        "samples are read from memory-mapped files by the training process itself",
+        takes=1,
+    ),
+    Legacy(
+        "--valid-num-workers",
+        "samples are read from memory-mapped files by the training process itself",
+        takes=1,
+    ),
+    Legacy("--mmap-warmup", "files are mapped; the first reading of a page warms it up"),
+    Legacy("--fim-data", "documents are rearranged when --fim-rate is above 0"),
+    Legacy("--fim-eod-token", "the tokenizer knows which token ends a document", takes=1),
+    *(
+        Legacy(option, _SETS, takes="*", refused=True)
+        for option in ("--train-data-path", "--valid-data-path", "--test-data-path")
+    ),
+    Legacy(
+        "--data-args-path",
+        "write the words of that file after --data-path",
+        takes=1,
+        refused=True,
+    ),
+    Legacy("--per-split-data-args-path", _SETS, takes=1, refused=True),
+    Legacy(
+        "--mock-data",
+        "runs read token files; tools/preprocess_data.py makes one of any text",
+        refused=True,
+    ),
+    Legacy(
+        "--full-validation",
+        "--eval-iters says how many global batches of a validation set are read",
+        refused=True,
+    ),
+    Legacy(
+        "--multiple-validation-sets",
+        "each group of --valid-weighted-split-paths is evaluated by itself",
+        refused=True,
+    ),
+    Legacy(
+        "--train-data-exact-num-epochs",
+        "write --train-samples: the samples of an epoch, times the epochs",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--no-shuffle",
+        "samples are shuffled in every run, the same way with the same --seed; leave this flag out",
+        refused=True,
+    ),
+    Legacy(
+        "--new-dataset",
+        "there is one way to read token files: --data-path names them; leave this flag out",
+        refused=True,
+    ),
+    Legacy("--repeated-dataloader", "data are passed through as often as the run needs them"),
+    Legacy(
+        "--no-create-attention-mask-in-dataloader",
+        "attention masks are made where they are used, in every run",
+    ),
+    Legacy("--data-efficiency-curriculum-learning", _EFFICIENCY, refused=True),
+    Legacy("--random-ltd", _EFFICIENCY, refused=True),
+)
+
+CHECKPOINT_LEGACY = (
+    Legacy("--load-tag", "write --ckpt-step with the iteration", takes=1, refused=True),
+    Legacy("--reset-iteration", "write --reset-progress instead", refused=True),
+    Legacy("--no-load-lr-state", "write --override-lr-scheduler instead", refused=True),
+    Legacy(
+        "--pretrained-checkpoint",
+        "write --load with that directory, and --finetune",
+        takes=1,
+        refused=True,
+    ),
+    Legacy("--ckpt-format", "DeepSpeed writes the checkpoints of every run", takes=1),
+    Legacy(
+        "--stagger_checkpoint_save_load_group_size",
+        "all ranks read and write their own files at the same time",
+        takes=1,
+    ),
+)
+
+_NOTHING_TRAINED = "tasks/main.py evaluates a GPT as it is: nothing is trained for a task"
+
+RUN_LEGACY = (
+    Legacy("--train-data", _NOTHING_TRAINED, takes="*", refused=True),
+    Legacy("--epochs", _NOTHING_TRAINED, takes=1, refused=True),
+    Legacy(
+        "--adaptive_seq_len",
+        "evaluation reads texts beside each other that are about as long, and pads no further",
+    ),
+    Legacy(
+        "--iterations-to-skip",
+        "write --skip-train-iteration-range FIRST-LAST instead",
+        takes="*",
+        refused=True,
+    ),
+    Legacy("--eval-first", "start once with --eval-only, then without it", refused=True),
+    Legacy(
+        "--rerun-mode",
+        "a step is taken once; --max-nan-steps and --replica-check-interval end a run that goes wrong",
+        takes=1,
+    ),
+    Legacy("--no-optimizer-fusion", "apex steps only with --optimizer-impl apex"),
+    Legacy("--manual-gc", _COLLECTED),
+    Legacy("--manual-gc-interval", _COLLECTED, takes=1),
+    Legacy(
+        "--timing-log-option",
+        "the timers of rank 0 are told; leave this flag out",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--log-straggler",
+        "write --slow-rank-factor 1.2: ranks that take longer than others by that are told",
+        refused=True,
+    ),
+    Legacy("--log-throughput", "the log line tells samples and operations per second always"),
+    Legacy("--log-world-size-to-tensorboard", "it is written at the start of every run"),
+    Legacy("--log-memory-to-tensorboard", "it is written with each log line of every run"),
+    Legacy(
+        "--log-optimizer-states-to-tensorboard",
+        "--log-params-norm and --log-num-zeros-in-grad are what is measured of weights",
+        refused=True,
+    ),
+    Legacy(
+        "--tensorboard-debug-dir",
+        "there is one directory of scalars, that of --tensorboard-dir; --profile-dir takes traces",
+        takes=1,
+        refused=True,
+    ),
+    Legacy(
+        "--ds-inference",
+        "generation keeps keys and values and reorders weights by itself, without kernels of DeepSpeed",
+    ),
+    Legacy("--transformer-impl", _OURS, takes=1),
+    Legacy("--use-mcore-models", _OURS),
+)

@@ -1,0 +1,273 @@
+"""Why a network cannot be built or divided as asked."""
+
+from collections.abc import Iterator
+
+from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.network.model import ModelConfig
+from megatron.config.network.model_spec import (
+    ffn_hidden_size_of,
+    full_attention_layers_of,
+    gelu_forms,
+    head_dim_of,
+    num_query_groups_of,
+    position_of,
+    true_vocab_size,
+    turns_of,
+    window_of,
+)
+
+
+def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
+    """Yield every reason why this network cannot be built or divided."""
+    too_small = [*_too_small(model)]
+    yield from too_small
+    if too_small:
+        return
+    for flag, probability in (
+        ("--attention-dropout", model.attention_dropout),
+        ("--hidden-dropout", model.hidden_dropout),
+    ):
+        if not 0 <= probability < 1:
+            yield f"{flag} {probability} must be at least 0 and less than 1"
+    yield from _attention_problems(model, tensor)
+    if ffn_hidden_size_of(model) % tensor:
+        yield _indivisible("--ffn-hidden-size", ffn_hidden_size_of(model), tensor)
+    yield from _position_problems(model)
+    yield from _stretching_problems(model)
+    yield from _activation_problems(model)
+    if model.parallel_residual and model.apply_residual_connection_post_layernorm:
+        yield (
+            "--parallel-residual adds attention and MLP to one residual, and "
+            "--apply-residual-connection-post-layernorm takes one behind each of two norms: "
+            "give one of them"
+        )
+    if model.add_qkv_bias and model.add_bias_linear:
+        yield (
+            "--add-qkv-bias keeps a bias that --disable-bias-linear takes out; without that flag "
+            "it is there: leave --add-qkv-bias out"
+        )
+    if model.add_qkv_bias and model.attention_bias:
+        yield (
+            f"--attention-bias {model.attention_bias} is of queries, keys and values too: leave "
+            "--add-qkv-bias out"
+        )
+
+
+def vocab_problems(tokenizer: TokenizerConfig, *, vocab_size: int) -> Iterator[str]:
+    """Yield every reason why the vocabulary cannot be padded."""
+    pad_to, divisor = tokenizer.pad_vocab_size_to, tokenizer.make_vocab_size_divisible_by
+    rows = true_vocab_size(tokenizer, vocab_size)
+    if rows < vocab_size:
+        yield f"--true-vocab-size {rows} is less than the tokenizer's {vocab_size} tokens"
+    if divisor < 1:
+        yield f"--make-vocab-size-divisible-by {divisor} must be at least 1"
+    elif pad_to is not None:
+        if pad_to < vocab_size:
+            yield f"--pad-vocab-size-to {pad_to} is less than the tokenizer's {vocab_size} tokens"
+        elif pad_to < rows:
+            yield f"--pad-vocab-size-to {pad_to} is less than --true-vocab-size {rows}"
+        if pad_to % divisor:
+            yield (
+                f"--pad-vocab-size-to: {pad_to} is not divisible by {divisor} "
+                "(--make-vocab-size-divisible-by)"
+            )
+
+
+def vocab_notices(tokenizer: TokenizerConfig, *, padded: int) -> Iterator[str]:
+    """Yield what a user should know of the padded vocabulary of `padded` rows."""
+    pad_to = tokenizer.pad_vocab_size_to
+    if pad_to and padded != pad_to:
+        yield (
+            f"--pad-vocab-size-to {pad_to} is rounded up to {padded}, which the tensor-parallel "
+            "ranks divide evenly"
+        )
+
+
+def _too_small(model: ModelConfig) -> Iterator[str]:
+    for flag, size in (
+        ("--num-layers", model.num_layers),
+        ("--hidden-size", model.hidden_size),
+        ("--num-attention-heads", model.num_attention_heads),
+        ("--seq-length", model.seq_length),
+        ("--ffn-hidden-size", ffn_hidden_size_of(model)),
+        ("--kv-channels", 1 if model.kv_channels is None else model.kv_channels),
+        ("--num-query-groups", 1 if model.num_query_groups is None else model.num_query_groups),
+    ):
+        if size < 1:
+            yield f"{flag} {size} must be at least 1"
+    for flag, value in (
+        ("--layernorm-epsilon", model.norm_epsilon),
+        ("--init-method-std", model.init_method_std),
+        ("--query-pre-attn-scalar", model.query_pre_attn_scalar),
+        ("--attn-logit-softcapping", model.attn_logit_softcapping),
+        ("--final-logit-softcapping", model.final_logit_softcapping),
+    ):
+        if value is not None and value <= 0:
+            yield f"{flag} {value} must be more than 0"
+
+
+def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
+    heads, groups = model.num_attention_heads, num_query_groups_of(model)
+    if model.kv_channels is None and model.hidden_size % heads:
+        yield (
+            f"--hidden-size {model.hidden_size} is not a multiple of --num-attention-heads "
+            f"{heads}; change one of them or give --kv-channels"
+        )
+    if heads % tensor:
+        yield _indivisible("--num-attention-heads", heads, tensor)
+    if model.num_query_groups is not None and not model.group_query_attention:
+        yield f"--num-query-groups {model.num_query_groups} needs --group-query-attention"
+    elif heads % groups:
+        yield (
+            f"--num-attention-heads {heads} is not a multiple of --num-query-groups {groups}: "
+            "every group has as many heads as the others"
+        )
+    elif groups % tensor and not heads % tensor:
+        yield (
+            f"{_indivisible('--num-query-groups', groups, tensor)}: every rank needs whole groups "
+            f"of heads; take {tensor} groups, or fewer ranks"
+        )
+    try:
+        window_of(model.window_size)
+    except ValueError:
+        yield (
+            f"--window-size {model.window_size} is not LEFT or LEFT,0 with LEFT at least 0, or -1 "
+            "for no window: a token sees nothing behind itself"
+        )
+        return
+    for flag, value in (
+        ("--window-attn-skip-freq", model.window_attn_skip_freq),
+        ("--rotary-local-base", model.rotary_local_base),
+    ):
+        if value is not None and not window_of(model.window_size):
+            yield f"{flag} {value} needs --window-size"
+    try:
+        full_attention_layers_of(model)
+    except ValueError as error:
+        yield str(error)
+
+
+def _position_problems(model: ModelConfig) -> Iterator[str]:
+    positions, said = model.max_position_embeddings, model.position_embedding_type
+    if positions is not None and positions < model.seq_length:
+        yield (
+            f"--max-position-embeddings {positions} is less than --seq-length {model.seq_length}; "
+            "every position needs a row"
+        )
+    if model.use_rotary_position_embeddings and said not in (None, "rotary", "rope"):
+        yield (
+            f"--use-rotary-position-embeddings and --position-embedding-type {said} contradict "
+            "each other: give one of them"
+        )
+    if not model.add_position_embedding and said in ("learned_absolute", "absolute"):
+        yield (
+            f"--no-position-embedding and --position-embedding-type {said} contradict each other: "
+            "give one of them"
+        )
+    if position_of(model) == "rotary":
+        yield from _rotary_problems(model)
+        return
+    for flag, is_said in (
+        ("--rotary-local-base", model.rotary_local_base),
+        ("--rotary-percent", model.rotary_percent != 1),
+        ("--rotary-seq-len-interpolation-factor", model.rotary_seq_len_interpolation_factor),
+        ("--use-rope-scaling", model.use_rope_scaling),
+    ):
+        if is_said:
+            yield f"{flag} needs --position-embedding-type rotary"
+
+
+def _stretching_problems(model: ModelConfig) -> Iterator[str]:
+    rule, length = model.rope_scaling_type, model.rope_original_max_position_embeddings
+    for flag, value, rules in (
+        ("--rope-low-freq-factor", model.rope_low_freq_factor, ("llama3", "yarn")),
+        ("--rope-high-freq-factor", model.rope_high_freq_factor, ("llama3", "yarn")),
+        ("--rope-original-max-position-embeddings", length, ("llama3", "yarn", "dynamic")),
+        ("--rope-attention-factor", model.rope_attention_factor, ("yarn",)),
+    ):
+        if value is None:
+            continue
+        if not model.use_rope_scaling:
+            yield f"{flag} {value} needs --use-rope-scaling"
+        elif rule not in rules:
+            yield f"{flag} {value} needs --rope-scaling-type {' or '.join(rules)}"
+        if value <= 0:
+            yield f"{flag} {value} must be more than 0"
+    low, high = turns_of(model)
+    if low >= high:
+        yield (
+            f"--rope-low-freq-factor {low} must be less than --rope-high-freq-factor {high}: "
+            "wavelengths between the two are stretched in part"
+        )
+    if rule != "llama3" and not model.use_rope_scaling:
+        yield f"--rope-scaling-type {rule} needs --use-rope-scaling"
+    elif rule != "llama3":
+        yield from _length_problems(model)
+    if not model.rope_truncation and rule != "yarn":
+        yield "--no-rope-truncation needs --rope-scaling-type yarn"
+
+
+def _length_problems(model: ModelConfig) -> Iterator[str]:
+    rule, length = model.rope_scaling_type, model.rope_original_max_position_embeddings
+    if model.rope_scaling_factor <= 1:
+        yield (
+            f"--rope-scaling-factor {model.rope_scaling_factor} must be more than 1 with "
+            f"--rope-scaling-type {rule}"
+        )
+    positions = model.max_position_embeddings or model.seq_length
+    if length is None:
+        yield (
+            f"--rope-scaling-type {rule} needs --rope-original-max-position-embeddings: the tokens "
+            "that the network was trained on before"
+        )
+    elif rule == "dynamic" and positions != length:
+        yield (
+            f"--rope-scaling-type dynamic: --max-position-embeddings {positions} must be the "
+            f"--rope-original-max-position-embeddings {length}, because the angles of longer texts "
+            "would depend on how long each is"
+        )
+
+
+def _rotary_problems(model: ModelConfig) -> Iterator[str]:
+    percent, head_dim = model.rotary_percent, head_dim_of(model)
+    turned = int(head_dim * percent)
+    if not 0 < percent <= 1:
+        yield f"--rotary-percent {percent} must be more than 0 and at most 1"
+    elif turned < 2 or turned % 2:
+        yield (
+            f"--rotary-percent {percent} of {head_dim} features per head are {turned}: rotary "
+            "positions turn pairs, so an even number above 0 is needed"
+        )
+    factor, local = model.rotary_seq_len_interpolation_factor, model.rotary_local_base
+    for flag, value in (
+        ("--rotary-base", model.rotary_base),
+        ("--rotary-local-base", 1 if local is None else local),
+        ("--rotary-seq-len-interpolation-factor", 1 if factor is None else factor),
+        ("--rope-scaling-factor", model.rope_scaling_factor),
+    ):
+        if value <= 0:
+            yield f"{flag} {value} must be more than 0"
+
+
+def _activation_problems(model: ModelConfig) -> Iterator[str]:
+    asked = [
+        *(["--swiglu"] if model.swiglu else []),
+        *([f"--glu-activation {model.glu_activation}"] if model.glu_activation else []),
+        *(["--squared-relu"] if model.squared_relu else []),
+        *(["--relu"] if model.relu else []),
+    ]
+    if len(asked) > 1 and asked != ["--swiglu", "--glu-activation swiglu"]:
+        yield f"{' and '.join(asked)} exclude each other: give one of them"
+    forms = gelu_forms(model)
+    if len({*forms.values()}) > 1:
+        both = " and ".join(f"{flag} ({form})" for flag, form in forms.items())
+        yield f"{both} name two forms of GELU: give one of them"
+    if forms and asked:
+        yield (
+            f"{next(iter(forms))} chooses a form of the plain MLP's GELU, which {asked[0]} "
+            "replaces: leave it out"
+        )
+
+
+def _indivisible(flag: str, value: int, tensor: int) -> str:
+    return f"{flag} {value} is not a multiple of --tensor-model-parallel-size {tensor}"

@@ -1,0 +1,238 @@
+"""DeepSpeed's JSON: one number has one owner, the flag.
+
+JSON that repeats a flag is fine, JSON that contradicts it is an error that names both, "auto" and
+silence are filled in from the flag, and known keys without a flag pass through untouched.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from megatron.common.errors import ConfigError, raise_if_any
+from megatron.config.optimization.batch_plan import BatchPlan
+from megatron.config.optimization.curriculum_plan import KEY as CURRICULUM
+from megatron.config.parallelism.ds_keys import key_problems
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A key of the JSON that a flag owns."""
+
+    key: str  # dotted path
+    flag: str
+    value: Any
+
+
+def read_ds_config(file: str | None) -> dict[str, Any]:
+    """Return the user's JSON, or an empty dictionary when there is none.
+
+    Raises:
+        ConfigError: the file is missing, is not a JSON object, or has unknown keys.
+    """
+    if file is None:
+        return {}
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        content = json.loads(text, object_pairs_hook=_without_repeats)
+    except OSError as error:
+        raise ConfigError(f"--deepspeed_config {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"--deepspeed_config {file} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"--deepspeed_config {file}: its values are nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--deepspeed_config {file}: expected an object at the top")
+    raise_if_any([*key_problems(content, file), *_type_problems(content, file)])
+    return content
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if repeated := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ValueError(f"the key {repeated[0]} stands twice in one object")
+    return dict(pairs)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "train_micro_batch_size_per_gpu": (int,),
+    "train_batch_size": (int,),
+    "gradient_accumulation_steps": (int,),
+    "gradient_clipping": (int, float),
+    "fp16": (dict,),
+    "fp16.enabled": (bool,),
+    "fp16.loss_scale": (int, float),
+    "fp16.initial_scale_power": (int,),
+    "fp16.loss_scale_window": (int,),
+    "fp16.hysteresis": (int,),
+    "fp16.min_loss_scale": (int, float),
+    "bf16": (dict,),
+    "bf16.enabled": (bool,),
+    "zero_optimization": (dict,),
+    "zero_optimization.stage": (int,),
+    "activation_checkpointing": (dict,),
+    "activation_checkpointing.partition_activations": (bool,),
+    "activation_checkpointing.contiguous_memory_optimization": (bool,),
+    "activation_checkpointing.cpu_checkpointing": (bool,),
+    "activation_checkpointing.synchronize_checkpoint_boundary": (bool,),
+    "activation_checkpointing.profile": (bool,),
+    "zero_optimization.reduce_scatter": (bool,),
+    "zero_optimization.contiguous_gradients": (bool,),
+    "zero_optimization.reduce_bucket_size": (int, float),
+    "zero_optimization.allgather_bucket_size": (int, float),
+    "zero_optimization.zero_hpz_partition_size": (int,),
+    "zero_optimization.offload_optimizer": (dict,),
+    "zero_optimization.offload_optimizer.device": (str,),
+    "zero_optimization.offload_param": (dict,),
+    "zero_optimization.offload_param.device": (str,),
+}
+"""What the keys that flags own are, and the objects that hold them."""
+
+
+def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
+    for key, types in _TYPES.items():
+        value = value_at(content, key, _ABSENT)
+        # A bool is an int to Python, and no number to a reader.
+        if value is not _ABSENT and type(value) not in types:
+            wanted = " or ".join(kind.__name__ for kind in types).replace("dict", "object")
+            yield f"--deepspeed_config {file}: {key} is {json.dumps(value)}, expected {wanted}"
+
+
+def value_at(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Return the value at the dotted `key`; `default` where it is absent or "auto"."""
+    node: Any = tree
+    for name in key.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return default
+        node = node[name]
+    return default if node == "auto" else node
+
+
+def step_twins(*, batch: BatchPlan, clip_grad: float) -> list[Twin]:
+    """Return the keys that the flags of a step own, with the flags' values."""
+    start = batch.size_at(0)
+    return [
+        Twin("train_micro_batch_size_per_gpu", "--micro-batch-size", batch.micro_batch_size),
+        Twin("train_batch_size", "--global-batch-size", start),
+        Twin(
+            "gradient_accumulation_steps",
+            "--global-batch-size / (--micro-batch-size * replicas)",
+            batch.num_micro_batches(start),
+        ),
+        Twin("gradient_clipping", "--clip-grad", clip_grad),
+    ]
+
+
+def ds_config_problems(
+    user: Mapping[str, Any],
+    owned: list[Twin],
+    batch: BatchPlan,
+    file: str | None,
+    *,
+    pipeline: int = 1,
+) -> Iterator[str]:
+    """Yield every key of the JSON that contradicts its flag."""
+    for twin in owned:
+        said = value_at(user, twin.key, _ABSENT)
+        # With a ramp, scripts write the final size where DeepSpeed needs the first one.
+        final = twin.key == "train_batch_size" and said == batch.global_batch_size
+        if said is _ABSENT or said == twin.value or final:
+            continue
+        yield (
+            f"{file}: {twin.key} is {json.dumps(said)}, but {twin.flag} is {twin.value}; "
+            "make them equal, or take the key out of the JSON"
+        )
+    if pipeline > 1:
+        for key in ("wall_clock_breakdown", "flops_profiler.enabled"):
+            if value_at(user, key):
+                yield f"{file}: {key} does not work in DeepSpeed's pipelines: take it out of the JSON"
+    if value_at(user, "scheduler") is not None:
+        yield (
+            f"{file}: scheduler: the learning rate is set by --lr, --min-lr and the --lr-… flags; "
+            "take the key out of the JSON"
+        )
+
+
+def merge_ds_config(
+    user: Mapping[str, Any],
+    owned: list[Twin],
+    *,
+    zero_stage: int,
+    dtype: str,
+    fp32_gradients: bool,
+    compiles_optimizer: bool,
+    activation_checkpointing: Mapping[str, Any],
+    divides_sequence: bool,
+) -> dict[str, Any]:
+    """Return what DeepSpeed is given: the user's JSON with everything the plan decides in it.
+
+    Args:
+        fp32_gradients: whether 16-bit training adds gradients up in 32 bits.
+        compiles_optimizer: whether the optimizer is DeepSpeed's own.
+    """
+    merged = _without_auto(user)
+    # The optimizer is ours (its constants are flags), and the schedule a function of the samples.
+    merged.pop("optimizer", None)
+    merged.pop("scheduler", None)
+    # Sequences are cut by the loop, which counts their tokens; DeepSpeed would refuse the block.
+    merged.pop(CURRICULUM, None)
+    for twin in owned:
+        _put(merged, twin.key, twin.value)
+    if activation_checkpointing:
+        merged["activation_checkpointing"] = dict(activation_checkpointing)
+    if divides_sequence:
+        # Stages would send a part of each tensor and gather the rest on arrival; these tensors
+        # are parts already.
+        _put(merged, "pipeline.pipe_partitioned", False)
+        _put(merged, "pipeline.grad_partitioned", False)
+    _put(merged, "zero_optimization.stage", zero_stage)
+    silent = _silent_defaults(zero_stage=zero_stage, dtype=dtype, fp32_gradients=fp32_gradients)
+    if value_at(merged, "zero_optimization.offload_optimizer") and not compiles_optimizer:
+        # torch's Adam steps on the CPU as fast, and need not be compiled first.
+        silent["zero_force_ds_cpu_optimizer"] = False
+    for key, value in silent.items():
+        if value_at(merged, key, _ABSENT) is _ABSENT:
+            _put(merged, key, value)
+    return merged
+
+
+def _silent_defaults(*, zero_stage: int, dtype: str, fp32_gradients: bool) -> dict[str, Any]:
+    """Return what is written where the JSON is silent and DeepSpeed's own default would hurt."""
+    defaults: dict[str, Any] = {
+        # The loop prints; DeepSpeed's own progress line stays quiet.
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+        "zero_allow_untested_optimizer": True,
+    }
+    if dtype != "fp32" and fp32_gradients:
+        # 16-bit floats have few digits: sums over micro-batches and ranks need 32 bits.
+        defaults |= {"data_types.grad_accum_dtype": "fp32", "communication_data_type": "fp32"}
+    if dtype == "fp16":
+        defaults |= {
+            "fp16.loss_scale": 0,
+            "fp16.initial_scale_power": 32,
+            "fp16.loss_scale_window": 1000,
+            "fp16.hysteresis": 2,
+            "fp16.min_loss_scale": 1,
+        }
+    if zero_stage == 3:
+        defaults["zero_optimization.memory_efficient_linear"] = False
+    return defaults
+
+
+def _without_auto(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_auto(value) if isinstance(value, Mapping) else value
+        for key, value in tree.items()
+        if value != "auto"
+    }
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for name in parents:
+        tree = tree.setdefault(name, {})
+    tree[last] = value

@@ -1,0 +1,176 @@
+"""How many processes share what."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron.config.config import Config
+from megatron.config.parallelism.parallel import ParallelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelPlan:
+    """Sizes of the four axes; their product is the number of processes."""
+
+    tensor: int
+    pipeline: int
+    sequence: int  # ranks that divide a sample between them (Ulysses)
+    data: int
+    sequence_parallel: bool  # whether tensor-parallel ranks divide the sequence between regions
+    partition_method: str
+    zero_stage: int
+    expert: int = 1  # neighbouring replicas that share the experts of a layer
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.tensor * self.pipeline * self.sequence * self.data
+
+
+def replica_size(parallel: ParallelConfig) -> int:
+    """Return the number of processes that work on the same samples, at least 1."""
+    return (
+        max(1, parallel.tensor_model_parallel_size)
+        * max(1, parallel.pipeline_model_parallel_size)
+        * max(1, parallel.ds_sequence_parallel_size)
+    )
+
+
+def fewest_processes(config: Config) -> int:
+    """Return the least number of processes in which every flag of `config` has a meaning."""
+    compared = 2 if config.logging.slow_rank_factor else 1
+    experts = max(1, config.experts.moe_expert_parallel_size)
+    return replica_size(config.parallel) * experts * compared
+
+
+def plan_parallel(
+    parallel: ParallelConfig, *, world_size: int, zero_stage: int, expert: int = 1
+) -> ParallelPlan:
+    """Return the decided layout of `world_size` processes."""
+    return ParallelPlan(
+        tensor=max(1, parallel.tensor_model_parallel_size),
+        pipeline=max(1, parallel.pipeline_model_parallel_size),
+        sequence=max(1, parallel.ds_sequence_parallel_size),
+        data=max(1, world_size // replica_size(parallel)),
+        sequence_parallel=(parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1),
+        partition_method=parallel.pp_partition_method,
+        zero_stage=zero_stage,
+        expert=expert,
+    )
+
+
+def parallel_notices(parallel: ParallelConfig) -> Iterator[str]:
+    """Yield a sentence for every wish that has no effect in this layout."""
+    if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
+        yield (
+            "--sequence-parallel has no effect with one tensor-parallel rank: there is nobody to "
+            "divide the sequence with"
+        )
+
+
+def parallel_problems(
+    parallel: ParallelConfig, *, world_size: int, num_layers: int, zero_stage: int
+) -> Iterator[str]:
+    """Yield every reason why `world_size` processes cannot take this layout."""
+    tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    sequence = parallel.ds_sequence_parallel_size
+    sizes = {
+        "--tensor-model-parallel-size": tensor,
+        "--pipeline-model-parallel-size": pipeline,
+        **({"--ds-sequence-parallel-size": sequence} if sequence != 1 else {}),
+    }
+    replica = math.prod(sizes.values())
+    if wrong := [*world_size_problems(parallel, world_size)]:
+        yield from wrong
+    elif min(sizes.values()) < 1:
+        yield f"{' and '.join(f'{k} {v}' for k, v in sizes.items())} must be at least 1"
+    elif world_size % replica:
+        yield (
+            f"{_processes(world_size)} cannot hold full replicas of {replica} "
+            f"({' * '.join(f'{k} {v}' for k, v in sizes.items())}); "
+            f"start a multiple of {replica}, as `deepspeed --num_gpus {replica} …` does, or lower "
+            "one of them"
+        )
+    if pipeline > num_layers:
+        yield (
+            f"--pipeline-model-parallel-size {pipeline} is more than --num-layers {num_layers}: "
+            "a stage would have no layer"
+        )
+    if zero_stage not in range(4):
+        yield f"--zero-stage {zero_stage} is none of 0, 1, 2, 3"
+    if pipeline > 1 and zero_stage >= 2:
+        yield (
+            f"--zero-stage {zero_stage} does not work with --pipeline-model-parallel-size "
+            f"{pipeline}: a pipeline accumulates gradients over its micro-batches, so they cannot "
+            "be divided over ranks; write --zero-stage 1, or one pipeline stage"
+        )
+    yield from _partition_problems(parallel.pp_partition_method)
+
+
+def world_size_problems(parallel: ParallelConfig, world_size: int) -> Iterator[str]:
+    """Yield why --world-size is not the number of processes that the launcher has started."""
+    wanted = parallel.world_size
+    if wanted is not None and wanted < 1:
+        yield f"--world-size {wanted} must be at least 1"
+    elif wanted not in (None, world_size):
+        yield (
+            f"--world-size {wanted}, but the launcher has started {_processes(world_size)}: start "
+            f"{wanted}, as `deepspeed --num_gpus {wanted} …` does, or leave the flag out"
+        )
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def sequence_problems(
+    parallel: ParallelConfig, *, seq_length: int, num_attention_heads: int, num_groups: int
+) -> Iterator[str]:
+    """Yield every reason why the sequence cannot be divided as asked.
+
+    Args:
+        num_groups: keys and values per token.
+    """
+    tensor, sequence = parallel.tensor_model_parallel_size, parallel.ds_sequence_parallel_size
+    if parallel.sequence_parallel and tensor > 1 and seq_length % tensor:
+        yield (
+            f"--sequence-parallel: --seq-length {seq_length} is not a multiple of "
+            f"--tensor-model-parallel-size {tensor}"
+        )
+    if sequence <= 1:
+        return
+    flag = f"--ds-sequence-parallel-size {sequence}"
+    if seq_length % sequence:
+        yield f"{flag}: --seq-length {seq_length} is not a multiple of it"
+    for name, heads in (
+        ("--num-attention-heads", num_attention_heads),
+        ("--num-query-groups", num_groups),
+    ):
+        if heads % (tensor * sequence):
+            yield (
+                f"{flag}: {name} {heads} is not a multiple of {tensor * sequence} "
+                f"(--tensor-model-parallel-size {tensor} * {sequence}); in attention every rank "
+                "takes whole heads"
+            )
+            break
+    if parallel.sequence_parallel:
+        yield f"{flag} and --sequence-parallel both divide the sequence: take one of them out"
+    if parallel.pipeline_model_parallel_size > 1:
+        yield (
+            f"{flag} does not work with --pipeline-model-parallel-size "
+            f"{parallel.pipeline_model_parallel_size}: DeepSpeed's pipeline reduces gradients over "
+            "replicas only, not over the ranks that share a sample; write one pipeline stage"
+        )
+
+
+def _partition_problems(method: str) -> Iterator[str]:
+    if method.startswith("type:"):
+        if ":" in method.removeprefix("type:"):
+            yield f"--pp-partition-method {method}: DeepSpeed takes no second colon"
+        try:
+            re.compile(method.removeprefix("type:"))
+        except re.error as error:
+            yield f"--pp-partition-method {method}: not a regular expression ({error})"
+    elif method not in ("uniform", "parameters"):
+        yield f"--pp-partition-method {method} is none of type:REGEX, uniform, parameters"

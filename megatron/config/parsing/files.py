@@ -1,0 +1,157 @@
+"""Flags from a YAML file: `--config run.yaml` stands for the flags that the file lists."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron.common.errors import ConfigError
+from megatron.config.parsing.flags import FileWord, switch_words, value_in
+
+
+def with_file_flags(argv: Sequence[str], sections: Mapping[str, type]) -> list[str]:
+    """Return `argv` with the flags of its `--config` file put in front, so that later ones win.
+
+    Args:
+        sections: what the flags are those of.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or holds something other than flags.
+    """
+    file = value_in(argv, "--config")
+    return [*(file_flags(Path(file), switch_words(sections)) if file else []), *argv]
+
+
+def file_flags(
+    file: Path, switches: Mapping[str, tuple[list[str], list[str]]] | None = None
+) -> list[str]:
+    """Return the command line that the YAML `file` stands for.
+
+    Keys are flags without their dashes (underscores are fine), optionally under headings;
+    a list gives several values, `true` a flag without value, `false` and `null` nothing. A switch
+    that is on by default is turned off by `false`.
+
+    Args:
+        switches: what `true` and `false` stand for, by option; see switch_words. Other options
+            are left for the parser to refuse.
+    """
+    import yaml
+
+    try:
+        content, lines = _content_and_lines(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"--config {file} is not YAML: {place}{error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"--config {file} is not YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"--config {file}: its values are nested too deeply") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {file}: expected `flag: value` lines, found {content!r}")
+    return [
+        FileWord(word, path[-1], f"{file}, line {lines.get(path, 1)}")
+        for path, words in _entries(content, switches)
+        for word in words
+    ]
+
+
+def _content_and_lines(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
+    """Return what YAML `text` says, and {keys from the top down: line}.
+
+    Raises:
+        ValueError: its aliases stand for too much: a few hundred bytes can stand for terabytes.
+    """
+    import yaml
+
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        sizes: dict[int, float] = {}
+        expanded = _expanded(node, sizes)
+        if expanded > max(len(sizes), _MOST_VALUES):
+            raise ValueError(
+                f"its aliases (*name) stand for more than {_MOST_VALUES} values, or for themselves"
+            )
+        _require_single_keys(node, set())
+        content = loader.construct_document(node)  # which expands merges, in the node too
+        return content, dict(_lines_of(node, ()))
+    finally:
+        loader.dispose()
+
+
+def _expanded(node: Any, sizes: dict[int, float]) -> float:
+    """Return the number of values in `node` with its aliases expanded, which may be infinite.
+
+    Args:
+        sizes: that number of each node that was counted, by its id; filled in here.
+    """
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf  # to be met again below itself
+        children = node.value if isinstance(node.value, list) else ()
+        pairs = (child if isinstance(child, tuple) else (child,) for child in children)
+        sizes[id(node)] = 1 + sum(_expanded(each, sizes) for pair in pairs for each in pair)
+    return sizes[id(node)]
+
+
+def _require_single_keys(node: Any, seen: set[int]) -> None:
+    """Raise an error for a key that stands twice in one mapping; YAML's readers take the last."""
+    import yaml
+
+    if id(node) in seen or not isinstance(node.value, list):
+        return
+    seen.add(id(node))
+    first: dict[str, int] = {}
+    for child in node.value:
+        for each in child if isinstance(child, tuple) else (child,):
+            _require_single_keys(each, seen)
+        if isinstance(child, tuple) and isinstance(child[0], yaml.ScalarNode):
+            key, line = child[0].value, child[0].start_mark.line + 1
+            if first.setdefault(key, line) != line:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key} stands twice, first in line {first[key]}",
+                    problem_mark=child[0].start_mark,
+                )
+
+
+def _lines_of(node: Any, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield keys from the top down, and the line of the last."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            path = (*above, str(key.value))
+            yield path, key.start_mark.line + 1
+            yield from _lines_of(value, path)
+
+
+def _entries(
+    content: dict[Any, Any],
+    switches: Mapping[str, tuple[list[str], list[str]]] | None,
+    above: tuple[str, ...] = (),
+) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield the keys that lead to each flag of a file, and the flag's words."""
+    for key, value in content.items():
+        path = (*above, str(key))
+        option = "--" + str(key)
+        if "_" in option and option not in _UNDERSCORED:
+            option = option.replace("_", "-")
+        if isinstance(value, dict):
+            yield from _entries(value, switches, path)
+        elif value is True or value is False or value is None:
+            on, off = ([option], []) if switches is None else switches.get(option, ([option],) * 2)
+            yield path, on if value else off
+        elif isinstance(value, list):
+            yield path, [option, *map(str, value)]
+        else:
+            yield path, [f"{option}={value}"]
+
+
+_MOST_VALUES = 100_000
+"""Values that a file with aliases may stand for; without aliases it may have any number."""
+
+_UNDERSCORED = {"--deepspeed_config", "--local_rank"}

@@ -1,0 +1,390 @@
+"""Flags from fields: a section is a frozen dataclass, each field of it one command line flag."""
+
+import ast
+import difflib
+import inspect
+import math
+import textwrap
+from argparse import (
+    SUPPRESS,
+    Action,
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+    RawDescriptionHelpFormatter,
+)
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from itertools import groupby, pairwise
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.version import VERSION
+from megatron.config.parsing.titles import BASICS, about, title_of
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The option string of a flag whose spelling does not follow its field.
+
+    Args:
+        option: the spelling shown in the help.
+        older: other spellings that scripts in use have.
+        with_truth: whether a switch may be followed by True or False.
+    """
+
+    option: str
+    older: tuple[str, ...] = ()
+    with_truth: bool = False
+
+
+@dataclass(frozen=True)
+class Legacy:
+    """A flag of other systems that has no field here.
+
+    Args:
+        option: its spelling.
+        reason: one sentence: what happens instead, or what to write.
+        takes: how many values follow it ("*": any number).
+        refused: whether using it is an error; otherwise it is accepted and the reason printed.
+    """
+
+    option: str
+    reason: str
+    takes: int | str = 0
+    refused: bool = False
+
+
+class FileWord(str):
+    """A word of a command line that stands in a file of flags."""
+
+    __slots__ = ("key", "place")
+
+    key: str  # as the file has it
+    place: str  # the file and the line, for messages
+
+    def __new__(cls, word: str, key: str, place: str) -> "FileWord":
+        """Return `word` with where it stands."""
+        made = super().__new__(cls, word)
+        made.key, made.place = key, place
+        return made
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What a command line said."""
+
+    sections: dict[str, Any]  # section name -> instance of its dataclass
+    notices: tuple[str, ...]  # one sentence for each accepted flag without effect
+
+
+def parse_sections(
+    argv: Sequence[str],
+    sections: Mapping[str, type],
+    *,
+    description: str = "",
+    legacy: Iterable[Legacy] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> Parsed:
+    """Return one instance per section of what `argv` says.
+
+    Args:
+        description: the first lines of `--help`.
+        legacy: flags of other systems to refuse or to accept with a notice.
+        defaults: values by field name that replace the fields' own defaults.
+
+    Raises:
+        ConfigError: a flag is unknown, refused, missing, or its value is not of its type.
+    """
+    shows_legacy = "--help-legacy" in argv
+    parser = _Parser(
+        usage="%(prog)s [flags]",
+        allow_abbrev=False,
+        description=description,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    trains = any("num_layers" in section.__annotations__ for section in sections.values())
+    first = parser.add_argument_group("To begin with") if trains and not shows_legacy else None
+    for section in sections.values():
+        add_section(parser, section, defaults or {}, first=first, is_shown=not shows_legacy)
+    if legacy := list(legacy):
+        parser.add_argument(
+            "--help-legacy",
+            action="help",
+            help="List the flags of other systems, with what happens or what to write instead.",
+        )
+        others = parser.add_argument_group("Flags of other systems")
+        for flag in legacy:
+            _add_legacy(others, flag, is_shown=shows_legacy)
+    # The first group has the order of BASICS, whichever sections its flags are of.
+    if first:
+        first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
+    said = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
+    built = {
+        name: section(**{field.name: said[field.name] for field in fields(section)})
+        for name, section in sections.items()
+    }
+    return Parsed(built, tuple(dict.fromkeys(said["notices"])))
+
+
+def add_section(
+    parser: ArgumentParser,
+    section: type,
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    first: Any = None,
+    is_shown: bool = True,
+) -> None:
+    """Add one flag per field of `section`, in a group headed by its title.
+
+    Args:
+        first: the group of the flags that a beginner needs, if there is one.
+        is_shown: whether the help lists them.
+    """
+    group = parser.add_argument_group(title_of(section), about(section)) if is_shown else parser
+    hints = get_type_hints(section, include_extras=True)
+    helps = field_docstrings(section)
+    for field in fields(section):
+        options, keywords = argparse_form(field, hints[field.name])
+        if defaults and field.name in defaults:
+            keywords |= {"required": False, "default": defaults[field.name]}
+            if keywords.get("action"):
+                del keywords["required"]
+        prefix = "Turn off: " if field.default is True else ""
+        help_text = (prefix + helps[field.name]).replace("%", "%%")
+        if not ({"action", "choices"} & keywords.keys() or keywords.get("nargs") == "?"):
+            keywords["metavar"] = _METAVARS.get(keywords["type"]) or _last_word(field.name)
+        if shown := default_text(keywords):
+            help_text += f" (default: {shown})".replace("%", "%%")
+        of_beginners = first is not None and field.name in BASICS
+        (first if of_beginners else group).add_argument(
+            *options, dest=field.name, help=help_text if is_shown else SUPPRESS, **keywords
+        )
+
+
+def default_text(keywords: Mapping[str, Any]) -> str:
+    """Return the default of a flag for its help; nothing if it is none, or told in the text."""
+    default = keywords.get("default")
+    if "action" in keywords or default is None or default is False or default in ("", []):
+        return ""
+    words = default if isinstance(default, list) else [default]
+    return " ".join(str(word).removesuffix(".0") for word in words)
+
+
+def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return the option strings of `field` and its keywords for `add_argument`."""
+    turned_off = field.default is True
+    options = [("--no-" if turned_off else "--") + field.name.replace("_", "-")]
+    with_truth = False
+    if get_origin(hint) is Annotated:
+        hint, spelling = get_args(hint)
+        options = [spelling.option, *spelling.older]
+        with_truth = spelling.with_truth
+    if get_origin(hint) in (Union, UnionType):
+        (hint,) = (arm for arm in get_args(hint) if arm is not NoneType)
+    if hint is bool and with_truth:
+        return options, {"nargs": "?", "const": True, "default": field.default, "type": truth}
+    if hint is bool:
+        return options, {"action": "store_false" if turned_off else "store_true"}
+    required = field.default is MISSING and field.default_factory is MISSING
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    keywords: dict[str, Any] = {"required": required, "default": None if required else default}
+    if get_origin(hint) is Literal:
+        return options, keywords | {"choices": get_args(hint), "type": type(get_args(hint)[0])}
+    if get_origin(hint) is list:
+        return options, keywords | {"nargs": "+", "type": get_args(hint)[0]}
+    return options, keywords | {"type": finite if hint is float else hint}
+
+
+def finite(text: str) -> float:
+    """Return the number that `text` says.
+
+    Raises:
+        ArgumentTypeError: it is none, or not finite.
+    """
+    number = finite_or_none(text)
+    if number is None:
+        raise ArgumentTypeError(f"{text!r} is not a finite number")
+    return number
+
+
+_METAVARS: Mapping[Any, str] = {int: "N", finite: "X"}
+
+
+def _last_word(name: str) -> str:
+    return name.rpartition("_")[2].upper()
+
+
+def finite_or_none(text: str) -> float | None:
+    """Return the finite number that `text` says; None when it says none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def truth(text: str) -> bool:
+    """Return whether `text` says yes.
+
+    Raises:
+        ArgumentTypeError: it says neither yes nor no.
+    """
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in words:
+        raise ArgumentTypeError(f"{text!r} is neither True nor False")
+    return words[text.lower()]
+
+
+def field_docstrings(section: type) -> dict[str, str]:
+    """Return {field name: the string literal written under it}."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs = {}
+    for field, below in pairwise(definition.body):
+        match field, below:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                docs[name] = inspect.cleandoc(doc)
+    return docs
+
+
+def options_of(sections: Mapping[str, type]) -> dict[str, str]:
+    """Return the option of each field, as the help spells it."""
+    found = {}
+    for section in sections.values():
+        hints = get_type_hints(section, include_extras=True)
+        for field in fields(section):
+            found[field.name] = argparse_form(field, hints[field.name])[0][0]
+    return found
+
+
+def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return, by option, the words that stand for "on" and for "off" in a file of flags.
+
+    A switch that is on by default can be named by its field: off is then its `--no-…` option.
+    """
+    words: dict[str, tuple[list[str], list[str]]] = {}
+    for section in sections.values():
+        hints = get_type_hints(section, include_extras=True)
+        for field in fields(section):
+            options, _ = argparse_form(field, hints[field.name])
+            words |= {option: ([option], []) for option in options}
+            if field.default is True:
+                words["--" + field.name.replace("_", "-")] = ([], options[:1])
+    return words
+
+
+def value_in(argv: Sequence[str], option: str) -> str | None:
+    """Return what `argv` says last after `option`, without parsing the rest; None if nothing."""
+    said: str | None = None
+    for place, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if name == option:
+            said = value if equals else "".join(argv[place + 1 : place + 2]) or None
+    return said
+
+
+class _Parser(ArgumentParser):
+    """Raises instead of exiting, so that one rank of many can print the message."""
+
+    def error(self, message: str) -> NoReturn:
+        # What argparse says of a switch that is given a value.
+        clear = "takes no value (in a file: true or false), not"
+        raise ConfigError(message.replace("ignored explicit argument", clear))
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        required = [action for action in self._actions if action.required]
+        for action in required:
+            # Told below, beside what may be a misspelling of it.
+            action.required = False
+        words, problems = self._without_problems(list(args))
+        try:
+            said, unknown = self.parse_known_args(words, namespace)
+        except ConfigError as error:
+            raise ConfigError(*problems, *error.problems) from error
+        missing = [a.option_strings[0] for a in required if getattr(said, a.dest) is None]
+        raise_if_any(
+            [
+                *problems,
+                *dict.fromkeys(said.refusals),
+                *(self._unknown(word) for word in (_flags_of(unknown) if unknown else ())),
+                *(
+                    [f"the following arguments are required: {', '.join(missing)}"]
+                    if missing
+                    else []
+                ),
+            ]
+        )
+        return said
+
+    def _without_problems(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Return `words` without those of a file that are wrong, and what is wrong with these."""
+        kept, problems = [], []
+        for (place, _), group in groupby(words, key=_entry_of):
+            entry = list(group)
+            found = [*self._file_problems(place, entry)] if place else []
+            problems += found
+            kept += [] if found else entry
+        return kept, problems
+
+    def _file_problems(self, place: str, entry: Sequence[Any]) -> Iterator[str]:
+        """Yield what is wrong with the words that stand at `place` of a file."""
+        key = entry[0].key
+        try:
+            said, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
+        except ConfigError as error:
+            wrong = str(error).removeprefix("argument ").partition(": ")[2] or str(error)
+            yield f"{place}: {key}: {wrong}"
+            return
+        yield from (f"{place}: {refusal}" for refusal in said.refusals)
+        option = entry[0].partition("=")[0]
+        if unknown and option in self._option_string_actions:
+            yield f"{place}: {key} takes fewer values; {' '.join(unknown)} is too many"
+        elif unknown:
+            near = self._nearest(option)
+            hint = f"; did you mean {near.removeprefix('--')}?" if near else ""
+            yield f"{place}: unknown key {key}{hint}"
+
+    def _nearest(self, word: str) -> str | None:
+        known = [option for action in self._actions for option in action.option_strings]
+        near = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.75)
+        return near[0] if near else None
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("--"):
+            flag = "; write it as a flag: --NAME VALUE" if "=" in word else ""
+            return f"{word} is a value without a flag{flag}"
+        near = self._nearest(word)
+        hint = f"; did you mean {near}?" if near else "; --help lists all flags"
+        return f"unknown flag {word}{hint}"
+
+
+def _entry_of(word: str) -> tuple[str, str]:
+    """Return where in a file of flags `word` stands, and under which key; ("", "") for none."""
+    return (word.place, word.key) if isinstance(word, FileWord) else ("", "")
+
+
+def _flags_of(unknown: Sequence[str]) -> list[str]:
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+    return flags or list(unknown[:1])
+
+
+def _add_legacy(group: Any, flag: Legacy, *, is_shown: bool) -> None:
+    class Used(Action):
+        def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+            told = namespace.refusals if flag.refused else namespace.notices
+            told.append(f"{flag.option}: {flag.reason}")
+
+    group.add_argument(
+        flag.option,
+        action=Used,
+        nargs=flag.takes,
+        metavar="VALUE",
+        dest="notices",
+        help=flag.reason.replace("%", "%%") if is_shown else SUPPRESS,
+    )

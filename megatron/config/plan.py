@@ -1,0 +1,183 @@
+"""Wishes become decisions here, or a list of the reasons why they cannot."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.common.errors import raise_if_any
+from megatron.config.config import Config
+from megatron.config.data.data_plan import KIND_OF, DataPlan, plan_data
+from megatron.config.data.mask_plan import MaskPlan, plan_masks
+from megatron.config.data.objective_plan import (
+    ObjectiveName,
+    ObjectivePlan,
+    objective_notices,
+    plan_objective,
+)
+from megatron.config.expert_plan import ExpertPlan, plan_experts
+from megatron.config.joint_plan import (
+    owned_keys,
+    plan_activations,
+    plan_division,
+    plan_rates,
+    plan_steps,
+)
+from megatron.config.network.model_problems import vocab_notices, vocab_problems
+from megatron.config.network.model_spec import ModelSpec, plan_model
+from megatron.config.optimization.batch_plan import BatchPlan
+from megatron.config.optimization.curriculum_plan import CurriculumPlan
+from megatron.config.optimization.optimizer_plan import OptimizerPlan, plan_optimizer
+from megatron.config.optimization.schedule_plan import SchedulePlan
+from megatron.config.optimization.training_plan import (
+    TrainingPlan,
+    size_problems,
+)
+from megatron.config.parallelism.ds_config import merge_ds_config, read_ds_config
+from megatron.config.parallelism.kernels_plan import KernelsPlan, plan_kernels
+from megatron.config.parallelism.parallel_plan import (
+    ParallelPlan,
+    parallel_notices,
+    plan_parallel,
+)
+from megatron.config.parallelism.precision_plan import (
+    PrecisionPlan,
+    plan_precision,
+    precision_notices,
+)
+from megatron.config.parallelism.recompute_plan import (
+    RecomputePlan,
+    plan_recompute,
+)
+from megatron.config.parallelism.zero_plan import ZeroPlan, zero_notices
+from megatron.config.run.checkpoint_plan import CheckpointPlan, checkpoint_notices, plan_checkpoint
+from megatron.config.run.evaluation_plan import (
+    EvaluationPlan,
+    plan_evaluation,
+)
+from megatron.config.run.fault_injection_plan import ChaosPlan, plan_chaos
+from megatron.config.run.guards_plan import GuardsPlan, plan_guards
+from megatron.config.run.logging_plan import LoggingPlan, plan_logging
+from megatron.config.run.watch_plan import WatchPlan, plan_watch
+from megatron.config.validation import check
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that will be built and run. Nothing in it is None."""
+
+    model: ModelSpec
+    experts: ExpertPlan
+    parallel: ParallelPlan
+    batch: BatchPlan
+    training: TrainingPlan
+    curriculum: CurriculumPlan
+    schedule: SchedulePlan
+    optimizer: OptimizerPlan
+    precision: PrecisionPlan
+    data: DataPlan
+    masks: MaskPlan
+    objective: ObjectivePlan
+    evaluation: EvaluationPlan
+    checkpoint: CheckpointPlan
+    logging: LoggingPlan
+    watch: WatchPlan
+    chaos: ChaosPlan
+    guards: GuardsPlan
+    recompute: RecomputePlan
+    kernels: KernelsPlan
+    deepspeed: dict[str, Any]
+    notices: tuple[str, ...]
+
+
+def plan(
+    config: Config,
+    *,
+    world_size: int,
+    vocab_size: int,
+    device: str,
+    objective: ObjectiveName = "gpt",
+) -> Plan:
+    """Decide what `world_size` processes on `device` ("cpu" or "cuda") will build and run.
+
+    Args:
+        vocab_size: number of tokens that the tokenizer knows.
+        objective: what the entry script trains.
+
+    Raises:
+        ConfigError: lists every problem.
+    """
+    tensor = config.parallel.tensor_model_parallel_size
+    others = vocab_problems(config.tokenizer, vocab_size=vocab_size)
+    check(config, world_size=world_size, device=device, objective=objective, others=others)
+
+    user = read_ds_config(config.deepspeed.deepspeed_config)
+    precision = plan_precision(config.precision)
+    zero = plan_division(config, user)
+    optimizer = plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none")
+    parallel = plan_parallel(
+        config.parallel,
+        world_size=world_size,
+        zero_stage=zero.stage,
+        expert=config.experts.moe_expert_parallel_size,
+    )
+    steps = plan_steps(config, user, data=parallel.data)
+    evaluation = plan_evaluation(config.evaluation)
+    model = plan_model(config, vocab_size=vocab_size, tensor=tensor)
+    raise_if_any(size_problems(config.training, model.num_parameters))
+    learned = plan_objective(config, objective)
+    storage = plan_activations(config, user, world_size=world_size, device=device)
+    return Plan(
+        model=model,
+        experts=plan_experts(config.experts),
+        parallel=parallel,
+        batch=steps.batch,
+        training=steps.training,
+        curriculum=steps.curriculum,
+        schedule=plan_rates(config, steps),
+        optimizer=optimizer,
+        precision=precision,
+        data=plan_data(
+            config,
+            steps.training,
+            evaluation,
+            steps.batch.global_batch_size,
+            kind=KIND_OF[objective],
+        ),
+        masks=plan_masks(config.masks),
+        objective=learned,
+        evaluation=evaluation,
+        checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
+        logging=plan_logging(config.logging, config.profiling),
+        watch=plan_watch(config),
+        chaos=plan_chaos(config.training),
+        guards=plan_guards(config.guards),
+        recompute=plan_recompute(
+            config.recompute, num_layers=config.model.num_layers, pipeline=parallel.pipeline
+        ),
+        kernels=plan_kernels(config),
+        deepspeed=merge_ds_config(
+            user,
+            owned_keys(config, user, steps.batch),
+            zero_stage=zero.stage,
+            dtype=precision.dtype,
+            fp32_gradients=precision.fp32_gradients,
+            compiles_optimizer=optimizer.impl == "deepspeed",
+            activation_checkpointing=storage.block,
+            divides_sequence=parallel.pipeline > 1 and parallel.sequence_parallel,
+        ),
+        notices=(
+            *_notices(config, user, zero),
+            *vocab_notices(config.tokenizer, padded=model.padded_vocab_size),
+            *objective_notices(learned),
+            *storage.notices,
+        ),
+    )
+
+
+def _notices(config: Config, user: dict[str, Any], zero: ZeroPlan) -> Iterator[str]:
+    yield from parallel_notices(config.parallel)
+    yield from checkpoint_notices(config.checkpoint)
+    yield from precision_notices(config.precision, user)
+    yield from zero_notices(zero, config.optimizer)
+    if "optimizer" in user:
+        yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"

@@ -1,0 +1,43 @@
+"""When a run that no longer moves is ended, and how often one that failed starts again."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from megatron.config.config import Config
+from megatron.config.run.checkpoint_plan import goes_on
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchPlan:
+    """How long is waited. 0 stands for no limit of ours."""
+
+    hang_timeout_s: float  # without progress
+    group_timeout_minutes: int  # in one operation of a process group
+    max_restarts: int  # by torch's launcher
+
+
+def plan_watch(config: Config) -> WatchPlan:
+    """Return how long is waited."""
+    return WatchPlan(
+        hang_timeout_s=config.training.hang_timeout or 0.0,
+        group_timeout_minutes=config.parallel.distributed_timeout_minutes or 0,
+        max_restarts=config.training.max_restarts,
+    )
+
+
+def watch_problems(config: Config) -> Iterator[str]:
+    """Yield every reason why a run cannot be watched or started again as asked."""
+    hang, restarts = config.training.hang_timeout, config.training.max_restarts
+    minutes, trains = config.parallel.distributed_timeout_minutes, config.checkpoint.save
+    if hang is not None and hang <= 0:
+        yield f"--hang-timeout {hang} must be more than 0 seconds"
+    if hang is not None and not trains:
+        yield "--hang-timeout needs --save: the stacks of all processes are gathered there"
+    if minutes is not None and minutes < 1:
+        yield f"--distributed-timeout-minutes {minutes} must be at least 1"
+    if restarts < 0:
+        yield f"--max-restarts {restarts} must be at least 0"
+    if restarts and not goes_on(config.checkpoint):
+        yield "--max-restarts needs --save and the same directory as --load, to go on from"
+    if restarts and config.checkpoint.ckpt_step is not None:
+        yield "--max-restarts goes on from the newest checkpoint: leave --ckpt-step out"

@@ -1,0 +1,143 @@
+"""What can be asked of the tools that look at checkpoints and convert them."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from megatron.config.parsing.flags import Spelling
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniversalConfig:
+    """A checkpoint to be written without its layout."""
+
+    input_folder: Annotated[str, Spelling("--input_folder")]
+    """Folder of one checkpoint: global_stepN in the directory of --save."""
+
+    output_folder: Annotated[str, Spelling("--output_folder")]
+    """Folder to write; latest_universal beside it names it afterwards."""
+
+    num_extract_workers: Annotated[int, Spelling("--num_extract_workers")] = 4
+    """Processes that read and write; each holds one tensor. There is one pass over the tensors, so
+    the larger of this and --num_merge_workers is taken."""
+
+    num_merge_workers: Annotated[int, Spelling("--num_merge_workers")] = 2
+    """See --num_extract_workers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookConfig:
+    """Which checkpoint to look at."""
+
+    path: str
+    """Folder of one checkpoint, or directory of several, of which the newest is taken; may stand
+    first, without the flag."""
+
+    parameters: bool = False
+    """Tell every tensor too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MegatronConfig:
+    """A checkpoint to be written in the files of Megatron-LM."""
+
+    input_folder: Annotated[str, Spelling("--input_folder")]
+    """Folder of one checkpoint: global_stepN in the directory of --save."""
+
+    output_folder: Annotated[str, Spelling("--output_folder")]
+    """Directory to write, which is a --load of Megatron-LM's."""
+
+    target_tp: Annotated[int, Spelling("--target_tp")] = 1
+    """Tensor-parallel ranks of the run that will load it."""
+
+    target_pp: Annotated[int, Spelling("--target_pp")] = 1
+    """Pipeline stages of that run."""
+
+    for_release: Annotated[bool, Spelling("--for_release")] = False
+    """Forget how many samples were consumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileConfig:
+    """Which file of a checkpoint to look at."""
+
+    file: str
+    """A file that torch saved; may stand first, without the flag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesConfig:
+    """Which checkpoint's files to look at."""
+
+    folder: str
+    """Folder of one checkpoint, or directory of several, of which the newest is taken."""
+
+    target_tp: Annotated[int | None, Spelling("--target_tp")] = None
+    """Tell the shapes for so many tensor-parallel ranks (default: those that saved it)."""
+
+    target_pp: Annotated[int | None, Spelling("--target_pp")] = None
+    """Tell the layers of so many stages (default: those that saved it)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutConfig:
+    """A checkpoint to be written again in another layout; what is not said stays as it is."""
+
+    input_folder: Annotated[str, Spelling("--input_folder")]
+    """Folder of one checkpoint: global_stepN in the directory of --save."""
+
+    output_folder: Annotated[str, Spelling("--output_folder")]
+    """Directory to write the checkpoint in, as a run writes to --save."""
+
+    target_tp: Annotated[int | None, Spelling("--target_tp")] = None
+    """Tensor-parallel ranks."""
+
+    target_pp: Annotated[int | None, Spelling("--target_pp")] = None
+    """Pipeline stages."""
+
+    target_dp: Annotated[int | None, Spelling("--target_dp")] = None
+    """Replicas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionConfig:
+    """A checkpoint of one system to be written as one of another."""
+
+    model_type: Literal["GPT", "BERT", "T5"]
+    """GPT; nothing else is converted."""
+
+    load_dir: str
+    """Directory of the checkpoint."""
+
+    save_dir: str
+    """Directory to write."""
+
+    loader: (
+        Literal["own", "megatron", "bigscience", "llama_meta", "hugging_face", "llama2_hf"] | None
+    ) = None
+    """Whose files they are: this program's (own), Megatron-LM's (megatron), those of DeepSpeed's
+    forks of it (bigscience), Meta's of Llama (llama_meta), or those of transformers (hugging_face,
+    llama2_hf). The files say it when this does not."""
+
+    saver: Literal["own", "megatron"] | None = None
+    """Whose files to write. When not said, Megatron-LM's where its files are read, else our own."""
+
+    target_tensor_parallel_size: int | None = None
+    """Tensor-parallel ranks that Megatron-LM's files are written for (default: 1). Our own files
+    are written for any."""
+
+    target_pipeline_parallel_size: int | None = None
+    """Pipeline stages that they are written for (default: 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionsConfig:
+    """A checkpoint of Megatron-LM's in --load to be written to --save for other ranks."""
+
+    model_type: Literal["GPT", "BERT", "T5", "RACE", "MNLI", "QQP"]
+    """GPT; nothing else is merged."""
+
+    target_tensor_model_parallel_size: int = 1
+    """Tensor-parallel ranks to write for."""
+
+    target_pipeline_model_parallel_size: int = 1
+    """Pipeline stages to write for."""

@@ -1,0 +1,130 @@
+"""What the tools that make token files read and write."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from megatron.config.parsing.flags import Spelling
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessConfig:
+    """The conversion of texts to token files, as the user asked for it."""
+
+    input: list[str]
+    """Files with one JSON object a line, or a JSON array of objects, or plain text, plain or
+    compressed (.gz, .zst, .xz, .bz2), or Parquet files; globs; - for standard input. They are read
+    one after the other."""
+
+    input_format: Literal["auto", "json", "text"] = "auto"
+    """What the inputs hold: json is one JSON object a line, or a JSON array of objects, or Parquet;
+    text is plain text in UTF-8. auto is text with --document-separator, and json without."""
+
+    document_separator: Literal["line", "blank-line", "file"] | None = None
+    """What ends a document of plain text: each line is a document, or a blank line is between two,
+    or each file is one. Default: line."""
+
+    output_prefix: str | None = None
+    """Path of the output, to which _KEY_document (or _sentence) and .bin and .idx are added. Only
+    --find-optimal-num-workers needs none."""
+
+    json_keys: Annotated[list[str], Spelling("--json-keys", ("--json-key", "--columns"))] = field(
+        default_factory=lambda: ["text"]
+    )
+    """Keys, or columns, whose text to convert; each becomes token files of its own."""
+
+    conversations: bool = False
+    """Lines are conversations, {"messages": [{"role": ..., "content": ...}]}, or pairs, {"prompt":
+    ..., "completion": ...}: write their tokens, and beside them which are answers, for
+    finetune_sft.py."""
+
+    chat_template: str | None = None
+    """File with the Jinja template that writes the messages of --conversations (default: the
+    tokenizer's own)."""
+
+    append_eod: bool = False
+    """End every document with the tokenizer's end-of-document token."""
+
+    append_bos: bool = False
+    """End every document with the tokenizer's beginning-of-sequence token, after --append-eod's."""
+
+    prepend_space: bool = False
+    """Put a space in front of every text that is not empty."""
+
+    empty_documents: Literal["drop", "per-key", "keep", "megatron-lm"] = "drop"
+    """Documents without a token under one of the keys: drop leaves them out under all keys; per-key
+    under that key alone; keep writes them under all, with the end of --append-eod, and so does
+    megatron-lm, as documents without a sequence and without an end."""
+
+    split_sentences: bool = False
+    """Make each sentence a sequence, for BERT and T5: with NLTK's Punkt data where they are
+    installed, or else with a model trained on the input itself."""
+
+    lang: str = "english"
+    """Language of NLTK's Punkt data, for --split-sentences."""
+
+    keep_newlines: bool = False
+    """Leave each sentence the white space that follows it."""
+
+    dataset_impl: Literal["lazy", "cached", "mmap"] = "mmap"
+    """Format of the token files; lazy and cached are one format."""
+
+    workers: int = 1
+    """Processes that tokenize. The files do not depend on it."""
+
+    partitions: int | None = None
+    """Parts of the input, each with its share of the workers and a writer of its own, joined at
+    the end. The files do not depend on it."""
+
+    chunk_size: int | None = None
+    """Lines that a worker gets at a time at most (default: only bytes count)."""
+
+    max_memory_mb: int = 1024
+    """Memory for text and tokens under way, besides what each process needs to run. A line, or a
+    row of a table, may have a sixteenth of what a partition has of it."""
+
+    on_error: list[str] = field(default_factory=lambda: ["stop"])
+    """What a bad line does: stop; skip; or collect FILE, which skips it and writes file, line,
+    problem and excerpt to FILE."""
+
+    resume: bool = False
+    """Go on where an interrupted run stopped; the files are those of an uninterrupted run."""
+
+    log_interval: int = 10_000
+    """Documents between two lines of progress where there is no terminal for a bar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerTrialConfig:
+    """The search for the fastest number of workers, as the user asked for it."""
+
+    find_optimal_num_workers: bool = False
+    """Convert the first documents with several numbers of workers and say which was fastest,
+    instead of writing token files."""
+
+    workers_to_check: list[int] = field(default_factory=lambda: [16, 32, 64])
+    """Numbers of workers to try."""
+
+    max_documents: int = 100_000
+    """Documents to try them on, the first of the input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardConfig:
+    """The shards of a conversion by several machines, as the user asked for them."""
+
+    num_shards: int | None = None
+    """Parts of the input, each for one process, such as a task of a SLURM array; the number of
+    ranks under a launcher."""
+
+    shard_index: int | None = None
+    """The part of this process, from 0; the rank under a launcher."""
+
+    merge: Literal["parallel", "serial"] = "parallel"
+    """Who copies when the shards are joined: several processes, or one."""
+
+    merge_shards: bool = False
+    """Join the finished shards of an array. Under a launcher rank 0 does so by itself."""
+
+    timeout_s: int = 3600
+    """Seconds that the ranks of a launcher wait for the others at the start, and rank 0 at the end for
+    a shard on which nothing happens."""

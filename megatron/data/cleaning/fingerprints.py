@@ -1,0 +1,299 @@
+"""Fingerprints of documents: what stands for a text when millions are compared with each other.
+
+They lie in a file, not in memory; and so do the texts, which are found again by their place.
+"""
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from datasketch import MinHash
+from numpy.typing import NDArray
+
+from megatron.common.errors import ConfigError, DataError
+from megatron.data.cleaning.ordered_map import ordered_map
+from megatron.data.cleaning.records import Line, batches, read_errors_name, read_lines
+from megatron.data.token_files.publish import publish, temporary_beside, write_errors_name
+
+TEXT_KEY = "text"
+SHINGLE = 5  # characters
+
+_FORMAT = 1
+_SCHEME = "affine32"
+_CHUNK_DOCUMENTS = 1 << 14
+# Odd numbers without a pattern, one for each character of a shingle.
+_FACTORS = np.random.RandomState(SHINGLE).randint(1, 1 << 62, SHINGLE).astype("u8") * 2 + 1
+_MIX = np.uint64(0xFF51AFD7ED558CCD)  # of MurmurHash3's 64-bit finalizer
+
+
+Place = tuple[int, int, int]  # source, line, offset
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of documents.
+
+    Args:
+        key: which value of a document names it.
+        bytes: its size when the fingerprints were taken.
+    """
+
+    path: str
+    key: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """The fingerprints of all documents of some files, in their order.
+
+    Args:
+        documents: for each the index of its `source`, its `line`, the `offset` of that line, and
+            its `minhash`.
+    """
+
+    sources: tuple[Source, ...]
+    documents: NDArray
+
+    def place(self, index: int) -> Place:
+        """Return where document `index` is: source, line, offset."""
+        entry = self.documents[index]
+        return int(entry["source"]), int(entry["line"]), int(entry["offset"])
+
+
+def shingles(text: str) -> set[str]:
+    """Return all runs of SHINGLE characters of `text`; the whole text if it is shorter."""
+    last = max(len(text) - SHINGLE, 0)
+    return {text[i : i + SHINGLE] for i in range(last + 1)} if text else set()
+
+
+def minhash(text: str, *, num_seeds: int, seed: int) -> NDArray:
+    """Return the least hash of the shingles of `text`, under each of so many hash functions.
+
+    Source: Broder, On the resemblance and containment of documents, 1997.
+    """
+    template = _template(num_seeds, seed)
+    sketch = MinHash(
+        num_seeds, seed=seed, permutations=template.permutations, scheme=_SCHEME, hashfunc=int
+    )
+    if text:
+        sketch.update_batch(_shingle_hashes(text))
+    return np.asarray(sketch.hashvalues, "u4")
+
+
+@dataclass(frozen=True)
+class TakeFingerprints:
+    """Makes the entries of `Fingerprints.documents` for lines of one source."""
+
+    sources: tuple[Source, ...]
+    num_seeds: int
+    seed: int
+
+    def __call__(self, batch: Sequence[Line]) -> bytes:
+        """Return the entries of these lines, as bytes."""
+        entries = np.zeros(len(batch), document_type(self.num_seeds))
+        indices = {source.path: index for index, source in enumerate(self.sources)}
+        for entry, line in zip(entries, batch, strict=True):
+            index = indices[line.path]
+            record = line.record()
+            line.text(record, self.sources[index].key)
+            text = line.text(record, TEXT_KEY)
+            entry["source"], entry["line"], entry["offset"] = index, line.number, line.offset
+            entry["minhash"] = minhash(text, num_seeds=self.num_seeds, seed=self.seed)
+        return entries.tobytes()
+
+
+def document_type(num_seeds: int) -> np.dtype:
+    """Return the type of an entry of `Fingerprints.documents`."""
+    return np.dtype(
+        [("source", "<u4"), ("line", "<u8"), ("offset", "<u8"), ("minhash", "<u4", (num_seeds,))]
+    )
+
+
+def collect(
+    inputs: Sequence[tuple[str, str]],
+    loaded: Sequence[str],
+    scratch: BinaryIO,
+    *,
+    num_seeds: int,
+    seed: int,
+    workers: int,
+) -> Fingerprints:
+    """Return the fingerprints saved in the files `loaded`, then those of the `inputs`.
+
+    Args:
+        inputs: (path, key) of files of documents.
+        scratch: an empty file to keep them in; it must stay open.
+
+    Raises:
+        ConfigError: a file comes twice.
+        DataError: a document is not as expected, or a file was saved with other settings.
+    """
+    sources: list[Source] = []
+    settings = {"num_seeds": num_seeds, "seed": seed}
+    for path in loaded:
+        found, entries = _load(path, settings)
+        for chunk in entries:
+            chunk["source"] += len(sources)
+            scratch.write(chunk.tobytes())
+        sources += found
+    for path, key in inputs:
+        with read_errors_name(path):
+            sources.append(Source(os.path.abspath(path), key, os.path.getsize(path)))
+    paths = [source.path for source in sources]
+    if twice := sorted({path for path in paths if paths.count(path) > 1}):
+        raise ConfigError(*(f"{path} comes twice among the inputs" for path in twice))
+    take = TakeFingerprints(tuple(sources), num_seeds, seed)
+    lines = read_lines(source.path for source in sources[len(sources) - len(inputs) :])
+    for entry_bytes in ordered_map(take, batches(lines), workers):
+        scratch.write(entry_bytes)
+    scratch.flush()
+    dtype = document_type(num_seeds)
+    if scratch.tell() == 0:
+        return Fingerprints(tuple(sources), np.zeros(0, dtype))
+    return Fingerprints(tuple(sources), np.memmap(scratch, dtype, "r"))
+
+
+def save(fingerprints: Fingerprints, path: str, *, num_seeds: int, seed: int) -> None:
+    """Write `fingerprints` to an .npz file, which holds no code and which numpy reads.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    settings = {
+        "format": _FORMAT,
+        "shingle": SHINGLE,
+        "num_seeds": num_seeds,
+        "seed": seed,
+        "sources": [asdict(source) for source in fingerprints.sources],
+    }
+    target = Path(path)
+    temporary = temporary_beside(target)
+    documents = fingerprints.documents
+    try:
+        with write_errors_name(target):
+            with zipfile.ZipFile(temporary, "x") as archive:
+                with archive.open(zipfile.ZipInfo("settings.npy"), "w") as member:
+                    np.lib.format.write_array(member, np.array(json.dumps(settings)))
+                member_name = zipfile.ZipInfo("documents.npy")
+                with archive.open(member_name, "w", force_zip64=True) as member:
+                    header = np.lib.format.header_data_from_array_1_0(documents)
+                    np.lib.format.write_array_header_1_0(member, header)
+                    for start in range(0, len(documents), _CHUNK_DOCUMENTS):
+                        member.write(documents[start : start + _CHUNK_DOCUMENTS].tobytes())
+            publish(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class Texts:
+    """The documents behind fingerprints, read from their files when asked for.
+
+    A context manager, since the files stay open.
+    """
+
+    def __init__(self, sources: Sequence[Source]):
+        self._sources = sources
+        self._files: dict[int, BinaryIO] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Texts":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def text(self, place: Place) -> str:
+        """Return the text of the document at `place`.
+
+        Raises:
+            DataError: the file is not what it was.
+        """
+        line = self._line(place)
+        return line.text(line.record(), TEXT_KEY)
+
+    def name(self, place: Place) -> str:
+        """Return what names the document at `place`.
+
+        Raises:
+            DataError: the file is not what it was.
+        """
+        line = self._line(place)
+        return line.text(line.record(), self._sources[place[0]].key)
+
+    def check(self) -> None:
+        """Raise DataError if a file has another size than when the fingerprints were taken."""
+        for source in self._sources:
+            with read_errors_name(source.path):
+                size = os.path.getsize(source.path)
+            if size != source.bytes:
+                raise DataError(
+                    f"{source.path} has {size} bytes and had {source.bytes} when its fingerprints "
+                    "were taken; take them again with --inputs"
+                )
+
+    def _line(self, place: Place) -> Line:
+        index, number, offset = place
+        source = self._sources[index]
+        with read_errors_name(source.path):
+            if index not in self._files:
+                file = Path(source.path).open("rb")  # noqa: SIM115 - closed by the stack
+                self._files[index] = self._stack.enter_context(file)
+            self._files[index].seek(offset)
+            raw = self._files[index].readline()
+        return Line(source.path, number, offset, raw.rstrip(b"\r\n"))
+
+
+@lru_cache(maxsize=1)
+def _template(num_seeds: int, seed: int) -> MinHash:
+    return MinHash(num_seeds, seed=seed, scheme=_SCHEME)
+
+
+def _shingle_hashes(text: str) -> NDArray:
+    letters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype("u8") + 1
+    width = min(len(letters), SHINGLE)
+    hashes = np.zeros(len(letters) - width + 1, "u8")
+    for i in range(width):
+        hashes += letters[i : i + len(hashes)] * _FACTORS[i]
+    hashes ^= hashes >> np.uint64(33)
+    hashes *= _MIX
+    return np.unique(hashes >> np.uint64(32)).astype("u4")
+
+
+def _load(path: str, settings: dict[str, Any]) -> tuple[list[Source], Iterator[NDArray]]:
+    """Return the sources of a saved file, and its entries piece by piece."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            saved = json.loads(str(file["settings"]))
+        sources = [Source(**source) for source in saved["sources"]]
+        is_known = (saved["format"], saved["shingle"]) == (_FORMAT, SHINGLE)
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
+        raise DataError(f"--load-fingerprints {path}: not a file of fingerprints") from error
+    if not is_known:
+        raise DataError(f"--load-fingerprints {path} is of another version of this tool")
+    for name, wanted in settings.items():
+        if saved[name] != wanted:
+            flag = "--" + name.replace("_", "-")
+            raise DataError(f"--load-fingerprints {path} is of {flag} {saved[name]}, not {wanted}")
+    return sources, _entries(path, document_type(settings["num_seeds"]))
+
+
+def _entries(path: str, dtype: np.dtype) -> Iterator[NDArray]:
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("documents.npy") as member:
+            np.lib.format.read_magic(member)
+            (count,), _, found = np.lib.format.read_array_header_1_0(member)
+            if found != dtype:
+                raise ValueError("entries of another type")
+            for start in range(0, count, _CHUNK_DOCUMENTS):
+                wanted = min(_CHUNK_DOCUMENTS, count - start)
+                yield np.frombuffer(bytearray(member.read(wanted * dtype.itemsize)), dtype)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise DataError(f"--load-fingerprints {path} is damaged: {error}") from error

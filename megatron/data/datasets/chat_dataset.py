@@ -1,0 +1,51 @@
+"""Samples for supervised finetuning: conversations of which the answers count, several to a row."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.common.errors import DataError
+from megatron.data.datasets.packed_dataset import PackedDataset
+from megatron.data.token_files.indexed_dataset import IndexedDataset
+
+
+class ChatDataset(PackedDataset):
+    """As many whole conversations as fit; see PackedDataset.
+
+    Args:
+        tokens: one sequence for each conversation.
+        loss_mask: as long, 1 where the token counts, 0 elsewhere.
+
+    Raises:
+        DataError: the files do not belong together, or no conversation fits into a sample.
+
+    Shapes: dataset[i] -> [3, seq_length + 1] int64: tokens; number of the conversation in the
+        sample from 1 up, 0 for padding; 1 where the token counts.
+    """
+
+    noun = "conversation"
+
+    def __init__(
+        self, tokens: IndexedDataset, loss_mask: IndexedDataset, chats: range, **wishes: Any
+    ):
+        if not np.array_equal(tokens.sizes, loss_mask.sizes):
+            raise DataError(
+                f"{tokens.prefix} and {loss_mask.prefix} do not have as many tokens for each "
+                "conversation: make both with tools/preprocess_data.py --conversations"
+            )
+        self.tokens, self.loss_mask = tokens, loss_mask
+        super().__init__((tokens, loss_mask), chats, **wishes)
+        self.num_tokens //= 2  # the mask is none
+
+    def lengths(self, texts: range) -> NDArray:
+        """Return how many tokens each conversation has."""
+        return self.tokens.sizes[texts.start : texts.stop].astype(np.int64)
+
+    def __getitem__(self, i: int) -> NDArray:
+        tokens, chats, counts = row = np.zeros((3, self.row_length), np.int64)
+        for number, (chat, start, length) in enumerate(self.placed(i), start=1):
+            here = slice(start, start + length)
+            tokens[here], counts[here] = self.tokens[chat], self.loss_mask[chat]
+            chats[here] = number
+        return row

@@ -1,0 +1,41 @@
+"""Samples in random order, again and again: `--dataloader-type cyclic`."""
+
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.data.sampling.provenance import Origin, TracedSource
+
+
+class CyclicDataset:
+    """The endless sequence of permutations of a data set, one after the other.
+
+    Position p is sample `permutation[p % n]` of the permutation number `p // n`, n being the
+    samples of the data set: a function of the samples consumed, whatever the layout.
+
+    Randomness: permutation e is numpy.random.RandomState([seed, e]).permutation(n).
+    """
+
+    def __init__(self, dataset: TracedSource, *, seed: int):
+        self.dataset = dataset
+        self._seed = seed
+        self._epoch = -1
+        self._permutation = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, position: int) -> NDArray:
+        return self.dataset[self._sample(position)]
+
+    def origin(self, position: int) -> Origin:
+        """Return where the tokens of a position are on disk."""
+        return self.dataset.origin(self._sample(position))
+
+    def _sample(self, position: int) -> int:
+        epoch, place = divmod(position, len(self.dataset))
+        if epoch != self._epoch:
+            rng = np.random.RandomState([self._seed % 2**32, epoch])
+            self._permutation, self._epoch = rng.permutation(len(self.dataset)), epoch
+        return int(self._permutation[place])

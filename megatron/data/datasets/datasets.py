@@ -1,0 +1,219 @@
+"""The data sets of a run, from its plan."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from megatron.common.errors import DataError
+from megatron.config.data.data_plan import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
+from megatron.data.datasets.chat_dataset import ChatDataset
+from megatron.data.datasets.cyclic import CyclicDataset
+from megatron.data.datasets.gpt_dataset import GPTDataset
+from megatron.data.datasets.mtf_dataset import MTFDataset
+from megatron.data.datasets.packed_dataset import PackedDataset
+from megatron.data.sampling.blend import BlendedDataset, samples_wanted
+from megatron.data.sampling.index_cache import cached_sizes
+from megatron.data.sampling.provenance import TracedSource
+from megatron.data.sampling.shares import shares_of
+from megatron.data.sampling.splits import document_range, split_ranges
+from megatron.data.token_files.indexed_dataset import IndexedDataset
+from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+
+log = logging.getLogger(__name__)
+
+_ROLES = ("train", "valid", "test")
+
+KINDS: Mapping[str, Callable[..., GPTDataset | PackedDataset]] = {
+    "documents": GPTDataset,
+    "pairs": MTFDataset,
+    "conversations": ChatDataset,
+}
+"""What samples are cut from, and what cuts them: called with the token files of a prefix."""
+
+View = Callable[[TracedSource], TracedSource]
+"""What an objective makes of a data set."""
+
+
+@dataclass(frozen=True)
+class CorpusUse:
+    """What a data set takes of one corpus."""
+
+    prefix: str
+    weight: float  # in the blend, not normalised
+    share: float  # of the samples; its weight divided by the sum of all
+    documents: int
+    tokens: int
+    samples_wanted: int
+    epochs: float  # how often the samples wanted read the documents
+    size_for: Callable[[int], int] = field(compare=False)  # samples there, by samples wanted
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a run reads; validation and test sets by name."""
+
+    train: TracedSource
+    valid: dict[str, TracedSource]
+    test: dict[str, TracedSource]
+    uses: dict[tuple[str, str], list[CorpusUse]]
+    """What is read of which corpus, by role ("train", "valid", "test") and name."""
+
+
+def build_datasets(
+    plan: DataPlan, *, seq_length: int, seed: int, view: View | None = None
+) -> Datasets:
+    """Return the data sets of `plan`; their index maps come from the cache or are put there.
+
+    A corpus that has no document in its range, or for validation or test less than one sample, is
+    left out of a blend, which keeps the proportions of the others; a validation or test set of
+    such corpora alone is left out.
+
+    Args:
+        view: put over each data set; none when not said.
+
+    Raises:
+        DataError: files are missing or damaged, have less than one sample in a range for training
+            that is not empty, or hold nothing to train on.
+    """
+    builder = _Builder(plan, seq_length=seq_length, seed=seed, view=view)
+    train = builder.build(plan.train, "train")
+    if train is None:
+        where = f"--split {plan.split}" if plan.split else "START:END"
+        raise DataError(
+            f"{where} leaves no document of "
+            f"{', '.join(source.prefix for source in plan.train.sources)} for training"
+        )
+    return Datasets(
+        train,
+        dict(builder.build_all(plan.valid, "valid")),
+        dict(builder.build_all(plan.test, "test")),
+        builder.uses,
+    )
+
+
+class _Builder:
+    """Opens each pair of token files once."""
+
+    def __init__(self, plan: DataPlan, *, seq_length: int, seed: int, view: View | None):
+        self._plan = plan
+        self._seq_length = seq_length
+        self._seed = seed
+        self._view = view
+        self._cache_directory = plan.cache_path or None
+        self._opened: dict[str, IndexedDataset] = {}
+        self.uses: dict[tuple[str, str], list[CorpusUse]] = {}
+
+    def build_all(
+        self, plans: tuple[DatasetPlan, ...], role: str
+    ) -> Iterator[tuple[str, TracedSource]]:
+        """Yield name and data set of those that have a sample."""
+        for plan in plans:
+            dataset = self.build(plan, role)
+            if dataset is not None:
+                yield plan.name, dataset
+
+    def build(self, plan: DatasetPlan, role: str) -> TracedSource | None:
+        """Return one data set; None if none of its sources has a sample."""
+        sources = []
+        for source in plan.sources:
+            documents = self._documents(source, role)
+            lack = self._lack(source, documents, role)
+            if source.weight and not lack:
+                sources.append((source, documents))
+            elif source.weight and len(plan.sources) > 1:
+                log.warning(
+                    "%s has %s for %s: it is left out of the blend of %s",
+                    *(source.prefix, lack, role, plan.name),
+                )
+        if not sources:
+            if role != "train":
+                reason = lack if len(plan.sources) == 1 else "no corpus with a sample"
+                log.info("%s set %s has %s: it is left out", role, plan.name, reason)
+            return None
+        dataset = self._read(plan, sources, role)
+        if self._plan.order == "cyclic":
+            dataset = CyclicDataset(dataset, seed=self._seed)
+        # Over the order, so that a sample that comes again is drawn anew.
+        return self._view(dataset) if self._view else dataset
+
+    def _read(
+        self, plan: DatasetPlan, sources: list[tuple[SourcePlan, range]], role: str
+    ) -> TracedSource:
+        weights = [source.weight for source, _ in sources]
+        order = self._plan.sample_order
+        wanted = [plan.num_samples]
+        if plan.is_blend:
+            surplus = self._plan.blend_surplus
+            wanted = samples_wanted(weights, plan.num_samples, order, surplus)
+        # Whole texts are packed in turn: no epoch of theirs is shuffled by itself.
+        rules = {"sample_order": order} if self._plan.kind == "documents" else {}
+        parts = [
+            KINDS[self._plan.kind](
+                *self._open_all(source),
+                documents,
+                num_samples=num_samples,
+                seq_length=self._seq_length,
+                seed=self._seed,
+                cache_directory=self._cache_directory,
+                **rules,
+            )
+            for (source, documents), num_samples in zip(sources, wanted, strict=True)
+        ]
+        self.uses[role, plan.name] = [
+            CorpusUse(
+                source.prefix,
+                source.weight,
+                share,
+                len(documents),
+                part.num_tokens,
+                count,
+                part.epochs(count),
+                part.size_for,
+            )
+            for (source, documents), share, part, count in zip(
+                sources, shares_of(weights, order), parts, wanted, strict=True
+            )
+        ]
+        if not plan.is_blend:
+            return parts[0]
+        return BlendedDataset(
+            parts,
+            weights,
+            num_samples=plan.num_samples,
+            num_needed=wanted,
+            prefix=sources[0][0].prefix,
+            cache_directory=self._cache_directory,
+            sample_order=order,
+        )
+
+    def _documents(self, source: SourcePlan, role: str) -> range:
+        dataset = self._open_all(source)[0]
+        if not len(dataset):
+            raise DataError(
+                f"{source.prefix} has no documents: 0 tokens, one sample needs "
+                f"{self._seq_length + 1}"
+            )
+        if self._plan.split:
+            ranges = split_ranges(self._plan.split, len(dataset), self._plan.sample_order)
+            return ranges[_ROLES.index(role)]
+        return document_range(source.start, source.end, len(dataset))
+
+    def _lack(self, source: SourcePlan, documents: range, role: str) -> str:
+        """Return why a corpus gives no sample, or an empty text; of training, that is an error."""
+        if not documents:
+            return "no documents"
+        if role == "train" or self._plan.kind != "documents":
+            return ""
+        (dataset,) = self._open_all(source)
+        num_tokens = cached_sizes(dataset, documents, directory=self._cache_directory).num_tokens
+        if num_tokens > self._seq_length:
+            return ""
+        return f"{num_tokens} tokens of the {self._seq_length + 1} of one sample"
+
+    def _open_all(self, source: SourcePlan) -> list[IndexedDataset]:
+        return [self._open(source.prefix + suffix) for suffix in SUFFIXES[self._plan.kind]]
+
+    def _open(self, prefix: str) -> IndexedDataset:
+        if prefix not in self._opened:
+            self._opened[prefix] = open_token_files(prefix, self._plan.impl)
+        return self._opened[prefix]

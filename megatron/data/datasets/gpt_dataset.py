@@ -1,0 +1,133 @@
+"""Samples for language modelling: documents packed end to end and cut every seq_length tokens."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.common.errors import DataError
+from megatron.config.data.data import SampleOrder
+from megatron.data.sampling.index_cache import cached_sample_index, cached_sizes
+from megatron.data.sampling.provenance import Origin, Piece
+from megatron.data.sampling.sample_index import Epochs, plan_epochs
+from megatron.data.token_files.indexed_dataset import IndexedDataset
+
+
+class GPTDataset:
+    """Sample i is a pure function of the arguments: `seq_length + 1` tokens of packed documents.
+
+    Nothing is put between documents; preprocessing appends the end-of-document token.
+
+    Args:
+        dataset: the corpus.
+        documents: the part of the corpus to use, numbers of its sequences.
+        num_samples: how many are wanted; the documents repeat until there are at least as many.
+        cache_directory: where the sample index is kept; see `cached_maps`.
+        sample_order: whose rule shuffles the last epoch; see `plan_epochs`.
+
+    Raises:
+        DataError: `documents` hold less than one sample, or the corpus is damaged.
+
+    Shapes: dataset[i] -> [seq_length + 1] int64.
+    """
+
+    def __init__(
+        self,
+        dataset: IndexedDataset,
+        documents: range,
+        *,
+        num_samples: int,
+        seq_length: int,
+        seed: int,
+        cache_directory: str | Path | None = None,
+        sample_order: SampleOrder = "bigscience",
+    ):
+        self.dataset = dataset
+        self.seq_length = seq_length
+        self._sample_order = sample_order
+        num_tokens = cached_sizes(dataset, documents, directory=cache_directory).num_tokens
+        self.num_tokens = num_tokens
+        if num_tokens <= seq_length:
+            raise DataError(
+                f"{dataset.prefix}: documents {documents.start} to {documents.stop} hold "
+                f"{num_tokens} tokens, one sample needs {seq_length + 1} (--seq-length + 1); "
+                "use more text, a shorter --seq-length or another --split"
+            )
+        epochs = self._plan_epochs(num_samples)
+        self.index = cached_sample_index(
+            dataset,
+            documents,
+            epochs,
+            seq_length=seq_length,
+            seed=seed,
+            directory=cache_directory,
+        )
+
+    def __len__(self) -> int:
+        return len(self.index.sample_order)
+
+    def __getitem__(self, i: int) -> NDArray:
+        self.dataset.require_whole_index()
+        (first, offset), (last, end) = self._ends(i)
+        if first == last:
+            document = int(self.index.document_order[first])
+            return self.dataset.get(document, offset, end - offset + 1).astype(np.int64)
+        _, starts, stops = self._pieces(first, offset, last, end)
+        return self.dataset.tokens.gather(starts, stops).astype(np.int64)
+
+    def epochs(self, num_samples: int) -> float:
+        """Return how often the documents are read by `num_samples` samples."""
+        return num_samples * self.seq_length / self.num_tokens
+
+    def size_for(self, num_samples: int) -> int:
+        """Return how many samples there are where so many are wanted: those of whole epochs."""
+        return self._plan_epochs(num_samples).num_samples
+
+    def origin(self, i: int) -> Origin:
+        """Return where the tokens of sample i are on disk."""
+        (first, offset), (last, end) = self._ends(i)
+        documents, starts, stops = self._pieces(first, offset, last, end)
+        begins = self.dataset.token_starts(documents).tolist()
+        pieces = zip(documents.tolist(), begins, starts, stops, strict=True)
+        return Origin(
+            self.dataset.prefix,
+            i,
+            tuple(
+                Piece(document, start - begin, stop - begin)
+                for document, begin, start, stop in pieces
+                if start < stop
+            ),
+        )
+
+    def _plan_epochs(self, num_samples: int) -> Epochs:
+        return plan_epochs(
+            self.num_tokens,
+            num_samples=num_samples,
+            seq_length=self.seq_length,
+            sample_order=self._sample_order,
+        )
+
+    def _ends(self, i: int) -> list[list[int]]:
+        """Return place of the document and token in it, where sample i starts and where it ends."""
+        j = int(self.index.sample_order[i])
+        return self.index.sample_starts[j : j + 2].tolist()
+
+    def _pieces(
+        self, first: int, offset: int, last: int, end: int
+    ) -> tuple[NDArray, list[int], list[int]]:
+        """Return documents, and from which to which token of the file each is in a sample.
+
+        Args:
+            first: place of its first document in the order.
+            offset: its first token in that document.
+            last: place of its last document.
+            end: its last token in that.
+        """
+        dataset = self.dataset
+        documents = self.index.document_order[first : last + 1]
+        first_tokens = dataset.token_starts(documents)
+        starts = first_tokens.tolist()
+        stops = (first_tokens + dataset.sizes[documents]).tolist()
+        stops[-1] = starts[-1] + end + 1
+        starts[0] += offset
+        return documents, starts, stops

@@ -1,0 +1,134 @@
+"""Samples that are several whole texts to a row, which do not see each other."""
+
+import logging
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from numpy.typing import NDArray
+
+from megatron.common.errors import DataError
+from megatron.data.datasets.packing import Packing, fitting, pack
+from megatron.data.sampling.index_cache import cached_maps, cached_sizes
+from megatron.data.sampling.index_size import packing_room
+from megatron.data.sampling.provenance import Origin, Piece
+from megatron.data.token_files.indexed_dataset import IndexedDataset
+
+log = logging.getLogger(__name__)
+
+
+class PackedDataset(ABC):
+    """Sample i is a pure function of the arguments: as many whole texts as fit, then padding.
+
+    Padding is token 0, which no other token sees and no loss counts. Subclasses say how long a
+    text is and what it puts in a row.
+
+    Args:
+        parts: token files with a sequence for each text each; the first names the corpus.
+        texts: the part to use.
+        num_samples: how many are wanted; texts repeat until there are at least as many.
+        cache_directory: where the packing is kept; see `cached_maps`.
+
+    Raises:
+        DataError: the files do not belong together, or none of `texts` fits into a sample.
+    """
+
+    noun: str
+    """What messages call a text."""
+
+    def __init__(
+        self,
+        parts: Sequence[IndexedDataset],
+        texts: range,
+        *,
+        num_samples: int,
+        seq_length: int,
+        seed: int,
+        cache_directory: str | Path | None = None,
+    ):
+        self.row_length = seq_length + 1
+        self._parts, self._first, self._texts = parts, parts[0], texts
+
+        def build() -> dict[str, NDArray]:
+            lengths = self.lengths(texts)
+            self._warn_of_long(lengths)
+            try:
+                packing = pack(
+                    lengths, texts, num_rows=num_samples, row_length=self.row_length, seed=seed
+                )
+            except ValueError as error:
+                raise DataError(
+                    f"{parts[0].prefix}, {self.noun}s {texts.start} to {texts.stop}: {error} "
+                    "(--seq-length + 1); use a longer --seq-length"
+                ) from error
+            return dict(vars(packing))
+
+        sizes = [cached_sizes(part, texts, directory=cache_directory) for part in parts]
+        digests = [each.digest for each in sizes]
+        self.num_tokens = sum(each.num_tokens for each in sizes)
+        maps = cached_maps(
+            f"{self.noun}s {texts} {num_samples} {seq_length} {seed} {digests}",
+            {"pair_order": (None,), "row_starts": (None,)},
+            build,
+            packing_room(parts[0].prefix, self.noun, num_samples),
+            prefix=parts[0].prefix,
+            directory=cache_directory,
+        )
+        self.packing = Packing(**maps)
+
+    @abstractmethod
+    def lengths(self, texts: range) -> NDArray:
+        """Return how many tokens of a row each of `texts` takes. Shapes: -> [len(texts)] int64."""
+
+    @abstractmethod
+    def __getitem__(self, i: int) -> NDArray:
+        """Return sample i."""
+
+    def __len__(self) -> int:
+        return len(self.packing.row_starts) - 1
+
+    def epochs(self, num_samples: int) -> float:
+        """Return how often the texts are read by `num_samples` samples."""
+        return int(self.packing.row_starts[num_samples]) / len(self._texts)
+
+    def size_for(self, num_samples: int) -> int:
+        """Return how many samples there are where so many are wanted.
+
+        That many itself if it is more than there are here: how many more is not known.
+        """
+        num_fitting = int(fitting(self.lengths(self._texts), self.row_length).sum())
+        # An epoch closes the rows behind which it has another text.
+        starts = self.packing.row_starts
+        size = epochs = 0
+        while size < min(num_samples, len(self)):
+            epochs += 1
+            size = bisect_left(starts, epochs * num_fitting, lo=1) - 1
+        return max(size, num_samples)
+
+    def origin(self, i: int) -> Origin:
+        """Return which texts sample i holds; the tokens of a piece are all that it has there."""
+        return Origin(
+            self._first.prefix,
+            i,
+            tuple(Piece(text, 0, length) for text, _, length in self.placed(i)),
+        )
+
+    def placed(self, i: int) -> Iterator[tuple[int, int, int]]:
+        """Yield each text of sample i, where it begins, and how long it is."""
+        for part in self._parts:
+            part.require_whole_index()
+        start, stop = self.packing.row_starts[i : i + 2].tolist()
+        place = 0
+        for text in self.packing.pair_order[start:stop].tolist():
+            length = int(self.lengths(range(text, text + 1))[0])
+            yield text, place, length
+            place += length
+
+    def _warn_of_long(self, lengths: NDArray) -> None:
+        if num_long := int((lengths > self.row_length).sum()):
+            log.warning(
+                "%s: %d of %d %ss are left out: they are longer than a sample of %d tokens "
+                "(--seq-length + 1)",
+                *(self._first.prefix, num_long, len(lengths), self.noun, self.row_length),
+            )

@@ -1,0 +1,53 @@
+"""Where the prefix of a sample ends, for prefix language modelling."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from megatron.data.sampling.provenance import Origin, TracedSource
+from megatron.data.sampling.sample_rng import sample_rng
+
+
+class PrefixDataset:
+    """Samples of another data set, each with prefixes whose lengths are drawn.
+
+    The last token of a sample is only predicted, so s tokens are cut into prefix and target: after
+    1 to s of them. With documents kept apart each is cut on its own; its end is never in the
+    prefix, unless it is all there is. A part of a document at the end of a sample is cut like a
+    whole sample.
+
+    Args:
+        eod: the token that ends documents which are kept apart; None: one prefix a sample.
+
+    Shapes: dataset[i] -> [2, s + 1] int64: tokens, and for each of the s first the position after
+        the prefix of its document; the last entry means nothing.
+    Randomness: uniform, from the stream of the sample.
+    """
+
+    def __init__(self, dataset: TracedSource, *, eod: int | None, seed: int):
+        self.dataset = dataset
+        self._eod = eod
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, i: int) -> NDArray:
+        tokens = self.dataset[i]
+        s = len(tokens) - 1
+        ends = np.array([], np.int64)
+        if self._eod is not None:
+            ends = np.flatnonzero(tokens[:s] == self._eod)
+        starts = np.concatenate([[0], ends + 1])
+        shortest = starts + 1
+        longest = np.maximum(np.append(ends, s), shortest)
+        if starts[-1] == s:  # the sample ends with its last document
+            starts, shortest, longest = starts[:-1], shortest[:-1], longest[:-1]
+        cuts = sample_rng(self._seed, i).randint(shortest, longest + 1)
+        row = np.zeros((2, s + 1), np.int64)
+        row[0] = tokens
+        row[1, :s] = np.repeat(cuts, np.diff(np.append(starts, s)))
+        return row
+
+    def origin(self, i: int) -> Origin:
+        """Return where the tokens of sample i are on disk."""
+        return self.dataset.origin(i)

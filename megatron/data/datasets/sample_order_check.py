@@ -1,0 +1,73 @@
+"""Whether the samples of a run come in the order of the run that it goes on from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from megatron.config.data.data_plan import DataPlan
+from megatron.data.datasets.datasets import CorpusUse
+from megatron.data.sampling.blend import samples_wanted
+from megatron.data.sampling.sample_index import Epochs, plan_epochs
+
+_OF_ORDER = {"split": "--split", "order": "--dataloader-type", "kind": "the objective"}
+
+
+def other_order(
+    then: Mapping[str, Any], now: DataPlan, uses: Sequence[CorpusUse], *, seq_length: int
+) -> Iterator[str]:
+    """Yield every reason why the training samples of `now` come in another order than `then`.
+
+    The length of the run is one: Megatron shuffles all epochs that it wants together. Other paths
+    are none, because files may have moved; texts are packed in an order that the length does not
+    change.
+
+    Args:
+        then: the `DataPlan` of the saved run, as a manifest holds it.
+        uses: what `now` takes of each corpus for training.
+        seq_length: of both runs.
+    """
+    for name, flag in _OF_ORDER.items():
+        if name in then and then[name] != getattr(now, name):
+            yield f"{flag} was {then[name]} and is {getattr(now, name)}"
+    train = then.get("train", {})
+    if "num_samples" not in train:
+        return
+    counts = train["num_samples"], now.train.num_samples
+    surpluses = then.get("blend_surplus", now.blend_surplus), now.blend_surplus
+    asks = f"the run asks for {counts[1]} training samples in all, and did for {counts[0]}"
+    if counts[0] == counts[1]:
+        asks = f"--mid-level-dataset-surplus was {surpluses[0]} and is {surpluses[1]}"
+    elif now.order == "cyclic" and _permutes_others(now, uses, *counts):
+        yield f"{asks}, which --dataloader-type cyclic permutes"
+    if now.kind != "documents":
+        return
+    weights = [use.weight for use in uses]
+    wanted = [
+        samples_wanted(weights, n, now.sample_order, surplus) if now.train.is_blend else [n]
+        for n, surplus in zip(counts, surpluses, strict=True)
+    ]
+    for use, *numbers in zip(uses, *wanted, strict=True):
+        before, after = (
+            plan_epochs(
+                use.tokens, num_samples=n, seq_length=seq_length, sample_order=now.sample_order
+            )
+            for n in numbers
+        )
+        if before != after:
+            yield f"{asks}: {use.prefix} is shuffled over {_told(after)}, and was over {_told(before)}"
+
+
+def _permutes_others(now: DataPlan, uses: Sequence[CorpusUse], before: int, after: int) -> bool:
+    """Whether a permutation is one of another number of samples.
+
+    A blend has as many as are wanted, texts alone those of the epochs that hold as many.
+    """
+    if now.train.is_blend or now.kind == "documents":
+        return now.train.is_blend
+    (use,) = uses
+    return use.size_for(before) != use.size_for(after)
+
+
+def _told(epochs: Epochs) -> str:
+    number = epochs.num_epochs
+    apart = " (the last shuffled apart)" if epochs.has_separate_last else ""
+    return f"{number} epoch{'s' if number > 1 else ''}{apart}"

@@ -1,0 +1,45 @@
+"""How the origin of a training sample is told."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from megatron.config.optimization.batch_plan import BatchPlan
+from megatron.data.sampling.provenance import Origin
+from megatron.tokenizer.types.tokenizer import Tokenizer
+
+
+def lines_of_step(
+    first: int,
+    last: int,
+    *,
+    sources: Any,
+    texts: Any,
+    tokenizer: Tokenizer,
+    batch: BatchPlan,
+    most: int | None = None,
+) -> Iterator[str]:
+    """Yield who read each sample of a step, where it comes from, and its text.
+
+    Args:
+        first: number of the step's first sample; `last` is behind its last one.
+        sources: the data set as it lies on disk.
+        texts: the data set as it is trained on.
+        most: characters of a text; all when None.
+    """
+    for i in range(first, last):
+        yield f"  sample {i} | {reader(batch, i - first)} | {described(sources.origin(i))}"
+        yield f"    {tokenizer.decode(np.atleast_2d(texts[i])[0].tolist())[:most]!r}"
+
+
+def reader(batch: BatchPlan, place: int) -> str:
+    """Return who reads the sample at `place` of a step."""
+    turn, within = divmod(place, batch.micro_batch_size * batch.data_parallel_size)
+    return f"replica {within // batch.micro_batch_size} micro-batch {turn}"
+
+
+def described(origin: Origin) -> str:
+    """Return where a sample comes from: document[first token:token after the last]."""
+    pieces = " ".join(f"{piece.document}[{piece.start}:{piece.stop}]" for piece in origin.pieces)
+    return f"{origin.prefix} sample {origin.sample} | documents {pieces}"

@@ -1,0 +1,313 @@
+"""From the flags of the preprocessing tools to a conversion, and its result in words."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+from megatron.common.errors import ConfigError
+from megatron.config.data.tokenizer import TokenizerConfig
+from megatron.config.data.tokenizer_plan import tokenizer_arguments
+from megatron.config.foreign_flags.legacy_tokenizer import TOKENIZER_LEGACY
+from megatron.config.parsing.flags import Legacy, parse_sections
+from megatron.config.tools.preprocess import PreprocessConfig, WorkerTrialConfig
+from megatron.data.preprocessing.assemble import Written
+from megatron.data.preprocessing.chat_encoder import KEYS
+from megatron.data.preprocessing.output_problems import (
+    collection_problems,
+    key_problems,
+    prefix_problems,
+    replacement_problems,
+)
+from megatron.data.preprocessing.preprocess import input_problems
+from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.readers.inputs import STDIN
+from megatron.data.readers.text_formats import TextSeparator
+from megatron.data.token_files.outputs import output_files, stage_of
+from megatron.data.token_files.publish import replacement_notices
+from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
+from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
+from megatron.tokenizer.fingerprint import describe, to_text
+from megatron.tokenizer.types.tokenizer import Tokenizer
+
+_LEGACY = (
+    Legacy("--keep-sequential-samples", "no effect: documents always keep the input's order"),
+    Legacy("--datasets", "give the files to --input", takes="+", refused=True),
+    *TOKENIZER_LEGACY,
+)
+
+
+@dataclass(frozen=True)
+class PreprocessCommand:
+    """What a command line asks for.
+
+    Args:
+        sections: further sections of the tool, by name.
+        notices: what its user should read before the work begins.
+    """
+
+    conversion: Conversion
+    sections: dict[str, Any]
+    notices: tuple[str, ...]
+
+
+def read_flags(
+    argv: Sequence[str],
+    *,
+    description: str,
+    extra: dict[str, type] | None = None,
+    legacy: Sequence[Legacy] = (),
+    workers_per_partition: int | None = None,
+) -> PreprocessCommand:
+    """Return what `argv` asks for.
+
+    Args:
+        extra: further sections of the tool.
+        legacy: flags of its older namesake.
+        workers_per_partition: decides --partitions when it is not said and the input has parts.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+        DataError: the tokenizer's files are damaged.
+    """
+    known = {"tokenizer": TokenizerConfig, "preprocess": PreprocessConfig, **(extra or {})}
+    parsed = parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
+    config = _with_prefix(parsed.sections)
+    wishes = tokenizer_arguments(parsed.sections["tokenizer"])
+    partitions = config.partitions or _partitions(config, workers_per_partition)
+    problems = [
+        *tokenizer_problems(**wishes),
+        *_problems(config, partitions),
+        *_output_problems(config, wishes),
+    ]
+    if problems:
+        texts = [] if config.conversations else config.input
+        keys = config.json_keys
+        raise ConfigError(*problems, *input_problems(texts, keys, text_separator(config)))
+    conversion = _conversion(config, wishes, partitions)
+    notices = [
+        *parsed.notices,
+        *_sentence_notices(config, wishes["tokenizer_type"]),
+        *replacement_notices(conversion.prefixes),
+    ]
+    return PreprocessCommand(conversion, parsed.sections, tuple(notices))
+
+
+def say_written(results: Sequence[Written]) -> None:
+    """Print what the files hold."""
+    for written in results:
+        print(summary(written))
+        for line in written.report:
+            print("  " + line)
+    for warning in lost_texts(results):
+        print(warning)
+
+
+def summary(written: Written) -> str:
+    """Return one line about a pair of token files."""
+    bad = f" | bad lines, left out: {written.bad}" if written.bad else ""
+    kept = written.empty - written.dropped
+    empty = f" | documents without a token, kept: {kept}" if kept > 0 else ""
+    return (
+        f"{written.prefix}.bin, .idx: documents: {written.documents} | tokens: {written.tokens} | "
+        f"bytes of both files: {written.bytes} | documents without a token, left out: "
+        f"{written.dropped}{empty}{bad}"
+    )
+
+
+def lost_texts(results: Sequence[Written]) -> Iterator[str]:
+    """Yield a warning where texts were left out because another key had no token."""
+    lost = sum(written.dropped - written.empty for written in results)
+    if lost > 0:
+        counts = ", ".join(f"{written.key}: {written.empty}" for written in results)
+        yield (
+            f"warning: a document without a token under one key was left out under all keys "
+            f"(documents without a token: {counts}); --empty-documents per-key leaves it out under "
+            "that key alone"
+        )
+
+
+def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions: int) -> Conversion:
+    """Return the conversion that `config` asks for.
+
+    Args:
+        wishes: arguments of `build_tokenizer`.
+    """
+    make_encoder: Callable[[], Tokenizer] = partial(_built, json.dumps(wishes))
+    record = describe(make_encoder(), wishes)
+    template = _template(config, wishes)
+    record = replace(record, chat_template=template.source if template else "")
+    known_by = {"name": record.name, "fingerprint": record.fingerprint}
+    if template:
+        make_encoder = partial(_built_for_chats, json.dumps(wishes), template)
+        make_encoder()  # refuses a tokenizer that cannot do it
+        known_by["chat template"] = hashlib.sha256(repr(template).encode()).hexdigest()
+    return Conversion(
+        inputs=tuple(config.input),
+        text=text_separator(config),
+        output_prefix=str(config.output_prefix),
+        json_keys=KEYS if template else tuple(config.json_keys),
+        make_encoder=make_encoder,
+        tokenizer=known_by,
+        record=to_text(record),
+        append_eod=config.append_eod,
+        append_bos=config.append_bos,
+        prepend_space=config.prepend_space,
+        empty_documents=config.empty_documents,
+        chats=config.conversations,
+        split_sentences=config.split_sentences,
+        lang=config.lang,
+        keep_newlines=config.keep_newlines,
+        dataset_impl=config.dataset_impl,
+        workers=config.workers // partitions,
+        partitions=partitions,
+        chunk_size=config.chunk_size,
+        max_memory_mb=config.max_memory_mb,
+        on_error=config.on_error[0],
+        bad_lines_path=config.on_error[1] if config.on_error[0] == "collect" else None,
+        resume=config.resume,
+        log_interval=config.log_interval,
+    )
+
+
+@cache
+def _built_for_chats(wishes: str, template: ChatTemplate) -> ChatTokenizer:
+    return ChatTokenizer(_built(wishes), template)
+
+
+@cache
+def _built(wishes: str) -> Tokenizer:
+    return build_tokenizer(**json.loads(wishes))
+
+
+def _with_prefix(sections: Mapping[str, Any]) -> PreprocessConfig:
+    """Return the wishes; numbers of workers are tried in the system's folder for such files."""
+    config: PreprocessConfig = sections["preprocess"]
+    trial: WorkerTrialConfig | None = sections.get("trial")
+    if config.output_prefix is None and trial is not None and trial.find_optimal_num_workers:
+        return replace(config, output_prefix=str(Path(gettempdir(), "trial-of-workers")))
+    return config
+
+
+def _partitions(config: PreprocessConfig, workers_per_partition: int | None) -> int:
+    """Return how many parts the input has when nobody said: all with the same workers."""
+    if workers_per_partition is None or STDIN in config.input:
+        return 1
+    most = max(config.workers // workers_per_partition, 1)
+    return next(count for count in range(most, 0, -1) if config.workers % count == 0)
+
+
+def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
+    numbers = {
+        "--workers": config.workers,
+        "--partitions": config.partitions,
+        "--chunk-size": config.chunk_size,
+        "--max-memory-mb": config.max_memory_mb,
+        "--log-interval": config.log_interval,
+    }
+    for flag, number in numbers.items():
+        if number is not None and number < 1:
+            yield f"{flag} {number}: give 1 or more"
+    if partitions > 1 and config.workers % partitions:
+        yield (
+            f"--workers {config.workers} is not a multiple of --partitions {partitions}; each "
+            "partition needs as many workers as the others"
+        )
+    words = len(config.on_error)
+    if config.on_error[0] not in ("stop", "skip", "collect"):
+        yield f"--on-error {' '.join(config.on_error)}: give stop, skip, or collect FILE"
+    elif words != 1 + (config.on_error[0] == "collect"):
+        yield f"--on-error {config.on_error[0]}: collect has one FILE after it, the others none"
+    if not config.split_sentences and config.keep_newlines:
+        yield "--keep-newlines: only sentences of --split-sentences lose white space; leave it out"
+    if not config.split_sentences and config.lang != PreprocessConfig.lang:
+        yield f"--lang {config.lang}: only --split-sentences asks for a language; leave it out"
+    yield from _conversation_problems(config)
+    yield from _text_problems(config)
+    if config.input.count(STDIN) > 1:
+        yield "--input - -: standard input can be read only once"
+
+
+def _sentence_notices(config: PreprocessConfig, tokenizer_type: str) -> Iterator[str]:
+    if tokenizer_type.startswith("BertWordPiece") and not config.split_sentences:
+        yield (
+            f"warning: {tokenizer_type} without --split-sentences: each document is one sequence, "
+            "and BERT's training takes pairs of sentences"
+        )
+
+
+def _output_problems(config: PreprocessConfig, wishes: Mapping[str, Any]) -> Iterator[str]:
+    if config.output_prefix is None:
+        yield "--output-prefix is missing: give the path of the output, without suffix"
+        return
+    stage = stage_of(config.output_prefix)
+    outputs = output_files(
+        config.output_prefix,
+        KEYS if config.conversations else config.json_keys,
+        split_sentences=config.split_sentences,
+    )
+    of_one = ("vocab_file", "merge_file", "tokenizer_model")
+    read = {
+        "--input": [path for path in config.input if path != STDIN],
+        "--chat-template": [config.chat_template or ""],
+        **{f"--{name.replace('_', '-')}": [wishes.get(name) or ""] for name in of_one},
+    }
+    of_input = Path(config.input[0]).name.partition(".")[0]
+    yield from prefix_problems(config.output_prefix, of_input.strip("-*?[]") or "corpus")
+    yield from key_problems(config.json_keys)
+    yield from replacement_problems(outputs, stage, read)
+    for path in config.on_error[1:2]:
+        yield from collection_problems(path, outputs, stage, config.input)
+
+
+def text_separator(config: PreprocessConfig) -> TextSeparator | None:
+    """Return what ends a document of plain text; None where the inputs are not plain text."""
+    is_text = config.input_format == "text" or (
+        config.input_format == "auto" and config.document_separator is not None
+    )
+    return (config.document_separator or "line") if is_text else None
+
+
+def _text_problems(config: PreprocessConfig) -> Iterator[str]:
+    if config.input_format == "json" and config.document_separator:
+        yield (
+            f"--document-separator {config.document_separator} is for plain text, and not for "
+            "--input-format json; leave one of them out"
+        )
+    if text_separator(config) is None:
+        return
+    if len(config.json_keys) > 1:
+        yield f"--json-keys {' '.join(config.json_keys)}: plain text has no keys; give one name"
+    if config.conversations:
+        yield "--conversations are JSON; leave --input-format and --document-separator out"
+
+
+def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:
+    if not config.conversations:
+        if config.chat_template:
+            yield "--chat-template writes messages: add --conversations"
+        return
+    of_texts = {
+        "--json-keys": config.json_keys != ["text"],
+        "--append-bos": config.append_bos,
+        "--prepend-space": config.prepend_space,
+        "--split-sentences": config.split_sentences,
+        f"--empty-documents {config.empty_documents}": config.empty_documents != "drop",
+    }
+    for flag, given in of_texts.items():
+        if given:
+            yield f"{flag} is for texts; --conversations has no use for it"
+
+
+def _template(config: PreprocessConfig, wishes: Mapping[str, Any]) -> ChatTemplate | None:
+    if not config.conversations:
+        return None
+    return read_chat_template(
+        config.chat_template,
+        wishes["tokenizer_name_or_path"],
+        keywords(wishes.get("tokenizer_kwargs") or ()),
+    )

@@ -1,0 +1,218 @@
+"""A conversion of texts to token files: what is wanted, and everything that follows from it."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megatron.common.errors import DataError
+from megatron.data.preprocessing.block_encoder import EmptyDocuments, Encoder, EncodingRules
+from megatron.data.preprocessing.sentences import build_splitter
+from megatron.data.readers.documents import no_key, read_documents
+from megatron.data.readers.inputs import Source, columns_of_tables, find_sources, read_blocks
+from megatron.data.readers.line_blocks import Limits
+from megatron.data.readers.text_formats import TextSeparator
+from megatron.data.token_files.indexed_dataset import best_dtype
+from megatron.data.token_files.outputs import pair_prefix, stage_of
+
+_MEMORY_PER_TEXT = 16  # bytes that one byte of text may need while it is converted
+_FALLBACK = re.compile("<0x[0-9A-F]{2}>")
+# A letter that byte-level BPE writes a byte as, or a byte of tiktoken's that is no UTF-8.
+_MAY_BE_A_BYTE = re.compile(r"[!-\u0143]|\\x[0-9a-f]{2}")
+_LENGTHS_OF_BYTES = (1, 4, 6)  # characters; quicker to ask for than to match
+_BLOCK_BYTES = 1 << 20  # what is done once for each block is a small part of the work
+_SMALLEST_BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """Texts to convert, and how.
+
+    Args:
+        inputs: files, globs, or `-`; read in this order.
+        output_prefix: the files are {output_prefix}_{key}_document, or _sentence.
+        text: what ends a document, if the inputs are plain text; None for JSON lines and tables.
+        make_encoder: called once in every process, so it must be picklable.
+        tokenizer: what the tokenizer is, in words or numbers, to know it again on resuming.
+        record: what {output_prefix}_{key}_document.tokenizer.json says of it; none if empty.
+        empty_documents: what a document without tokens under some key becomes.
+        chats: lines are conversations, and `make_encoder` a tokenizer of these; the keys are those
+            of chat_encoder.py.
+        split_sentences: make each sentence a sequence of its own.
+        workers: processes that tokenize; with 1, this process does.
+        partitions: parts of the input that are converted side by side and joined at the end.
+        chunk_size: lines a worker gets at a time at most; if None, only bytes count.
+        max_memory_mb: for text and tokens under way, besides what the processes need to run.
+        on_error: "stop" at a bad line, or "skip" it.
+        bad_lines_path: file for the skipped lines.
+        resume: go on where an interrupted run stopped.
+        log_interval: documents between two lines of progress.
+        commit_interval_s: seconds of work that may be lost when the run is killed.
+    """
+
+    inputs: tuple[str, ...]
+    output_prefix: str
+    json_keys: tuple[str, ...] = ("text",)
+    text: TextSeparator | None = None
+    make_encoder: Callable[[], Encoder]
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+    record: str = ""
+    append_eod: bool = False
+    append_bos: bool = False
+    prepend_space: bool = False
+    empty_documents: EmptyDocuments = "drop"
+    chats: bool = False
+    split_sentences: bool = False
+    lang: str = "english"
+    keep_newlines: bool = False
+    dataset_impl: str = "mmap"
+    workers: int = 1
+    partitions: int = 1
+    chunk_size: int | None = None
+    max_memory_mb: int = 1024
+    on_error: str = "stop"
+    bad_lines_path: str | None = None
+    resume: bool = False
+    log_interval: int = 10_000
+    commit_interval_s: float = 10.0
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The JSON keys, each once."""
+        return tuple(dict.fromkeys(self.json_keys))
+
+    @property
+    def root(self) -> Path:
+        """Directory of the work in progress, beside the output."""
+        return stage_of(self.output_prefix)
+
+    def prefix_of(self, key: str) -> str:
+        """Return the path of the token files of `key`, without suffix."""
+        return pair_prefix(self.output_prefix, key, split_sentences=self.split_sentences)
+
+    @property
+    def prefixes(self) -> list[str]:
+        """The paths of all token files, without suffix."""
+        return [self.prefix_of(key) for key in self.keys]
+
+    @property
+    def max_text_bytes(self) -> int:
+        """Bytes of text under way at a time, which is also the longest line."""
+        return (self.max_memory_mb << 20) // (_MEMORY_PER_TEXT * self.partitions)
+
+    def sources(self) -> list[Source]:
+        """Return the inputs.
+
+        Raises:
+            DataError: one is missing, or of another format.
+        """
+        return find_sources(self.inputs, self.text)
+
+    def limits(self) -> Limits:
+        """Return how the input is cut into blocks."""
+        share = self.max_text_bytes // (2 * self.workers)
+        block_bytes = max(min(_BLOCK_BYTES, share), min(_SMALLEST_BLOCK_BYTES, self.max_text_bytes))
+        return Limits(block_bytes, self.max_text_bytes, self.chunk_size)
+
+
+def require_columns(conversion: Conversion) -> None:
+    """Check that every table has a column for each key: one without fails in no single row.
+
+    Raises:
+        DataError: naming all tables that lack one.
+    """
+    if conversion.chats:
+        return
+    tables = columns_of_tables(conversion.sources())
+    problems = [
+        f"{path}: {no_key(key, names)}"
+        for path, names in tables
+        for key in conversion.keys
+        if key not in names
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def build_rules(conversion: Conversion, encoder: Encoder) -> EncodingRules:
+    """Return what a text becomes; a sentence splitter is trained if need be.
+
+    Raises:
+        DataError: the tokenizer lacks a token that ends documents.
+    """
+    suffix = []
+    for role, flag, is_wanted in (
+        ("eod", "--append-eod", conversion.append_eod),
+        ("bos", "--append-bos", conversion.append_bos),
+    ):
+        if is_wanted and role not in encoder.special_ids:
+            raise DataError(f"{flag}: the tokenizer has no token of the role {role}")
+        if is_wanted:
+            suffix.append(encoder.special_ids[role])
+    splitter = None
+    if conversion.split_sentences:
+        texts = (text for texts in first_documents(conversion) for text in texts)
+        splitter = build_splitter(conversion.lang, conversion.keep_newlines, texts)
+    return EncodingRules(
+        keys=conversion.keys,
+        dtype=best_dtype(encoder.vocab_size),
+        suffix=tuple(suffix),
+        empty_documents=conversion.empty_documents,
+        prepend_space=conversion.prepend_space,
+        splitter=splitter,
+        odd_ids=() if conversion.chats else odd_ids(encoder),
+        chats=conversion.chats,
+        max_line_bytes=conversion.max_text_bytes,
+    )
+
+
+def odd_ids(encoder: Encoder) -> tuple[int, ...]:
+    """Return the ids of the unknown token, of byte fallbacks, and of bytes that are no character.
+
+    Byte-level BPE has tokens of one byte; those of ASCII are characters like any other.
+    """
+    found = {encoder.special_ids["unk"]} if "unk" in encoder.special_ids else set()
+    for i, token in enumerate(encoder.vocabulary().tokens):
+        if len(token) not in _LENGTHS_OF_BYTES:
+            continue
+        is_odd = _FALLBACK.fullmatch(token) or (
+            _MAY_BE_A_BYTE.fullmatch(token) and encoder.decode([i]) == "\ufffd"
+        )
+        if is_odd:
+            found.add(i)
+    return tuple(sorted(found))
+
+
+def fingerprint(
+    conversion: Conversion, rules: EncodingRules, sources: list[Source]
+) -> dict[str, Any]:
+    """Return everything that the tokens depend on, as JSON."""
+    inputs = []
+    for source in sources:
+        changed_at = 0 if source.kind == "stream" else os.stat(source.path).st_mtime_ns
+        inputs.append([*asdict(source).values(), changed_at])
+    return {
+        "--input": inputs,
+        "--json-keys": conversion.keys,
+        "the tokenizer": dict(conversion.tokenizer),
+        "the type of a token": rules.dtype.name,
+        "the end of a document": rules.suffix,
+        "--empty-documents": rules.empty_documents,
+        "--conversations": rules.chats,
+        "--prepend-space": rules.prepend_space,
+        "--split-sentences": conversion.split_sentences,
+        "the model that splits sentences": rules.splitter.model if rules.splitter else None,
+        "--lang": conversion.lang,
+        "--keep-newlines": conversion.keep_newlines,
+        "the longest line that --max-memory-mb allows": rules.max_line_bytes,
+    }
+
+
+def first_documents(conversion: Conversion) -> Iterator[tuple[str, ...]]:
+    """Yield the texts, one for each key, of the documents in inputs that can be read twice."""
+    sources = [source for source in conversion.sources() if source.kind != "stream"]
+    for block in read_blocks(sources, conversion.limits(), columns=conversion.keys):
+        documents = read_documents(block, conversion.keys, conversion.max_text_bytes)
+        yield from zip(*documents.texts, strict=True)

@@ -1,0 +1,63 @@
+"""How many workers convert an input fastest: found by trying, on its first documents."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from megatron.common.errors import ConfigError, DataError
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import Conversion, first_documents, require_columns
+from megatron.data.token_files.publish import write_errors_name
+
+
+def try_worker_counts(
+    conversion: Conversion, counts: Sequence[int], max_documents: int
+) -> Iterator[str]:
+    """Convert the first documents once with each number of workers; yield a line for each.
+
+    The last line names the fastest. What is written goes to a directory beside the output (or,
+    without one, to that for temporary files), which is removed.
+
+    Raises:
+        ConfigError: a number is below 1.
+        DataError: there is no document that can be read twice, or the disk is full.
+    """
+    if min(*counts, max_documents) < 1:
+        raise ConfigError("--workers-to-check and --max-documents: give 1 or more")
+    if conversion.chats:
+        raise ConfigError("--find-optimal-num-workers tries texts, not --conversations")
+    require_columns(conversion)
+    beside = Path(conversion.output_prefix).absolute().parent
+    with write_errors_name(beside), TemporaryDirectory(dir=beside, prefix="workers-") as folder:
+        sample = Path(folder, "sample.jsonl")
+        with sample.open("w", encoding="utf-8") as file:
+            documents = 0
+            for texts in islice(first_documents(conversion), max_documents):
+                file.write(json.dumps(dict(zip(conversion.keys, texts, strict=True))) + "\n")
+                documents += 1
+        if not documents:
+            raise DataError("--find-optimal-num-workers needs documents in files, not in a pipe")
+        trial = replace(
+            conversion,
+            inputs=(str(sample),),
+            text=None,
+            output_prefix=str(Path(folder, "trial")),
+            partitions=1,
+            resume=False,
+            bad_lines_path=None,
+            log_interval=documents + 1,
+        )
+        seconds = {}
+        for count in dict.fromkeys(counts):
+            started_at = time.monotonic()
+            preprocess(replace(trial, workers=count))
+            seconds[count] = time.monotonic() - started_at
+            yield (
+                f"--workers {count}: {documents} documents in {seconds[count]:.1f} s, "
+                f"{documents / seconds[count]:.0f} documents/s"
+            )
+    yield f"fastest: --workers {min(seconds, key=lambda count: seconds[count])}"

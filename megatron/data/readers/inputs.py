@@ -1,0 +1,364 @@
+"""Files of documents, cut into blocks of whole lines: plain, compressed, Parquet, or standard input.
+
+What a line means is not known here; only where lines end, in memory that does not grow with them.
+"""
+
+import glob
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+from megatron.common.errors import DataError
+from megatron.data.readers import parquet
+from megatron.data.readers.decompress import (
+    UnreadableFormatError,
+    compression_of,
+    decompressed,
+)
+from megatron.data.readers.line_blocks import EXCERPT_BYTES, Limits, whole_lines
+from megatron.data.readers.text_formats import (
+    TextSeparator,
+    documents_of_text,
+    is_array,
+    unpacked_array,
+)
+
+STDIN = "-"
+_PIECE_BYTES = 1 << 18
+_ARRAY_BYTES = 1 << 12  # of the beginning of a file, after which a JSON array has begun
+_MOST_ROWS = 1 << 16  # of a block, however little they hold
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input, or the part of it from `start` to `end`: bytes of a plain file, rows of a table."""
+
+    path: str
+    kind: str  # "plain", "stream", "parquet", a compression, or "whole" for what cannot be cut
+    num_bytes: int  # that this part has on the disk; 0 if nobody knows
+    start: int = 0
+    end: int | None = None
+    text: TextSeparator | None = None  # what ends a document of plain text; None: JSON
+
+    @cached_property
+    def lines_before(self) -> int:
+        """Lines of a plain file in front of this part; the file is read for them once."""
+        return count_lines(self.path, self.start) if self.start else 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive lines of one source.
+
+    Args:
+        source: index of the source.
+        start: first byte of the lines as text, or first row of a table.
+        end: where the next block starts.
+        data: the lines; None if whoever needs them reads these bytes of the plain file.
+        rows: the lines are rows of an Arrow table, serialised in `data`.
+        file_end: bytes of the file that have been read so far.
+        too_long: the block is one line over the limit, which starts like this.
+        too_long_bytes: of that line.
+        text: the lines are documents of plain text: as they are, for the separator "line", or
+            JSON strings.
+    """
+
+    source: int
+    path: str
+    start: int
+    end: int
+    file_end: int
+    data: bytes | None = None
+    rows: bool = False
+    too_long: bytes | None = None
+    too_long_bytes: int = 0
+    text: TextSeparator | None = None
+
+
+def find_sources(patterns: Iterable[str], text: TextSeparator | None = None) -> list[Source]:
+    """Return the inputs that `patterns` name: files, globs, or `-` for standard input.
+
+    Args:
+        text: what ends a document, if they are plain text.
+
+    Raises:
+        DataError: a file is missing, is a directory or of another format, or nothing matches a glob.
+    """
+    return [_source(path, text) for pattern in patterns for path in _matches(pattern)]
+
+
+def split_sources(sources: Sequence[Source], part: int, num_parts: int) -> list[Source]:
+    """Return part `part` of `num_parts`, of about equal bytes, cut between lines.
+
+    Compressed files are not cut; a Parquet file is cut between its row groups.
+
+    Raises:
+        DataError: an input is a pipe, whose end nobody knows.
+    """
+    if num_parts == 1:
+        return list(sources)
+    total = sum(source.num_bytes for source in sources)
+    first, last = total * part // num_parts, total * (part + 1) // num_parts
+    found: list[Source] = []
+    before = 0
+    for source in sources:
+        if source.kind == "stream":
+            raise DataError(
+                f"--input {source.path} is a pipe, which cannot be read in several parts; "
+                "give files"
+            )
+        low, high = first - before, last - before
+        if source.kind == "plain":
+            found += _plain_part(source, low, high)
+        elif source.kind == "parquet":
+            found += _table_part(source, low, high)
+        elif low <= 0 < high:
+            found.append(source)
+        before += source.num_bytes
+    return found
+
+
+def read_blocks(
+    sources: Sequence[Source],
+    limits: Limits,
+    *,
+    first: int = 0,
+    offset: int | None = None,
+    columns: Sequence[str] | None = None,
+) -> Iterator[Block]:
+    """Yield the blocks of all sources in order, from `offset` of source `first` on.
+
+    Args:
+        columns: of tables, to read no others.
+
+    Raises:
+        DataError: an input cannot be read, or is damaged.
+    """
+    for index in range(first, len(sources)):
+        source = sources[index]
+        start = source.start if offset is None else offset
+        offset = None
+        with _read_errors_name(source.path):
+            if source.kind == "parquet":
+                yield from _table_blocks(index, source, start, limits, columns)
+            elif source.kind == "plain" and limits.block_lines is None:
+                yield from _plain_blocks(index, source, start, limits)
+            else:
+                yield from _stream_blocks(index, source, start, limits)
+
+
+def columns_of_tables(sources: Iterable[Source]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the path and the names of the columns of each source that is a table."""
+    for source in sources:
+        if source.kind == "parquet":
+            with _read_errors_name(source.path):
+                yield source.path, parquet.column_names(source.path)
+
+
+def read_range(path: str, start: int, end: int) -> bytes:
+    """Return these bytes of a plain file.
+
+    Raises:
+        DataError: the file cannot be read, or has become shorter.
+    """
+    with _read_errors_name(path), Path(path).open("rb", buffering=0) as file:
+        file.seek(start)
+        data = file.read(end - start)
+        while data is not None and len(data) < end - start:
+            more = file.read(end - start - len(data))
+            if not more:
+                raise DataError(f"--input {path} changed while being read: it ends before {end}")
+            data += more
+    return data
+
+
+def count_lines(path: str, end: int) -> int:
+    """Return how many lines end before byte `end` of a plain file."""
+    with _read_errors_name(path), Path(path).open("rb") as file:
+        lines = 0
+        while end > 0 and (piece := file.read(min(end, _PIECE_BYTES))):
+            lines += piece.count(b"\n")
+            end -= len(piece)
+    return lines
+
+
+def _matches(pattern: str) -> list[str]:
+    if pattern == STDIN or os.path.exists(pattern) or not glob.has_magic(pattern):
+        return [pattern]
+    found = sorted(glob.glob(pattern, recursive=True))
+    if not found:
+        raise DataError(f"no file matches --input {pattern}")
+    return found
+
+
+def _source(path: str, text: TextSeparator | None) -> Source:
+    if path == STDIN:
+        return Source(path, "stream", 0, text=text)
+    with _read_errors_name(path):
+        status = os.stat(path)
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode):
+            return Source(path, "stream", 0, text=text)
+        with Path(path).open("rb") as file:
+            begin = file.read(_ARRAY_BYTES)
+        kind = "parquet" if begin.startswith(parquet.MAGIC) else compression_of(begin)
+    if kind == "parquet" and text:
+        raise DataError(f"--input {path} is Parquet; leave --input-format text out")
+    if kind is None and (is_array(begin) if text is None else text != "line"):
+        kind = "whole"
+    if kind is not None:
+        return Source(path, kind, status.st_size, text=text)
+    return Source(path, "plain", status.st_size, 0, status.st_size, text)
+
+
+def _plain_part(source: Source, low: int, high: int) -> Iterator[Source]:
+    low, high = max(low, 0), min(high, source.num_bytes)
+    if low >= high:
+        return
+    with _read_errors_name(source.path), Path(source.path).open("rb") as file:
+        start = _line_end(file, low - 1, source.num_bytes) if low else 0
+        end = _line_end(file, high - 1, source.num_bytes)
+    if start < end:
+        yield replace(source, num_bytes=end - start, start=start, end=end)
+
+
+def _table_part(source: Source, low: int, high: int) -> Iterator[Source]:
+    with _read_errors_name(source.path):
+        rows = parquet.row_group_starts(source.path)
+    groups = len(rows) - 1
+    mine = [i for i in range(groups) if low <= source.num_bytes * i // groups < high]
+    if mine:
+        share = source.num_bytes * len(mine) // groups
+        yield replace(source, num_bytes=share, start=rows[mine[0]], end=rows[mine[-1] + 1])
+
+
+def _line_end(file: BinaryIO, position: int, end: int) -> int:
+    """Return where the line that holds byte `position` ends, or `end`."""
+    file.seek(position)
+    while position < end and (piece := file.read(1 << 14)):
+        newline = piece.find(b"\n")
+        if newline >= 0:
+            return min(position + newline + 1, end)
+        position += len(piece)
+    return end
+
+
+def _plain_blocks(index: int, source: Source, start: int, limits: Limits) -> Iterator[Block]:
+    end = source.num_bytes if source.end is None else source.end
+    with Path(source.path).open("rb") as file:
+        while start < end:
+            target = min(start + limits.block_bytes, end)
+            stop = _line_end(file, target - 1, end)
+            if stop - start > limits.line_bytes:
+                file.seek(start)
+                before = start + file.read(target - start).rfind(b"\n") + 1
+                if before > start:
+                    stop = before
+                else:
+                    excerpt = read_range(source.path, start, start + EXCERPT_BYTES)
+                    place = (index, source.path, start, stop, stop)
+                    yield Block(*place, too_long=excerpt, too_long_bytes=stop - start)
+                    start = stop
+                    continue
+            yield Block(index, source.path, start, stop, stop, text=source.text)
+            start = stop
+
+
+def _stream_blocks(index: int, source: Source, start: int, limits: Limits) -> Iterator[Block]:
+    with _opened(source) as file:
+        if source.kind == "plain":
+            file.seek(start)
+            stop = source.num_bytes if source.end is None else source.end
+            pieces = _pieces(file, stop - start)
+        else:
+            pieces = _lines_only(decompressed(file), source.path)
+            if source.text is None:
+                pieces = unpacked_array(pieces, limits.line_bytes)
+            elif source.text != "line":
+                pieces = documents_of_text(pieces, source.text)
+            pieces = _skipped(pieces, start, source.path)
+        for data, too_long, length in whole_lines(pieces, limits):
+            # Of a compressed file its own position counts; a pipe has none, and no known end.
+            is_packed = source.kind != "plain" and file.seekable()
+            file_end = file.tell() if is_packed else start + length
+            place = (index, source.path, start, start + length, file_end)
+            if too_long:
+                yield Block(*place, too_long=data, too_long_bytes=length)
+            else:
+                yield Block(*place, data=data, text=source.text)
+            start += length
+
+
+@contextmanager
+def _opened(source: Source) -> Iterator[BinaryIO]:
+    if source.path == STDIN:
+        yield sys.stdin.buffer
+    else:
+        with Path(source.path).open("rb") as file:
+            yield file
+
+
+def _lines_only(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
+    """Yield `pieces` if they are not those of a table, which must be in a file of its own."""
+    for number, piece in enumerate(pieces):
+        if number == 0 and piece.startswith(parquet.MAGIC):
+            raise DataError(
+                f"--input {path} is Parquet in a pipe or in a compressed file, and is read from "
+                "both of its ends; write it to a file, and give that"
+            )
+        yield piece
+
+
+def _pieces(file: BinaryIO, count: int) -> Iterator[bytes]:
+    while count > 0 and (piece := file.read(min(count, _PIECE_BYTES))):
+        yield piece
+        count -= len(piece)
+
+
+def _skipped(pieces: Iterator[bytes], count: int, path: str) -> Iterator[bytes]:
+    for piece in pieces:
+        if count < len(piece):
+            yield piece[count:]
+        count = max(count - len(piece), 0)
+    if count:
+        raise DataError(f"--input {path} is shorter than it was when this run was interrupted")
+
+
+def _table_blocks(
+    index: int, source: Source, start: int, limits: Limits, columns: Sequence[str] | None
+) -> Iterator[Block]:
+    total = parquet.row_group_starts(source.path)[-1]
+    for rows in parquet.read_rows(
+        source.path,
+        start,
+        source.end,
+        columns,
+        most_bytes=limits.block_bytes,
+        most_rows=limits.block_lines or _MOST_ROWS,
+        most_row_bytes=limits.line_bytes,
+    ):
+        end = start + rows.num_rows
+        file_end = source.num_bytes * end // total
+        place = (index, source.path, start, end, file_end)
+        if rows.is_too_long:
+            yield Block(*place, rows=True, too_long=rows.data, too_long_bytes=rows.num_bytes)
+        else:
+            yield Block(*place, data=rows.data, rows=True)
+        start = end
+
+
+@contextmanager
+def _read_errors_name(path: str) -> Iterator[None]:
+    try:
+        yield
+    except UnreadableFormatError as error:
+        raise DataError(f"--input {path} is {error}") from error
+    except OSError as error:
+        raise DataError(f"cannot read --input {path}: {error.strerror or error}") from error
+    except (EOFError, ValueError) as error:
+        raise DataError(f"--input {path} is damaged or not complete: {error}") from error

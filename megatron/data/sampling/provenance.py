@@ -1,0 +1,31 @@
+"""Where the tokens of a sample come from: the answer to what a training step has seen."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from megatron.data.sampling.batch_sampler import SampleSource
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of one document."""
+
+    document: int  # number of the sequence in its token file
+    start: int  # first token, counted in the document
+    stop: int  # after the last
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The pieces of documents that make a sample, in order."""
+
+    prefix: str
+    sample: int  # number in the data set of these token files
+    pieces: tuple[Piece, ...]
+
+
+class TracedSource(SampleSource, Protocol):
+    """Samples that are known to come from token files."""
+
+    def origin(self, i: int, /) -> Origin:
+        """Return where the tokens of sample i are on disk."""

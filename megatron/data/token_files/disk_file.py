@@ -1,0 +1,85 @@
+"""A file read with pread: one that is cut, or whose disk fails, is an error that names it.
+
+A mapped file would be faster by a microsecond a read, but there the process dies of SIGBUS without
+a message.
+"""
+
+import errno
+import os
+import resource
+import weakref
+from pathlib import Path
+
+from megatron.common.errors import DataError
+
+
+class DiskFile:
+    """A file that stays open, and of which slices are read into memory.
+
+    Args:
+        remedy: what mends a file that was cut, for the error.
+
+    Raises:
+        DataError: on opening, the file cannot be read; on reading, it was cut, or the disk fails.
+    """
+
+    def __init__(self, path: Path, *, remedy: str = "copy it again, and start again"):
+        self.path, self._remedy = path, remedy
+        self.descriptor = _open(path)
+        weakref.finalize(self, os.close, self.descriptor)
+        self.num_bytes = os.fstat(self.descriptor).st_size
+
+    def read(self, first: int, count: int) -> bytes:
+        """Return `count` bytes from byte `first` on."""
+        try:
+            content = os.pread(self.descriptor, count, first)
+            while len(content) < count:  # pread ends at 2 GiB, too
+                more = os.pread(self.descriptor, count - len(content), first + len(content))
+                if not more:
+                    raise self._cut()
+                content += more
+        except OSError as error:
+            raise self.unreadable(first, count, error) from error
+        return content
+
+    def unreadable(self, first: int, count: int, error: OSError) -> DataError:
+        """Return the error for bytes that the disk does not give."""
+        return DataError(
+            f"cannot read bytes {first} to {first + count} of {self.path}: "
+            f"{error.strerror or error}; see whether its disk is healthy"
+        )
+
+    def _cut(self) -> DataError:
+        found = os.fstat(self.descriptor).st_size
+        return cut_under_the_reader(self.path, self.num_bytes, found, self._remedy)
+
+
+def cut_under_the_reader(path: Path, opened: int, found: int, remedy: str) -> DataError:
+    """Return the error for a file that lost bytes after it was opened."""
+    return DataError(
+        f"{path} was cut while it is read: it had {opened} bytes when it was opened, and has "
+        f"{found} now; {remedy}"
+    )
+
+
+def cannot_open(path: str | Path, error: OSError) -> DataError:
+    """Return the error for a file of the data, or a pair of them, that does not open."""
+    hint = ""
+    if error.errno == errno.EMFILE:
+        hint = "; a run keeps all token files of --data-path open: allow more with ulimit -n"
+    return DataError(f"cannot read {path}: {error.strerror or error}{hint}")
+
+
+def _open(path: Path) -> int:
+    """Return a descriptor of `path`; raise the limit of open files before half of them are open.
+
+    A blend of a thousand corpora has as many files open, and 1024 is what shells allow at first.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise cannot_open(path, error) from error
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != most and descriptor >= limit // 2:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return descriptor

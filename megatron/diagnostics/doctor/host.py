@@ -1,0 +1,153 @@
+"""What a machine offers: cores, memory, limits, compilers."""
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from megatron.common.host_memory import available_bytes
+from megatron.diagnostics.doctor.findings import Problem, Section
+from megatron.diagnostics.doctor.sizes import GIB, MIB, told_bytes
+
+_LEAST_MEMORY = GIB
+_LEAST_SHARED = 64 * MIB
+_LEAST_SHARED_OF_GPUS = GIB  # NCCL's processes on a node talk through it
+_LEAST_FILES = 1024
+_FILES_PER_PROCESS = 16  # sockets to each of the others, in the groups of a run
+_STALE_LOCK_S = 3600.0
+
+COMPILERS = ("gcc", "g++", "clang", "nvcc", "ninja")
+EXTENSIONS = Path("~/.cache/torch_extensions")
+"""Where PyTorch keeps what libraries have compiled, unless told otherwise."""
+
+
+def host_section(*, processes: int) -> Section:
+    """Return cores, memory and limits of this host.
+
+    Args:
+        processes: of the whole run.
+    """
+    memory, shared = available_bytes(), shared_memory()
+    files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    usable = len(os.sched_getaffinity(0))
+    facts = {
+        "machine": f"{platform.machine()}, load {os.getloadavg()[0]:.1f}",
+        "cores": f"{usable} of {os.cpu_count()} usable",
+        "memory": f"{told_bytes(memory)} available" if memory is not None else "unknown",
+        "shared memory (/dev/shm)": told_bytes(shared) if shared is not None else "none",
+        "open files": f"{_limit(files)}, at most {_limit(most_files)}",
+        "locked memory": _limit(locked, is_bytes=True),
+    }
+    problems = (
+        *memory_problems(memory),
+        *shared_memory_problems(shared, num_gpus=nodes_of_gpus()),
+        *open_file_problems(files, most_files, processes=processes),
+        *locked_memory_problems(locked, has_infiniband=Path("/sys/class/infiniband").exists()),
+    )
+    return Section("host", facts, problems)
+
+
+def compilers_section(
+    *, needs: Mapping[str, str], extensions: Path | None = None, now: float
+) -> Section:
+    """Return which compilers there are.
+
+    Args:
+        needs: what something needs, as its compiler or compilers by turns such as "gcc or clang",
+            and what needs it.
+        extensions: folder of compiled extensions.
+        now: seconds since the epoch.
+    """
+    paths = {name: shutil.which(name) for name in COMPILERS}
+    facts = {name: path or "not found" for name, path in paths.items()}
+    problems = (
+        *compiler_problems({name for name, path in paths.items() if path}, needs),
+        *lock_problems(extensions or EXTENSIONS.expanduser(), now=now),
+    )
+    return Section("compilers", facts, problems)
+
+
+def memory_problems(available: int | None) -> Iterator[Problem]:
+    """Yield whether a process of a run would hardly start."""
+    if available is not None and available < _LEAST_MEMORY:
+        yield Problem(
+            f"only {told_bytes(available)} of memory are available",
+            f"end what uses it, or raise the limit of the container or the job: a process takes "
+            f"{told_bytes(_LEAST_MEMORY)} before it has read a model",
+        )
+
+
+def shared_memory_problems(size: int | None, *, num_gpus: int) -> Iterator[Problem]:
+    """Yield whether /dev/shm is too small for what processes of a node exchange."""
+    least = _LEAST_SHARED_OF_GPUS if num_gpus > 1 else _LEAST_SHARED
+    if size is None or size < least:
+        yield Problem(
+            f"/dev/shm holds {told_bytes(size or 0)}, and should hold {told_bytes(least)}",
+            "start the container with --shm-size=8g or --ipc=host, or run `mount -o "
+            "remount,size=8g /dev/shm`",
+        )
+
+
+def open_file_problems(soft: int, hard: int, *, processes: int) -> Iterator[Problem]:
+    """Yield whether processes could not open their files and connections."""
+    least = max(_LEAST_FILES, _FILES_PER_PROCESS * processes)
+    if soft != resource.RLIM_INFINITY and soft < least:
+        higher = hard == resource.RLIM_INFINITY or hard >= least
+        yield Problem(
+            f"a process may open {soft} files, and {processes} processes should each be able to "
+            f"open {least}",
+            f"run `ulimit -n {least}` before the start"
+            + ("" if higher else ", after root has raised nofile in /etc/security/limits.conf"),
+        )
+
+
+def locked_memory_problems(soft: int, *, has_infiniband: bool) -> Iterator[Problem]:
+    """Yield whether InfiniBand could not register its buffers."""
+    if has_infiniband and soft != resource.RLIM_INFINITY:
+        yield Problem(
+            f"a process may lock {told_bytes(soft)} of memory; InfiniBand needs more",
+            "run `ulimit -l unlimited`, or set memlock in /etc/security/limits.conf or SLURM's "
+            "PropagateResourceLimitsExcept",
+        )
+
+
+def compiler_problems(present: set[str], needs: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield which compilers are missing that something needs."""
+    for wanted, user in needs.items():
+        if present.isdisjoint(wanted.split(" or ")):
+            yield Problem(f"{user} needs {wanted}, which is not on PATH", f"install {wanted}")
+
+
+def lock_problems(extensions: Path, *, now: float) -> Iterator[Problem]:
+    """Yield locks that a killed compilation has left, for which all later ones wait for ever."""
+    for lock in sorted([*extensions.glob("*/lock"), *extensions.glob("*/*/lock")]):
+        with suppress(OSError):
+            if now - lock.stat().st_mtime > _STALE_LOCK_S:
+                yield Problem(
+                    f"{lock} is left of a compilation that began over an hour ago",
+                    f"unless it still runs, `rm {lock}`: the next waits for that file to go",
+                )
+
+
+def nodes_of_gpus(folder: Path = Path("/dev")) -> int:
+    """Return how many NVIDIA GPUs the system shows, whether or not PyTorch can use them."""
+    return len([*folder.glob("nvidia[0-9]*")])
+
+
+def shared_memory(folder: Path = Path("/dev/shm")) -> int | None:
+    """Return the size of the file system of `folder` in bytes; None when there is none."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    return disk.f_blocks * disk.f_frsize
+
+
+def _limit(number: int, *, is_bytes: bool = False) -> str:
+    if number == resource.RLIM_INFINITY:
+        return "unlimited"
+    return told_bytes(number) if is_bytes else str(number)

@@ -1,0 +1,184 @@
+"""What ranks exchange: how fast, whether rightly, and whether their clocks agree."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from megatron.diagnostics.doctor.findings import Problem, Section
+from megatron.diagnostics.doctor.sizes import MIB, told_bytes
+from megatron.training.process.environment import Launch
+
+_TIMEOUT = timedelta(seconds=120)
+_SIZES = ((4096, 20), (MIB, 10), (64 * MIB, 3))
+"""Bytes of an all-reduce, and how often it is measured."""
+
+_PINGS = 5
+_MOST_SKEW_S = 1.0
+_MOST_CLOCKS = 8  # that are told one by one
+
+
+def meet(launch: Launch) -> Section | None:
+    """Join the other ranks; return why that fails, if it does.
+
+    Communication: waits for every rank.
+    """
+    try:
+        dist.init_process_group("gloo", timeout=_TIMEOUT)
+    except (RuntimeError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        problem = Problem(
+            f"rank {launch.rank} did not meet the other {launch.world_size - 1}: {first}",
+            "all must reach MASTER_ADDR:MASTER_PORT, past firewalls; GLOO_SOCKET_IFNAME and "
+            "NCCL_SOCKET_IFNAME name the interface that they share, such as eth0",
+        )
+        return Section("network", {"state": "not met"}, (problem,))
+    return None
+
+
+def network_section(launch: Launch, device: torch.device) -> Section:
+    """Return how fast all ranks together sum up, through gloo and, with GPUs, through NCCL.
+
+    Args:
+        device: that this rank computes on.
+
+    Communication: every rank must call this, in step.
+    """
+    facts: dict[str, str] = {"processes": f"{launch.world_size}, {launch.local_size} on this host"}
+    problems: list[Problem] = []
+    devices = {"gloo": torch.device("cpu")}
+    if all_agree(device.type == "cuda"):
+        torch.cuda.set_device(device)
+        devices["nccl"] = device
+    mend = "look for errors of the network and the devices; NCCL_DEBUG=INFO tells which NCCL takes"
+    for backend, place in devices.items():
+        group = dist.new_group(backend=backend, timeout=_TIMEOUT)
+        for size, times in _SIZES:
+            what = f"{backend} all-reduce of {told_bytes(size)}"
+            try:
+                seconds, is_right = time_all_reduce(size, times, group=group, device=place)
+            except RuntimeError as error:
+                last = str(error).strip().splitlines()[-1]
+                problems.append(Problem(f"the {what} fails: {last}", mend))
+                break
+            facts[what] = told_speed(size, seconds, dist.get_world_size())
+            if not is_right:
+                problems.append(Problem(f"the {what} gives wrong sums", mend))
+    return Section("network", facts, tuple(problems))
+
+
+def time_all_reduce(
+    size: int, times: int, *, group: dist.ProcessGroup, device: torch.device
+) -> tuple[float, bool]:
+    """Return the seconds that one takes, the shortest of some, and whether its sums are right.
+
+    Args:
+        size: bytes of each rank's float32 numbers.
+
+    Communication: all-reduces over `group`.
+    """
+    numbers = torch.ones(size // 4, device=device)
+    world_size = dist.get_world_size()
+    shortest, is_right = float("inf"), True
+    for _ in range(times + 1):  # the first one connects
+        numbers.fill_(dist.get_rank() + 1)
+        dist.barrier(group)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began_at = time.perf_counter()
+        dist.all_reduce(numbers, group=group)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        shortest = min(shortest, time.perf_counter() - began_at)
+        is_right &= bool((numbers == world_size * (world_size + 1) / 2).all())
+    return shortest, is_right
+
+
+def told_speed(size: int, seconds: float, world_size: int) -> str:
+    """Return how fast an all-reduce is.
+
+    Source: bus bandwidth as the documentation of NVIDIA's nccl-tests defines it: what each rank
+    must send, 2 (n - 1) / n of the size, over the time.
+    """
+    bus = size / seconds * 2 * (world_size - 1) / world_size
+    return f"{seconds * 1e3:.3g} ms, bus bandwidth {bus / 1e9:.3g} GB/s"
+
+
+def clock_section(ranks: Sequence[int], *, clock: Callable[[], float] = time.time) -> Section:
+    """Return how far the clocks of `ranks` are from that of rank 0, which alone is told.
+
+    Args:
+        ranks: one of each host but rank 0's.
+        clock: seconds since the epoch.
+
+    Communication: rank 0 and those in `ranks` must call this; small messages between them.
+    """
+    if dist.get_rank():
+        if dist.get_rank() in ranks:
+            _answer(clock)
+        return Section("clocks", {})
+    skews = {rank: _skew_of(rank, clock) for rank in ranks}
+    return Section("clocks", clock_facts(skews), tuple(clock_problems(skews)))
+
+
+def clock_facts(skews: Mapping[int, float]) -> dict[str, str]:
+    """Return how far the worst clocks are, and how many there are.
+
+    Args:
+        skews: seconds that the clock of a rank is ahead of that of rank 0.
+    """
+    worst = _worst_first(skews)[:_MOST_CLOCKS]
+    facts = {f"rank {rank}": f"{1e3 * skews[rank]:+.3g} ms" for rank in worst}
+    if len(skews) > len(worst):
+        facts |= {"the others": f"{len(skews) - len(worst)}, no further from that of rank 0"}
+    return facts
+
+
+def clock_problems(skews: Mapping[int, float]) -> Iterator[Problem]:
+    """Yield whose clock is wrong, the worst first."""
+    wrong = [rank for rank in _worst_first(skews) if abs(skews[rank]) > _MOST_SKEW_S]
+    mend = "synchronise the clocks of all hosts, with chrony or another NTP client"
+    for rank in wrong[:_MOST_CLOCKS]:
+        yield Problem(f"the clock of rank {rank} is {skews[rank]:+.1f} s from that of rank 0", mend)
+    if more := len(wrong[_MOST_CLOCKS:]):
+        yield Problem(f"the clocks of {more} more hosts are over {_MOST_SKEW_S:g} s off", mend)
+
+
+def _worst_first(skews: Mapping[int, float]) -> list[int]:
+    return sorted(skews, key=lambda rank: -abs(skews[rank]))
+
+
+def all_agree(own: bool) -> bool:
+    """Return whether every rank says yes.
+
+    Communication: one all-reduce.
+    """
+    said = torch.tensor([int(own)])
+    dist.all_reduce(said, op=dist.ReduceOp.MIN)
+    return bool(said.item())
+
+
+def _answer(clock: Callable[[], float]) -> None:
+    now = torch.zeros(1, dtype=torch.float64)
+    for _ in range(_PINGS):
+        dist.recv(now, src=0)
+        now[0] = clock()
+        dist.send(now, dst=0)
+
+
+def _skew_of(rank: int, clock: Callable[[], float]) -> float:
+    """Return how far the clock of `rank` is ahead, by the ping that took least time.
+
+    Source: the offset of NTP (RFC 5905, section 8), with one time stamp at the other end.
+    """
+    pings = []
+    there = torch.zeros(1, dtype=torch.float64)
+    for _ in range(_PINGS):
+        sent_at = clock()
+        dist.send(there, dst=rank)
+        dist.recv(there, src=rank)
+        back_at = clock()
+        pings.append((back_at - sent_at, there.item() - (sent_at + back_at) / 2))
+    return min(pings)[1]

@@ -1,0 +1,122 @@
+"""What a run with the given flags would use: kernels, compilers, tokenizer."""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+import torch
+
+from megatron.common.errors import ConfigError, MegatronError
+from megatron.config.config import Config
+from megatron.config.data.data_plan import with_some_data
+from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.parallelism.parallel_plan import fewest_processes
+from megatron.config.plan import Plan, plan
+from megatron.diagnostics.doctor.findings import Problem, Section
+from megatron.fused_kernels.registry import package_problems
+from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.types.fast import FastTokenizer, load_fast
+
+_VOCABULARY = 50257  # of GPT-2; the tokenizer's files are not read for kernels
+
+
+def plan_of(
+    config: Config, device: torch.device, *, processes: int | None = None
+) -> Plan | Problem:
+    """Return the run of `config` in so many processes, or why there is none.
+
+    Args:
+        processes: None for --world-size, or else the fewest that the flags allow.
+    """
+    try:
+        return plan(
+            with_some_data(config),
+            world_size=processes or config.parallel.world_size or fewest_processes(config),
+            vocab_size=_VOCABULARY,
+            device=device.type,
+        )
+    except ConfigError as error:
+        by = f" by {processes} processes" if processes else ""
+        return Problem(
+            f"the flags of the run cannot be honoured{by}: " + "; ".join(error.problems),
+            "change them, or leave them out",
+        )
+
+
+def kernels_section(
+    config: Config, device: torch.device, *, is_example: bool, processes: int | None = None
+) -> Section:
+    """Return what computes each operation, as the start of a run tells it.
+
+    Args:
+        is_example: whether the flags are not those of a run.
+        processes: that the run is to have; the fewest that the flags allow when None.
+    """
+    decided = plan_of(config, device, processes=processes)
+    if isinstance(decided, Problem):
+        return Section("kernels", {}, (decided,))
+    network = decided.model
+    facts = {
+        "network": f"{network.num_layers} layers of width {network.hidden_size}, "
+        f"{decided.precision.dtype}" + (" (an example: no flags of a run)" if is_example else "")
+    }
+    problems = [
+        Problem(*(text.strip() for text in problem.rsplit(":", 1)))
+        for problem in package_problems(config)
+    ]
+    try:
+        from megatron.training.setup import choose
+
+        _, choices = choose(decided, device)
+    except ConfigError as error:
+        problem = Problem("; ".join(error.problems), "leave the flag out")
+        return Section("kernels", facts, (*problems, problem))
+    except Exception as error:  # of any type: libraries that do not fit each other
+        problem = Problem(
+            f"the libraries of a run cannot be imported: {type(error).__name__}: {error}",
+            "install the versions of requirements.txt",
+        )
+        return Section("kernels", facts, (*problems, problem))
+    facts |= {choice.operation: f"{choice.implementation} ({choice.why})" for choice in choices}
+    return Section("kernels", facts, tuple(problems))
+
+
+def compilers_needed(config: Config, device: torch.device) -> Mapping[str, str]:
+    """Return which compilers a run calls, and for what.
+
+    DeepSpeed's kernels for GPUs need CUDA's compiler as well, and are compiled with ninja.
+    """
+    needs = {}
+    if device.type == "cuda" and find_spec("triton") and config.kernels.kernels != "reference":
+        needs["gcc or clang"] = "Triton, whose kernels are compiled at their first use,"
+    decided = plan_of(config, device)
+    if isinstance(decided, Plan) and decided.optimizer.impl == "deepspeed":
+        user = f"DeepSpeed's {decided.optimizer.name}, which is compiled at its first use,"
+        needs |= dict.fromkeys(("g++ or clang", "ninja"), user)
+        if device.type == "cuda" and not decided.optimizer.on_cpu:
+            needs["nvcc"] = user
+    return needs
+
+
+def tokenizer_section(config: Config) -> Section:
+    """Return who would encode text."""
+    has_library = find_spec("gigatoken") is not None
+    facts = {
+        "fast backend (gigatoken)": "installed" if has_library else "not installed",
+        "reference (tokenizers)": "installed" if find_spec("tokenizers") else "not installed",
+    }
+    wished = gpt_tokenizer_arguments(config.tokenizer)
+    if config.tokenizer.tokenizer_type is None and not config.tokenizer.vocab_file:
+        facts["of the run"] = "not said: give its flags to learn which of them encodes"
+        return Section("tokenizer", facts)
+    try:
+        tokenizer = build_tokenizer(**wished)
+    except MegatronError as error:
+        problem = Problem(f"the tokenizer cannot be used: {error}", "correct its flags")
+        return Section("tokenizer", facts, (problem,))
+    facts["of the run"] = f"{tokenizer.name}, {tokenizer.vocab_size} tokens"
+    if isinstance(tokenizer, FastTokenizer):
+        found = load_fast(tokenizer.reference)
+        facts["encodes"] = f"the reference: {found}" if isinstance(found, str) else "gigatoken"
+    else:
+        facts["encodes"] = "the library of this type: it has no fast backend"
+    return Section("tokenizer", facts)

@@ -1,0 +1,88 @@
+"""The whole model on each rank, or its part of every layer: an engine without a pipeline."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron.engine.deepspeed.skip_nonfinite import least_scale_told
+from megatron.engine.engine import Engine, MicroBatch
+from megatron.model.loss import Loss
+from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.tensor_parallel.process_groups import Groups
+
+
+class PlainEngine(Engine):
+    """The whole model in one module, so that all ZeRO stages work.
+
+    The loss is the mean over all ranks that hold the same shard, those that have parts of the same
+    sample included, and so are the gradients.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        groups: Groups,
+        loss: Loss,
+        auxiliary: AuxiliaryLoss | None = None,
+        **watching: Any,
+    ):
+        super().__init__(engine, groups, **watching)
+        self._loss, self._auxiliary = loss, auxiliary
+        self._auxiliary_loss: float | None = None
+
+    @property
+    def auxiliary_loss(self) -> float | None:
+        """Mean of what experts added to the last step's loss; None without experts."""
+        return self._auxiliary_loss
+
+    def set_global_batch_size(self, samples: int) -> None:
+        """Take so many samples per step, over all replicas, from the next step on."""
+        super().set_global_batch_size(samples)
+        # DeepSpeed finds a step's end by counting micro-batches since the start of the run; with
+        # another number per step the count has to begin anew.
+        self._engine.micro_steps = 0
+
+    def set_seq_length(self, tokens: int) -> None:
+        """Expect samples of so many tokens from the next batch on: any length passes through."""
+
+    @least_scale_told()
+    def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
+        """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
+        self._engine.module.train()
+        losses, terms = [], []
+        num_micro_batches = self._engine.gradient_accumulation_steps()
+        if self._auxiliary:
+            self._auxiliary.scale = self.loss_scale / num_micro_batches
+        for _ in range(num_micro_batches):
+            with self._timers.part("batch-generator"):
+                inputs, target = next(batches)
+            with self._timers.part("forward-compute"):
+                loss = self._loss(self._engine(inputs), target)
+            with self._timers.part("backward-compute"):
+                self._engine.backward(loss)
+            with self._timers.part("optimizer"):
+                self._engine.step()
+            losses.append(loss.detach())
+            if self._auxiliary:
+                terms.append(self._auxiliary.take())
+        if terms:
+            self._auxiliary_loss = float(self._mean(terms))
+        return self._mean(losses)
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
+        """Return the mean loss of the next micro-batches of every replica, on all ranks."""
+        self._engine.module.eval()
+        losses = []
+        for _ in range(num_micro_batches):
+            inputs, target = next(batches)
+            losses.append(self._loss(self._engine(inputs), target))
+        return self._mean(losses)
+
+    def _mean(self, losses: Sequence[Tensor]) -> Tensor:
+        mean = torch.stack(tuple(losses)).mean()
+        dist.all_reduce(mean, group=self._groups.copies)
+        return mean / self._groups.copies.size()

@@ -1,0 +1,112 @@
+"""Recomputation and the random streams it has to rewind, both DeepSpeed's."""
+
+import random
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.activation_checkpointing import checkpointing
+from torch import Tensor, nn
+
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.engine.deepspeed.mpu import Mpu
+from megatron.model.layers.attention import ParallelAttention
+from megatron.model.layers.attention_kernels import Attend, Weighing
+from megatron.model.layers.layer_list import Recomputation
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.rng import RngTracker, stream_seed
+
+
+def start_streams(
+    groups: Groups,
+    *,
+    seed: int,
+    activation_checkpointing: Mapping[str, Any],
+    sequence_parallel: bool = False,
+) -> RngTracker:
+    """Seed every random stream of this process and return the tensor-parallel one.
+
+    Args:
+        activation_checkpointing: the block of that name of DeepSpeed's JSON.
+        sequence_parallel: whether tensor-parallel ranks see different tokens between regions.
+    """
+    checkpointing.configure(
+        Mpu(groups),
+        partition_activations=activation_checkpointing.get("partition_activations"),
+        contiguous_checkpointing=activation_checkpointing.get("contiguous_memory_optimization"),
+        num_checkpoints=activation_checkpointing.get("number_checkpoints"),
+        checkpoint_in_cpu=activation_checkpointing.get("cpu_checkpointing"),
+        synchronize=activation_checkpointing.get("synchronize_checkpoint_boundary"),
+        profile=activation_checkpointing.get("profile"),
+    )
+    seed_streams(groups, seed=seed, sequence_parallel=sequence_parallel)
+    return checkpointing.get_cuda_rng_tracker()
+
+
+def seed_streams(groups: Groups, *, seed: int, sequence_parallel: bool) -> None:
+    """Begin every random stream of this process anew; see start_streams."""
+    part = groups.data_rank * groups.topology.sequence + groups.sequence_rank
+    if sequence_parallel:
+        part = part * groups.topology.tensor + groups.tensor_rank
+    own = stream_seed(seed, stage=groups.stage, part=part)
+    random.seed(own)
+    np.random.seed(own % 2**32)
+    torch.manual_seed(own)
+    checkpointing.model_parallel_cuda_manual_seed(own)
+
+
+def recompute(layer: Callable[..., Any], *inputs: Tensor) -> Any:
+    """Call `layer` and keep its inputs alone; what backward needs is computed again there."""
+    if not torch.is_grad_enabled():
+        return layer(*inputs)
+    if any(x.requires_grad for x in inputs):
+        return checkpointing.checkpoint(layer, *inputs)
+    # Behind frozen weights: the function above would lose the gradients of the layer itself.
+    return checkpointing.non_reentrant_checkpoint(layer, *inputs)
+
+
+def recomputation(plan: RecomputePlan, names: Collection[str]) -> Recomputation:
+    """Return which layers, of classes called `names`, are computed again as a whole."""
+    return Recomputation(names=names, groups=plan.groups, call=recompute)
+
+
+def recompute_attention(model: nn.Module) -> None:
+    """Compute the scores of every attention in `model` again in backward, and what follows them."""
+    for module in model.modules():
+        if isinstance(module, ParallelAttention):
+            module.attend = _recomputed(module.attend)
+
+
+def _recomputed(attend: Attend) -> Attend:
+    def attend_again(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+        return recompute(partial(attend, how=how), query, key, value)
+
+    return attend_again
+
+
+def stream_states() -> dict[str, Any]:
+    """Return where every random stream of this process stands."""
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    return {
+        "python": (version, list(words), gauss),
+        "numpy": (name, torch.from_numpy(keys), *rest),
+        "torch": torch.get_rng_state(),
+        "device": get_accelerator().get_rng_state(),
+        "tensor_parallel": checkpointing.get_cuda_rng_tracker().get_states(),
+    }
+
+
+def restore_streams(states: Mapping[str, Any]) -> None:
+    """Put every random stream of this process where `states` says."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.numpy(), *rest))
+    torch.set_rng_state(states["torch"])
+    get_accelerator().set_rng_state(states["device"])
+    # A copy: the tracker keeps the dictionary that it is given and moves on in it.
+    checkpointing.get_cuda_rng_tracker().set_states(dict(states["tensor_parallel"]))

@@ -1,0 +1,221 @@
+"""Whole tensors into a running engine, whatever its layout: each rank takes its own elements."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megatron.checkpointing.resharding.sharded_tensor import (
+    Whole,
+    WholeCheckpoint,
+    WholeParameter,
+    fill_from,
+    whole_shape,
+)
+from megatron.common.errors import CheckpointError
+from megatron.tensor_parallel.adapters import is_adapter
+from megatron.tensor_parallel.sharding import shard_of
+
+_VOCABULARY = "word_embeddings.weight"
+_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """The elements of one parameter's shard that this rank keeps.
+
+    Args:
+        parameter: the shard, with its marks.
+        shape: the shard's.
+        start: the first of the elements in the flat shard.
+        weight: the elements, in 32 bits where the optimizer keeps them so.
+        owner: the tensor under which the optimizer keeps its states; None for a frozen weight.
+        place: where the elements lie in the flat states.
+    """
+
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    start: int
+    weight: Tensor
+    owner: Tensor | None
+    place: slice
+
+
+def names_of_states(engine: Any) -> list[list[str]]:
+    """Return the names behind the states of an optimizer that keeps one for each weight.
+
+    One list per group of parameters; none where ZeRO divides the states and names them itself.
+    """
+    if engine.optimizer is None or engine.optimizer is not engine.basic_optimizer:
+        return []
+    names = {parameter: name for name, parameter in engine.module.named_parameters()}
+    return [[names[p] for p in group["params"]] for group in engine.optimizer.param_groups]
+
+
+@torch.no_grad()
+def load_whole(
+    engine: Any,
+    checkpoint: WholeCheckpoint,
+    *,
+    optimizer: bool,
+    buffer_bytes: int,
+    copies_padding: bool,
+) -> None:
+    """Fill the weights of DeepSpeed's `engine`, and the states of its optimizer.
+
+    Args:
+        optimizer: whether to take its states and counters; otherwise it starts anew.
+        buffer_bytes: of memory beside what is filled.
+        copies_padding: whether further rows of padding are copies of the last one; else zeros.
+
+    Raises:
+        CheckpointError: the checkpoint has not the parameters of this network.
+
+    Communication: every rank must call this, in step.
+    """
+    names = dict(engine.module.named_parameters())
+    if not any(map(is_adapter, checkpoint.parameters)):
+        # Of a network without adapters, which go on as they are.
+        names = {name: p for name, p in names.items() if not is_adapter(name)}
+    _require_same_names(set(names), set(checkpoint.parameters))
+    zero = engine.optimizer
+    divides_weights = engine.zero_optimization_partition_weights()
+    if divides_weights:
+        # Small weights are whole between steps.
+        zero.checkpoint_event_prologue()
+    owners: dict[Tensor, list[float]] = {}
+    for name, fragment in _fragments(engine, names):
+        parameter = checkpoint.parameters[name]
+        shard = shard_of(fragment.parameter)
+        if name.endswith(_VOCABULARY):
+            # Padding depends on the number of ranks that divide the table.
+            rows = whole_shape(fragment.shape, shard)[0]
+            parameter = parameter.with_rows(rows, copies_last=copies_padding)
+        try:
+            _fill(fragment.weight, parameter.weight, fragment, buffer_bytes)
+            if optimizer and fragment.owner is not None:
+                _fill_states(engine.basic_optimizer, fragment, parameter, buffer_bytes)
+                if parameter.steps is not None:
+                    owners.setdefault(fragment.owner, []).append(parameter.steps)
+        except ValueError as error:
+            raise CheckpointError(f"{name} does not fit this network: {error}") from error
+    if optimizer:
+        _set_steps(engine.basic_optimizer, owners)
+        _set_progress(engine, checkpoint)
+    if divides_weights:
+        for number, flat in enumerate(zero.fp32_partitioned_groups_flat):
+            zero.fp16_partitioned_groups_flat[number].copy_(flat)
+            zero._unflatten_partitioned_parameters(number)
+        zero.checkpoint_event_epilogue()
+    elif hasattr(zero, "update_lp_params"):
+        zero.update_lp_params()
+
+
+def _require_same_names(own: set[str], stored: set[str]) -> None:
+    """Refuse a checkpoint that lacks a parameter, or holds one that no rank has."""
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, own)
+    wanted = set().union(*everyones)
+    if wanted != stored:
+        raise CheckpointError(
+            "the checkpoint holds other parameters than this network has: missing "
+            f"{sorted(wanted - stored)}, unexpected {sorted(stored - wanted)}"
+        )
+
+
+def _fragments(
+    engine: Any, parameters: Mapping[str, nn.Parameter]
+) -> Iterator[tuple[str, Fragment]]:
+    """Yield what this rank keeps of each parameter; nothing of those that others keep."""
+    if engine.zero_optimization_partition_weights():
+        yield from _of_stage_3(engine.optimizer, parameters)
+        return
+    undivided = engine.optimizer is engine.basic_optimizer
+    for name, parameter in parameters.items():
+        shape = tuple(parameter.shape)
+        everything = slice(0, parameter.numel())
+        if undivided or not parameter.requires_grad:
+            owner = parameter if parameter.requires_grad and engine.optimizer else None
+            yield name, Fragment(parameter, shape, 0, parameter.view(-1), owner, everything)
+        elif mapping := parameter._hp_mapping:  # type: ignore[attr-defined]
+            (owner,) = engine.basic_optimizer.param_groups[mapping.param_group_index]["params"]
+            first = mapping.hp_fragment_address.start
+            place = slice(first, first + mapping.hp_fragment_address.numel)
+            start = mapping.lp_fragment_address.start
+            yield name, Fragment(parameter, shape, start, mapping.hp_fragment, owner, place)
+
+
+def _of_stage_3(
+    zero: Any, parameters: Mapping[str, nn.Parameter]
+) -> Iterator[tuple[str, Fragment]]:
+    places = {}
+    for flat, group in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
+        first = 0
+        for parameter in group:
+            places[parameter] = flat, first
+            first += parameter.ds_tensor.ds_numel
+        if flat.numel() < first:
+            raise CheckpointError(
+                "a checkpoint of another layout cannot be loaded into an optimizer on nvme: load "
+                "it without offload_optimizer once, save, and go on from there"
+            )
+    for name, parameter in parameters.items():
+        shape = tuple(parameter.ds_shape)  # type: ignore[attr-defined]
+        size = parameter.ds_tensor.ds_numel  # type: ignore[attr-defined]
+        start = size * dist.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
+        # The last ranks' pieces have padding behind the last element.
+        size = min(size, parameter.ds_numel - start)  # type: ignore[attr-defined]
+        if size <= 0:
+            continue
+        if parameter in places:
+            flat, first = places[parameter]
+            place = slice(first, first + size)
+            yield name, Fragment(parameter, shape, start, flat.view(-1)[place], flat, place)
+        else:
+            frozen = parameter.ds_tensor.view(-1)[:size]  # type: ignore[attr-defined]
+            yield name, Fragment(parameter, shape, start, frozen, None, slice(0, size))
+
+
+def _fill(target: Tensor, whole: Whole, fragment: Fragment, buffer_bytes: int) -> None:
+    shard = shard_of(fragment.parameter)
+    fill_from(target, whole, shard, fragment.shape, fragment.start, buffer_bytes=buffer_bytes)
+
+
+def _fill_states(
+    optimizer: Any, fragment: Fragment, stored: WholeParameter, buffer_bytes: int
+) -> None:
+    states = optimizer.state[fragment.owner]
+    for name, whole in stored.states.items():
+        if name not in states:
+            states[name] = torch.zeros_like(fragment.owner)  # type: ignore[arg-type]
+        target = states[name].view(-1)[fragment.place]
+        _fill(target, whole, fragment, buffer_bytes)
+
+
+def _set_steps(optimizer: Any, counts: Mapping[Tensor, list[float]]) -> None:
+    """Tell the optimizer how many steps it has taken."""
+    for owner, taken in counts.items():
+        steps, *others = set(taken)
+        if others:
+            raise CheckpointError(
+                f"weights that are stepped together have taken {sorted({steps, *others})} steps"
+            )
+        for group in optimizer.param_groups:
+            if "step" in group:
+                group["step"] = int(steps)
+        if isinstance(optimizer, torch.optim.Adam):
+            optimizer.state[owner]["step"] = torch.tensor(steps, device=owner.device)
+        elif not any("step" in group for group in optimizer.param_groups):
+            optimizer.state[owner]["step"] = int(steps)
+
+
+def _set_progress(engine: Any, checkpoint: WholeCheckpoint) -> None:
+    """Restore DeepSpeed's counters, and a loss scale that follows overflows."""
+    for name, count in checkpoint.counters.items():
+        setattr(engine, name, count)
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    if hasattr(scaler, "cur_iter") and "cur_iter" in checkpoint.loss_scaler:
+        vars(scaler).update({name: checkpoint.loss_scaler[name] for name in _SCALE})

@@ -1,0 +1,39 @@
+"""A stage of the model on each rank: an engine that passes micro-batches from stage to stage."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from megatron.engine.deepspeed.skip_nonfinite import least_scale_told
+from megatron.engine.deepspeed.timers import Timers
+from megatron.engine.engine import Engine, MicroBatch
+from megatron.engine.pipeline_module import timed_instructions
+from megatron.tensor_parallel.process_groups import Groups
+
+
+class PipelinedEngine(Engine):
+    """One stage of the model on each rank; DeepSpeed schedules the micro-batches."""
+
+    def __init__(self, engine: Any, groups: Groups, *, timers: Timers, **watching: Any):
+        super().__init__(engine, groups, timers=timers, **watching)
+        self._seq_length = 0
+        if timers.is_on:
+            engine._INSTRUCTION_MAP = timed_instructions(engine._INSTRUCTION_MAP, timers)
+
+    def set_seq_length(self, tokens: int) -> None:
+        """Expect samples of so many tokens from the next batch on."""
+        if tokens != self._seq_length:
+            # Stages keep buffers of the shape that they have sent and received.
+            self._engine.reset_activation_shape()
+            self._seq_length = tokens
+
+    @least_scale_told()
+    def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
+        """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
+        return self._engine.train_batch(data_iter=batches)
+
+    def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
+        """Return the mean loss of the next micro-batches of every replica, on all ranks."""
+        with self._timers.paused():
+            return self._engine.eval_batch(batches, num_micro_batches=num_micro_batches)

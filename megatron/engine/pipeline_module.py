@@ -1,0 +1,193 @@
+"""The list of layers as DeepSpeed's pipeline: every rank builds the stage that it owns."""
+
+import contextlib
+import io
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+from megatron.common.errors import ConfigError
+from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.engine.deepspeed.recompute import recomputation
+from megatron.engine.deepspeed.timers import Timers
+from megatron.model.layers.layer_input import LayerInput, Tensors
+from megatron.model.layers.layer_list import Layer, Recomputation, Step, in_turn
+from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
+from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.topology import Topology
+
+log = logging.getLogger(__name__)
+
+RECOMPUTED = [ParallelTransformerLayerPipe.__name__]
+"""Classes of layers whose activations may be computed again."""
+
+
+_PARTS = {
+    "OptimizerStep": "optimizer",
+    "ReduceGrads": "backward-params-all-reduce",
+    "ReduceTiedGrads": "backward-embedding-all-reduce",
+    "LoadMicroBatch": "batch-generator",
+    "ForwardPass": "forward-compute",
+    "BackwardPass": "backward-compute",
+    "SendActivation": "forward-send",
+    "RecvActivation": "forward-recv",
+    "SendGrad": "backward-send",
+    "RecvGrad": "backward-recv",
+}
+"""Megatron-LM's names for what DeepSpeed's instructions do."""
+
+
+def pipeline_module(
+    steps: Sequence[Step],
+    *,
+    topology: Topology,
+    loss: Callable[..., Any],
+    partition_method: str,
+    recompute: RecomputePlan,
+    carried: Sequence[str] = ("hidden",),
+) -> PipelineModule:
+    """Return DeepSpeed's view of `steps`: this rank's stage, with its weights allocated.
+
+    Args:
+        carried: the fields of `LayerInput` that travel between stages.
+
+    Raises:
+        ConfigError: the partition leaves a stage without a transformer layer.
+
+    Communication: creates process groups; every rank must call this, in step.
+    """
+    _require_match(steps, partition_method)
+    # DeepSpeed prints the partition to stdout; ours is a line of the log.
+    with contextlib.redirect_stdout(io.StringIO()):
+        module = Stage(
+            recomputation(recompute, RECOMPUTED),
+            carried,
+            layers=[_spec(step) for step in steps],
+            topology=PipeModelDataParallelTopology(
+                num_pp=topology.pipeline, num_dp=topology.data, num_mp=topology.tensor
+            ),
+            loss_fn=loss,
+            partition_method=partition_method,
+        )
+    _require_work(steps, module.parts, partition_method)
+    _tell_stages(steps, module, topology)
+    return module
+
+
+def _tell_stages(steps: Sequence[Step], module: PipelineModule, topology: Topology) -> None:
+    """Log which layers each stage has, and how many weights.
+
+    Communication: one all-reduce of a number per stage.
+    """
+    rank = dist.get_rank()
+    weights = torch.zeros(topology.pipeline, dtype=torch.int64)
+    if topology.data_rank_of(rank) == 0:
+        for parameter in module.parameters():
+            if shard_of(parameter) is not None or topology.tensor_rank_of(rank) == 0:
+                weights[topology.stage_of(rank)] += parameter.numel()
+    weights = weights.to(get_accelerator().current_device_name())
+    dist.all_reduce(weights)
+    for stage, (start, stop) in enumerate(pairwise(module.parts)):
+        names = [step.cls.__name__ for step in steps[start:stop] if isinstance(step, Layer)]
+        told = ", ".join(f"{count} {name}" for name, count in Counter(names).items())
+        log.info(
+            "stage %d: entries %d to %d | %s | parameters: %d",
+            stage,
+            start,
+            stop - 1,
+            told,
+            weights[stage],
+        )
+
+
+class Stage(PipelineModule):
+    """DeepSpeed's stage: named tensors inside, tuples at its edges, recomputation as without stages.
+
+    Between stages travel the present fields of a `LayerInput`, in their order: `carried`, the same
+    at every edge. Each of them that is of floating point must get a gradient.
+
+    DeepSpeed's own recomputation cuts a stage into chunks of so many entries and leaves those out that begin
+    with something else than a transformer layer; it knows no "block".
+    """
+
+    def __init__(self, recomputation: Recomputation, carried: Sequence[str], **arguments: Any):
+        super().__init__(**arguments)
+        self._carried = carried
+        self._calls = recomputation.applied(self.forward_funcs)
+
+    def forward(self, forward_input: Tensors) -> Tensors:
+        """Pass the input through this stage's layers."""
+        inputs: Any = forward_input
+        if self.stage_id > 0:
+            inputs = LayerInput.unpack(self._carried, forward_input)
+        output = in_turn(self._calls, inputs)
+        return output.pack() if isinstance(output, LayerInput) else output
+
+    @torch.no_grad()
+    def _synchronize_tied_weights(self) -> None:
+        # Otherwise torch warns, at each backward pass, that the broadcast has no gradient.
+        super()._synchronize_tied_weights()
+
+
+def timed_instructions(
+    instructions: Mapping[type, Callable[..., Any]], timers: Timers
+) -> dict[type, Callable[..., Any]]:
+    """Return what DeepSpeed calls for each instruction of its schedule, with its time measured."""
+    return {
+        instruction: _timed(call, _PARTS[instruction.__name__], timers)
+        for instruction, call in instructions.items()
+    }
+
+
+def _timed(call: Callable[..., Any], part: str, timers: Timers) -> Callable[..., Any]:
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with timers.part(part):
+            return call(*args, **kwargs)
+
+    return timed
+
+
+def _require_match(steps: Sequence[Step], method: str) -> None:
+    """Refuse a pattern that no layer's name matches; DeepSpeed looks case-insensitively."""
+    if not method.startswith("type:"):
+        return
+    pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
+    names = [step.cls.__name__ for step in steps if isinstance(step, Layer)]
+    if not any(map(pattern.search, names)):
+        raise ConfigError(
+            f"--pp-partition-method {method} matches no layer; there are {', '.join(sorted(set(names)))}"
+        )
+
+
+def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> None:
+    """Refuse a stage without a transformer layer: DeepSpeed's gradient norm would wait forever.
+
+    It takes one collective per parameter group, and such a stage has fewer groups.
+    """
+    for stage, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        names = [step.cls.__name__ for step in steps[start:stop] if isinstance(step, Layer)]
+        if not set(names) & set(RECOMPUTED):
+            raise ConfigError(
+                f"--pp-partition-method {method} leaves stage {stage} (layers {start} to "
+                f"{stop - 1}) without a transformer layer; write type:transformer, or fewer stages"
+            )
+
+
+def _spec(step: Step) -> Any:
+    if not isinstance(step, Layer):
+        return step
+    if step.tie is None:
+        return LayerSpec(step.cls, **step.kwargs)
+    tie = step.tie
+    return TiedLayerSpec(
+        tie.key, step.cls, forward_fn=tie.forward, tied_weight_attr=tie.weight, **step.kwargs
+    )

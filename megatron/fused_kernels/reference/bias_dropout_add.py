@@ -1,0 +1,31 @@
+"""What closes each half of a transformer layer: bias, dropout and residual in one operation."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron.fused_kernels.reference.limits import unsupported_dtype
+
+_MOST_ELEMENTS = 2**31 - 1  # the kernel's random numbers are counted in 32 bits
+
+
+def bias_dropout_add(
+    y: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool
+) -> Tensor:
+    """Return residual + dropout(y + bias). `y` may be overwritten: it must be a fresh product.
+
+    Args:
+        p: probability that a feature is dropped in training.
+
+    Shapes: y [..., h], bias [h] or None, residual [..., h] -> [..., h]; the wider dtype of the two.
+    Randomness: draws from the ordinary stream when training with p > 0.
+    """
+    y = y if bias is None else y.add_(bias)
+    return residual + F.dropout(y, p, training)
+
+
+def unsupported(dtype: torch.dtype, elements: int) -> str | None:
+    """Return why the Triton kernels cannot take so many elements; None when they can."""
+    if elements > _MOST_ELEMENTS:
+        return f"{elements} elements, the kernel takes {_MOST_ELEMENTS} at most"
+    return unsupported_dtype(dtype)

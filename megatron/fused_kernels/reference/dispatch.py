@@ -1,0 +1,53 @@
+"""One implementation per operation: which they are, and why."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from megatron.config.parallelism.kernels_plan import AttentionName
+from megatron.fused_kernels.reference import cross_entropy, norms, softmax
+from megatron.fused_kernels.reference.bias_dropout_add import bias_dropout_add
+from megatron.fused_kernels.reference.bias_gelu import GeluForm, bias_gelu
+from megatron.fused_kernels.reference.cross_entropy import CrossEntropy
+from megatron.fused_kernels.reference.glu import GluKind, glu
+from megatron.fused_kernels.reference.rotary import rotary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """What layers call. The reference function of an operation says what each one computes.
+
+    Args:
+        attention: which of the implementations in `model/scores.py`.
+        activation_adds_bias: whether `bias_gelu` and `glu` add a bias at less cost than the
+            product in front of them; layers leave it to them if so.
+    """
+
+    scaled_causal_softmax: Callable[[Tensor, float], Tensor]
+    scaled_masked_softmax: Callable[[Tensor, Tensor | None, float], Tensor]
+    layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    bias_gelu: Callable[[Tensor, Tensor | None, GeluForm], Tensor]
+    bias_dropout_add: Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor]
+    glu: Callable[[Tensor, Tensor | None, GluKind], Tensor]
+    rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    cross_entropy: CrossEntropy
+    attention: AttentionName
+    activation_adds_bias: bool
+
+
+REFERENCE = Kernels(
+    scaled_causal_softmax=softmax.scaled_causal_softmax,
+    scaled_masked_softmax=softmax.scaled_masked_softmax,
+    layer_norm=norms.layer_norm,
+    rms_norm=norms.rms_norm,
+    bias_gelu=bias_gelu,
+    bias_dropout_add=bias_dropout_add,
+    glu=glu,
+    rotary=rotary,
+    cross_entropy=cross_entropy.REFERENCE,
+    attention="sdpa",
+    activation_adds_bias=False,
+)
+"""Every operation in torch: any device, any dtype."""

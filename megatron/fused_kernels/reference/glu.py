@@ -1,0 +1,43 @@
+"""Gated linear units: half of the features open or close the other half.
+
+Features come in pairs, [f, {gate, up}]: a rank's slice of the rows of the widening weight holds
+whole pairs, so that slices of any number of ranks, laid one after the other, are the whole.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron.fused_kernels.reference.limits import unsupported_dtype
+
+GluKind = Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"]
+"""What the gate goes through: GELU in its erf form or its tanh form, nothing, ReLU, or SiLU."""
+
+_GATES: Mapping[GluKind, Callable[[Tensor], Tensor]] = {
+    "geglu": F.gelu,
+    "geglu_tanh": partial(F.gelu, approximate="tanh"),
+    "liglu": lambda gate: gate,
+    "reglu": F.relu,
+    "swiglu": F.silu,
+}
+
+
+def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
+    """Return activation(gate) * up of every pair of features.
+
+    Shapes: x [..., 2f], bias [2f] or None when x has it already -> [..., f]; the last dimension
+    is read as [f, {gate, up}].
+    Source: arXiv:2002.05202, section 2.
+    """
+    x = x if bias is None else x + bias
+    gate, up = x.unflatten(-1, (-1, 2)).unbind(-1)
+    return _GATES[kind](gate) * up
+
+
+def unsupported(dtype: torch.dtype) -> str | None:
+    """Return why the Triton kernels cannot take tensors of `dtype`; None when they can."""
+    return unsupported_dtype(dtype)

@@ -1,0 +1,34 @@
+"""Normalisation of features: layer norm and root-mean-square norm."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron.fused_kernels.reference.limits import unsupported_dtype
+
+_MOST_FEATURES = 32768  # a row has to fit into the registers of one program
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension.
+
+    Shapes: x [..., h], weight and bias [h] -> [..., h], in the dtype of `x`.
+    Source: arXiv:1607.06450, section 3.
+    """
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+
+    Shapes: x [..., h], weight [h] -> [..., h], in the dtype of `x`.
+    Source: arXiv:1910.07467, section 4.
+    """
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def unsupported(dtype: torch.dtype, features: int) -> str | None:
+    """Return why the Triton kernels cannot take rows of so many features; None when they can."""
+    if features > _MOST_FEATURES:
+        return f"{features} features a row, the kernel takes {_MOST_FEATURES} at most"
+    return unsupported_dtype(dtype)

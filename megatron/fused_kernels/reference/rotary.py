@@ -1,0 +1,34 @@
+"""Rotary position embedding of queries and keys."""
+
+import torch
+from torch import Tensor
+
+from megatron.fused_kernels.reference.limits import unsupported_dtype
+
+_MOST_FEATURES = 32768  # those of all heads have to fit into the registers of one program
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return `x` with its first features turned by the angles of their positions.
+
+    Feature i turns together with feature i + r/2, for the first r features; the others stay.
+
+    Args:
+        cos: cosine of every angle, in 32 bits so that late positions keep theirs.
+        sin: its sine.
+
+    Shapes: x [b, a, s, d]; cos and sin [s, r/2], or [b, 1, s, r/2] when samples have positions of
+    their own -> [b, a, s, d], in the dtype of `x`; computed in the wider one of x and cos.
+    Source: arXiv:2104.09864, section 3.4.2, with halves in place of neighbours.
+    """
+    half = cos.size(-1)
+    first, second, rest = x.split([half, half, x.size(-1) - 2 * half], dim=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat([*(part.to(x.dtype) for part in turned), rest], dim=-1)
+
+
+def unsupported(dtype: torch.dtype, heads: int, width: int) -> str | None:
+    """Return why the Triton kernel cannot take so many heads of this width; None when it can."""
+    if heads * width > _MOST_FEATURES:
+        return f"{heads} heads of {width} features, the kernel takes {_MOST_FEATURES} at most"
+    return unsupported_dtype(dtype)

@@ -1,0 +1,186 @@
+"""Which implementation of each operation a run uses, and why."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+
+import torch
+
+from megatron.common.errors import ConfigError
+from megatron.config.config import Config
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
+from megatron.fused_kernels import apex_norms
+from megatron.fused_kernels.reference import (
+    bias_dropout_add,
+    bias_gelu,
+    cross_entropy,
+    glu,
+    norms,
+    rotary,
+    softmax,
+)
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+
+_FIELDS = {
+    "softmax": ("scaled_causal_softmax", "scaled_masked_softmax"),
+    "norm": ("layer_norm", "rms_norm"),
+    "activation": ("bias_gelu", "glu", "activation_adds_bias"),
+    "bias, dropout, residual": ("bias_dropout_add",),
+    "rotary positions": ("rotary",),
+    "cross-entropy": ("cross_entropy",),
+}
+"""What belongs to an operation in `Kernels`."""
+
+_ATTENTION = {
+    "sdpa": "PyTorch takes the fastest of its kernels that knows the mask",
+    "flash": "where documents, prefixes or padding limit what a token sees, that of auto stands in",
+    "fused-softmax": "scores are written out and go through the softmax below",
+    "reference": "scores are written out in 32 bits",
+}
+
+
+_SOFTCAPPING_FLASH = (2, 6)
+"""The first version of flash-attn that takes a soft cap."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What computes one operation.
+
+    Args:
+        unmet: whether a fused kernel was wanted and PyTorch stands in for it.
+    """
+
+    operation: str
+    implementation: str
+    why: str
+    unmet: bool = False
+
+    def __str__(self) -> str:
+        return f" > {self.operation}: {self.implementation} ({self.why})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """Sizes on one rank that kernels have limits for.
+
+    Args:
+        positions: tokens of a micro-batch.
+        tensor: ranks that share a layer.
+    """
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    positions: int
+    tensor: int
+    device: torch.device
+
+
+def package_problems(config: Config) -> Iterator[str]:
+    """Yield a sentence for every package that was asked for by name and cannot be used."""
+    said, softcap = config.kernels, config.model.attn_logit_softcapping
+    flash = said.use_flash_attn or said.attention_impl == "flash"
+    for flag, package, asked in (
+        ("--kernels triton", "triton", said.kernels == "triton"),
+        ("--kernels apex", "apex", said.kernels == "apex"),
+        ("--use-flash-attn or --attention-impl flash", "flash_attn", flash),
+    ):
+        if asked and not find_spec(package):
+            yield f"{flag}: the package {package} is not installed; install it, or leave it out"
+    if flash and softcap and find_spec("flash_attn"):
+        installed = version("flash_attn")
+        if tuple(map(int, installed.split(".")[:2])) < _SOFTCAPPING_FLASH:
+            yield (
+                f"--attn-logit-softcapping {softcap}: the package flash_attn {installed} cannot "
+                "soft-cap scores; install 2.6 or newer, or take --attention-impl fused-softmax"
+            )
+
+
+def choose_kernels(plan: KernelsPlan, work: Workload) -> tuple[Kernels, tuple[Choice, ...]]:
+    """Return what layers call, and a table of the choices for the operations that they have.
+
+    Raises:
+        ConfigError: --abort-on-unmet-fused-kernel-constraints, and some are unmet.
+    """
+    kernels = replace(
+        REFERENCE,
+        attention=plan.attention,
+        scaled_causal_softmax=partial(softmax.scaled_causal_softmax, in_fp32=plan.softmax_in_fp32),
+        scaled_masked_softmax=partial(softmax.scaled_masked_softmax, in_fp32=plan.softmax_in_fp32),
+    )
+    choices = [Choice("attention", plan.attention, _ATTENTION[plan.attention])]
+    obstacle = None
+    if plan.source != "reference":
+        obstacle = _obstacle(work.device)
+    for operation in _operations(plan, work.spec):
+        if plan.source == "reference" or operation in plan.unfused:
+            flag = "--kernels reference" if plan.source == "reference" else FLAGS[operation]
+            choices.append(Choice(operation, "PyTorch", flag))
+        elif plan.source == "apex" and operation == "norm":
+            kernels = replace(
+                kernels, layer_norm=apex_norms.layer_norm, rms_norm=apex_norms.rms_norm
+            )
+            choices.append(Choice(operation, "apex", "--kernels apex"))
+        elif why := obstacle or _unsupported(operation, work):
+            choices.append(Choice(operation, "PyTorch", why, unmet=True))
+        else:
+            kernels = _with_triton(kernels, operation)
+            choices.append(Choice(operation, "Triton", "its limits are met"))
+    unmet = [choice for choice in choices if choice.unmet]
+    if plan.must_fuse and unmet:
+        raise ConfigError(
+            *(
+                f"--abort-on-unmet-fused-kernel-constraints: no fused kernel for "
+                f"{choice.operation}: {choice.why}; mend that, or turn the kernel off with "
+                f"{FLAGS[choice.operation]}"
+                for choice in unmet
+            )
+        )
+    return kernels, tuple(choices)
+
+
+def _operations(plan: KernelsPlan, spec: ModelSpec) -> Iterator[str]:
+    """Yield the operations that layers of this network call."""
+    if plan.attention == "fused-softmax":
+        yield "softmax"
+    yield "norm"
+    if spec.activation not in ("relu", "squared_relu"):
+        yield "activation"
+    yield "bias, dropout, residual"
+    if spec.position_embedding == "rotary":
+        yield "rotary positions"
+    yield "cross-entropy"
+
+
+def _obstacle(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return "Triton needs a GPU"
+    return None if find_spec("triton") else "the package triton is not installed"
+
+
+def _unsupported(operation: str, work: Workload) -> str | None:
+    """Return why the Triton kernel of `operation` cannot do this work; None when it can."""
+    spec, dtype = work.spec, work.dtype
+    match operation:
+        case "softmax":
+            return softmax.unsupported(dtype, spec.seq_length)
+        case "norm":
+            return norms.unsupported(dtype, spec.hidden_size)
+        case "activation":
+            return (glu if spec.is_gated else bias_gelu).unsupported(dtype)
+        case "bias, dropout, residual":
+            return bias_dropout_add.unsupported(dtype, work.positions * spec.hidden_size)
+        case "rotary positions":
+            heads = spec.num_attention_heads // work.tensor
+            return rotary.unsupported(dtype, heads, spec.head_dim)
+        case _:
+            return cross_entropy.unsupported(dtype)
+
+
+def _with_triton(kernels: Kernels, operation: str) -> Kernels:
+    from megatron.fused_kernels.triton.all import TRITON
+
+    return replace(kernels, **{field: getattr(TRITON, field) for field in _FIELDS[operation]})

@@ -1,0 +1,175 @@
+"""Triton kernels of the MLP's activations: bias and GELU, and gated linear units."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megatron.fused_kernels.reference import bias_gelu as gelu_reference
+from megatron.fused_kernels.reference import glu as glu_reference
+from megatron.fused_kernels.reference.bias_gelu import GeluForm
+from megatron.fused_kernels.reference.glu import GluKind
+from megatron.fused_kernels.triton.launch import elementwise_grid
+
+_BLOCK = 1024
+_CURVES = {
+    **{"tanh": 0, "erf": 1},
+    **{"geglu": 1, "geglu_tanh": 0, "liglu": 2, "reglu": 3, "swiglu": 4},
+}
+"""Which curve a form of GELU is, or a gate goes through."""
+
+
+@triton.jit
+def _curve(x, CURVE: tl.constexpr):
+    """Return the curve's value and slope at x."""
+    if CURVE == 0:  # 0.5 (1 + tanh(z)) is the logistic function of 2 z
+        square = x * x
+        share = tl.sigmoid(1.5957691216057308 * x * (1.0 + 0.044715 * square))
+        inner = 1.5957691216057308 * (1.0 + 0.134145 * square)
+        value, slope = x * share, share + x * share * (1.0 - share) * inner
+    elif CURVE == 1:
+        share = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+        value, slope = x * share, share + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
+    elif CURVE == 2:
+        value, slope = x, x * 0.0 + 1.0
+    elif CURVE == 3:
+        value, slope = tl.maximum(x, 0.0), tl.where(x > 0.0, 1.0, 0.0)
+    else:
+        share = tl.sigmoid(x)
+        value, slope = x * share, share * (1.0 + x * (1.0 - share))
+    return value, slope
+
+
+@triton.jit
+def _gelu_forward(
+    x, bias, out, numel, columns, CURVE: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr
+):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = i < numel
+    value = tl.load(x + i, mask=here, other=0.0).to(tl.float32)
+    if BIASED:
+        value += tl.load(bias + i % columns, mask=here, other=0.0).to(tl.float32)
+    result, _ = _curve(value, CURVE)
+    tl.store(out + i, result, mask=here)
+
+
+@triton.jit
+def _gelu_backward(
+    x,
+    bias,
+    grad_out,
+    grad,
+    numel,
+    columns,
+    CURVE: tl.constexpr,
+    BIASED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = i < numel
+    value = tl.load(x + i, mask=here, other=0.0).to(tl.float32)
+    if BIASED:
+        value += tl.load(bias + i % columns, mask=here, other=0.0).to(tl.float32)
+    _, slope = _curve(value, CURVE)
+    dy = tl.load(grad_out + i, mask=here, other=0.0).to(tl.float32)
+    tl.store(grad + i, dy * slope, mask=here)
+
+
+@triton.jit
+def _glu_forward(
+    x, bias, out, numel, columns, CURVE: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr
+):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = i < numel
+    gate = tl.load(x + 2 * i, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(x + 2 * i + 1, mask=here, other=0.0).to(tl.float32)
+    if BIASED:
+        feature = 2 * (i % columns)
+        gate += tl.load(bias + feature, mask=here, other=0.0).to(tl.float32)
+        up += tl.load(bias + feature + 1, mask=here, other=0.0).to(tl.float32)
+    value, _ = _curve(gate, CURVE)
+    tl.store(out + i, value * up, mask=here)
+
+
+@triton.jit
+def _glu_backward(
+    x,
+    bias,
+    grad_out,
+    grad,
+    numel,
+    columns,
+    CURVE: tl.constexpr,
+    BIASED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = i < numel
+    gate = tl.load(x + 2 * i, mask=here, other=0.0).to(tl.float32)
+    up = tl.load(x + 2 * i + 1, mask=here, other=0.0).to(tl.float32)
+    if BIASED:
+        feature = 2 * (i % columns)
+        gate += tl.load(bias + feature, mask=here, other=0.0).to(tl.float32)
+        up += tl.load(bias + feature + 1, mask=here, other=0.0).to(tl.float32)
+    value, slope = _curve(gate, CURVE)
+    dy = tl.load(grad_out + i, mask=here, other=0.0).to(tl.float32)
+    tl.store(grad + 2 * i, dy * up * slope, mask=here)
+    tl.store(grad + 2 * i + 1, dy * value, mask=here)
+
+
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, curve: int, gated: bool) -> Tensor:
+        x = x.contiguous()
+        columns = x.size(-1) // (2 if gated else 1)
+        out = x.new_empty(*x.shape[:-1], columns)
+        (_glu_forward if gated else _gelu_forward)[elementwise_grid(out.numel(), _BLOCK)](
+            x,
+            x if bias is None else bias,
+            out,
+            out.numel(),
+            columns,
+            CURVE=curve,
+            BIASED=bias is not None,
+            BLOCK=_BLOCK,
+        )
+        ctx.curve, ctx.gated, ctx.columns = curve, gated, columns
+        ctx.save_for_backward(x, bias)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        x, bias = ctx.saved_tensors
+        grad_out, grad = grads[0].contiguous(), torch.empty_like(x)
+        numel = grad_out.numel()
+        (_glu_backward if ctx.gated else _gelu_backward)[elementwise_grid(numel, _BLOCK)](
+            x,
+            x if bias is None else bias,
+            grad_out,
+            grad,
+            numel,
+            ctx.columns,
+            CURVE=ctx.curve,
+            BIASED=bias is not None,
+            BLOCK=_BLOCK,
+        )
+        of_bias = None if bias is None else grad.flatten(0, -2).sum(0).to(bias.dtype)
+        return grad, of_bias, None, None
+
+
+def bias_gelu(x: Tensor, bias: Tensor | None, form: GeluForm) -> Tensor:
+    """Return what the reference does, computed in 32 bits."""
+    if gelu_reference.unsupported(x.dtype):
+        return gelu_reference.bias_gelu(x, bias, form)
+    return _Activation.apply(x, bias, _CURVES[form], False)
+
+
+def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
+    """Return what the reference does, computed in 32 bits."""
+    if glu_reference.unsupported(x.dtype):
+        return glu_reference.glu(x, bias, kind)
+    return _Activation.apply(x, bias, _CURVES[kind], True)

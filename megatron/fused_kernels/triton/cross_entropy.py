@@ -1,0 +1,149 @@
+"""Triton kernels of a cross-entropy over one rank's slice of the vocabulary: a program, a token."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megatron.fused_kernels.reference import cross_entropy as reference
+from megatron.fused_kernels.reference.cross_entropy import CrossEntropy
+from megatron.fused_kernels.triton.launch import warps
+
+_LARGEST_BLOCK = 4096  # columns at a time; the vocabulary itself may have any size
+
+
+@triton.jit
+def _largest(logits, out, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    best = tl.full([BLOCK], -float("inf"), tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * columns + column, mask=column < columns, other=-float("inf"))
+        best = tl.maximum(best, x.to(tl.float32))
+    tl.store(out + row, tl.max(best, 0))
+
+
+@triton.jit
+def _sums(logits, largest, target, totals, own, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    shift = tl.load(largest + row)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * columns + column, mask=column < columns, other=-float("inf"))
+        total += tl.exp(x.to(tl.float32) - shift)
+    tl.store(totals + row, tl.sum(total, 0))
+    wanted = tl.load(target + row)
+    x = tl.load(logits + row * columns + tl.maximum(wanted, 0)).to(tl.float32)
+    tl.store(own + row, tl.where(wanted >= 0, x - shift, 0.0))
+
+
+@triton.jit
+def _log_total(logits, out, columns, BLOCK: tl.constexpr):
+    """Largest and sum in one reading: sums are scaled down whenever a greater logit comes."""
+    row = tl.program_id(0).to(tl.int64)
+    best = tl.full([BLOCK], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(logits + row * columns + column, mask=column < columns, other=-float("inf"))
+        x = x.to(tl.float32)
+        better = tl.maximum(best, x)
+        # Where nothing but -inf was seen, -inf - -inf would be no number.
+        base = tl.where(better == -float("inf"), 0.0, better)
+        total = total * tl.exp(best - base) + tl.exp(x - base)
+        best = better
+    largest = tl.max(best, 0)
+    tl.store(out + row, largest + tl.log(tl.sum(total * tl.exp(best - largest), 0)))
+
+
+@triton.jit
+def _gradient(logits, log_totals, target, grads, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    log_total = tl.load(log_totals + row)
+    wanted = tl.load(target + row)
+    grad = tl.load(grads + row)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        here = column < columns
+        place = logits + row * columns + column
+        x = tl.load(place, mask=here, other=-float("inf")).to(tl.float32)
+        softmax = tl.exp(x - log_total)
+        tl.store(place, (softmax - tl.where(column == wanted, 1.0, 0.0)) * grad, mask=here)
+
+
+def _block(columns: int) -> dict[str, int]:
+    block = min(_LARGEST_BLOCK, triton.next_power_of_2(columns))
+    return {"BLOCK": block, "num_warps": warps(block)}
+
+
+def _per_token(logits_nv: Tensor) -> Tensor:
+    return torch.empty(len(logits_nv), dtype=torch.float32, device=logits_nv.device)
+
+
+def largest(logits_nv: Tensor) -> Tensor:
+    """Return the greatest logit of every token."""
+    if reference.unsupported(logits_nv.dtype):
+        return reference.largest(logits_nv)
+    logits_nv, out = logits_nv.contiguous(), _per_token(logits_nv)
+    columns = logits_nv.size(1)
+    _largest[(len(out),)](logits_nv, out, columns, **_block(columns))
+    return out
+
+
+def sums(logits_nv: Tensor, largest_n: Tensor, target_n: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of exp(logit - largest), and the target's logit - largest or 0."""
+    if reference.unsupported(logits_nv.dtype):
+        return reference.sums(logits_nv, largest_n, target_n)
+    logits_nv, columns = logits_nv.contiguous(), logits_nv.size(1)
+    totals, own = _per_token(logits_nv), _per_token(logits_nv)
+    _sums[(len(totals),)](
+        logits_nv, largest_n, target_n.contiguous(), totals, own, columns, **_block(columns)
+    )
+    return totals, own
+
+
+def gradient(logits_nv: Tensor, log_total_n: Tensor, target_n: Tensor, grad_n: Tensor) -> Tensor:
+    """Write (softmax - one at the target) * grad over the logits."""
+    if reference.unsupported(logits_nv.dtype):
+        return reference.gradient(logits_nv, log_total_n, target_n, grad_n)
+    logits_nv, columns = logits_nv.contiguous(), logits_nv.size(1)
+    _gradient[(len(logits_nv),)](
+        logits_nv,
+        log_total_n.contiguous(),
+        target_n.contiguous(),
+        grad_n.contiguous(),
+        columns,
+        **_block(columns),
+    )
+    return logits_nv
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_nv: Tensor, target_n: Tensor) -> Tensor:
+        logits_nv, out = logits_nv.contiguous(), _per_token(logits_nv)
+        columns = logits_nv.size(1)
+        _log_total[(len(out),)](logits_nv, out, columns, **_block(columns))
+        ctx.save_for_backward(logits_nv, out, target_n)
+        return out - logits_nv.gather(1, target_n[:, None]).squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        logits_nv, log_total_n, target_n = ctx.saved_tensors
+        return gradient(logits_nv, log_total_n, target_n, grads[0]), None
+
+
+def whole(logits_nv: Tensor, target_n: Tensor) -> Tensor:
+    """Return the loss of every token over the whole vocabulary."""
+    if reference.unsupported(logits_nv.dtype):
+        return reference.whole(logits_nv, target_n)
+    return _Whole.apply(logits_nv, target_n)
+
+
+TRITON = CrossEntropy(largest=largest, sums=sums, gradient=gradient, whole=whole)
+"""The parts on a GPU. Nothing of the size of the logits is kept beside them."""

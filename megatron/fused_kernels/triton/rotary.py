@@ -1,0 +1,103 @@
+"""Triton kernel of rotary position embedding: one program, all heads of one position."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from megatron.fused_kernels.reference import rotary as reference
+
+
+@triton.jit
+def _turn(
+    x,
+    cos,
+    sin,
+    out,
+    heads,
+    positions,
+    width,
+    half,
+    x_b,
+    x_a,
+    x_s,
+    out_b,
+    out_a,
+    out_s,
+    angle_b,
+    angle_s,
+    SIGN: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+):
+    program = tl.program_id(0).to(tl.int64)
+    sample, position = program // positions, program % positions
+    head = tl.arange(0, HEADS)[:, None]
+    feature = tl.arange(0, HALF)[None, :]
+    angle = sample * angle_b + position * angle_s + feature
+    c = tl.load(cos + angle, mask=feature < half, other=0.0)
+    s = tl.load(sin + angle, mask=feature < half, other=0.0) * SIGN
+    here = (head < heads) & (feature < half)
+    start = x + sample * x_b + head * x_a + position * x_s
+    goal = out + sample * out_b + head * out_a + position * out_s
+    first = tl.load(start + feature, mask=here, other=0.0).to(tl.float32)
+    second = tl.load(start + half + feature, mask=here, other=0.0).to(tl.float32)
+    tl.store(goal + feature, first * c - second * s, mask=here)
+    tl.store(goal + half + feature, second * c + first * s, mask=here)
+    if REST > 0:
+        other = 2 * half + tl.arange(0, REST)[None, :]
+        left = (head < heads) & (other < width)
+        tl.store(goal + other, tl.load(start + other, mask=left, other=0.0), mask=left)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    b, a, s, d = x.shape
+    half = cos.size(-1)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    of_sample = cos.stride(0) if cos.dim() == 4 and cos.size(0) > 1 else 0
+    rest = d - 2 * half
+    _turn[(b * s,)](
+        x,
+        cos,
+        sin,
+        out,
+        a,
+        s,
+        d,
+        half,
+        *x.stride()[:3],
+        *out.stride()[:3],
+        of_sample,
+        cos.stride(-2),
+        SIGN=sign,
+        HEADS=triton.next_power_of_2(a),
+        HALF=triton.next_power_of_2(half),
+        REST=triton.next_power_of_2(rest) if rest else 0,
+    )
+    return out
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        # The inverse of a turn is the turn by the opposite angle.
+        return _turned(grads[0], cos, sin, -1), None, None
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return what the reference does, computed in 32 bits. No gradient for the angles."""
+    if reference.unsupported(x.dtype, x.size(1), x.size(-1)):
+        return reference.rotary(x, cos, sin)
+    return _Rotary.apply(x, cos.contiguous(), sin.contiguous())

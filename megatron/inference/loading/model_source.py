@@ -1,0 +1,98 @@
+"""Which model a tool opens, and what its command line asks of it.
+
+For a checkpoint it needs no torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from megatron.checkpointing.manifest import Manifest, read_manifest
+from megatron.checkpointing.names import MANIFEST, checkpoint_of
+from megatron.common.errors import ConfigError, WrongCheckpointError, raise_if_any
+from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
+from megatron.config.inference.generation_plan import LAYOUT
+from megatron.config.parsing.flags import value_in
+
+if TYPE_CHECKING:
+    from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
+
+
+Weights = Callable[[], AbstractContextManager["WholeCheckpoint"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """A model and what is asked of it.
+
+    Args:
+        folder: a checkpoint, or a model in transformers' format.
+        manifest: of the checkpoint; for a model of transformers' that of its import.
+        own: the tool's own sections, by name.
+        weights: opens the weights.
+    """
+
+    folder: Path
+    manifest: Manifest
+    config: Config
+    own: Mapping[str, Any]
+    weights: Weights
+
+
+def read_model_source(
+    argv: Sequence[str], sections: Mapping[str, type], *, description: str | None
+) -> ModelSource:
+    """Return the model in --load, of several checkpoints the newest, and what `argv` asks of it.
+
+    Flags that are left out are those of the training run, but for the layout.
+
+    Args:
+        sections: the tool's own, by name.
+
+    Raises:
+        ConfigError: a flag is unknown, refused or malformed, or --load is missing.
+        WrongCheckpointError: there is no model.
+    """
+    parse = partial(parse_config_for_checkpoint, extra=sections, description=description or "")
+    load = value_in(argv, "--load")
+    if {"-h", "--help", "--help-legacy", "--version"} & set(argv):
+        parse(argv, {})  # prints it and leaves
+    problems = [*flag_problems(argv, sections)]
+    if load is None:
+        problems.append("--load is missing: the directory that a run saved to with --save")
+        raise ConfigError(*problems)
+    raise_if_any(problems)
+    folder, manifest, weights = _model_in(Path(load))
+    trained = {
+        section: {name: value for name, value in fields.items() if name not in LAYOUT}
+        for section, fields in manifest.config.items()
+    }
+    config, own = parse(argv, trained)
+    return ModelSource(folder=folder, manifest=manifest, config=config, own=own, weights=weights)
+
+
+def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
+    # What reads weights is imported when it is known that there are some: torch takes seconds.
+    if not directory.exists():
+        raise WrongCheckpointError(f"--load {directory} does not exist")
+    folder = checkpoint_of(directory)
+    if (folder / MANIFEST).is_file():
+        manifest = read_manifest(folder)
+
+        def read() -> "AbstractContextManager[WholeCheckpoint]":
+            from megatron.checkpointing.resharding.weights import read_weights
+
+            return nullcontext(read_weights(folder, manifest))
+
+        return folder, manifest, read
+    if not (directory / "config.json").is_file():
+        raise WrongCheckpointError(
+            f"--load {directory} holds no complete checkpoint, and no model of transformers'"
+        )
+    from megatron.checkpointing.hugging_face.imports import Wishes, describe_model, opened_weights
+
+    described = describe_model(directory, Wishes(), save=directory)
+    return directory, described.manifest, partial(opened_weights, directory, described)

@@ -1,0 +1,121 @@
+"""Request bodies: what all have in common, and the fields of PUT /api."""
+
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+
+from megatron.tokenizer.types.tokenizer import has_half_a_surrogate_pair
+
+JsonSchema = dict[str, Any]
+
+
+def require_characters(text: str) -> str:
+    """Return `text`; raise ValueError if it has half of a surrogate pair."""
+    if has_half_a_surrogate_pair(text):
+        raise ValueError("half of a surrogate pair is not a character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(require_characters)]
+"""A string that UTF-8 can write."""
+
+SEED_LIMIT = 1 << 63
+
+
+def unsupported(reason: str) -> BeforeValidator:
+    """Return a validator for a field that clients know and this server refuses with `reason`."""
+
+    def refuse(value: Any) -> Any:
+        raise ValueError(f"{reason}; leave it out")
+
+    return BeforeValidator(refuse)
+
+
+def only(accepted: Any, reason: str) -> BeforeValidator:
+    """Return a validator that accepts one value of a field and refuses others with `reason`."""
+
+    def validate(value: Any) -> Any:
+        if value != accepted or type(value) is not type(accepted):
+            raise ValueError(f"{reason}; leave it out")
+        return value
+
+    return BeforeValidator(validate)
+
+
+def _let_optional_fields_be_null(schema: JsonSchema) -> None:
+    fields = schema.get("properties", {})
+    for name, field in fields.items():
+        if name not in schema.get("required", []) and not _may_be_null(field):
+            title = {"title": field.pop("title")} if "title" in field else {}
+            fields[name] = {**title, "anyOf": [field, {"type": "null"}]}
+
+
+def _may_be_null(field: JsonSchema) -> bool:
+    return field.get("type") == "null" or any(map(_may_be_null, field.get("anyOf", [])))
+
+
+class Body(BaseModel):
+    """A JSON object. A field that is null counts as left out, unless it is required."""
+
+    # Strict: true is no number and "1" is none either; a whole number passes for a fraction.
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {
+            key: value for key, value in body.items() if value is not None or key not in optional
+        }
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchema:
+        """Return the JSON schema, in which every optional field may be null."""
+        schema = handler(core)
+        _let_optional_fields_be_null(handler.resolve_ref_schema(schema))
+        return schema
+
+
+class MegatronBody(Body):
+    """The fields of PUT /api. Source: the text generation server of Megatron-LM."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"prompts": {"items": {"minLength": 1}}}},
+                {"properties": {"add_BOS": {"const": True}}, "required": ["add_BOS"]},
+            ]
+        }
+    )
+
+    prompts: list[Text] = Field(min_length=1)
+    tokens_to_generate: int | None = Field(None, ge=0)
+    logprobs: bool = False
+    temperature: float | None = Field(None, gt=0, le=100)
+    top_k: int | None = Field(None, ge=0, le=1000)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_p_decay: float = Field(0.0, ge=0, le=1)
+    top_p_bound: float = Field(0.0, ge=0, le=1)
+    add_BOS: bool = False
+    stop_on_double_eol: bool = False
+    stop_on_eol: bool = False
+    prevent_newline_after_colon: bool = False
+    random_seed: int | None = Field(None, ge=0, lt=SEED_LIMIT)
+    no_log: bool = False
+    beam_width: int | None = Field(None, ge=1)
+    stop_token: int | None = Field(None, ge=0)
+    # Further out, a length to this power is infinite or zero.
+    length_penalty: float = Field(1.0, ge=-10, le=10)

@@ -1,0 +1,200 @@
+"""Attention itself: which keys a query sees, and how the values it sees are mixed.
+
+Every implementation computes the same function of the same arguments (`Attend`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from megatron.fused_kernels.flash_attention import flash_attention
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mask:
+    """Which keys a query sees. Queries are the last positions of the keys, usually all of them.
+
+    Args:
+        causal: whether nothing behind the query is seen; says nothing where spans are given.
+        spans_bs2: [b, sq, 2], for every query the first key that it sees and the one after the
+            last, as in `carry.py`.
+        window: a query sees no key that is this far from it, or farther; 0 for no limit.
+    """
+
+    causal: bool = True
+    spans_bs2: Tensor | None = None
+    window: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `causal` says it all."""
+        return self.spans_bs2 is None and not self.window
+
+    def visible(self, sq: int, sk: int, device: torch.device) -> Tensor | None:
+        """Return [b or 1, 1, sq, sk] bool; None when every query sees every key."""
+        keys_k = torch.arange(sk, device=device)
+        queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
+        seen = None
+        if self.spans_bs2 is not None:
+            first_bq1, stop_bq1 = self.spans_bs2.split(1, dim=-1)
+            seen = ((first_bq1 <= keys_k) & (keys_k < stop_bq1))[:, None]
+        elif self.causal:
+            seen = (keys_k <= queries_q1)[None, None]
+        if self.window:
+            near = (keys_k - queries_q1).abs() < self.window
+            seen = near[None, None] if seen is None else seen & near
+        return seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighing:
+    """How the values that a query sees are weighed: softmax(cap(scale * query key^T) + bias).
+
+    Args:
+        scale: of the products.
+        softcap: cap(x) = softcap * tanh(x / softcap), in front of biases; 0 for x itself.
+        slopes_a: ALiBi (arXiv:2108.12409, section 3): the bias of a key is its distance behind the
+            query times -slope of the head.
+        layer_scaling: products are kept divided by this, and softmax multiplies it back, so that
+            those of deep layers stay inside the range of 16 bits. No other effect.
+        dropout: probability that a weight is dropped.
+    """
+
+    mask: Mask
+    scale: float
+    softcap: float = 0.0
+    slopes_a: Tensor | None = None
+    layer_scaling: float = 1.0
+    dropout: float = 0.0
+
+
+class Attend(Protocol):
+    """The mixed values of the keys that each query sees; a query that sees none gets zeros."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+        """Return the mixed values.
+
+        Shapes: query [b, a, sq, d], key and value [b, g, sk, d], where g divides a: queries
+        come in g groups that share a key -> [b, a, sq, d].
+        Randomness: draws from the stream that is current, when values are dropped.
+        """
+        ...
+
+
+def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    """Attend by torch's scaled_dot_product_attention, which picks its kernel by itself."""
+    sq, sk = query.size(2), key.size(2)
+    causal = how.mask.causal and how.mask.is_plain and sq == sk and how.slopes_a is None
+    given = None if causal else how.mask.visible(sq, sk, query.device)
+    if how.slopes_a is not None:
+        bias = _alibi(how.slopes_a, sq, sk).to(query.dtype)
+        given = bias if given is None else bias.masked_fill(~given, -torch.inf)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=given,
+        dropout_p=how.dropout,
+        is_causal=causal,
+        scale=how.scale,
+        enable_gqa=query.size(1) != key.size(1),
+    )
+
+
+def flash_or_other_attention(
+    query: Tensor, key: Tensor, value: Tensor, how: Weighing, *, other: Attend
+) -> Tensor:
+    """Attend by the flash-attn package, or by `other` where spans are given.
+
+    The package has no spans. Its ALiBi falls with the distance in both directions, which is the
+    one meant here when nothing behind the query is seen.
+    """
+    if how.mask.spans_bs2 is not None or (how.slopes_a is not None and not how.mask.causal):
+        return other(query, key, value, how)
+    return flash_attention(
+        query,
+        key,
+        value,
+        causal=how.mask.causal,
+        window=how.mask.window,
+        slopes_a=how.slopes_a,
+        scale=how.scale,
+        softcap=how.softcap,
+        dropout=how.dropout,
+    )
+
+
+def explicit_attention(
+    query: Tensor, key: Tensor, value: Tensor, how: Weighing, *, kernels: Kernels
+) -> Tensor:
+    """Attend by writing all scores down; `kernels` turn them into weights."""
+    sq, sk = query.size(2), key.size(2)
+    group = query.size(1) // key.size(1)
+    key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
+    scores = (query * (how.scale / how.layer_scaling)) @ key.mT
+    scores = soft_capped(scores, how.softcap / how.layer_scaling)
+    if how.slopes_a is not None:
+        scores = scores + (_alibi(how.slopes_a, sq, sk) / how.layer_scaling).to(scores.dtype)
+    if how.mask.causal and how.mask.is_plain:
+        weights = kernels.scaled_causal_softmax(scores, how.layer_scaling)
+    else:
+        seen = how.mask.visible(sq, sk, query.device)
+        weights = kernels.scaled_masked_softmax(scores, seen, how.layer_scaling)
+    return F.dropout(weights, how.dropout) @ value
+
+
+def reference_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    """Attend in at least 32 bits, by plain torch operations."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    mixed = explicit_attention(
+        query.to(wide),
+        key.to(wide),
+        value.to(wide),
+        replace(how, layer_scaling=1.0),
+        kernels=REFERENCE,
+    )
+    return mixed.to(query.dtype)
+
+
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """Return cap * tanh(x / cap), which is almost x near 0 and never beyond +-cap; x for a cap of 0.
+
+    Source: arXiv:2408.00118, section 2.
+    """
+    return cap * (x / cap).tanh() if cap else x
+
+
+def attention_of(kernels: Kernels, *, caps: bool = False) -> Attend:
+    """Return the implementation that `kernels` name.
+
+    Args:
+        caps: whether scores are soft-capped, for which PyTorch's kernels have no argument: where
+            they would be used, scores are written out.
+    """
+    written_out: Attend = partial(explicit_attention, kernels=kernels)
+    sdpa = written_out if caps else sdpa_attention
+    implementations: Mapping[str, Attend] = {
+        "sdpa": sdpa,
+        "flash": partial(flash_or_other_attention, other=sdpa),
+        "fused-softmax": written_out,
+        "reference": reference_attention,
+    }
+    return implementations[kernels.attention]
+
+
+def _alibi(slopes_a: Tensor, sq: int, sk: int) -> Tensor:
+    """Return [1, a, sq, sk]: position of the key less that of the query, times the slope.
+
+    Keys count from the query, not from the first one as in BLOOM: softmax sees no difference,
+    and in 16 bits the biases of near keys keep their digits.
+    """
+    device = slopes_a.device
+    keys_k = torch.arange(sk, device=device)
+    queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
+    return (slopes_a[:, None, None] * (keys_k - queries_q1))[None]

@@ -1,0 +1,111 @@
+"""Tokens to features at the front, features to logits at the back, usually over one table."""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.attention_kernels import soft_capped
+from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.norms import norm_layer
+from megatron.tensor_parallel.collectives import copy_to_tensor_parallel
+from megatron.tensor_parallel.embedding import VocabParallelEmbedding
+from megatron.tensor_parallel.linear import gathering_linear
+
+
+class EmbeddingPipe(nn.Module):
+    """Token embedding, scaled or normed if asked for, plus learned position if there is one, then dropout.
+
+    Positions that layers need are passed on beside the result, and so is a third input, the spans
+    of what tokens see.
+
+    Args:
+        spec: the network.
+        group: the tensor-parallel ranks.
+        kernels: what computes the norm.
+
+    Shapes: (tokens_bs, positions_bs) [b, s] int64 -> [b, s, h].
+    Communication: one all-reduce of [b, s, h] over `group` forward.
+    Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
+    """
+
+    def __init__(self, spec: ModelSpec, *, group: dist.ProcessGroup, kernels: Kernels = REFERENCE):
+        super().__init__()
+        self.spec = spec
+        self.word_embeddings = VocabParallelEmbedding(
+            spec.padded_vocab_size, spec.hidden_size, group=group
+        )
+        if spec.embed_layernorm:
+            # A part of the table by name, as in BLOOM's checkpoints.
+            self.word_embeddings.add_module("norm", norm_layer(spec, kernels=kernels).build())
+        if spec.position_embedding == "learned":
+            self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+
+    def forward(self, inputs: tuple[Tensor, ...]) -> LayerInput:
+        tokens_bs, positions_bs, *spans_bs2 = inputs
+        x_bsh = self.word_embeddings(tokens_bs)
+        if self.spec.scaled_embedding:
+            # The factor is rounded to the dtype of the activations, as published weights expect.
+            x_bsh = x_bsh * x_bsh.new_tensor(self.spec.hidden_size**0.5)
+        if self.spec.embed_layernorm:
+            x_bsh = self.word_embeddings.get_submodule("norm")(x_bsh)
+        if self.spec.position_embedding == "learned":
+            own_bs = self.word_embeddings.own_tokens(positions_bs)
+            x_bsh = x_bsh + self.position_embeddings(own_bs)
+        x_bsh = F.dropout(x_bsh, self.spec.hidden_dropout, self.training)
+        if self.spec.fp32_residual:
+            x_bsh = x_bsh.float()
+        if torch.is_grad_enabled() and not x_bsh.requires_grad:
+            # Of a frozen table. Layers that are recomputed get gradients only if their input does.
+            x_bsh.requires_grad_()
+        is_rotary = self.spec.position_embedding == "rotary"
+        return LayerInput(x_bsh, positions_bs if is_rotary else None, *spans_bs2)
+
+
+class OutputEmbeddingPipe(nn.Module):
+    """A token table for the head: what the last stage holds of the embedding, or one of its own.
+
+    Args:
+        softcap: bound of the logits; 0 for none.
+
+    Shapes: x_bsh [b, s, h] -> [b, s, V/t].
+    Communication: none forward; one all-reduce of [b, s, h] backward.
+    """
+
+    def __init__(
+        self,
+        *,
+        padded_vocab_size: int,
+        hidden_size: int,
+        group: dist.ProcessGroup,
+        softcap: float = 0.0,
+    ):
+        super().__init__()
+        self.softcap = softcap
+        self.word_embeddings = VocabParallelEmbedding(padded_vocab_size, hidden_size, group=group)
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        return tied_logits(self, x_bsh, softcap=self.softcap)
+
+
+def tied_logits(
+    layer: EmbeddingPipe | OutputEmbeddingPipe, x_bsh: Tensor, *, softcap: float = 0.0
+) -> Tensor:
+    """Return the product of `x_bsh` with the token table of `layer`.
+
+    Args:
+        softcap: bound of the logits, which are 32-bit numbers then; 0 for none.
+
+    Shapes: x_bsh [b, s, h] -> [b, s, V/t].
+    Communication: none forward; one all-reduce of [b, s, h] backward.
+    """
+    table = layer.word_embeddings
+    if table.sequence_parallel:
+        logits_bsv = gathering_linear(x_bsh, table.weight, None, dim=1, group=table.group)
+    else:
+        logits_bsv = F.linear(copy_to_tensor_parallel(x_bsh, table.group), table.weight)
+    if not softcap:
+        return logits_bsv
+    return soft_capped(logits_bsv.to(torch.promote_types(logits_bsv.dtype, torch.float32)), softcap)

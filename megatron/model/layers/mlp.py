@@ -1,0 +1,101 @@
+"""The MLP with its inner features divided over the tensor-parallel ranks."""
+
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megatron.common.errors import ConfigError
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.activations import activation_of
+from megatron.model.layers.adapters import adapter_of
+from megatron.tensor_parallel.adapters import column_parallel, row_parallel
+from megatron.tensor_parallel.rng import OrdinaryStream, RngTracker
+
+_ALONE = OrdinaryStream()
+
+
+class ParallelMLP(nn.Module):
+    """Widen, activate, narrow; the output bias is left to the caller.
+
+    Rows of a gated MLP's first weight are grouped [features, {gate, up}], so that the shards of
+    any number of ranks, laid side by side, are the whole.
+
+    Args:
+        spec: the network; its inner width is a multiple of the group's size.
+        group: the tensor-parallel ranks.
+        rng: the stream that differs between them, for adapters.
+        kernels: what computes the activation.
+
+    Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], bias [h] or None).
+    Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        group: dist.ProcessGroup,
+        rng: RngTracker = _ALONE,
+        kernels: Kernels = REFERENCE,
+    ):
+        super().__init__()
+        inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
+        self.activate = activation_of(spec.activation, kernels)
+        self.dense_h_to_4h = column_parallel(
+            spec.hidden_size,
+            inner,
+            group=group,
+            has_bias=spec.linear_bias,
+            adds_bias=not kernels.activation_adds_bias,
+            adapter=adapter_of(spec, "dense_h_to_4h", rng),
+        )
+        self.dense_4h_to_h = row_parallel(
+            spec.ffn_hidden_size,
+            spec.hidden_size,
+            group=group,
+            has_bias=spec.linear_bias,
+            adapter=adapter_of(spec, "dense_4h_to_h", rng),
+        )
+
+    def forward(self, x_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
+        inner_sbf = self.dense_h_to_4h(x_sbh)
+        # Behind the product, which lets go of its weights under ZeRO-3; asking brings them back.
+        bias_f = None if self.dense_h_to_4h.adds_bias else self.dense_h_to_4h.bias
+        inner_sbf = self.activate(inner_sbf, bias_f)
+        return self.dense_4h_to_h(inner_sbf), self.dense_4h_to_h.bias
+
+
+class MixtureBuilder(Protocol):
+    """Builds what stands in the place of the MLP in a layer with experts."""
+
+    def __call__(
+        self, spec: ModelSpec, *, number: int, group: dist.ProcessGroup, kernels: Kernels
+    ) -> nn.Module:
+        """Return the experts of the layer `number`; called like a ParallelMLP."""
+        ...
+
+
+def build_mlp(
+    spec: ModelSpec,
+    *,
+    number: int,
+    group: dist.ProcessGroup,
+    rng: RngTracker,
+    kernels: Kernels,
+    build_mixture: MixtureBuilder | None,
+) -> nn.Module:
+    """Return the MLP of the layer `number`, or its experts.
+
+    Raises:
+        ConfigError: it has experts, and nobody builds any.
+    """
+    if spec.experts_of(number) == 1:
+        return ParallelMLP(spec, group=group, rng=rng, kernels=kernels)
+    if build_mixture is None:
+        raise ConfigError(
+            "a network with experts runs in DeepSpeed's engine alone: train or evaluate it with "
+            "pretrain_gpt.py (--eval-only for its losses)"
+        )
+    return build_mixture(spec, number=number, group=group, kernels=kernels)

@@ -1,0 +1,92 @@
+"""Norms of features, computed by the chosen kernels."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.layer_list import Layer
+from megatron.tensor_parallel.sharding import summed
+
+
+class _Norm(nn.Module):
+    """What norms have in common.
+
+    Args:
+        width: number of features.
+        eps: added to the variance.
+        around_one: the weight is kept as its difference from 1.
+        group: ranks that norm different features with the same weight; its gradient is their sum.
+        kernels: what computes it.
+
+    Communication: none forward; with a group, an all-reduce of each parameter's gradient backward.
+    """
+
+    has_bias: bool
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        eps: float,
+        around_one: bool = False,
+        group: dist.ProcessGroup | None = None,
+        kernels: Kernels = REFERENCE,
+    ):
+        super().__init__()
+        self.eps, self.around_one, self.kernels = eps, around_one, kernels
+        self.weight = nn.Parameter(torch.full((width,), 0.0 if around_one else 1.0))
+        if self.has_bias:
+            self.bias = nn.Parameter(torch.zeros(width))
+        if group is not None:
+            for parameter in self.parameters():
+                summed(parameter, group)
+
+    def scale(self, dtype: torch.dtype) -> Tensor:
+        """Return what the normed features are multiplied with, [h]."""
+        weight = self.weight.to(dtype)
+        return weight + 1 if self.around_one else weight
+
+
+class LayerNorm(_Norm):
+    """Layer norm over the last dimension.
+
+    Shapes: x [..., h] -> [..., h], in the dtype of the weight whatever that of x.
+    """
+
+    has_bias = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, bias = self.scale(x.dtype), self.bias.to(x.dtype)
+        return self.kernels.layer_norm(x, weight, bias, self.eps).to(self.weight.dtype)
+
+
+class RMSNorm(_Norm):
+    """Root-mean-square norm over the last dimension: no mean, no bias; else like LayerNorm."""
+
+    has_bias = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.kernels.rms_norm(x, self.scale(x.dtype), self.eps)
+        return normed.to(self.weight.dtype)
+
+
+def norm_layer(
+    spec: ModelSpec,
+    *,
+    kernels: Kernels,
+    width: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Layer:
+    """Return the norm of a network, of `width` features or of the residual stream."""
+    return Layer(
+        LayerNorm if spec.normalization == "LayerNorm" else RMSNorm,
+        {
+            "width": width or spec.hidden_size,
+            "eps": spec.norm_epsilon,
+            "around_one": spec.layernorm_1p,
+            "group": group,
+            "kernels": kernels,
+        },
+    )

@@ -1,0 +1,81 @@
+"""How positions enter attention: angles that turn queries and keys, or a slope over distance.
+
+Both are computed where they are used, so nothing of them is stored or saved.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from megatron.config.network.model_spec import ModelSpec
+
+
+def rotary_tables(positions_bs: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of every angle, in 32 bits.
+
+    Shapes: positions_bs [b, s] int64 -> two of [b, 1, s, rotary_dim / 2].
+    Source: arXiv:2104.09864, section 3.2.2; arXiv:2306.15595, section 2.3, for interpolation.
+    """
+    frequencies = rotary_frequencies(spec, positions_bs.device)
+    places_bs = positions_bs.float() / spec.rotary_interpolation
+    angles = (places_bs[..., None] * frequencies)[:, None]
+    factor = spec.rope_attention_factor
+    return angles.cos() * factor, angles.sin() * factor
+
+
+def rotary_frequencies(spec: ModelSpec, device: torch.device) -> Tensor:
+    """Return the angle per position of every pair of features: [rotary_dim / 2] float32.
+
+    Dynamic NTK changes nothing up to the trained length, which is the longest one here.
+
+    Source: arXiv:2104.09864, section 3.2.2; for the stretched wavelengths arXiv:2407.21783,
+    section 3.2, and arXiv:2309.00071, section 3.2.
+    """
+    pairs = torch.arange(0, spec.rotary_dim, 2, device=device, dtype=torch.float32)
+    frequencies = 1.0 / spec.rotary_base ** (pairs / spec.rotary_dim)
+    if spec.rope_scaling == 1 or spec.rope_rule == "dynamic":
+        return frequencies
+    kept = (_kept_by_llama if spec.rope_rule == "llama3" else _kept_by_yarn)(spec, frequencies)
+    return frequencies * (kept + (1 - kept) / spec.rope_scaling)
+
+
+def _kept_by_llama(spec: ModelSpec, frequencies: Tensor) -> Tensor:
+    """Return how much of every frequency stays: a share that grows with its turns."""
+    turns = spec.rope_original_length * frequencies / (2 * math.pi)
+    low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
+    return ((turns - low) / (high - low)).clamp(0, 1)
+
+
+def _kept_by_yarn(spec: ModelSpec, frequencies: Tensor) -> Tensor:
+    """Return how much of every frequency stays: a share that falls evenly from pair to pair.
+
+    The paper has it grow with the turns; published networks were trained with its code.
+    """
+
+    def pair_of(turns: float) -> float:
+        wavelengths = math.log(spec.rope_original_length / (turns * 2 * math.pi))
+        return spec.rotary_dim * wavelengths / (2 * math.log(spec.rotary_base))
+
+    first, last = pair_of(spec.rope_high_freq_factor), pair_of(spec.rope_low_freq_factor)
+    if spec.rope_truncation:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, spec.rotary_dim - 1)
+    if first == last:
+        last += 0.001  # a step
+    pairs = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float32)
+    return 1 - ((pairs - first) / (last - first)).clamp(0, 1)
+
+
+def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
+    """Return by how much each head's scores fall with every token of distance: [a] float32.
+
+    Powers of 2^(-8/n) for n heads when n is a power of two. Otherwise those of the power of two
+    below, then every second one of those of the power of two above.
+
+    Source: arXiv:2108.12409, section 3 and its published code.
+    """
+    power = 2 ** (num_heads.bit_length() - 1)
+    heads = torch.arange(num_heads, device=device, dtype=torch.float32)
+    exponents = torch.where(heads < power, heads + 1, heads - power + 0.5) * (8 / power)
+    return torch.exp2(-exponents)

@@ -1,0 +1,92 @@
+"""One transformer layer: attention and MLP, each behind a norm and beside a residual."""
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.attention import ParallelAttention
+from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.mlp import MixtureBuilder, build_mlp
+from megatron.model.layers.norms import norm_layer
+from megatron.tensor_parallel.rng import RngTracker
+
+
+class ParallelTransformerLayerPipe(nn.Module):
+    """x + dropout(attention(norm(x))), then the same with the MLP.
+
+    With sandwich norms the outputs of attention and of the MLP are normed too, in front of dropout.
+    With parallel residuals the second norm reads x: x + dropout(attention(norm(x))) +
+    dropout(mlp(other norm(x))).
+
+    Attention is causal, unless the input has an attention span. All fields of the input but
+    `hidden` are passed on.
+
+    Args:
+        spec: the network.
+        number: the layer's, from 1 on.
+        group: the tensor-parallel ranks.
+        rng: the stream that differs between them.
+        kernels: what computes the operations.
+        build_mixture: builds the MLP of a layer with experts.
+
+    Shapes: hidden [s, b, h] -> [s, b, h], in its dtype.
+    Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
+    Randomness: residual dropout draws from the ordinary stream, attention from `rng`.
+    Source: arXiv:2204.06745, section 2.1, for parallel residuals; arXiv:2105.13290, section 2.4,
+        for sandwich norms.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        number: int = 1,
+        group: dist.ProcessGroup,
+        rng: RngTracker,
+        kernels: Kernels = REFERENCE,
+        build_mixture: MixtureBuilder | None = None,
+    ):
+        super().__init__()
+        self.spec, self.kernels, self.number = spec, kernels, number
+        norm = norm_layer(spec, kernels=kernels)
+        self.input_layernorm = norm.build()
+        self.self_attention = ParallelAttention(
+            spec, number=number, group=group, rng=rng, kernels=kernels
+        )
+        self.post_attention_layernorm = norm.build()
+        self.mlp = build_mlp(
+            spec,
+            number=number,
+            group=group,
+            rng=rng,
+            kernels=kernels,
+            build_mixture=build_mixture,
+        )
+        if spec.sandwich_norm:
+            self.attention_output_layernorm = norm.build()
+            self.mlp_output_layernorm = norm.build()
+
+    def forward(self, inputs: LayerInput) -> LayerInput:
+        x_sbh = inputs.hidden
+        normed_sbh = self.input_layernorm(x_sbh)
+        y_sbh, bias = self.self_attention(normed_sbh, inputs.positions, inputs.attention_span)
+        if self.spec.sandwich_norm:
+            y_sbh, bias = _normed(self.attention_output_layernorm, y_sbh, bias)
+        attended_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
+        read_sbh = x_sbh if self.spec.parallel_residual else attended_sbh
+        normed_sbh = self.post_attention_layernorm(read_sbh)
+        y_sbh, bias = self.mlp(normed_sbh)
+        if self.spec.sandwich_norm:
+            y_sbh, bias = _normed(self.mlp_output_layernorm, y_sbh, bias)
+        return inputs._replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
+
+    def _add(self, y_sbh: Tensor, bias: Tensor | None, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
+        residual = normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh
+        dropout = self.spec.hidden_dropout
+        return self.kernels.bias_dropout_add(y_sbh, bias, residual, dropout, self.training)
+
+
+def _normed(norm: nn.Module, y_sbh: Tensor, bias: Tensor | None) -> tuple[Tensor, None]:
+    """Return the norm of a sublayer's output, and that no bias is left to add."""
+    return norm(y_sbh if bias is None else y_sbh + bias), None

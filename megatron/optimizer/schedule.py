@@ -1,0 +1,80 @@
+"""Learning rate and weight decay, functions of what was consumed: resume has nothing to restore."""
+
+import math
+
+from megatron.config.optimization.optimizer_plan import OptimizerPlan
+from megatron.config.optimization.schedule_plan import SchedulePlan
+
+
+def learning_rate(plan: SchedulePlan, *, samples: int, tokens: int) -> float:
+    """Return the learning rate of the step after `samples` and `tokens` have been trained on.
+
+    Linear from `init` to the peak over the warm-up, then the plan's style down to the floor at
+    `decay` (counted from the start of training), then the floor; "constant" stays at the peak.
+
+    Source: Megatron-LM's learning-rate flags; inverse-square-root: arXiv:1706.03762, section 5.3,
+    scaled to the peak at the end of the warm-up; WSD: arXiv:2404.06395, section 4.
+
+    >>> plan = SchedulePlan(
+    ...     unit="samples",
+    ...     style="cosine",
+    ...     init=0.0,
+    ...     peak=1.0,
+    ...     floor=0.0,
+    ...     warmup=100,
+    ...     decay=1100,
+    ...     anneal=0,
+    ...     anneal_style="linear",
+    ...     on_resume="equal",
+    ... )
+    >>> learning_rate(plan, samples=50, tokens=0)
+    0.5
+    >>> learning_rate(plan, samples=600, tokens=0)
+    0.5
+    """
+    consumed = tokens if plan.unit == "tokens" else samples
+    rising, span = (
+        (samples, plan.warmup_samples) if plan.warmup_samples else (consumed, plan.warmup)
+    )
+    if span and rising <= span:
+        return plan.init + (plan.peak - plan.init) * rising / span
+    if plan.style == "constant":
+        return plan.peak
+    if consumed > plan.decay:
+        return plan.floor
+    if plan.style == "inverse-square-root":
+        rate = plan.peak * math.sqrt(max(plan.warmup, 1) / max(consumed, 1))
+        return max(plan.floor, rate)
+    if plan.style == "WSD":
+        progress = max(0.0, (consumed - (plan.decay - plan.anneal)) / plan.anneal)
+        share = _fall(plan.anneal_style, progress)
+    else:
+        share = _fall(plan.style, (consumed - plan.warmup) / (plan.decay - plan.warmup))
+    return plan.floor + (plan.peak - plan.floor) * share
+
+
+def weight_decay(samples: int, plan: OptimizerPlan, train_samples: int) -> float:
+    """Return the weight decay after `samples` of the run's `train_samples`.
+
+    Source: Megatron-LM's `--weight-decay-incr-style`.
+    """
+    start, end = plan.weight_decay, plan.end_weight_decay
+    if plan.weight_decay_style == "constant":
+        return start
+    if samples > train_samples:
+        return end
+    return start + (end - start) * (1 - _fall(plan.weight_decay_style, samples / train_samples))
+
+
+def _fall(style: str, progress: float) -> float:
+    """Return what is left, 1 at progress 0 and 0 at progress 1."""
+    match style:
+        case "linear":
+            return 1 - progress
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        case "exponential":
+            return 2 * 0.5**progress - 1
+        case "minus_sqrt":
+            return 1 - math.sqrt(progress)
+    raise ValueError(f"no such style: {style}")

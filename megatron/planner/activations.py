@@ -1,0 +1,182 @@
+"""What a forward pass keeps for backward: bytes of one micro-batch on one rank.
+
+The formulas count the tensors that this project's layers keep. In 16 bits on a GPU, without tensor
+parallelism and dropout, they are the 34 s b h of arXiv:2205.05198, section 4.1, less the 5 s b h
+of its dropout masks and score matrices, plus the output of attention.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from megatron.config.plan import Plan
+
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""Bytes of a number in each format."""
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Sizes of what one rank keeps of one micro-batch.
+
+    Args:
+        device: "cuda" or "cpu", whose implementations of attention and dropout keep other things.
+    """
+
+    plan: Plan
+    device: str
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch that one rank sees inside attention's and the MLP's matrices."""
+        return self.plan.batch.micro_batch_size * self.plan.model.seq_length // self._sequence
+
+    @cached_property
+    def outside(self) -> int:
+        """Tokens between these: tensor-parallel ranks may divide them."""
+        divides = self.plan.parallel.sequence_parallel
+        return self.tokens // (self._tensor if divides else 1)
+
+    @cached_property
+    def stream(self) -> int:
+        """Bytes of the residual stream at one place."""
+        return self.outside * self.plan.model.hidden_size * self._residual
+
+    def layer(self, number: int) -> int:
+        """Return the bytes that the layer `number`, from 1 on, keeps when nothing is recomputed."""
+        spec = self.plan.model
+        dropped = 2 * self.outside * spec.hidden_size * self._dropout_mask
+        kept = (
+            spec.norms_per_layer * self._norm()
+            + self._attention(number)
+            + (dropped if spec.hidden_dropout else 0)
+        )
+        experts = spec.experts_of(number)
+        return kept + (self._mlp() if experts == 1 else self._mixture())
+
+    def in_front(self) -> int:
+        """Return what the embedding keeps."""
+        spec = self.plan.model
+        mask = self._bytes if self.device == "cpu" else 1
+        kept = self.outside * spec.hidden_size * mask if spec.hidden_dropout else 0
+        return kept + (self._norm() - self.stream if spec.embed_layernorm else 0)
+
+    def final_norm(self) -> int:
+        """Return what the last norm keeps, its result for the head included."""
+        return self._norm()
+
+    def logits(self) -> int:
+        """Return the bytes of the logits in 32 bits, which the loss is taken from.
+
+        Soft-capping keeps their tangents too.
+        """
+        spec = self.plan.model
+        copies = 2 if spec.logit_softcap else 1
+        return copies * 4 * self.tokens * spec.padded_vocab_size // self._tensor
+
+    def _norm(self) -> int:
+        spec = self.plan.model
+        stats = 2 if spec.normalization == "LayerNorm" else 1
+        wide = self.device != "cpu" or self._residual == 4
+        kept = self.stream + self.outside * spec.hidden_size * self._bytes
+        if self.device == "cpu" and spec.normalization == "RMSNorm":
+            # Composed of operations that keep the scaled input, in 16 bits its copy in 32 too.
+            extra = self._bytes + (4 if self._bytes == 2 else 0)
+            kept += self.outside * spec.hidden_size * extra
+        return kept + self.outside * stats * (4 if wide else 2)
+
+    def _attention(self, number: int) -> int:
+        spec, width = self.plan.model, self._bytes
+        queries = spec.num_attention_heads * spec.head_dim
+        keys = spec.num_query_groups * spec.head_dim
+        if self.device == "cpu":
+            keys = queries  # its kernel takes a key per query
+        # Ulysses keeps the mixed values before and behind their exchange.
+        outputs = queries * (2 if self._sequence > 1 else 1)
+        features = queries + 2 * keys + outputs
+        if spec.position_embedding == "rotary":
+            features += queries + keys
+        if spec.qk_layernorm:
+            features += 3 * (queries + keys) // 2
+        kept = self.tokens * features * width // self._tensor
+        if spec.position_embedding == "rotary":
+            kept += 2 * self.tokens * spec.rotary_dim * 4
+        selective = self.plan.recompute.granularity == "selective"
+        return kept + (0 if selective else self._core(number))
+
+    def _core(self, number: int) -> int:
+        """Return what is between the queries and the mixed values."""
+        spec, implementation = self.plan.model, self.plan.kernels.attention
+        features = self.tokens * spec.num_attention_heads * spec.head_dim // self._tensor
+        heads = spec.num_attention_heads // (self._tensor * self._sequence)
+        square = spec.seq_length**2
+        scores = self.plan.batch.micro_batch_size * heads * square
+        drops = spec.attention_dropout > 0
+        if implementation in ("sdpa", "flash"):
+            bias = 0
+            if implementation == "sdpa":
+                alibi = spec.position_embedding == "alibi"
+                bias = (
+                    square * self._bytes * (heads if alibi else 1 if spec.window_of(number) else 0)
+                )
+            if self.device == "cpu" and drops:
+                # Written out in 32 bits: weights, mask and product of the two.
+                scaled = 2 if self._bytes == 4 else 3
+                return 12 * scores + scaled * features * self._bytes + bias
+            return 4 * scores // spec.seq_length + bias
+        capped = scores if spec.attention_softcap else 0
+        if self.device != "cpu":
+            each = self._bytes * (2 if drops else 1) + drops
+            return scores * each + (capped + features) * self._bytes
+        wide = 4 if implementation == "reference" else self._bytes
+        softmax = 4 if self.plan.kernels.softmax_in_fp32 else wide
+        copies = (
+            12 - 3 * self._bytes if implementation == "reference" and self._bytes == 2 else wide
+        )
+        weights = scores * (softmax + wide * (2 if drops else 1)) + capped * wide
+        return weights + features * copies + square
+
+    def _mlp(self) -> int:
+        spec = self.plan.model
+        # ReLU is undone from its result, which the next matrix keeps anyway.
+        plain = 1 if spec.activation == "relu" else 2
+        features = spec.ffn_hidden_size * (3 if spec.is_gated else plain)
+        fused = self.device != "cpu" and self._is_fused("activation")
+        if spec.is_gated and spec.activation != "liglu" and not fused:
+            features += spec.ffn_hidden_size
+        return self.tokens * features * self._bytes // self._tensor
+
+    def _mixture(self) -> int:
+        """Return what experts keep: the tokens sent to them, and who goes where, written out."""
+        spec, capacity = self.plan.model, self.plan.experts.train_capacity
+        places = spec.experts_per_token * capacity
+        sent = places * (self._mlp() + 2 * self.tokens * spec.hidden_size * self._bytes)
+        # [tokens, experts, places per expert], as weights in 32 bits and as truth values.
+        table = 5 * self.tokens**2 * places
+        return int(sent + table) + (self._mlp() if spec.residual_experts else 0)
+
+    @property
+    def _tensor(self) -> int:
+        return self.plan.parallel.tensor
+
+    @property
+    def _sequence(self) -> int:
+        return self.plan.parallel.sequence
+
+    @property
+    def _bytes(self) -> int:
+        return BYTES[self.plan.precision.dtype]
+
+    @property
+    def _residual(self) -> int:
+        return 4 if self.plan.model.fp32_residual else self._bytes
+
+    @property
+    def _dropout_mask(self) -> int:
+        """Bytes per feature: the fused kernel draws its mask again."""
+        if self.device == "cpu":
+            return self._bytes
+        return 0 if self._is_fused("bias, dropout, residual") else 1
+
+    def _is_fused(self, operation: str) -> bool:
+        kernels = self.plan.kernels
+        return kernels.source in ("auto", "triton") and operation not in kernels.unfused

@@ -1,0 +1,240 @@
+"""Memory of one rank of each pipeline stage, part by part."""
+
+from dataclasses import dataclass
+
+from megatron.config.parallelism.ds_config import value_at
+from megatron.config.plan import Plan
+from megatron.planner.activations import BYTES, Activations
+from megatron.planner.pipeline_stages import Stage, stages_of
+from megatron.planner.weights import (
+    Weights,
+    embedding_weights,
+    head_weights,
+    layer_weights,
+    norm_width,
+)
+
+_MASTER = 4
+_BUCKET = 5e8
+_PERSISTENT = 1e5
+"""Elements: DeepSpeed's defaults of reduce_bucket_size and stage3_param_persistence_threshold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one rank of a stage, at the fullest moment of a step."""
+
+    weights: int
+    gradients: int
+    optimizer: int  # 32-bit weights and moments
+    buffers: int  # what ZeRO collects gradients in
+    activations: int  # of all micro-batches under way
+    logits: int  # in 32 bits, and what the last stage of a pipeline holds beside them
+    transient: int  # what a moment of the backward pass takes on top of that
+    host: int  # offloaded
+
+    @property
+    def kept(self) -> int:
+        """All that lies on the device when the last forward pass of a step ends."""
+        return self.total - self.transient
+
+    @property
+    def total(self) -> int:
+        """Most on the device at any time."""
+        state = self.weights + self.gradients + self.optimizer
+        return state + self.buffers + self.activations + self.logits + self.transient
+
+
+def memory_of_stages(plan: Plan, *, device: str = "cuda") -> list[Memory]:
+    """Return the memory of one rank of every stage; tensor-parallel ranks and replicas are alike.
+
+    Args:
+        device: "cuda" or "cpu", where buffers count as far as they are written to.
+    """
+    return [_memory(plan, stage, device) for stage in stages_of(plan)]
+
+
+def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
+    held, layers = weights_of(plan, stage), [_layer(plan, number) for number in stage.layers]
+    sizes = _Sizes(plan)
+    activations = Activations(plan, device)
+    under_way = micro_batches_under_way(plan, stage)
+    inputs = under_way * _group_inputs(plan, stage, activations)
+    stays = not value_at(plan.deepspeed, "activation_checkpointing.cpu_checkpointing", False)
+    logits = activations.logits() if stage.has_head else 0
+    # While the loss is taken, its gradient; the cast to 16 bits has one of its own.
+    loss = logits + (logits * sizes.weight // 4 if plan.precision.is_mixed else 0)
+    again = [
+        sum(activations.layer(stage.layers[i]) for i in group)
+        for group in plan.recompute.groups(len(layers))
+    ]
+    # Divided weights: the layer at work and the one that is fetched meanwhile.
+    divided = 2 * max((w.total for w in layers), default=0) * sizes.weight
+    gathered = divided if plan.parallel.zero_stage == 3 else 0
+    return Memory(
+        weights=sizes.of_weights(held) + sizes.persistent(plan, stage),
+        gradients=sizes.of_gradients(held),
+        optimizer=0 if sizes.optimizer_on_host else sizes.of_optimizer(held),
+        buffers=sizes.buckets(held, device),
+        activations=under_way * _activations(plan, stage, activations) + (inputs if stays else 0),
+        logits=logits + _left_over(plan, stage, activations, logits * sizes.weight // 4),
+        transient=max([*again, loss]) + gathered,
+        host=sizes.on_host(held) + (0 if stays else inputs),
+    )
+
+
+def micro_batches_under_way(plan: Plan, stage: Stage) -> int:
+    """Return how many micro-batches wait for their backward pass at most.
+
+    Source: one forward, one backward (1F1B), arXiv:2104.04473, section 2.2: as many as there are
+        stages from this one to the last.
+    """
+    number = plan.batch.num_micro_batches(plan.batch.global_batch_size)
+    return max(1, min(plan.parallel.pipeline - stage.index, number))
+
+
+def weights_of(plan: Plan, stage: Stage) -> Weights:
+    """Return the numbers of weights of one rank of `stage`; a tied table is on both of its stages."""
+    spec, tensor = plan.model, plan.parallel.tensor
+    held = sum((_layer(plan, number) for number in stage.layers), Weights(0))
+    if stage.has_embedding:
+        held += Weights(embedding_weights(spec, tensor=tensor))
+    if stage.has_final_norm:
+        held += Weights(norm_width(spec, spec.hidden_size))
+    if stage.has_head and not (spec.tied_embeddings and stage.has_embedding):
+        held += Weights(head_weights(spec, tensor=tensor))
+    return held
+
+
+def _layer(plan: Plan, number: int) -> Weights:
+    parallel = plan.parallel
+    return layer_weights(plan.model, number, tensor=parallel.tensor, expert=parallel.expert)
+
+
+def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
+    """Return what one micro-batch leaves on the stage, besides the inputs of recomputed layers."""
+    again = {stage.layers[i] for group in plan.recompute.groups(len(stage.layers)) for i in group}
+    kept = sum(activations.layer(number) for number in stage.layers if number not in again)
+    if stage.has_embedding:
+        kept += activations.in_front()
+    if stage.has_final_norm:
+        kept += activations.final_norm()
+    # The pipeline holds what it has sent until it is needed no more.
+    return kept + (0 if stage.has_head else activations.stream)
+
+
+def _left_over(plan: Plan, stage: Stage, activations: Activations, cast: int) -> int:
+    """Return what DeepSpeed's pipeline holds of micro-batches that the last stage is done with.
+
+    Both of its buffers keep inputs and outputs until others take their place.
+
+    Args:
+        cast: bytes of the logits before they are cast to 32 bits.
+    """
+    if plan.parallel.pipeline == 1 or not stage.has_head:
+        return 0
+    return 2 * activations.logits() + cast + 2 * activations.stream
+
+
+def _group_inputs(plan: Plan, stage: Stage, activations: Activations) -> int:
+    divides = value_at(plan.deepspeed, "activation_checkpointing.partition_activations", False)
+    count = len(plan.recompute.groups(len(stage.layers)))
+    return count * activations.stream // (plan.parallel.tensor if divides else 1)
+
+
+class _Sizes:
+    """Bytes per weight of what training keeps beside it, as DeepSpeed's optimizers do.
+
+    Undivided: torch's optimizer and 32-bit weights. bf16 at stage 1: a whole 32-bit gradient on
+    every replica and an optimizer divided over them. Others: from stage 2 on gradients are divided
+    too, at stage 3 weights.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.weight = BYTES[plan.precision.dtype]
+        self.stage = plan.parallel.zero_stage
+        self.optimizer_on_host = plan.optimizer.on_cpu
+        zero = plan.deepspeed.get("zero_optimization", {})
+        self.zero = zero
+        self.weights_on_host = value_at(zero, "offload_param.device", "none") != "none"
+        sums = value_at(plan.deepspeed, "data_types.grad_accum_dtype")
+        self.gradient = 4 if sums == "fp32" else self.weight
+        # DeepSpeed has an optimizer of its own for this, which adds up in 32 bits by itself.
+        self.is_bf16_optimizer = (
+            plan.precision.dtype == "bf16"
+            and self.stage == 1
+            and not self.optimizer_on_host
+            and self.gradient == 4
+        )
+
+    def of_weights(self, held: Weights) -> int:
+        if self.stage < 3:
+            return held.total * self.weight
+        return 0 if self.weights_on_host else self._divided(held, self.weight)
+
+    def persistent(self, plan: Plan, stage: Stage) -> int:
+        """Return the small weights that stage 3 leaves whole: norms, biases and small matrices."""
+        if self.stage < 3:
+            return 0
+        most = value_at(self.zero, "stage3_param_persistence_threshold", _PERSISTENT)
+        spec = plan.model
+        width, inner = spec.hidden_size, spec.ffn_hidden_size * (2 if spec.is_gated else 1)
+        heads = spec.num_attention_heads * spec.head_dim
+        qkv = heads + 2 * spec.num_query_groups * spec.head_dim
+        tensor = plan.parallel.tensor
+        layer = [
+            *([width] * (4 if spec.normalization == "LayerNorm" else 2)),
+            *([width, inner // tensor] if spec.linear_bias else []),
+            *([width] if spec.attention_output_bias else []),
+            *([qkv // tensor] if spec.qkv_bias else []),
+            *(size * width // tensor for size in (heads, qkv, inner, spec.ffn_hidden_size)),
+        ]
+        tables = [head_weights(spec, tensor=tensor)] * (1 if spec.tied_embeddings else 2)
+        if spec.position_embedding == "learned":
+            tables.append(spec.max_position_embeddings * width)
+        small = sum(n for n in layer if n <= most) * len(stage.layers)
+        return (small + sum(n for n in tables if n <= most)) * self.weight
+
+    def of_gradients(self, held: Weights) -> int:
+        if not self.plan.evaluation.optimizer:
+            return 0
+        if self.optimizer_on_host:
+            return 0
+        if self.is_bf16_optimizer:
+            # The sum, and the 16-bit gradients of the last micro-batch, which it zeroes in place.
+            return held.total * (self.gradient + self.weight)
+        return held.total * self.gradient if self.stage < 2 else self._divided(held, self.gradient)
+
+    def of_optimizer(self, held: Weights) -> int:
+        if not self.plan.evaluation.optimizer:
+            return 0
+        has_masters = self.plan.precision.is_mixed or self.stage > 0
+        each = self.plan.optimizer.state_bytes + (_MASTER if has_masters else 0)
+        return held.total * each if self.stage == 0 else self._divided(held, each)
+
+    def buckets(self, held: Weights, device: str) -> int:
+        """Return the buffers that gradients are collected in on their way to other replicas.
+
+        DeepSpeed allocates them in full. On CPUs, what is never written to takes no memory.
+        """
+        if self.stage == 0 or self.is_bf16_optimizer or not self.plan.evaluation.optimizer:
+            return 0
+        if not value_at(self.zero, "contiguous_gradients", True):
+            return 0
+        overlaps = value_at(self.zero, "overlap_comm", False) and self.stage < 3
+        size = int(value_at(self.zero, "reduce_bucket_size", _BUCKET)) * (2 if overlaps else 1)
+        return (size if device == "cuda" else min(size, held.total)) * self.weight
+
+    def on_host(self, held: Weights) -> int:
+        """Return what is offloaded."""
+        gradients = self._divided(held, 4)
+        kept = self.of_optimizer(held) + gradients if self.optimizer_on_host else 0
+        return kept + (self._divided(held, self.weight) if self.weights_on_host else 0)
+
+    def _divided(self, held: Weights, each: int) -> int:
+        parallel = self.plan.parallel
+        # Ranks that divide a sample hold the same weights, as replicas do.
+        copies = parallel.data * parallel.sequence
+        experts = -(-held.experts * each // max(1, copies // parallel.expert))
+        return -(-held.dense * each // copies) + experts

@@ -1,0 +1,136 @@
+"""Which layers each pipeline stage gets: DeepSpeed's partition, without DeepSpeed."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.plan import Plan
+from megatron.planner.weights import (
+    embedding_weights,
+    head_weights,
+    layer_weights,
+    norm_width,
+)
+
+_LAYER = "ParallelTransformerLayerPipe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What one pipeline stage holds."""
+
+    index: int
+    layers: range  # numbers of its transformer layers, from 1 on
+    has_embedding: bool
+    has_final_norm: bool
+    has_head: bool
+
+
+def stages_of(plan: Plan) -> list[Stage]:
+    """Return the stages of the network, in order; one without a pipeline."""
+    names = entry_names(plan.model, mixed=plan.precision.is_mixed)
+    bounds = [0, len(names)]
+    if plan.parallel.pipeline > 1:
+        weights = _entry_weights(plan, names)
+        bounds = _partition(tuple(weights), plan.parallel.pipeline)
+    first = names.index(_LAYER)
+    stages = []
+    for index, (start, stop) in enumerate(pairwise(bounds)):
+        own = [i - first + 1 for i in range(start, stop) if names[i] == _LAYER]
+        held = names[start:stop]
+        stages.append(
+            Stage(
+                index=index,
+                layers=range(own[0], own[-1] + 1) if own else range(1, 1),
+                has_embedding="EmbeddingPipe" in held,
+                has_final_norm=plan.model.normalization in held,
+                has_head="OutputEmbeddingPipe" in held,
+            )
+        )
+    return stages
+
+
+def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
+    """Return the names of the entries of the list that a GPT is, as the partition matches them.
+
+    Args:
+        mixed: whether logits are cast to 32 bits at the end.
+    """
+    return [
+        "take_tokens",
+        "EmbeddingPipe",
+        "to_sequence_first",
+        *[_LAYER] * spec.num_layers,
+        "to_batch_first",
+        spec.normalization,
+        "OutputEmbeddingPipe",
+        *(["to_float32"] if mixed else []),
+    ]
+
+
+def _entry_weights(plan: Plan, names: Sequence[str]) -> list[int]:
+    method, spec, tensor = plan.parallel.partition_method, plan.model, plan.parallel.tensor
+    if method == "uniform":
+        return [1] * len(names)
+    if method.startswith("type:"):
+        pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
+        return [1 if pattern.search(name) else 0 for name in names]
+    numbers = iter(range(1, spec.num_layers + 1))
+    sizes = {
+        "EmbeddingPipe": embedding_weights(spec, tensor=tensor),
+        "OutputEmbeddingPipe": head_weights(spec, tensor=tensor),
+        spec.normalization: norm_width(spec, spec.hidden_size),
+    }
+    return [
+        layer_weights(spec, next(numbers), tensor=tensor, expert=plan.parallel.expert).total
+        if name == _LAYER
+        else sizes.get(name, 0)
+        for name in names
+    ]
+
+
+@cache
+def _partition(weights: tuple[int, ...], parts: int) -> list[int]:
+    if set(weights) == {1}:
+        return _even(len(weights), parts)
+    return balanced(weights, parts)
+
+
+def _even(items: int, parts: int) -> list[int]:
+    """Return bounds of parts of equal length; the first ones take what is left over."""
+    size, rest = divmod(items, parts)
+    return [part * size + min(part, rest) for part in range(parts + 1)]
+
+
+def balanced(weights: Sequence[int], parts: int) -> list[int]:
+    """Return the bounds that make the heaviest part least heavier than the lightest.
+
+    Ties fall as in DeepSpeed, whose stages these have to be: to the latest cut.
+
+    Source: DeepSpeed's `partition_balanced`.
+    """
+    count = len(weights)
+    if count <= parts:
+        return [min(part, count) for part in range(parts + 1)]
+    sums = [0, *accumulate(weights)]
+    # By number of parts: {end: (heaviest, lightest, where the last part begins)}.
+    best: list[dict[int, tuple[float, float, int]]] = [{0: (0, float("inf"), 0)}]
+    for _ in range(parts):
+        before = best[-1]
+        found: dict[int, tuple[float, float, int]] = {}
+        for end in range(len(best), count + 1):
+            for cut, (heaviest, lightest, _) in before.items():
+                if cut >= end:
+                    break
+                last = sums[end] - sums[cut]
+                high, low = max(heaviest, last), min(lightest, last)
+                if end not in found or found[end][0] - found[end][1] >= high - low:
+                    found[end] = high, low, cut
+        best.append(found)
+    bounds = [count]
+    for choices in reversed(best[1:]):
+        bounds.append(choices[bounds[-1]][2])
+    return bounds[::-1]

@@ -1,0 +1,186 @@
+"""Which layouts fit a number of GPUs, the fastest first, and why the others do not."""
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+from megatron.common.errors import ConfigError, raise_if_any
+from megatron.config.config import Config
+from megatron.config.data.objective_plan import ObjectiveName
+from megatron.config.plan import Plan, plan
+from megatron.planner.devices import GIB, RESERVED_BYTES, Device
+from megatron.planner.layouts import Axis, Layout, layouts_of, places
+from megatron.planner.memory import memory_of_stages
+from megatron.planner.pipeline_stages import stages_of
+from megatron.planner.speed import Speed, speed_of
+
+DECIDED = {
+    "parallel": (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "ds_sequence_parallel_size",
+        "sequence_parallel",
+    ),
+    "training": ("micro_batch_size",),
+    "deepspeed": ("zero_stage",),
+    "recompute": (
+        "recompute_granularity",
+        "recompute_activations",
+        "checkpoint_activations",
+        "recompute_method",
+        "recompute_num_layers",
+        "distribute_saved_activations",
+        "contiguous_checkpointing",
+        "checkpoint_in_cpu",
+    ),
+}
+"""Fields of a Config, by section, that a search sets: what they say is not looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """A layout that can be run."""
+
+    layout: Layout
+    speed: Speed
+    peak_bytes: int  # of the fullest rank
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why some layouts cannot be run.
+
+    Args:
+        why: the reason that they share.
+        where: what they have in common, such as "tp 16", in the order of the search.
+        partly: the same where other layouts of that kind fit, with what those that do not have
+            alone, such as "tp 1 pp 2 with micro-batch 8".
+        count: how many there are.
+    """
+
+    why: str
+    where: tuple[str, ...]
+    partly: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found: what can be run, the fastest first, and why the rest cannot."""
+
+    fitting: tuple[Fitting, ...]
+    refused: tuple[Refusal, ...]
+
+
+def search(
+    config: Config,
+    *,
+    num_gpus: int,
+    vocab_size: int,
+    device: Device,
+    gpus_per_node: int = 8,
+    objective: ObjectiveName = "gpt",
+) -> Found:
+    """Try every layout of `num_gpus` devices for what `config` trains.
+
+    What `config` itself says of the layout, see DECIDED, is not looked at; tensor-parallel ranks
+    divide the sequence as well.
+
+    Args:
+        gpus_per_node: tensor parallelism stays within a node.
+
+    Raises:
+        ConfigError: something is wrong that no layout mends.
+    """
+    if config.precision.bf16 and not device.has_bf16:
+        raise ConfigError(_no_bf16(device))
+    layouts = [*layouts_of(num_gpus, config.model.num_layers)]
+    fitting: list[Fitting] = []
+    refused = defaultdict[tuple[Axis, str], list[Layout]](list)
+    asked: list[tuple[str, ...]] = []  # what training itself refuses of each layout
+    for layout in layouts:
+        if uneven := _uneven(layout, config.training.global_batch_size, gpus_per_node):
+            refused[uneven].append(layout)
+            continue
+        try:
+            decided = plan(
+                _asked(config, layout),
+                world_size=num_gpus,
+                vocab_size=vocab_size,
+                device="cuda",
+                objective=objective,
+            )
+        except ConfigError as error:
+            asked.append(error.problems)
+            refused["tp pp", error.problems[0]].append(layout)
+            continue
+        asked.append(())
+        if reason := obstacle(decided, device):
+            refused["tp pp", reason].append(layout)
+            continue
+        speed = speed_of(decided, device, gpus_per_node=gpus_per_node)
+        peak = max(memory.total for memory in memory_of_stages(decided))
+        fitting.append(Fitting(layout=layout, speed=speed, peak_bytes=peak))
+    if asked:
+        raise_if_any(p for p in asked[0] if all(p in problems for problems in asked))
+    fitting.sort(key=lambda one: (one.speed.step_s, one.peak_bytes, one.layout))
+    fit = [one.layout for one in fitting]
+    refusals = []
+    for (axis, why), those in refused.items():
+        found = [*places(those, fit, layouts, axis)]
+        where = tuple(value for value, apart in found if not apart)
+        partly = tuple(f"{value} with {apart}" for value, apart in found if apart)
+        refusals.append(Refusal(why, where, partly, len(those)))
+    return Found(tuple(fitting), tuple(refusals))
+
+
+def _uneven(layout: Layout, batch: int | None, gpus_per_node: int) -> tuple[Axis, str] | None:
+    """Return why `layout` is not even planned, and by which axis; None when it is."""
+    if layout.tensor > gpus_per_node:
+        return "tp", f"more than the {gpus_per_node} GPUs of a node"
+    if batch and batch % (layout.data * layout.micro_batch_size):
+        return "dp", f"--global-batch-size {batch} is not a multiple of micro-batch * replicas"
+    return None
+
+
+def obstacle(plan: Plan, device: Device) -> str | None:
+    """Return why `plan` does not run on GPUs of this kind; None when it does."""
+    if plan.precision.dtype == "bf16" and not device.has_bf16:
+        return _no_bf16(device)
+    for stage in stages_of(plan):
+        if not stage.layers:
+            return f"stage {stage.index} would have no transformer layer"
+    usable = device.memory_gib - RESERVED_BYTES / GIB
+    if max(memory.total for memory in memory_of_stages(plan)) > usable * GIB:
+        return f"needs more than the {usable:.1f} GiB of a {device.name} that a run can use"
+    return None
+
+
+def _no_bf16(device: Device) -> str:
+    return f"{device.name} has no bf16; write --fp16"
+
+
+def _asked(config: Config, layout: Layout) -> Config:
+    full = layout.recompute == "full"
+    return replace(
+        config,
+        parallel=replace(
+            config.parallel,
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            ds_sequence_parallel_size=1,
+            sequence_parallel=layout.tensor > 1,
+        ),
+        training=replace(config.training, micro_batch_size=layout.micro_batch_size),
+        deepspeed=replace(config.deepspeed, zero_stage=layout.zero_stage),
+        recompute=replace(
+            config.recompute,
+            recompute_granularity=None,
+            recompute_activations=layout.recompute == "selective",
+            checkpoint_activations=full,
+            recompute_method="uniform" if full else None,
+            recompute_num_layers=1 if full else None,
+            distribute_saved_activations=False,
+            contiguous_checkpointing=False,
+            checkpoint_in_cpu=False,
+        ),
+    )

@@ -1,0 +1,95 @@
+"""How long a step takes, and what a run costs."""
+
+from dataclasses import dataclass
+
+from megatron.config.parallelism.recompute_plan import NOTHING
+from megatron.config.plan import Plan
+from megatron.planner.devices import Device
+from megatron.planner.traffic import Traffic, traffic_of
+
+BUSY_SHARE = 0.55
+"""Of a device's peak that layers reach while they compute: BLOOM's 150 of 312 TFLOPs per A100
+(arXiv:2211.05100, section 3.3.4), with its pipeline's bubble and communication taken out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """One step of the full batch, and the whole run. Times are in seconds."""
+
+    model_flops: float  # of all ranks, without recomputation
+    hardware_flops: float  # with it
+    bubble: float  # share of a step in which a stage waits for others
+    traffic: Traffic
+    step_s: float
+    mfu: float  # model FLOPs against the peak of all devices
+    tokens_per_second: float
+    run_s: float
+    gpu_hours: float
+
+
+def bubble_of(plan: Plan) -> float:
+    """Return the share of a step that a pipeline stage is idle: (p - 1) / (m + p - 1).
+
+    Source: arXiv:2104.04473, section 2.2.1, which states it relative to the busy time.
+    """
+    idle = plan.parallel.pipeline - 1
+    return idle / (plan.batch.num_micro_batches(plan.batch.global_batch_size) + idle)
+
+
+def step_flops(plan: Plan, *, recomputed: bool) -> float:
+    """Return the floating-point operations of a step of the full batch; see flops_per_sample.
+
+    Args:
+        recomputed: whether what is computed again counts as well.
+    """
+    again = plan.recompute if recomputed else NOTHING
+    return plan.batch.global_batch_size * plan.model.flops_per_sample(recompute=again)
+
+
+def speed_of(
+    plan: Plan, device: Device, *, gpus_per_node: int = 8, mfu: float | None = None
+) -> Speed:
+    """Return the time of a step on `device`.
+
+    Args:
+        mfu: model FLOPs utilisation that is known from elsewhere; estimated when None, from
+            BUSY_SHARE, the bubble, and communication that does not overlap with anything.
+    """
+    batch, world_size = plan.batch, plan.parallel.world_size
+    model, hardware = (step_flops(plan, recomputed=r) for r in (False, True))
+    peak = world_size * device.peak_flops(plan.precision.dtype)
+    number = batch.num_micro_batches(batch.global_batch_size)
+    if mfu:
+        step_s, every_s = model / (peak * mfu), 0.0
+    else:
+        step_s, every_s = (_step_s(plan, device, n, gpus_per_node) for n in (number, 0))
+    tokens = batch.global_batch_size * plan.model.seq_length
+    # A step of a smaller batch, as in a ramp, is shorter in its micro-batches alone.
+    full_steps = plan.training.train_samples / batch.global_batch_size
+    run_s = (step_s - every_s) * full_steps + every_s * plan.training.train_iters
+    return Speed(
+        model_flops=model,
+        hardware_flops=hardware,
+        bubble=bubble_of(plan),
+        traffic=traffic_of(plan, number),
+        step_s=step_s,
+        mfu=model / (peak * step_s),
+        tokens_per_second=tokens / step_s,
+        run_s=run_s,
+        gpu_hours=run_s * world_size / 3600,
+    )
+
+
+def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int) -> float:
+    """Return how long a step of `number` micro-batches takes, at 0 what every step waits for."""
+    parallel, batch = plan.parallel, plan.batch
+    full = batch.num_micro_batches(batch.global_batch_size)
+    node, network = 1e9 * device.node_gb_s, 1e9 * device.network_gb_s
+    near = parallel.tensor * parallel.sequence <= gpus_per_node
+    small = parallel.world_size <= gpus_per_node
+    peak = parallel.world_size * device.peak_flops(plan.precision.dtype)
+    whole, sent = traffic_of(plan, full), traffic_of(plan, number)
+    busy = step_flops(plan, recomputed=True) / (peak * BUSY_SHARE)
+    busy += (whole.tensor + whole.sequence) / (node if near else network)
+    between = (sent.pipeline + sent.data) / (node if small else network)
+    return busy / full * (number + parallel.pipeline - 1) + between

@@ -1,0 +1,66 @@
+"""Bytes that a rank sends in one step, by what for."""
+
+from dataclasses import dataclass
+
+from megatron.config.plan import Plan
+from megatron.planner.activations import BYTES, Activations
+from megatron.planner.memory import weights_of
+from megatron.planner.pipeline_stages import Stage, stages_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes sent by the busiest rank in a step; rings send (n - 1) / n of a tensor per pass."""
+
+    tensor: float
+    pipeline: float
+    data: float
+    sequence: float
+
+
+def traffic_of(plan: Plan, number: int) -> Traffic:
+    """Return the traffic of a step of `number` micro-batches, at 0 what every step has."""
+    parallel, spec = plan.parallel, plan.model
+    stages = stages_of(plan)
+    activations = Activations(plan, "cuda")
+    width = BYTES[plan.precision.dtype]
+    whole = activations.tokens * spec.hidden_size * width
+    layers = max(len(stage.layers) for stage in stages)
+    passes = 2 + plan.recompute.share
+    # Two all-reduces a pass, each as much as two passes around the ring; where the ranks divide the
+    # sequence, a reduction and a gathering in their place, and two gatherings more in backward.
+    rings = 4 * passes + (2 if parallel.sequence_parallel else 0)
+    tensor = number * layers * whole * _ring(parallel.tensor) * rings
+    # Tensor-parallel ranks send a part each. The last stage sends gradients alone, inner ones both.
+    neighbours = min(2, parallel.pipeline - 1)
+    pipeline = neighbours * number * whole / parallel.tensor
+    exchanged = activations.tokens * width * spec.head_dim / parallel.tensor
+    exchanged *= 2 * spec.num_attention_heads + 2 * spec.num_query_groups
+    return Traffic(
+        tensor=tensor,
+        pipeline=pipeline,
+        data=max(_data(plan, stage, number) for stage in stages),
+        sequence=number * layers * passes * exchanged * _ring(parallel.sequence),
+    )
+
+
+def _data(plan: Plan, stage: Stage, number: int) -> float:
+    """Return what averages the gradients and, where they are divided, gathers the weights."""
+    parallel = plan.parallel
+    count, stage_of_zero = weights_of(plan, stage).dense, parallel.zero_stage
+    weight = count * BYTES[plan.precision.dtype]
+    gradient = count * (4 if plan.precision.fp32_gradients else 2)
+    ring = _ring(parallel.data * parallel.sequence)
+    match stage_of_zero:
+        case 0:
+            return 2 * ring * gradient
+        case 1:
+            return ring * (2 * gradient + weight)
+        case 2:
+            return ring * (number * gradient + weight)
+    fetched = 2 + plan.recompute.share
+    return ring * number * (gradient + fetched * weight)
+
+
+def _ring(ranks: int) -> float:
+    return (ranks - 1) / ranks

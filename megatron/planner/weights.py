@@ -1,0 +1,71 @@
+"""How many weights of each part of the network one rank holds."""
+
+from dataclasses import dataclass
+
+from megatron.config.network.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Numbers of weights: those that all replicas have, and experts, which neighbours divide."""
+
+    dense: int
+    experts: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.dense + self.experts
+
+    def __add__(self, other: "Weights") -> "Weights":
+        return Weights(self.dense + other.dense, self.experts + other.experts)
+
+
+def layer_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1) -> Weights:
+    """Return the weights of the layer `number`, from 1 on, on one of `tensor` ranks.
+
+    Matrices are divided, with the biases of what they widen; norms, the biases behind the
+    narrowing matrices and routers are whole on every rank.
+
+    Args:
+        expert: replicas that share the experts of a layer.
+    """
+    width, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
+    qkv = heads + 2 * spec.num_query_groups * spec.head_dim
+    divided = width * (qkv + heads) + (qkv if spec.qkv_bias else 0)
+    whole = spec.norms_per_layer * norm_width(spec, width) + (
+        width if spec.attention_output_bias else 0
+    )
+    if spec.qk_layernorm:
+        whole += 2 * norm_width(spec, spec.head_dim)
+    mlp = _mlp_weights(spec, tensor)
+    experts = spec.experts_of(number)
+    if experts == 1:
+        return Weights(divided // tensor + whole + mlp)
+    routing = experts * width
+    if spec.residual_experts:
+        routing += mlp + 2 * width + 2
+    return Weights(divided // tensor + whole + routing, experts // expert * mlp)
+
+
+def _mlp_weights(spec: ModelSpec, tensor: int) -> int:
+    width, inner = spec.hidden_size, spec.ffn_hidden_size * (2 if spec.is_gated else 1)
+    divided = width * (inner + spec.ffn_hidden_size) + (inner if spec.linear_bias else 0)
+    return divided // tensor + (width if spec.linear_bias else 0)
+
+
+def embedding_weights(spec: ModelSpec, *, tensor: int) -> int:
+    """Return the weights in front of the layers on one of `tensor` ranks."""
+    positions = spec.max_position_embeddings if spec.position_embedding == "learned" else 0
+    norm = norm_width(spec, spec.hidden_size) if spec.embed_layernorm else 0
+    return head_weights(spec, tensor=tensor) + positions * spec.hidden_size + norm
+
+
+def head_weights(spec: ModelSpec, *, tensor: int) -> int:
+    """Return the weights of a token table on one of `tensor` ranks."""
+    return spec.padded_vocab_size // tensor * spec.hidden_size
+
+
+def norm_width(spec: ModelSpec, width: int) -> int:
+    """Return the weights of a norm of `width` features."""
+    return (2 if spec.normalization == "LayerNorm" else 1) * width

@@ -1,0 +1,80 @@
+"""This rank's process groups, one per axis."""
+
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from megatron.tensor_parallel.topology import Topology
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The ranks that this rank works with.
+
+    Args:
+        topology: the whole grid.
+        rank: this process.
+        tensor: those that share its layers.
+        sequence: those that divide the sequences of its samples.
+        data: those that hold the same shard of the model, one of each replica.
+        copies: all that hold the same shard of the model, whatever they do with it.
+        model: those that make up a whole model.
+    """
+
+    topology: Topology
+    rank: int
+    tensor: dist.ProcessGroup
+    sequence: dist.ProcessGroup
+    data: dist.ProcessGroup
+    copies: dist.ProcessGroup
+    model: dist.ProcessGroup
+
+    @property
+    def stage(self) -> int:
+        """This rank's pipeline stage."""
+        return self.topology.stage_of(self.rank)
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among the replicas."""
+        return self.topology.data_rank_of(self.rank)
+
+    @property
+    def sequence_rank(self) -> int:
+        """This rank's place among those that divide the sequences of its samples."""
+        return self.topology.sequence_rank_of(self.rank)
+
+    @property
+    def tensor_rank(self) -> int:
+        """This rank's place among those that share its layers."""
+        return self.topology.tensor_rank_of(self.rank)
+
+
+def build_groups(topology: Topology) -> Groups:
+    """Create this rank's groups. Every rank of the world must call this, in step.
+
+    Communication: creates one process group per set of ranks.
+    """
+    rank = dist.get_rank()
+    return Groups(
+        topology=topology,
+        rank=rank,
+        tensor=_own_group(rank, topology.tensor_groups()),
+        sequence=_own_group(rank, topology.sequence_groups()),
+        data=_own_group(rank, topology.data_groups()),
+        copies=_own_group(rank, topology.copy_groups()),
+        model=_own_group(rank, topology.model_groups()),
+    )
+
+
+def lone_group() -> dist.ProcessGroup:
+    """Return a group of this process alone, for inference, conversion and tests."""
+    if not dist.is_initialized():
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+
+
+def _own_group(rank: int, sets: list[list[int]]) -> dist.ProcessGroup:
+    own = [group for ranks in sets if (group := dist.new_group(ranks)) and rank in ranks]
+    return own[0]

@@ -1,0 +1,147 @@
+"""Tokenizers from a SentencePiece model file, with Megatron-LM's legacy special tokens or without.
+
+Megatron-LM adds no tokens to the model's; `--tokenizer-sentencepiece-legacy` is what it did before.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from megatron.common.errors import ConfigError, WrongDataError
+from megatron.tokenizer.types.tokenizer import Role, Tokenizer, Vocabulary, no_tokens
+
+# Megatron-LM gives these ids after those of the model, in this order.
+_ADDED: tuple[tuple[str, Role], ...] = (
+    ("<CLS>", "cls"),
+    ("<SEP>", "sep"),
+    ("<EOD>", "eod"),
+    ("<MASK>", "mask"),
+)
+_OF_THE_MODEL: tuple[tuple[str, Role], ...] = (("<PAD>", "pad"), ("<BOS>", "bos"), ("<EOS>", "eos"))
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model as it is: eos ends a document, and no text begins with bos.
+
+    A special token spelled in a text is plain text.
+
+    Args:
+        model_file: a SentencePiece model of any kind.
+
+    Raises:
+        ConfigError: the sentencepiece library is not installed.
+        DataError: the file is missing or damaged.
+    """
+
+    def __init__(self, model_file: str | Path):
+        self.name = str(model_file)
+        self._model = _load(Path(model_file))
+        self._tokens = [self._model.id_to_piece(i) for i in range(len(self._model))]
+        self.vocab_size = len(self._tokens)
+        model = self._model
+        ids: dict[Role, int] = {
+            "pad": model.pad_id(),
+            "bos": model.bos_id(),
+            "eos": model.eos_id(),
+            "unk": model.unk_id(),
+        }
+        self.special_ids = {role: i for role, i in ids.items() if i >= 0}
+        if "eos" in self.special_ids:
+            self.special_ids["eod"] = self.special_ids["eos"]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        return self._pieces(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, without special tokens."""
+        return self._model.decode([int(i) for i in ids])
+
+    def vocabulary(self) -> Vocabulary:
+        """Return the pieces and their scores."""
+        scores = [self._model.get_score(i) for i in range(len(self._model))]
+        return Vocabulary(self._tokens, json.dumps(scores))
+
+    def _pieces(self, text: str) -> list[int]:
+        try:
+            return self._model.encode(text)
+        except Exception as error:  # the library has no exception of its own
+            raise no_tokens(self.name, text, error) from error
+
+
+class LegacySentencePieceTokenizer(SentencePieceTokenizer):
+    """A SentencePiece model with the special tokens that Megatron-LM added to it until 2025.
+
+    A special token spelled in a text is that token, as in Megatron-LM; what stands between two of
+    them is encoded as a text of its own.
+
+    Args:
+        model_file: a SentencePiece model of any kind.
+        extra_ids: how many tokens <extra_id_0>, <extra_id_1> and so on it has to have.
+    """
+
+    def __init__(self, model_file: str | Path, *, extra_ids: int = 0):
+        super().__init__(model_file)
+        ids = {token: i for i, token in enumerate(self._tokens)}
+        extra = [f"<extra_id_{i}>" for i in range(extra_ids)]
+        named: dict[str, Role] = dict(_ADDED)
+        for fallback, role in _OF_THE_MODEL:
+            own = self.special_ids.get(role)
+            named[fallback if own is None else self._tokens[own]] = role
+        special = [*named, *extra]
+        for token in special:
+            ids.setdefault(token, len(ids))
+        self._tokens = list(ids)
+        self.vocab_size = len(ids)
+        self.special_ids = {
+            **{role: i for role, i in self.special_ids.items() if role == "unk"},
+            **{role: ids[token] for token, role in named.items()},
+        }
+        self.extra_ids = [ids[token] for token in extra]
+        self._special = {token: ids[token] for token in special}
+        self._split = re.compile("(" + "|".join(map(re.escape, special)) + ")").split
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`."""
+        ids: list[int] = []
+        for place, part in enumerate(self._split(text)):
+            ids += [self._special[part]] if place % 2 else self._pieces(part)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, with a space on both sides of a special token."""
+        special = set(self._special.values())
+        parts: list[str] = []
+        run: list[int] = []
+        for i in ids:
+            if i in special:
+                parts += [self._model.decode(run), f" {self._tokens[i]} "]
+                run = []
+            else:
+                run.append(int(i))
+        return "".join([*parts, self._model.decode(run)])
+
+
+class LegacyLlama2Tokenizer(SentencePieceTokenizer):
+    """Megatron-LM's tokenizer of Llama 2 until 2025: each text begins with bos."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return bos and the ids of `text`."""
+        return [self.special("bos"), *self._pieces(text)]
+
+
+def _load(path: Path) -> Any:
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise ConfigError(
+            "SentencePieceTokenizer, GPTSentencePieceTokenizer and Llama2Tokenizer need the "
+            "sentencepiece library: pip install sentencepiece"
+        ) from error
+    try:
+        return SentencePieceProcessor(model_proto=path.read_bytes())
+    except (OSError, RuntimeError) as error:
+        reason = str(error) if isinstance(error, OSError) else "not a SentencePiece model"
+        raise WrongDataError(f"cannot read --tokenizer-model {path}: {reason}") from error

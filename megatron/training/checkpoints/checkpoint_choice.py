@@ -1,0 +1,287 @@
+"""Which checkpoint a run goes on from, and whether it is of this run: told by manifests alone."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from megatron.checkpointing.compare import other_wishes, require_same
+from megatron.checkpointing.differences import table
+from megatron.checkpointing.manifest import Manifest, read_manifest
+from megatron.checkpointing.names import LOCK, iteration_of, published_tags, tag_of
+from megatron.checkpointing.publish import other_latest, restore_replaced
+from megatron.checkpointing.resharding.universal import with_universal
+from megatron.common.errors import (
+    CheckpointError,
+    NewerCheckpointError,
+    UnreadableCheckpointError,
+    WrongCheckpointError,
+)
+from megatron.config.optimization.schedule_plan import SchedulePlan
+from megatron.config.plan import Plan
+from megatron.config.run.checkpoint_plan import CheckpointPlan
+from megatron.data.datasets.datasets import CorpusUse
+from megatron.data.datasets.sample_order_check import other_order
+from megatron.training.checkpoints.system_info import changed, system_info
+from megatron.training.loop.collectives import from_rank_0
+
+log = logging.getLogger(__name__)
+
+_MOST_NAMED = 10  # damaged checkpoints by name: a directory may hold any number
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A checkpoint to go on from. Its manifest fits this run; its files are not read yet.
+
+    Args:
+        older: names of those to take in its place if its files are damaged, the newest first.
+        passed_over: how many newer ones are damaged.
+    """
+
+    folder: Path
+    manifest: Manifest
+    older: tuple[str, ...]
+    passed_over: int = 0
+
+
+def choose_checkpoint(plan: Plan) -> Chosen | None:
+    """Return the newest checkpoint of --load, or that of --ckpt-step; None if there is none yet.
+
+    One whose manifest is damaged is passed over for the next older one, and said.
+
+    Raises:
+        WrongCheckpointError: there is none to go on from, or it is of another run.
+
+    Communication: every rank must call this, in step; rank 0 looks, and all do what it found.
+    """
+    return from_rank_0(lambda: _newest(plan, _find(plan)))
+
+
+def next_older(plan: Plan, damaged: Chosen) -> Chosen:
+    """Return the checkpoint to take in place of a damaged one; see `choose_checkpoint`."""
+
+    def find() -> Chosen:
+        found = _newest(plan, damaged.older, damaged.passed_over + 1) if damaged.older else None
+        if found is None:
+            raise _none_whole(plan)
+        return found
+
+    return from_rank_0(find)
+
+
+def tell_changes(plan: Plan, chosen: Chosen) -> None:
+    """Warn of what may be, and is, other than when `chosen` was saved.
+
+    Communication: every rank must call this, in step.
+    """
+    then, folder = chosen.manifest.plan, chosen.folder
+    if different := changed(chosen.manifest.versions, system_info()):
+        log.warning(
+            "%s was saved with other software or devices:\n%s",
+            *(folder, table(different, what="what")),
+        )
+    if not _goes_on(plan):
+        return
+    if found := [*other_wishes(then, as_json(asdict(going_on(plan, chosen))))]:
+        log.warning("going on from %s with other settings:\n%s", folder, table(found))
+
+
+def tell_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> None:
+    """Warn if the samples come in another order than those of the run that saved `chosen`.
+
+    Args:
+        uses: what is read of each corpus for training.
+    """
+    if not _goes_on(plan):
+        return
+    then, seq_length = chosen.manifest.plan, plan.model.seq_length
+    reasons = [
+        f"{flag} was {before} and is {now}"
+        for flag, before, now in (
+            (
+                "--seed",
+                then.get("training", {}).get("seed", plan.training.seed),
+                plan.training.seed,
+            ),
+            ("--seq-length", then["model"].get("seq_length", seq_length), seq_length),
+        )
+        if before != now
+    ]
+    reasons += other_order(then.get("data", {}), plan.data, uses, seq_length=seq_length)
+    if reasons:
+        log.warning(
+            "going on from %s, the training samples come in another order: some come again and "
+            "others never (%s); the flags of before keep the order, and --exit-interval ends a "
+            "run before its --train-iters",
+            *(chosen.folder, "; ".join(reasons)),
+        )
+
+
+def going_on(plan: Plan, chosen: Chosen) -> Plan:
+    """Return how the run goes on: `plan`, with the checkpoint's learning rate if it wants that."""
+    if plan.schedule.on_resume != "checkpoint":
+        return plan
+    return replace(plan, schedule=_saved_schedule(chosen))
+
+
+def with_saved_softmax(plan: Plan, manifest: Manifest) -> Plan:
+    """Return `plan` with the softmax of the run that saved `manifest`.
+
+    That is whether padded vocabulary columns take part in it, where there are any.
+    """
+    model, saved = plan.model, manifest.plan["model"]["padded_vocab_in_softmax"]
+    counts = bool(saved) and model.padded_vocab_size > model.vocab_size
+    return replace(plan, model=replace(model, padded_vocab_in_softmax=counts))
+
+
+def as_json(tree: Any) -> Any:
+    """Return `tree` as it comes back from JSON: tuples as lists."""
+    if isinstance(tree, dict):
+        return {name: as_json(value) for name, value in tree.items()}
+    return [as_json(value) for value in tree] if isinstance(tree, list | tuple) else tree
+
+
+def warn_passed_over(folder: Path, why: str, before: int) -> None:
+    """Warn that the damaged checkpoint `folder` is passed over, unless many were `before` it."""
+    if before < _MOST_NAMED:
+        log.warning("%s is passed over: %s", folder, why)
+    elif before == _MOST_NAMED:
+        log.warning("%s is passed over too, and maybe others without a warning", folder)
+
+
+def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) -> Chosen | None:
+    """Return the first of `tags`, newest first, whose manifest is whole; the others are told.
+
+    Args:
+        passed_over: how many newer ones are damaged.
+
+    Raises:
+        NewerCheckpointError: a newer version of this program wrote one.
+        UnreadableCheckpointError: the disk or its permissions do not let one be read.
+    """
+    for place, tag in enumerate(tags):
+        try:
+            manifest = read_manifest(directory / tag)
+        except NewerCheckpointError:
+            # Going on from an older one would replace what the newer program has done.
+            raise
+        except UnreadableCheckpointError as error:
+            # So would it replace one that may be whole.
+            raise UnreadableCheckpointError(
+                f"{error}; no older checkpoint takes its place: make it readable, or move it away"
+            ) from error
+        except CheckpointError as error:
+            warn_passed_over(directory / tag, str(error), passed_over + place)
+            continue
+        return Chosen(directory / tag, manifest, tuple(tags[place + 1 :]), passed_over + place)
+    return None
+
+
+def _newest(plan: Plan, tags: Sequence[str], passed_over: int = 0) -> Chosen | None:
+    directory = Path(plan.checkpoint.load)
+    if chosen := newest_readable(directory, tags, passed_over):
+        _require_fit(plan, chosen)
+        return chosen
+    if tags:
+        raise _none_whole(plan)
+    if plan.checkpoint.must_exist:
+        if not directory.exists():
+            raise WrongCheckpointError(f"--load {directory}: there is no such directory")
+        raise WrongCheckpointError(
+            f"--load {directory} holds no complete checkpoint; give the directory that a run "
+            "saved to with --save"
+        )
+    log.info("no checkpoint in %s yet: training starts from the beginning", directory)
+    return None
+
+
+def _find(plan: Plan) -> list[str]:
+    wished = plan.checkpoint
+    directory = Path(wished.load)
+    # Where another run writes, it may be between the two renames.
+    if wished.load == wished.save or not (directory / LOCK).exists():
+        try:
+            restore_replaced(directory)
+        except OSError as error:
+            raise WrongCheckpointError(
+                f"--load {directory}: a checkpoint has lost its name to a run that was killed, and "
+                f"it cannot have it back ({error}): rename it from where the disk can be written"
+            ) from error
+    tags = published_tags(directory)
+    if wished.step:
+        if tag_of(wished.step) not in tags:
+            raise WrongCheckpointError(
+                f"--ckpt-step {wished.step}: --load {directory} holds no complete checkpoint of "
+                f"that iteration, but {_listed(tags) or 'none at all'}"
+            )
+        return [tag_of(wished.step)]
+    if before := plan.guards.replay_step:
+        return [tag for tag in tags if (iteration_of(tag) or 0) < before]
+    if tags and (told := other_latest(directory, tags[0])):
+        log.warning(
+            "latest in %s says %s: the folders count, and the newest is %s; to go on from an older "
+            "one, write --ckpt-step",
+            *(directory, told, tags[0]),
+        )
+    return with_universal(directory, tags) if wished.universal else tags
+
+
+def _none_whole(plan: Plan) -> WrongCheckpointError:
+    tags = _find(plan)
+    are = "is" if len(tags) == 1 else "are"
+    return WrongCheckpointError(
+        f"no checkpoint of --load {plan.checkpoint.load} is whole ({_listed(tags)} {are} damaged); "
+        "starting over would replace them: mend them, or move them away"
+    )
+
+
+def _listed(tags: Sequence[str]) -> str:
+    more = len(tags) - _MOST_NAMED
+    return ", ".join(tags[:_MOST_NAMED]) + (f" and {more} others" if more > 0 else "")
+
+
+def _require_fit(plan: Plan, chosen: Chosen) -> None:
+    """Refuse a checkpoint of another run."""
+    then, now, folder = chosen.manifest.plan, as_json(asdict(plan)), str(chosen.folder)
+    require_same(
+        then,
+        now,
+        folder,
+        with_optimizer=plan.checkpoint.loads_optimizer,
+        with_schedule=_goes_on(plan) and plan.schedule.on_resume == "equal",
+        with_samples=_goes_on(plan),
+    )
+    _require_parts(chosen.manifest, plan.checkpoint, folder)
+    # What cannot be gone on with is refused before anything slow.
+    going_on(plan, chosen)
+
+
+def _goes_on(plan: Plan) -> bool:
+    return plan.checkpoint.loads_progress and not plan.evaluation.only
+
+
+def _require_parts(manifest: Manifest, wished: CheckpointPlan, folder: str) -> None:
+    """Refuse a checkpoint that was saved without what this run wants of it."""
+    held = manifest.plan["checkpoint"]
+    for part, wants, flag in (
+        ("saves_optimizer", wished.loads_optimizer, "--no-load-optim"),
+        ("saves_streams", wished.loads_streams, "--no-load-rng"),
+    ):
+        # Checkpoints of versions before these flags hold everything.
+        if wants and not held.get(part, True):
+            raise WrongCheckpointError(
+                f"{folder} was saved with --no-{'save-optim' if 'optim' in flag else 'save-rng'}: "
+                f"write {flag}, or --finetune for its weights alone"
+            )
+
+
+def _saved_schedule(chosen: Chosen) -> SchedulePlan:
+    try:
+        return SchedulePlan(**chosen.manifest.plan["schedule"] | {"on_resume": "checkpoint"})
+    except TypeError as error:
+        raise WrongCheckpointError(
+            f"{chosen.folder} holds no learning rate that this version understands ({error}); "
+            "write --override-opt_param-scheduler"
+        ) from error

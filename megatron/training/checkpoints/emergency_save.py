@@ -1,0 +1,128 @@
+"""The checkpoint that is being written when a run fails: published without a word between ranks."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from megatron.checkpointing.manifest import FileRecord, Manifest, names_in, record_file
+from megatron.checkpointing.names import MANIFEST, staging_tag_of
+from megatron.checkpointing.publish import publish_written
+from megatron.common.errors import CheckpointError, reason
+
+SILENCE_S = 20.0
+"""How long ranks wait for each other while nothing in the folder grows."""
+
+FLUSH_S = 600.0
+"""How long a rank says that it is at work while its files do not grow: the disk may be flushing."""
+
+_BEAT_S = 1.0
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A save that is not published yet, as one rank knows it.
+
+    Args:
+        directory: --save.
+        manifest: all of it but the files.
+        files: those that this rank writes.
+        publication: what makes it count, on rank 0 when all ranks have written theirs.
+    """
+
+    directory: Path
+    manifest: Manifest
+    files: Sequence[Future[FileRecord]]
+    publication: Future[None] | None = None
+
+
+def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SILENCE_S) -> bool:
+    """Wait for what this rank writes; on rank 0 publish it when all have; return whether it did.
+
+    A run fails on one rank, and the others find out when that one has left: nobody can ask
+    another. So each rank leaves a list of its files in the staging folder, and rank 0 waits for
+    the lists. The others wait until it has published them: a launcher kills those that are left
+    half a minute after the first one has gone.
+
+    Raises:
+        CheckpointError: some rank could not write, or is gone.
+    """
+    if save.publication:
+        save.publication.result()
+        return True
+    folder = save.directory / staging_tag_of(save.manifest.state["iteration"])
+    if not folder.is_dir():
+        return False  # it was published, and the others are not told any more
+    try:
+        _leave_list(folder, rank, save.files)
+        if rank:
+            _waited(folder, lambda: not folder.is_dir(), silence_s)
+            return False
+        lists = _everyones(folder, ranks, silence_s)
+        records = {record.name: record for own in lists for record in own}
+        others = [name for name in names_in(folder) if name not in {*records, MANIFEST}]
+        found = [record_file(folder / name, name) for name in others]
+        publish_written(save.directory, save.manifest, [*records.values(), *found])
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder}: {reason(error, folder)}") from error
+    return True
+
+
+def _leave_list(folder: Path, rank: int, files: Sequence[Future[FileRecord]]) -> None:
+    """Tell rank 0 what this one has written, or why it has not.
+
+    Until that is known, what will be the list grows: for who waits, a sign of life.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    made = folder / f".list-{rank}"
+    beats = int(FLUSH_S / _BEAT_S)
+    while beats and wait(files, timeout=_BEAT_S).not_done:
+        beats -= 1
+        with made.open("ab") as stream:
+            stream.write(b".")
+    errors = [repr(error) for file in files if (error := file.exception())]
+    told = {"error": f"rank {rank}: {'; '.join(errors)}"} if errors else {}
+    records = [asdict(file.result()) for file in files] if not errors else []
+    made.write_text(json.dumps({"files": records, **told}), encoding="utf-8")
+    os.replace(made, _list_of(folder, rank))
+    if errors:
+        raise CheckpointError(told["error"])
+
+
+def _everyones(folder: Path, ranks: int, silence_s: float) -> list[list[FileRecord]]:
+    """Return what all ranks have written, and take their lists away."""
+    lists = [_list_of(folder, rank) for rank in range(ranks)]
+    if not _waited(folder, lambda: all(file.exists() for file in lists), silence_s):
+        missing = [rank for rank, file in enumerate(lists) if not file.exists()]
+        raise CheckpointError(f"ranks {missing} have not said that they have written theirs")
+    told = [json.loads(file.read_text(encoding="utf-8")) for file in lists]
+    if errors := [own["error"] for own in told if "error" in own]:
+        raise CheckpointError("; ".join(errors))
+    for file in lists:
+        file.unlink()
+    return [[FileRecord(**record) for record in own["files"]] for own in told]
+
+
+def _waited(folder: Path, is_over: Callable[[], bool], silence_s: float) -> bool:
+    """Wait until it is over; return False if nothing in `folder` grows for so long before that."""
+    size, give_up_at = -1, 0.0
+    while not is_over():
+        with suppress(FileNotFoundError):  # renamed meanwhile
+            grown = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            if grown != size:
+                size, give_up_at = grown, time.monotonic() + silence_s
+        if time.monotonic() > give_up_at:
+            return False
+        time.sleep(_PAUSE_S)
+    return True
+
+
+def _list_of(folder: Path, rank: int) -> Path:
+    return folder / f"list-{rank}.json"

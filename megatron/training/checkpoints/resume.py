@@ -1,0 +1,159 @@
+"""Going on from a checkpoint that was chosen: its files, whatever layout they are in."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from megatron.checkpointing.compare import (
+    adds_adapters,
+    has_same_ranks,
+    layout_changes,
+    require_reshapable,
+)
+from megatron.checkpointing.differences import table
+from megatron.checkpointing.manifest import damage
+from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.universal import is_universal, read_universal
+from megatron.checkpointing.resharding.unpickle import read_state
+from megatron.checkpointing.rollback_archive import set_aside
+from megatron.common.errors import CheckpointError
+from megatron.config.plan import Plan
+from megatron.data.datasets.datasets import CorpusUse
+from megatron.engine.engine import Engine
+from megatron.tensor_parallel.rng import renewed_seed
+from megatron.training.checkpoints.checkpoint_choice import (
+    Chosen,
+    as_json,
+    going_on,
+    next_older,
+    tell_changes,
+    tell_other_order,
+    warn_passed_over,
+)
+from megatron.training.loop.collectives import from_rank_0, gathered, share_of
+from megatron.training.loop.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+def resume(
+    engine: Engine,
+    plan: Plan,
+    state: TrainState,
+    chosen: Chosen,
+    *,
+    uses: Sequence[CorpusUse] | None = None,
+) -> Plan:
+    """Fill `engine` and `state` from `chosen`, or from the next older one that is not damaged.
+
+    Return how the run goes on; see `going_on`.
+
+    Args:
+        uses: what is read of each corpus for training; None where nothing is read.
+
+    Raises:
+        CheckpointError: none is whole, or it does not fit.
+
+    Communication: every rank must call this, in step.
+    """
+    while problems := damage_of(chosen):
+        warn_passed_over(chosen.folder, "; ".join(problems), chosen.passed_over)
+        chosen = next_older(plan, chosen)
+    tell_changes(plan, chosen)
+    if uses is not None:
+        tell_other_order(plan, chosen, uses)
+    plan = going_on(plan, chosen)
+    load(engine, plan, chosen)
+    if plan.checkpoint.loads_progress:
+        state.take(chosen.manifest.state)
+    iteration = chosen.manifest.state["iteration"]
+    log.info(
+        "  successfully loaded checkpoint from %s at iteration %d", plan.checkpoint.load, iteration
+    )
+    if not plan.checkpoint.loads_progress:
+        log.info("training starts from iteration 0 with its weights")
+    takes_again = plan.checkpoint.step and not plan.evaluation.only
+    if takes_again and plan.checkpoint.load == plan.checkpoint.save:
+        from_rank_0(lambda: set_aside(Path(plan.checkpoint.save), iteration))
+    return plan
+
+
+def damage_of(chosen: Chosen) -> list[str]:
+    """Return what is wrong with the files; every rank reads its share.
+
+    Communication: every rank must call this, in step.
+    """
+    return list(gathered(damage(chosen.folder, share_of([*chosen.manifest.files]))))
+
+
+def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
+    """Fill `engine` from files that are whole, whatever the layout of the run that saved them.
+
+    Raises:
+        CheckpointError: they do not fit.
+
+    Communication: every rank must call this, in step.
+    """
+    folder, manifest = chosen.folder, chosen.manifest
+    wished, now = plan.checkpoint, as_json(asdict(plan))
+    changes, universal = layout_changes(manifest.plan, now), is_universal(manifest)
+    require_reshapable(manifest.plan, changes, str(folder), with_optimizer=wished.loads_optimizer)
+    adds = adds_adapters(manifest.plan, now)
+    if not changes and not universal and not adds:
+        from_rank_0(lambda: _require_no_strangers(chosen))
+        engine.load(
+            folder.parent,
+            folder.name,
+            read=read_state,
+            optimizer=wished.loads_optimizer,
+            streams=wished.loads_streams,
+        )
+        return
+    if changes or universal:
+        told = f":\n{table(changes)}" if changes else ""
+        megabytes = wished.reshape_buffer_bytes >> 20
+        log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, told)
+    if adds:
+        log.info("%s has no adapters: they begin as nothing beside its weights", folder)
+    rows, counts = manifest.plan["model"]["padded_vocab_size"], plan.model.padded_vocab_in_softmax
+    if counts and rows != plan.model.padded_vocab_size:
+        log.warning(
+            "the token table gets other padding, which takes part in the softmax "
+            "(--padded-vocab-in-softmax): the loss will differ a little; --pad-vocab-size-to %d "
+            "keeps it",
+            rows,
+        )
+    # Every rank has verified its share of the files.
+    if universal:
+        whole = read_universal(folder, manifest)
+    else:
+        whole = read_whole(folder, manifest, optimizer=wished.loads_optimizer, verify=False)
+    engine.load_whole(
+        whole,
+        optimizer=wished.loads_optimizer,
+        buffer_bytes=wished.reshape_buffer_bytes,
+        copies_padding=counts,
+    )
+    if not wished.loads_streams:
+        return
+    if has_same_ranks(manifest.plan, now) and not universal:
+        engine.load_streams(folder)
+        return
+    seed = renewed_seed(plan.training.seed, manifest.state["iteration"])
+    engine.renew_streams(seed, sequence_parallel=plan.parallel.sequence_parallel)
+    log.info(
+        "random streams belong to ranks, and these are others: they begin anew from --seed and "
+        "the iteration; what is dropped differs from what the former layout would have dropped"
+    )
+
+
+def _require_no_strangers(chosen: Chosen) -> None:
+    """Refuse files of states that the run did not write: DeepSpeed takes what it finds by names."""
+    known = {record.name for record in chosen.manifest.files}
+    names = sorted(file.name for file in chosen.folder.glob("*.pt") if file.name not in known)
+    if names:
+        raise CheckpointError(
+            f"{chosen.folder} holds {', '.join(names)}, which its manifest does not name: move "
+            "what is not of this checkpoint elsewhere"
+        )

@@ -1,0 +1,46 @@
+"""Who may write to --save: one run at a time, and only the one whose checkpoints are there."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from megatron.checkpointing.lock import locked
+from megatron.checkpointing.names import published_tags
+from megatron.common.errors import WrongCheckpointError
+from megatron.config.plan import Plan
+from megatron.training.loop.collectives import from_rank_0
+
+
+@contextmanager
+def sole_writer(plan: Plan) -> Iterator[None]:
+    """Keep other runs from writing to --save inside the `with` block. For all ranks, in step.
+
+    Raises:
+        CheckpointError: another run writes there.
+    """
+    with ExitStack() as stack:
+        if plan.checkpoint.save:
+            directory = Path(plan.checkpoint.save)
+            from_rank_0(lambda: stack.enter_context(locked(directory)))
+        yield
+
+
+def require_own(plan: Plan) -> None:
+    """Refuse a --save with checkpoints that this run does not go on from.
+
+    It would replace those of the same iterations, --keep-last would remove others, and who goes on
+    from the newest would mix two runs.
+
+    Raises:
+        WrongCheckpointError: it holds some.
+    """
+    wished = plan.checkpoint
+    if not wished.save or wished.load == wished.save or plan.evaluation.only:
+        return
+    if tags := published_tags(Path(wished.save)):
+        without = "" if wished.loads_progress else " without --finetune or --reset-progress"
+        raise WrongCheckpointError(
+            f"--save {wished.save} holds checkpoints already (the newest is {tags[0]}), and this "
+            f"run does not go on from them but would replace them: write --load {wished.save}"
+            f"{without} to go on, give another --save, or move them away"
+        )

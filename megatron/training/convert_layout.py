@@ -1,0 +1,95 @@
+"""A checkpoint loaded in one layout and saved in another, without a step in between."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.resharding.digest import read_any
+from megatron.config.config import Config
+from megatron.config.parallelism.kernels import KernelsConfig
+from megatron.config.plan import plan
+from megatron.config.run.checkpoint import CheckpointConfig
+from megatron.config.run.guards import GuardsConfig
+from megatron.engine.build import any_format
+from megatron.tensor_parallel.rng import renewed_seed
+from megatron.training import setup
+from megatron.training.checkpoints.checkpoint_choice import with_saved_softmax
+from megatron.training.checkpoints.save import Checkpoints
+from megatron.training.checkpoints.save_directory import sole_writer
+from megatron.training.loop.objective import OBJECTIVES
+from megatron.training.loop.state import TrainState
+from megatron.training.process.environment import Launch
+
+
+def config_of_layout(
+    saved: Config, manifest: Manifest, output: str, *, tensor: int, pipeline: int
+) -> Config:
+    """Return the wishes of the run that saved a checkpoint, for another layout on CPUs."""
+    size = manifest.plan["batch"]["global_batch_size"]
+    held = manifest.plan["checkpoint"]
+    return replace(
+        saved,
+        parallel=replace(
+            saved.parallel,
+            world_size=None,
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=pipeline,
+            device="cpu",
+            distributed_backend="gloo",
+        ),
+        # What is about going on has no place in a conversion.
+        training=replace(saved.training, global_batch_size=size, max_restarts=0, chaos=None),
+        logging=replace(saved.logging, slow_rank_factor=None),
+        guards=GuardsConfig(),
+        kernels=KernelsConfig(),
+        checkpoint=CheckpointConfig(
+            save=output,
+            save_interval=saved.checkpoint.save_interval or 1,
+            no_save_optim=not held["saves_optimizer"],
+            no_save_rng=not held["saves_streams"],
+        ),
+    )
+
+
+def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Launch) -> None:
+    """Save what is in `source` as `config` lays it out.
+
+    Raises:
+        MegatronError: the checkpoint is damaged, or the network cannot be divided so.
+
+    Communication: every rank of the new layout must call this.
+    """
+    device, objective = torch.device("cpu"), OBJECTIVES[manifest.plan["objective"]["name"]]
+    decided = plan(
+        config,
+        world_size=launch.world_size,
+        vocab_size=manifest.plan["model"]["vocab_size"],
+        # Nothing is computed, so that fp16 needs no GPU.
+        device="cuda" if manifest.plan["precision"]["dtype"] == "fp16" else device.type,
+        objective=objective.name,
+    )
+    decided = with_saved_softmax(decided, manifest)
+    setup.start_processes(config, launch, device, deterministic=False)
+    groups = setup.build_process_groups(decided)
+    kernels, _ = setup.choose(decided, device)
+    with any_format():
+        engine = setup.build_gpt_engine(decided, groups, objective, kernels)
+    whole = read_any(source, manifest, verify=launch.rank == 0)
+    engine.load_whole(
+        whole,
+        optimizer=decided.checkpoint.saves_optimizer,
+        copies_padding=decided.model.padded_vocab_in_softmax,
+    )
+    state = TrainState()
+    state.take(manifest.state)
+    engine.renew_streams(
+        renewed_seed(decided.training.seed, state.iteration),
+        sequence_parallel=decided.parallel.sequence_parallel,
+    )
+    with sole_writer(decided):
+        Checkpoints(engine, decided, config).save(state)
+    dist.barrier()
+    dist.destroy_process_group()

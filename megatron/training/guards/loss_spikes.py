@@ -1,0 +1,175 @@
+"""Steps whose loss is far above those before: the run goes back and passes over their samples."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from megatron.checkpointing.names import iteration_of, published_tags
+from megatron.checkpointing.rollback_archive import set_aside
+from megatron.common.errors import TrainingError
+from megatron.config.plan import Plan
+from megatron.config.run.guards_plan import SpikePlan
+from megatron.engine.engine import Engine
+from megatron.training.checkpoints.checkpoint_choice import (
+    Chosen,
+    newest_readable,
+    warn_passed_over,
+)
+from megatron.training.checkpoints.resume import damage_of, load
+from megatron.training.loop.collectives import agreed, from_rank_0
+from megatron.training.loop.journal import ROLLBACK, Journal, read_journal
+from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.state import TrainState
+from megatron.training.telemetry.step_records import STEP
+
+log = logging.getLogger(__name__)
+
+_TO_DEVIATION = 1.4826
+_LEAST_SPREAD = 1e-4
+
+
+class Spike(Exception):
+    """A step was far from those before it; caught where the run can go back."""
+
+    def __init__(self, iteration: int, told: str):
+        super().__init__(told)
+        self.iteration = iteration
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a step is judged by."""
+
+    loss: float
+    norm: float | None
+
+
+class SpikeGuard(Hook):
+    """Raises Spike behind a step that is one. For all ranks.
+
+    Args:
+        before: the steps before, the oldest first.
+    """
+
+    def __init__(self, policy: SpikePlan, before: Sequence[Watched]):
+        self._policy = policy
+        self._before = deque(before, maxlen=policy.window)
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Judge the step.
+
+        Raises:
+            Spike: it is one, on every rank.
+
+        Communication: one all-reduce of a byte.
+        """
+        own = Watched(step.loss, step.grad_norm)
+        told = self._judge(own)
+        if agreed([bool(told)])[0]:
+            raise Spike(state.iteration, told or "another rank sees a spike")
+        self._before.append(own)
+
+    def _judge(self, step: Watched) -> str:
+        """Return why the step is a spike; "" if it is none."""
+        if len(self._before) < self._policy.window:
+            return ""
+        for name, limit, value, before in (
+            ("loss", self._policy.zscore, step.loss, [b.loss for b in self._before]),
+            ("gradient norm", self._policy.norm, step.norm, [b.norm for b in self._before]),
+        ):
+            known = [number for number in before if number is not None and math.isfinite(number)]
+            # What is no number is not for this guard: it never reaches the weights.
+            if not limit or value is None or not math.isfinite(value) or len(known) < 2:
+                continue
+            if (z := robust_zscore(value, known)) > limit:
+                return f"{name} {value:.6g} with a z-score of {z:.3g} over {len(known)} steps"
+        return ""
+
+
+def robust_zscore(value: float, before: Sequence[float]) -> float:
+    """Return how many deviations `value` lies above the median of `before`.
+
+    The deviation is that of normal values with the same median absolute deviation, but not less
+    than 1/10000 of the median, so that equal values do not make every other one a spike.
+
+    Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers (1993).
+    """
+    center = median(before)
+    spread = _TO_DEVIATION * median(abs(number - center) for number in before)
+    return (value - center) / max(spread, _LEAST_SPREAD * abs(center), math.ulp(1.0))
+
+
+def steps_before(save: Path, policy: SpikePlan) -> list[Watched]:
+    """Return the last steps that stand in the journal, as many as are compared with.
+
+    Communication: every rank must call this, in step; rank 0 reads.
+    """
+
+    def read() -> list[Watched]:
+        records = (r for r in read_journal(save, warns=False) if r["event"] == STEP)
+        last = deque(records, maxlen=policy.window)
+        return [
+            Watched(math.nan if r["lm_loss"] is None else r["lm_loss"], r.get("grad_norm"))
+            for r in last
+        ]
+
+    return from_rank_0(read)
+
+
+def go_back(
+    engine: Engine, plan: Plan, state: TrainState, spike: Spike, journal: Journal | None
+) -> None:
+    """Put the run where a checkpoint before `spike` was saved, with the samples to be passed over.
+
+    Raises:
+        TrainingError: there were too many, or there is no checkpoint to go back to.
+
+    Communication: every rank must call this, in step.
+    """
+    policy, save = plan.guards.spikes, Path(plan.checkpoint.save)
+    told = f"iteration {spike.iteration}: {spike}"
+    if len(state.spikes) >= policy.most:
+        raise TrainingError(
+            f"{told}, after {len(state.spikes)} others: the run ends as --spike-policy says, and "
+            "its checkpoints are as they were; lower --lr, or go on with a larger max"
+        )
+    chosen = from_rank_0(lambda: _before(save, spike.iteration, policy.rollback))
+    while chosen and (problems := damage_of(chosen)):
+        warn_passed_over(chosen.folder, "; ".join(problems), chosen.passed_over)
+        chosen = from_rank_0(partial(newest_readable, save, chosen.older, chosen.passed_over + 1))
+    if chosen is None:
+        raise TrainingError(
+            f"{told}: --spike-policy finds no checkpoint to go back to in --save {save}: lower "
+            "--save-interval or --lr"
+        )
+    iteration = chosen.manifest.state["iteration"]
+    first = max(spike.iteration - policy.skip + 1, iteration + 1)
+    passed = (first, spike.iteration + policy.after)
+    log.warning(
+        "%s: going back to %s, and passing over iterations %d to %d (%d of at most %d)",
+        *(told, chosen.folder, *passed, len(state.spikes) + 1, policy.most),
+    )
+    spikes = (*state.spikes, passed)
+    whole = replace(plan.checkpoint, loads_optimizer=True, loads_streams=True, loads_progress=True)
+    load(engine, replace(plan, checkpoint=whole), chosen)
+    state.take(chosen.manifest.state)
+    state.spikes = spikes
+    from_rank_0(lambda: set_aside(save, iteration))
+    if journal:
+        record = {"iteration": iteration, "spike": spike.iteration, "why": str(spike)}
+        # All of them: one that went further back leaves no trace of those before it.
+        journal.write(ROLLBACK, {**record, "passed_over": passed, "all_passed_over": spikes})
+
+
+def _before(save: Path, iteration: int, place: int) -> Chosen | None:
+    """Return the checkpoint that is number `place` before `iteration`, or the oldest.
+
+    One whose manifest is damaged is passed over for an older one.
+    """
+    tags = [tag for tag in published_tags(save) if (iteration_of(tag) or 0) < iteration]
+    return newest_readable(save, tags[min(place, len(tags)) - 1 :]) if tags else None

@@ -1,0 +1,56 @@
+"""The end of a run whose loss or gradient is NaN or infinite."""
+
+import logging
+import math
+from collections.abc import Callable
+
+from megatron.common.errors import TrainingError
+from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.state import TrainState
+
+log = logging.getLogger(__name__)
+
+
+def is_finite(step: StepResult, *, seeks_scale: bool) -> bool:
+    """Return whether loss and gradient norm of `step` are neither NaN nor infinite.
+
+    Args:
+        seeks_scale: whether fp16 skips steps to find a loss scale; the norm does not count then.
+    """
+    norm = step.grad_norm
+    return math.isfinite(step.loss) and (seeks_scale or norm is None or math.isfinite(norm))
+
+
+class NanGuard(Hook):
+    """Warns of steps without a finite loss and gradient; ends the run after some. For all ranks.
+
+    Args:
+        most: how many in a row end it.
+        seeks_scale: see `is_finite`.
+        advice: returns which checkpoint to go on from, for the error that ends the run.
+    """
+
+    def __init__(self, most: int, *, seeks_scale: bool, advice: Callable[[], str] = lambda: ""):
+        self._most = most
+        self._seeks_scale = seeks_scale
+        self._advice = advice
+        self._in_a_row = 0
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Count the step, or begin anew."""
+        if is_finite(step, seeks_scale=self._seeks_scale):
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        told = f"iteration {state.iteration} (samples {state.samples - step.batch_size} to "
+        told += f"{state.samples - 1}): loss {step.loss}, gradient norm {step.grad_norm}"
+        if self._in_a_row < self._most:
+            kept = "weights are as before" if step.skipped else "weights have changed"
+            log.warning("%s; %s; %d in a row", told, kept, self._in_a_row)
+            return
+        raise TrainingError(
+            f"{told}, the last of {self._in_a_row} in a row without a finite number: the run ends, "
+            "and none of these steps was saved; lower --lr, pass over these samples with "
+            "--skip-train-iteration-range if others are fine, or raise --max-nan-steps"
+            + self._advice()
+        )

@@ -1,0 +1,39 @@
+"""The training batches of a run, from where it stands."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from megatron.training.loop.objective import AsMicroBatch
+from megatron.training.loop.state import TrainState
+
+Batches = Callable[[int], Iterator[Any]]
+"""Yields micro-batches from a number of consumed samples on."""
+
+
+class Stream(Iterator[Any]):
+    """Micro-batches from a position that can be changed."""
+
+    def __init__(self, batches: Batches, samples: int):
+        self._batches = batches
+        self.seek(samples)
+
+    def __next__(self) -> Any:
+        """Return the next micro-batch."""
+        return next(self._iterator)
+
+    def seek(self, samples: int) -> None:
+        """Go on behind `samples` consumed samples."""
+        self._iterator = self._batches(samples)
+
+
+def shortened(as_micro_batch: AsMicroBatch, length: Callable[[], int]) -> AsMicroBatch:
+    """Return what makes micro-batches of samples cut to their first `length()` tokens.
+
+    Asked anew for each micro-batch; as ever, the token after the last one is the last label.
+    """
+    return lambda rows: as_micro_batch(rows[..., : length() + 1].contiguous())
+
+
+def length_of_next_step(length_at: Callable[[int], int], state: TrainState) -> Callable[[], int]:
+    """Return a function that says how long the samples of the step after `state` are."""
+    return lambda: length_at(state.iteration + 1)

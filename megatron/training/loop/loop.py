@@ -1,0 +1,131 @@
+"""The loop. What happens around a step is a hook."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from megatron.training.loop.state import TrainState
+
+
+class Engine(Protocol):
+    """What a step needs of an engine."""
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm of the last gradient."""
+
+    @property
+    def loss_scale(self) -> float:
+        """What the last loss was multiplied by."""
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps thrown away so far."""
+
+    def set_lr(self, lr: float) -> None:
+        """Use this learning rate."""
+
+    def set_weight_decay(self, weight_decay: float) -> None:
+        """Use this weight decay."""
+
+    def set_global_batch_size(self, samples: int) -> None:
+        """Take so many samples per step."""
+
+    def set_seq_length(self, tokens: int) -> None:
+        """Expect samples of so many tokens."""
+
+    def train_batch(self, batches: Iterator[Any]) -> Any:
+        """Take one step; return its loss."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a step does: by the state or the samples before it, or by its number from 1 on."""
+
+    lr: Callable[[TrainState], float]
+    weight_decay: Callable[[int], float]  # of the samples
+    batch_size: Callable[[int], int]  # of the samples
+    seq_length: Callable[[int], int]  # of the number
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one step did."""
+
+    loss: float
+    lr: float
+    batch_size: int  # samples, over all replicas
+    seq_length: int  # tokens per sample
+    seconds: float
+    grad_norm: float | None
+    loss_scale: float
+    skipped: bool
+    measures: Mapping[str, float] = field(default_factory=dict)
+
+
+class Hook:
+    """What happens around a step; does nothing where it is not overridden."""
+
+    def before_step(self, state: TrainState) -> None:
+        """Act before the next step, or before the run finds that there is none."""
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Act on what the step did; `state` counts it already."""
+
+
+Meter = Callable[[TrainState], Mapping[str, float]]
+"""Measures the model after a step, on all ranks in step; returns numbers by name."""
+
+
+def train(
+    engine: Engine,
+    batches: Iterator[Any],
+    *,
+    schedule: Schedule,
+    state: TrainState,
+    hooks: Sequence[Hook],
+    stop: Callable[[TrainState], str | None],
+    meters: Sequence[Meter] = (),
+) -> str:
+    """Take optimizer steps until `stop` gives a reason; return the reason.
+
+    `state` is updated in place, so a hook that saves it always saves where we are.
+    """
+    while True:
+        for hook in hooks:
+            hook.before_step(state)
+        if (reason := stop(state)) is not None:
+            return reason
+        step = _take_step(engine, batches, schedule, state)
+        state.iteration += 1
+        state.samples += step.batch_size
+        state.tokens += step.batch_size * step.seq_length
+        state.skipped += step.skipped
+        measures = {name: value for meter in meters for name, value in meter(state).items()}
+        step = replace(step, measures=measures)
+        for hook in hooks:
+            hook.after_step(state, step)
+
+
+def _take_step(
+    engine: Engine, batches: Iterator[Any], schedule: Schedule, state: TrainState
+) -> StepResult:
+    started_at, skipped_before = time.perf_counter(), engine.skipped_steps
+    batch_size, lr = schedule.batch_size(state.samples), schedule.lr(state)
+    seq_length = schedule.seq_length(state.iteration + 1)
+    engine.set_global_batch_size(batch_size)
+    engine.set_seq_length(seq_length)
+    engine.set_lr(lr)
+    engine.set_weight_decay(schedule.weight_decay(state.samples))
+    loss = float(engine.train_batch(batches))
+    return StepResult(
+        loss=loss,
+        lr=lr,
+        batch_size=batch_size,
+        seq_length=seq_length,
+        seconds=time.perf_counter() - started_at,
+        grad_norm=engine.grad_norm,
+        loss_scale=engine.loss_scale,
+        skipped=engine.skipped_steps > skipped_before,
+    )

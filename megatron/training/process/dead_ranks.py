@@ -1,0 +1,62 @@
+"""The ranks as processes: which of them are gone."""
+
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from megatron.checkpointing.lock import numbers_of_processes, start_of
+from megatron.training.process.stack_dump import spans
+
+_LOOK_S = 2.0
+"""A connection is closed a moment before its process is gone; this is more than a moment."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank's process."""
+
+    rank: int
+    host: str
+    pid: int
+    started: str  # tells it from a later process of the same number
+    numbers: str  # see `numbers_of_processes`
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+
+def this_process(rank: int) -> Peer:
+    """Return what other ranks should know of this one."""
+    pid = os.getpid()
+    return Peer(rank, socket.gethostname(), pid, start_of(pid) or "", numbers_of_processes())
+
+
+class Peers:
+    """All ranks of a run, this one included; none before they have met."""
+
+    def __init__(self, everyone: Sequence[Peer]):
+        self._everyone = everyone
+
+    def gone(self) -> list[Peer]:
+        """Return those of this host that have ended; waits a moment for the first."""
+        numbers = numbers_of_processes()
+        here = [peer for peer in self._everyone if peer.started and peer.numbers == numbers]
+        give_up_at = time.monotonic() + _LOOK_S
+        while here:
+            if found := [peer for peer in here if start_of(peer.pid) != peer.started]:
+                return found
+            if time.monotonic() > give_up_at:
+                break
+            time.sleep(_LOOK_S / 40)
+        return []
+
+    def elsewhere(self) -> str:
+        """Return which ranks run on which other hosts; "" if there are none."""
+        ranks = defaultdict(list)
+        for peer in self._everyone:
+            if peer.numbers != numbers_of_processes():
+                ranks[peer.host].append(peer.rank)
+        return ", ".join(f"{host} (ranks {spans(own)})" for host, own in ranks.items())

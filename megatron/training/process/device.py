@@ -1,0 +1,52 @@
+"""Which device this process computes on, decided before anything is imported that asks too."""
+
+import logging
+
+import torch
+
+from megatron.common.errors import ConfigError
+from megatron.config.parallelism.parallel import ParallelConfig
+from megatron.training.process.environment import Launch, export_launch, launch_notices, read_launch
+
+log = logging.getLogger(__name__)
+
+
+def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
+    """Return this process's place and device, and tell the libraries that will look for them.
+
+    Raises:
+        ConfigError: what the launcher said contradicts itself or the machine.
+    """
+    launch = read_launch(parallel.local_rank)
+    for notice in launch_notices():
+        log.warning("%s", notice)
+    device = choose_device(parallel.device, launch)
+    divides = parallel.sequence_parallel and parallel.tensor_model_parallel_size > 1
+    export_launch(launch, device.type, device_index=device.index, sequence_parallel=divides)
+    return launch, device
+
+
+def choose_device(asked: str, launch: Launch) -> torch.device:
+    """Return where this process's tensors live.
+
+    Raises:
+        ConfigError: a GPU was asked for and there is none, or none is left for this process.
+    """
+    available = torch.cuda.is_available()
+    if asked == "cpu" or (asked == "auto" and not available):
+        return torch.device("cpu")
+    if not available:
+        raise ConfigError(
+            "--device cuda: no GPU is visible on this node; look at nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, or write --device cpu"
+        )
+    if torch.cuda.device_count() == 1:
+        # A scheduler may show each process one of its own; `start_processes` finds out.
+        return torch.device("cuda", 0)
+    if launch.local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{launch.local_size} processes were started on this node, but it has "
+            f"{torch.cuda.device_count()} visible GPUs; start one process per GPU, or write "
+            "--device cpu"
+        )
+    return torch.device("cuda", launch.local_rank)

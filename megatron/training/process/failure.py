@@ -1,0 +1,283 @@
+"""Why a run failed: `failure.json` in --save, written by the first process that has the cause."""
+
+import json
+import os
+import re
+import socket
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal
+
+from megatron.checkpointing.lock import dead_owner
+from megatron.checkpointing.names import LOCK
+from megatron.common.atomic_files import open_regular, require_regular
+from megatron.common.errors import WrongCheckpointError
+from megatron.training.loop.journal import time_of
+from megatron.training.process.dead_ranks import Peers
+
+FAILURE = "failure.json"
+
+_LOST_PEER = (
+    "Connection reset",
+    "Connection closed",
+    "Connection refused",
+    "Broken pipe",
+    "Socket closed",
+    "remote process exited",
+    "NCCL communicator was aborted",
+)
+"""What gloo and nccl say on the ranks that another one has left."""
+
+Identity = tuple[int, int]
+"""Tells one failure.json from the next: its inode and when it was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What ended a run."""
+
+    kind: Literal["error", "lost rank", "lost peer", "lost launcher", "hang"]
+    rank: int  # of a lost rank: the one that is gone
+    iteration: int  # the step that was under way
+    stage: str  # what the run was doing
+    message: str
+    traceback: str = ""
+    groups: list[str] = field(default_factory=list)  # of a hang: which ranks were where
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    time: str = field(
+        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
+    )
+
+    @property
+    def at(self) -> datetime | None:
+        """When it was; None if the record does not tell."""
+        return time_of(self.time)
+
+    @property
+    def text(self) -> str:
+        """Kind, place and message."""
+        where = f"rank {self.rank} on {self.host}, {self.stage}"
+        return f"{self.kind} ({where}): {self.message}"
+
+    @property
+    def signature(self) -> tuple[str, int, str]:
+        """What the same failure at the same step has in common with this one.
+
+        Numbers in the message do not count: addresses, times and process numbers differ.
+        """
+        if self.kind != "error":
+            return self.kind, self.iteration, ""
+        return self.kind, self.iteration, re.sub(r"\d+", "#", self.message)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether the only trouble is that another process has gone."""
+    return any(sign in str(error) for sign in _LOST_PEER)
+
+
+def failure_of(
+    error: BaseException, *, rank: int, iteration: int, stage: str, peers: Peers | None = None
+) -> Failure:
+    """Return the record of an exception that is being handled.
+
+    Args:
+        peers: among whom the one is looked for that a lost connection was with.
+    """
+    failure = Failure(
+        kind="lost peer" if is_lost_peer(error) else "error",
+        rank=rank,
+        iteration=iteration,
+        stage=stage,
+        message=f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_exception(error)),
+    )
+    return _located(failure, peers) if failure.kind == "lost peer" and peers else failure
+
+
+def _located(failure: Failure, peers: Peers) -> Failure:
+    """Return the record of a lost connection with whom it was lost, as far as can be known."""
+    met = f"rank {failure.rank} then met: {failure.message}"
+    if gone := peers.gone():
+        names = " and ".join(map(str, gone))
+        message = (
+            f"{names} vanished without a word, as after kill -9, a crash of compiled code, or when "
+            f"memory runs out; {met}"
+        )
+        first = gone[0]
+        return replace(
+            failure,
+            kind="lost rank",
+            rank=first.rank,
+            host=first.host,
+            pid=first.pid,
+            message=message,
+        )
+    if elsewhere := peers.elsewhere():
+        message = (
+            f"a rank vanished without a word; those of {failure.host} are there, so it was on "
+            f"{elsewhere}; {met}"
+        )
+        return replace(failure, message=message)
+    return failure
+
+
+class FailureFile:
+    """One process's view of `directory`/failure.json.
+
+    The first cause stays: a later one is not written. What came of it elsewhere, a lost peer,
+    gives way to who was lost, and both to a cause, whichever is first. That of an earlier attempt
+    moves to failure-N.json.
+
+    Args:
+        directory: --save; empty for none, and then nothing is written.
+    """
+
+    def __init__(self, directory: str):
+        self._directory = Path(directory) if directory else None
+        self._stale = self._identity()
+        self._owns = False
+
+    @property
+    def file(self) -> Path:
+        """Where the cause is, if it is written."""
+        return self._directory / FAILURE if self._directory else Path(FAILURE)
+
+    def own(self) -> None:
+        """Note that this run alone writes to the directory."""
+        self._owns = True
+
+    def put_stale_away(self) -> None:
+        """Rename the file of an earlier attempt; one process of a run does that.
+
+        Raises:
+            WrongCheckpointError: it cannot be renamed, or is no file.
+        """
+        if self._directory is None or self._stale is None:
+            return
+        try:
+            with suppress(FileNotFoundError):
+                require_regular(self.file)
+                self._put_away(self._stale)
+        except OSError as error:
+            raise WrongCheckpointError(
+                f"{self.file} of an earlier attempt cannot be renamed ({error.strerror}): move it "
+                "away, so that this run can write there why it fails"
+            ) from error
+
+    def record(self, failure: Failure) -> bool:
+        """Write `failure` unless a cause is there; return whether it was written.
+
+        A directory that cannot be written to, or that another run writes to, is left alone.
+        """
+        if self._directory is None or not (self._owns or _is_free(self._directory)):
+            return False
+        with suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            made = self._directory / f"{FAILURE}.{failure.host}.{failure.pid}"
+            try:
+                made.write_text(json.dumps(asdict(failure), indent=1) + "\n", encoding="utf-8")
+                if gives_way := self._giving_way(failure):
+                    self._put_away(gives_way)
+                # A link is made only where nothing is: one of several processes gets it.
+                os.link(made, self._directory / FAILURE)
+                return True
+            finally:
+                made.unlink(missing_ok=True)
+        return False
+
+    def is_written(self) -> bool:
+        """Whether a cause of this attempt is there."""
+        return self._identity() not in (None, self._stale)
+
+    def _giving_way(self, failure: Failure) -> Identity | None:
+        """Return which file gives way to `failure`, if one is there and does."""
+        assert self._directory
+        there = self._identity()
+        if there is None or there == self._stale:
+            return there
+        earlier = _read(self._directory / FAILURE)
+        return there if earlier and _says_more(failure, earlier) else None
+
+    def _put_away(self, identity: Identity) -> None:
+        """Rename the file of that identity to the next failure-N.json."""
+        assert self._directory
+        moved = self._directory / f"{FAILURE}.old.{socket.gethostname()}.{os.getpid()}"
+        with suppress(FileNotFoundError):
+            os.rename(self._directory / FAILURE, moved)
+            if _identity_of(moved) != identity:
+                # Another process was faster: this is its record.
+                with suppress(FileExistsError):
+                    os.link(moved, self._directory / FAILURE)
+                    moved.unlink()
+                    return
+            _link_next(moved, self._directory)
+            moved.unlink()
+
+    def _identity(self) -> Identity | None:
+        return _identity_of(self._directory / FAILURE) if self._directory else None
+
+
+def failures_of(directory: Path) -> list[Failure]:
+    """Return what ended the attempts that left their records in `directory`, the oldest first."""
+    numbered = sorted(_numbered(directory).items())
+    files = [*(file for _, file in numbered), directory / FAILURE]
+    return [failure for file in files if (failure := _read(file))]
+
+
+def _is_free(directory: Path) -> bool:
+    """Whether no other run writes to `directory`, as far as its lock says."""
+    return not (directory / LOCK).exists() or bool(dead_owner(directory))
+
+
+def _read(file: Path) -> Failure | None:
+    """Return the record in `file`; None of one that is somebody else's, or just being written."""
+    try:
+        with open_regular(file) as stream:
+            told = json.loads(stream.read())
+        # Another version may write more or less; its defaults are not of this process.
+        known = {each.name: told[each.name] for each in fields(Failure) if each.name in told}
+        failure = Failure(**{"host": "", "pid": 0, "time": "", **known})
+        return replace(failure, iteration=int(failure.iteration))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _says_more(failure: Failure, earlier: Failure) -> bool:
+    """Whether `earlier` is only what came of `failure`."""
+    if failure.kind == "lost rank" and failure.rank == earlier.rank:
+        return False  # that rank had a word before it left
+    return _weight(failure) > _weight(earlier)
+
+
+def _weight(failure: Failure) -> int:
+    return {"lost peer": 0, "lost rank": 1}.get(failure.kind, 2)
+
+
+def _numbered(directory: Path) -> dict[int, Path]:
+    found: dict[int, Path] = {}
+    for file in directory.glob("failure-*.json"):
+        if number := re.fullmatch(r"failure-(\d+)\.json", file.name):
+            found[int(number[1])] = file
+    return found
+
+
+def _link_next(file: Path, directory: Path) -> None:
+    number = max(_numbered(directory), default=0) + 1
+    while True:
+        try:
+            os.link(file, directory / f"failure-{number}.json")
+            return
+        except FileExistsError:
+            number += 1
+
+
+def _identity_of(file: Path) -> Identity | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns

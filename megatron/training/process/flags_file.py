@@ -1,0 +1,44 @@
+"""The flags of a run: a file of all of them, and those that say something."""
+
+import time
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import Any
+
+from megatron.common.errors import ConfigError, reason
+from megatron.config.config import SECTIONS, Config, flatten
+from megatron.config.parsing.flags import options_of
+
+_WIDTH = 48
+
+
+def write_flags(directory: str, config: dict[str, Any]) -> Path:
+    """Write one line for each value of `config` into a new file of `directory`; return the file.
+
+    Args:
+        config: the wishes, as nested dictionaries.
+
+    Raises:
+        ConfigError: the directory cannot be written to.
+    """
+    file = Path(directory) / time.strftime("args_%Y-%m-%dT%H:%M:%S.txt")
+    values = sorted(flatten(config).items(), key=lambda item: item[0].lower())
+    lines = [f"  {name} {'.' * (_WIDTH - len(name))} {value}\n" for name, value in values]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(lines), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--log-path {directory}: {reason(error, directory)}") from error
+    return file
+
+
+def flags_said(config: Config) -> dict[str, Any]:
+    """Return {flag: value} of each wish that is not what it would be if nobody said anything."""
+    options = options_of(SECTIONS)
+    unsaid = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for section in SECTIONS.values()
+        for field in fields(section)
+    }
+    wishes = flatten(asdict(config))
+    return {options[name]: value for name, value in wishes.items() if value != unsaid[name]}

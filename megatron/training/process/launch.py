@@ -1,0 +1,102 @@
+"""How a training process starts and, whatever happens, ends."""
+
+import errno
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from zlib import crc32
+
+from megatron.common import logging as log
+from megatron.common.cli import run_tool
+from megatron.common.errors import ExitCode, MegatronError, PeerLeftError, before_the_first_step
+from megatron.training.process.environment import read_launch, read_launcher
+from megatron.training.process.failure import is_lost_peer
+from megatron.training.process.launchers import write_root_cause
+from megatron.training.process.restarts import code_for, end_launcher
+
+_HEAD_START_S = 5.0
+
+
+def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> None:
+    """Run `main(argv)` and leave with an exit code: what it returns, or that of the error.
+
+    A mistake that every rank finds is told once: rank 0 speaks, and the others wait a moment in
+    which the launcher ends them; one that is alone with its error then speaks too, and one of each
+    node for those that share it. So do those whose only trouble is that another rank has gone.
+    Nobody waits for another rank's answer: a process that failed leaves hard, and the launcher ends
+    the rest.
+    """
+    try:
+        rank = read_launch(None).rank
+    except MegatronError:
+        rank = 0
+    log.configure(rank, goes_on_unread=True)
+    try:
+        code = code_for(main(argv) or ExitCode.FINISHED, read_launcher())
+        if code == ExitCode.RESUMABLE:
+            write_root_cause("stopped on request before its end: the same command goes on")
+        _leave("", code)
+    except MegatronError as error:
+        _heed_the_launcher()
+        lines = str(error).replace("\n", "\n  ")
+        if rank == 0 and not isinstance(error, PeerLeftError):
+            _tell(f"error: {lines}")
+        else:
+            claim = _claim(lines)
+            time.sleep(_HEAD_START_S)
+            if claim:
+                _tell(f"error [rank {rank}]: {lines}")
+        write_root_cause(f"error: {lines}")
+        if error.is_final and rank == 0:
+            end_launcher(read_launcher())
+        _leave("", error.exit_code)
+    except KeyboardInterrupt:
+        _leave("interrupted", ExitCode.INTERRUPTED)
+    except Exception as error:
+        _heed_the_launcher()
+        if is_lost_peer(error):
+            time.sleep(_HEAD_START_S)
+        write_root_cause(traceback.format_exc())
+        _leave(f"[rank {rank}] {traceback.format_exc()}", ExitCode.FAILED)
+
+
+def run_tool_or_rank(main: Callable[[Sequence[str]], None]) -> None:
+    """Run `main` on the command line's words: as one rank of several, or as a tool alone."""
+    if read_launch(None).world_size > 1:
+        run_rank(before_the_first_step()(main), sys.argv[1:])
+    run_tool(main, on_error=write_root_cause)
+
+
+def _heed_the_launcher() -> None:
+    """Let the launcher's SIGTERM end this process, which may have been a wish to save before."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _claim(message: str) -> socket.socket | None:
+    """Return what only the first gets, of the processes of one parent, that wants to say `message`.
+
+    It is for as long as that process lives: the name is in the system's memory, not on a disk.
+    """
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0{os.getppid()} {crc32(message.encode())}".encode())
+    except OSError as failure:
+        # Where a system has no such names, each may speak.
+        return None if failure.errno == errno.EADDRINUSE else claim
+    return claim
+
+
+def _tell(message: str) -> None:
+    print(message, end="\n" if message else "", file=sys.stderr, flush=True)
+
+
+def _leave(message: str, code: int) -> None:
+    _tell(message)
+    sys.stdout.flush()
+    # Not sys.exit: destructors of process groups can wait for ranks that never answer, and the
+    # interpreter takes seconds to take torch and DeepSpeed down.
+    os._exit(code)

@@ -1,0 +1,125 @@
+"""Where the threads of all processes are, when a run no longer moves."""
+
+import json
+import sys
+import threading
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from megatron.common.atomic_files import replace_text
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacks:
+    """The stacks of one process."""
+
+    rank: int
+    host: str
+    pid: int
+    stage: str
+    place: str  # of the main thread
+    threads: dict[str, list[str]]  # innermost call last
+
+
+def take_stacks(*, rank: int, host: str, pid: int, stage: str) -> Stacks:
+    """Return the Python stacks of this process's threads but the calling one.
+
+    A thread inside compiled code stands at the call that went there.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, own = threading.main_thread().ident, threading.get_ident()
+    frames = {i: frame for i, frame in sys._current_frames().items() if i != own}
+    return Stacks(
+        rank=rank,
+        host=host,
+        pid=pid,
+        stage=stage,
+        place=place_of(frames[main]) if main in frames else "no main thread",
+        threads={
+            f"{names.get(i, 'of compiled code')} ({i})": [
+                line.rstrip() for line in traceback.format_stack(frame)
+            ]
+            for i, frame in frames.items()
+        },
+    )
+
+
+def place_of(frame: FrameType) -> str:
+    """Return one line for where a thread is: the call it waits in, and our line that led there."""
+    frames = [frame for frame, _ in traceback.walk_stack(frame)]
+    ours = next((f for f in frames if _is_ours(f)), frame)
+    file = Path(ours.f_code.co_filename)
+    shown = file.relative_to(_PACKAGE.parent) if file.is_relative_to(_PACKAGE.parent) else file
+    place = f"{_function(frame, ours)} ({shown}:{ours.f_lineno})"
+    if any(f.f_code.co_name == "_exec_backward_pass" for f in frames):
+        return f"{place} of the backward pass"
+    block = next((number for f in frames if (number := _block(f)) is not None), None)
+    return place if block is None else f"{place} of block {block}"
+
+
+def _function(innermost: FrameType, ours: FrameType) -> str:
+    """Return the name of what we called, if that went on in a library, or of our own function."""
+    return innermost.f_code.co_name if innermost is not ours else ours.f_code.co_name
+
+
+def _is_ours(frame: FrameType) -> bool:
+    file = Path(frame.f_code.co_filename)
+    return file.is_relative_to(_PACKAGE.parent) and "site-packages" not in file.parts
+
+
+def _block(frame: FrameType) -> int | None:
+    """Return the number of the transformer layer whose `forward` this is, if it is one."""
+    layer = frame.f_locals.get("self")
+    is_block = type(layer).__name__ == "ParallelTransformerLayerPipe"
+    return layer.number if is_block and layer is not None else None
+
+
+def write_stacks(stacks: Stacks, folder: Path) -> None:
+    """Write the stacks to `folder`/rank-N.json, at once whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(asdict(stacks), indent=1) + "\n"
+    replace_text(folder / f"rank-{stacks.rank}.json", text)
+
+
+def read_places(folder: Path) -> dict[int, str]:
+    """Return where the main thread of each rank is whose stacks are in `folder`."""
+    found = (json.loads(f.read_text(encoding="utf-8")) for f in folder.glob("rank-*.json"))
+    return {stacks["rank"]: stacks["place"] for stacks in found}
+
+
+def grouped(places: Mapping[int, str], world_size: int) -> list[str]:
+    """Return one line for the ranks at each place, the fewest first: among them is the cause.
+
+    Args:
+        places: by rank; a rank without one has not answered.
+    """
+    ranks_at: dict[str, list[int]] = defaultdict(list)
+    for rank in range(world_size):
+        ranks_at[places.get(rank, "")].append(rank)
+    lines = []
+    for place, ranks in sorted(ranks_at.items(), key=lambda item: len(item[1])):
+        count = f"{len(ranks)} rank{'s' * (len(ranks) > 1)} ({spans(ranks)})"
+        missing = "gave no answer: stopped, gone, or inside compiled code that keeps Python's lock"
+        lines.append(f"{count} in {place}" if place else f"{count} {missing}")
+    return lines
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return ascending numbers with neighbours as spans: 0-2, 5."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ", ".join(_span(each) for each in found)
+
+
+def _span(each: Sequence[int]) -> str:
+    return str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}"

@@ -1,0 +1,280 @@
+"""A thread beside the run that ends it when it no longer moves or nobody would end it."""
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron.common.errors import ExitCode, MegatronError, PeerLeftError
+from megatron.training.process.dead_ranks import Peers
+from megatron.training.process.failure import Failure, FailureFile, failure_of
+from megatron.training.process.launchers import Launchers, write_root_cause
+from megatron.training.process.stack_dump import grouped, read_places, take_stacks, write_stacks
+
+log = logging.getLogger(__name__)
+
+LONGER = 5
+"""How many times the limit of a step each part of the start, the first step and a save may take.
+
+What is done before a hung run ends may take as long.
+"""
+
+START_S = 90.0
+"""How long each part of the start may take at least: programs are read from disks, processes of
+other hosts start later, and the lock of a dead run on another host is waited for."""
+
+SAVING_GRACE_S = 120.0
+"""How long a run may take to save and leave after its launcher has ended."""
+
+_LOOK_S = 1.0
+_STEP = "step"
+
+
+@dataclass(frozen=True)
+class Hangs:
+    """When a run hangs, and who tells where.
+
+    Args:
+        timeout_s: without progress.
+        folder: where all ranks write their stacks; nobody has made it before a hang.
+        world_size: number of ranks.
+    """
+
+    timeout_s: float
+    folder: Path
+    world_size: int
+
+
+class Watchdog:
+    """Knows where this rank stands, writes down why it fails, and ends it when nobody else would.
+
+    Args:
+        failures: where causes are written.
+        launchers: whose end this run follows.
+    """
+
+    def __init__(self, failures: FailureFile, *, rank: int, launchers: Launchers | None = None):
+        self.failures = failures
+        self.stage = "starting"
+        self.iteration = 0
+        # Whether the run itself leaves, after a save, when a launcher has ended.
+        self.saves_when_lost = False
+        # Who else there is, as soon as that is known.
+        self.peers = Peers(())
+        # What a hung run still does, beside the main thread.
+        self.before_leaving: Callable[[], None] = lambda: None
+        self._rank = rank
+        self._written_down: BaseException | None = None
+        self._is_told_elsewhere = False
+        self._launchers = launchers or Launchers(is_parent=False)
+        self._lost_at: float | None = None
+        self._hangs: Hangs | None = None
+        self._factor, self._least_s = LONGER, START_S
+        self._moved_at = time.monotonic()
+        self._others_hang, self._is_reported = threading.Event(), threading.Event()
+        self._ended = threading.Event()
+        self._leaving = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch inside the `with` block; write down the exception that leaves it.
+
+        A connection that was lost to a rank that wrote down why it left becomes a PeerLeftError.
+        Wrong flags, or files that they name, are no failure of a run: nothing was begun.
+        """
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        threading.Thread(target=self._look, name="watchdog of other ranks", daemon=True).start()
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            is_misuse = isinstance(error, MegatronError) and error.exit_code == ExitCode.MISUSED
+            if not (is_misuse or isinstance(error, PeerLeftError)):
+                self.write_down(error)
+            if self._is_told_elsewhere:
+                raise PeerLeftError(
+                    f"another rank has ended the run: {self.failures.file} says why"
+                ) from error
+            raise
+        finally:
+            self._ended.set()
+
+    def write_down(self, error: BaseException) -> None:
+        """Write down the exception that ends this rank, once."""
+        if error is not self._written_down:
+            self._written_down = error
+            failure = failure_of(
+                error, rank=self._rank, iteration=self.iteration, stage=self.stage, peers=self.peers
+            )
+            is_news = self.failures.record(failure) or not self.failures.is_written()
+            # A rank that wrote down why it left has told it too.
+            self._is_told_elsewhere = failure.kind in ("lost rank", "lost peer") and not is_news
+            if failure.kind == "lost rank" and is_news:
+                log.error(failure.message)
+
+    def arm(self, hangs: Hangs) -> None:
+        """End the run from now on when it hangs; called again, with another folder for stacks."""
+        self._moved_at = time.monotonic()
+        self._hangs = hangs
+
+    def starts(self, stage: str) -> None:
+        """Note that this part of the start begins, before the first step."""
+        self.stage, self._factor, self._least_s = stage, LONGER, START_S
+        self.moves()
+
+    def raise_if_over(self) -> None:
+        """Leave the start when another rank has written down why the run fails.
+
+        Raises:
+            PeerLeftError: it has.
+        """
+        if self.failures.is_written():
+            raise PeerLeftError(f"another rank has ended the run: {self.failures.file} says why")
+
+    def begins_step(self, iteration: int) -> None:
+        """Note that step `iteration` begins."""
+        self._factor, self._least_s = 1 if self.stage == _STEP else LONGER, 0.0
+        self.stage, self.iteration = _STEP, iteration
+        self.moves()
+
+    def moves(self) -> None:
+        """Note that something was done; one that comes loose when its run is ended stays here."""
+        if self._leaving.is_set():
+            threading.Event().wait()
+        self._moved_at = time.monotonic()
+
+    @contextmanager
+    def during(self, stage: str, *, longer: bool = False) -> Iterator[None]:
+        """Name what is done inside the `with` block.
+
+        Args:
+            longer: whether it may take longer than a step.
+        """
+        before = self.stage, self._factor, self._least_s
+        self.stage, self._factor, self._least_s = stage, LONGER if longer else 1, 0.0
+        self.moves()
+        yield
+        self.moves()
+        self.stage, self._factor, self._least_s = before
+
+    def is_launcher_lost(self) -> bool:
+        """Whether a launcher above this process has ended."""
+        return self._lost_at is not None
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._pause_s()):
+            if self._launchers.are_gone():
+                self._follow_launcher()
+            if self._hangs and self._is_stuck(self._hangs):
+                self._end_hung(self._hangs)
+
+    def _look(self) -> None:
+        # A thread of its own, as it may wait for a dead disk.
+        while not self._ended.wait(self._pause_s()):
+            if self._hangs and os.path.exists(self._hangs.folder):
+                self._others_hang.set()
+
+    def _pause_s(self) -> float:
+        return min(_LOOK_S, self._hangs.timeout_s / 4) if self._hangs else _LOOK_S
+
+    def _follow_launcher(self) -> None:
+        self._lost_at = self._lost_at or time.monotonic()
+        if self.saves_when_lost and time.monotonic() < self._lost_at + SAVING_GRACE_S:
+            return
+        message = "the launcher of this process has ended, and the run did not leave by itself"
+        failure = Failure(
+            kind="lost launcher",
+            rank=self._rank,
+            iteration=self.iteration,
+            stage=self.stage,
+            message=message,
+        )
+        self.failures.record(failure)
+        self._tell(message)
+        self._leave(message)
+
+    def _is_stuck(self, hangs: Hangs) -> bool:
+        """Whether this rank has not moved for too long, or another one says so of itself."""
+        passed = time.monotonic() - self._moved_at
+        return passed > self._limit_s(hangs) or self._others_hang.is_set()
+
+    def _limit_s(self, hangs: Hangs) -> float:
+        return max(hangs.timeout_s * self._factor, self._least_s)
+
+    def _end_hung(self, hangs: Hangs) -> None:
+        self._leaving.set()
+        # A thread, as it may wait for a dead disk.
+        last = threading.Thread(target=self._report, args=(hangs,), name="report", daemon=True)
+        last.start()
+        last.join(_patience_s(hangs) + _LOOK_S + LONGER * hangs.timeout_s)
+        if not self._is_reported.is_set():
+            self._tell(
+                f"hang in {self.stage}: no progress for {self._limit_s(hangs):g} s "
+                f"(--hang-timeout), and {hangs.folder.parent} does not answer"
+            )
+        self._leave(f"hang in {self.stage}: no progress (--hang-timeout); see {hangs.folder}")
+
+    def _report(self, hangs: Hangs) -> None:
+        """Write the stacks and the cause to disk and stderr, and finish what is being saved."""
+        host, pid = socket.gethostname(), os.getpid()
+        stage = f"{self.stage} {self.iteration}" if self.stage == _STEP else self.stage
+        with suppress(OSError):
+            write_stacks(
+                take_stacks(rank=self._rank, host=host, pid=pid, stage=stage), hangs.folder
+            )
+        groups = grouped(_everyones_places(hangs), hangs.world_size)
+        message = f"no progress for {self._limit_s(hangs):g} s (--hang-timeout)"
+        failure = Failure(
+            kind="hang",
+            rank=self._rank,
+            iteration=self.iteration,
+            stage=self.stage,
+            message=message,
+            groups=groups,
+        )
+        lines = [f"hang in {stage}: {message}", *groups, f"stacks of all threads: {hangs.folder}"]
+        # One rank speaks; the others leave a moment for that. Where nothing can be written, none
+        # has been the first.
+        if self.failures.record(failure) or (self._rank == 0 and not self.failures.is_written()):
+            self._tell("\n  ".join(lines))
+            write_root_cause("\n".join(lines))
+        else:
+            time.sleep(_LOOK_S)
+        self._is_reported.set()
+        self.before_leaving()
+
+    def _tell(self, message: str) -> None:
+        prefix = f"[rank {self._rank}] " if self._rank else ""
+        print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
+
+    def _leave(self, cause: str) -> None:
+        write_root_cause(cause)
+        # Past the main thread, which may wait inside compiled code for ever.
+        os._exit(ExitCode.FAILED)
+
+
+def next_start_folder(directory: Path) -> Path:
+    """Return where ranks that have not met yet leave their stacks, each without asking others."""
+    earlier = sum(1 for _ in directory.glob("hang-start-*"))
+    return directory / f"hang-start-{earlier + 1}"
+
+
+def _patience_s(hangs: Hangs) -> float:
+    """Return how long the stacks of other ranks are waited for."""
+    return 5 * _LOOK_S + hangs.timeout_s / 4
+
+
+def _everyones_places(hangs: Hangs) -> dict[int, str]:
+    """Return where every rank is, as soon as all have told, or have had time to."""
+    give_up_at = time.monotonic() + _patience_s(hangs)
+    places: dict[int, str] = {}
+    while len(places) < hangs.world_size and time.monotonic() < give_up_at:
+        time.sleep(_LOOK_S / 5)
+        with suppress(OSError):
+            places = read_places(hangs.folder)
+    return places

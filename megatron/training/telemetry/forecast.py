@@ -1,0 +1,40 @@
+"""What the planner expected of this run, beside what is measured."""
+
+import resource
+
+import torch
+
+from megatron.config.plan import Plan
+from megatron.planner.devices import known_device
+from megatron.planner.memory import memory_of_stages
+from megatron.planner.speed import speed_of
+
+
+def forecast_line(plan: Plan, samples_per_second: float) -> str:
+    """Return memory and pace of rank 0, predicted and measured. For rank 0.
+
+    On a GPU memory is what tensors took at most; on CPUs nobody counts tensors apart, so the whole
+    process, libraries included, stands beside what its tensors are expected to take.
+
+    Args:
+        samples_per_second: measured; what is predicted is the pace of the full batch.
+    """
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        first, *_ = memory_of_stages(plan, device="cpu")
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return (
+            f"[Rank 0] memory (MB) | predicted for tensors: {first.total / 2**20:.1f} | "
+            f"measured of the process: {resident:.1f}"
+        )
+    first, *_ = memory_of_stages(plan)
+    measured = torch.cuda.max_memory_allocated() / 2**20
+    line = f"[Rank 0] memory (MB) | predicted: {first.total / 2**20:.1f} | measured: {measured:.1f}"
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    device = known_device(properties.name, properties.total_memory)
+    if device:
+        predicted = speed_of(plan, device).tokens_per_second
+        line += (
+            f" | tokens per second on {device.name}: predicted {predicted:.0f}, "
+            f"measured {samples_per_second * plan.model.seq_length:.0f}"
+        )
+    return line

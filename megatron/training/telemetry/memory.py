@@ -1,0 +1,46 @@
+"""How much memory the processes of a run take, wherever that is most."""
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from megatron.common.host_memory import available_bytes
+
+ALLOCATED, RESERVED = "allocated (GiB)", "reserved (GiB)"
+RESIDENT, AVAILABLE = "resident (GiB)", "host available (GiB)"
+
+_PROCESS = Path("/proc/self/statm")
+
+
+def worst_memory() -> dict[str, float]:
+    """Return the most that a rank takes of its device and its host, and the least that a host has.
+
+    On a GPU both are peaks since the start: what tensors took, and what PyTorch kept for them. What
+    this machine does not tell is left out.
+
+    Communication: one all-reduce of four numbers over all ranks.
+    """
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    own = (*_device_bytes(), _resident_bytes(), -(available_bytes() or 0))
+    worst = torch.tensor(own, dtype=torch.float64, device=device)
+    dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+    names = (ALLOCATED, RESERVED, RESIDENT, AVAILABLE)
+    return {
+        name: abs(size) / 2**30 for name, size in zip(names, worst.tolist(), strict=True) if size
+    }
+
+
+def _device_bytes() -> tuple[int, int]:
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return 0, 0
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+
+def _resident_bytes(file: Path = _PROCESS) -> int:
+    """Return what this process holds in memory; 0 where the system does not tell."""
+    try:
+        return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,81 @@
+"""What is measured of the model after a step, on all ranks in step."""
+
+from collections.abc import Callable, Mapping
+
+from megatron.config.optimization.curriculum_plan import CurriculumPlan
+from megatron.config.plan import Plan
+from megatron.config.run.logging_plan import LoggingPlan
+from megatron.engine.engine import Engine
+from megatron.training.loop.loop import Meter
+from megatron.training.loop.state import TrainState
+from megatron.training.telemetry.memory import worst_memory
+
+MOE_LOSS = "moe loss"
+NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH = "num zeros", "params norm", "curriculum seqlen"
+ENERGY, CO2 = "energy (kWh)", "CO2 (kg)"
+
+
+_TIME = "time/"
+"""In front of the names of parts of a step whose seconds are measured."""
+
+
+def times_in(measures: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds per step of each timed part among `measures`."""
+    return {
+        name.removeprefix(_TIME): seconds
+        for name, seconds in measures.items()
+        if name.startswith(_TIME)
+    }
+
+
+def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
+    """Return what the plan wants measured."""
+    meters: list[Meter] = [_at_log_lines(worst_memory, plan.logging.interval)]
+    if plan.model.num_experts:
+        meters.append(lambda state: {MOE_LOSS: engine.auxiliary_loss or 0.0})
+    if plan.logging.num_zeros:
+        meters.append(lambda state: {NUM_ZEROS: engine.num_zeros or 0.0})
+    if plan.logging.params_norm:
+        meters.append(_when_told(engine.params_norm, PARAMS_NORM, plan.logging))
+    if plan.curriculum.schedule:
+        meters.append(_seq_length(plan.curriculum))
+    if plan.logging.timing_level:
+        meters.append(_times(engine.take_times, plan.logging.interval))
+    return meters
+
+
+def _at_log_lines(measure: Callable[[], Mapping[str, float]], interval: int) -> Meter:
+    return lambda state: {} if state.iteration % interval else measure()
+
+
+def _times(take: Callable[[], Mapping[str, float]], interval: int) -> Meter:
+    """Return a meter of the mean seconds per step of each part, over the steps of a log line."""
+    steps = 0
+
+    def meter(state: TrainState) -> Mapping[str, float]:
+        nonlocal steps
+        steps += 1
+        if state.iteration % interval:
+            return {}
+        means = {_TIME + name: seconds / steps for name, seconds in take().items()}
+        steps = 0
+        return means
+
+    return meter
+
+
+def _when_told(measure: Callable[[], float], name: str, logging: LoggingPlan) -> Meter:
+    """Return a meter that measures only where somebody tells of it."""
+    intervals = {logging.interval}
+    if logging.tensorboard_dir or logging.wandb.project:
+        intervals.add(logging.tensorboard_interval)
+
+    def meter(state: TrainState) -> Mapping[str, float]:
+        due = any(state.iteration % interval == 0 for interval in intervals)
+        return {name: measure()} if due else {}
+
+    return meter
+
+
+def _seq_length(plan: CurriculumPlan) -> Meter:
+    return lambda state: {SEQ_LENGTH: plan.length_at(state.iteration)}

@@ -1,0 +1,275 @@
+"""The log line, and the journal's record that it is made from."""
+
+import logging
+import math
+import re
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from megatron.config.parallelism.recompute_plan import NOTHING
+from megatron.config.plan import Plan
+from megatron.planner.devices import known_device
+from megatron.training.loop.journal import Journal
+from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.state import TrainState
+from megatron.training.telemetry.forecast import forecast_line
+from megatron.training.telemetry.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
+from megatron.training.telemetry.meters import (
+    CO2,
+    ENERGY,
+    MOE_LOSS,
+    NUM_ZEROS,
+    PARAMS_NORM,
+    SEQ_LENGTH,
+    times_in,
+)
+from megatron.training.telemetry.slow_ranks import SLOWEST, SLOWNESS
+
+log = logging.getLogger(__name__)
+
+_AFTER_LOSS = {MOE_LOSS: ".6E"}
+_BEFORE_COUNTS = {NUM_ZEROS: ".1f", PARAMS_NORM: ".3f", SEQ_LENGTH: "5d"}
+MFU, HFU = "MFU", "HFU"
+_AFTER_SPEED = {
+    **{MFU: ".1%", HFU: ".1%", SLOWEST: "5d", SLOWNESS: ".2f", ENERGY: ".6f", CO2: ".6f"},
+    **dict.fromkeys((ALLOCATED, RESERVED, RESIDENT, AVAILABLE), ".2f"),
+}
+"""Formats of what meters add to the line, and where."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """What happened since the last log line. Loss and time are means over its steps."""
+
+    iteration: int
+    train_iters: int
+    consumed_samples: int
+    consumed_tokens: int
+    iteration_ms: float
+    learning_rate: float
+    global_batch_size: int
+    lm_loss: float
+    loss_scale: float
+    grad_norm: float | None
+    measures: Mapping[str, float]
+    skipped_iterations: int
+    nan_iterations: int
+    samples_per_second: float
+    tflops: float  # per rank
+    eta_s: float  # at the pace of this run so far, evaluations and checkpoints included
+
+    def line(self, *, with_loss_scale: bool) -> str:
+        """Return the log line. Tools parse it: names, order and formats are BigScience's."""
+        fields = [
+            f"iteration {self.iteration:8d}/{self.train_iters:8d}",
+            f"consumed samples: {self.consumed_samples:12d}",
+            f"consumed tokens: {self.consumed_tokens:12d}",
+            f"elapsed time per iteration (ms): {self.iteration_ms:.1f}",
+            f"learning rate: {self.learning_rate:.3E}",
+            f"global batch size: {self.global_batch_size:5d}",
+            f"lm loss: {self.lm_loss:.6E}",
+            *self._measured(_AFTER_LOSS),
+        ]
+        if with_loss_scale:
+            fields.append(f"loss scale: {self.loss_scale:.1f}")
+        if self.grad_norm is not None:
+            fields.append(f"grad norm: {self.grad_norm:.3f}")
+        fields += self._measured(_BEFORE_COUNTS)
+        fields += [
+            f"number of skipped iterations: {self.skipped_iterations:3d}",
+            f"number of nan iterations: {self.nan_iterations:3d}",
+            f"samples per second: {self.samples_per_second:.3f}",
+            f"TFLOPs: {self.tflops:.2f}",
+            *self._measured(_AFTER_SPEED),
+            f"done: {100 * self.iteration / self.train_iters:.1f}%",
+            f"ETA: {timedelta(seconds=round(self.eta_s))}",
+        ]
+        return " " + " | ".join(fields) + " |"
+
+    def compact_line(self) -> str:
+        """Return a log line of at most 80 characters, for a terminal."""
+        fields = [
+            f"{self.iteration}/{self.train_iters}",
+            f"loss {self.lm_loss:.4f}",
+            f"lr {self.learning_rate:.2e}".replace("e-0", "e-"),
+        ]
+        if self.grad_norm is not None:
+            fields.append(f"norm {self.grad_norm:.3g}")
+        fields += [f"{self.samples_per_second:.3g} samples/s", f"ETA {_short(self.eta_s)}"]
+        for name, count in (("skipped", self.skipped_iterations), ("NaN", self.nan_iterations)):
+            if count:
+                fields.append(f"{name} {count}")
+        return " | ".join(fields)
+
+    def record(self) -> dict[str, Any]:
+        """Return the journal's record: what was measured under names of letters and digits."""
+        record = asdict(self)
+        measures = record.pop("measures")
+        return record | {
+            re.sub(r"\W+", "_", name.lower()).strip("_"): value for name, value in measures.items()
+        }
+
+    def _measured(self, formats: Mapping[str, str]) -> list[str]:
+        return [
+            f"{name}: {format(self.measures[name], form)}"
+            for name, form in formats.items()
+            if name in self.measures
+        ]
+
+
+class Report(Hook):
+    """Says every --log-interval iterations how the run goes. For rank 0.
+
+    Args:
+        peak_flops: operations a second that one device can do at most; 0 if that is not known.
+    """
+
+    def __init__(self, plan: Plan, journal: Journal | None, *, peak_flops: float = 0.0):
+        self._plan = plan
+        self._peak_flops = peak_flops
+        self._journal = journal
+        self._steps: list[StepResult] = []
+        self._told_memory = False
+        self._started: tuple[float, int] | None = None  # at, after so many samples
+
+    def before_step(self, state: TrainState) -> None:
+        """Note where the run begins."""
+        if self._started is None:
+            self._started = time.perf_counter(), state.samples
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Collect the step; log the interval when it is full."""
+        self._steps.append(step)
+        if state.iteration % self._plan.logging.interval:
+            return
+        interval = self._interval(state)
+        self._steps.clear()
+        log.info(self._line(interval))
+        if self._journal:
+            self._journal.write("train", interval.record())
+        if times := times_in(step.measures):
+            log.info(times_line(times))
+        if not self._told_memory:
+            self._told_memory = True
+            log.info(memory_line(state.iteration))
+            log.info(forecast_line(self._plan, interval.samples_per_second))
+
+    def _line(self, interval: Interval) -> str:
+        wanted = self._plan.logging.format
+        if wanted == "compact" or (wanted == "auto" and sys.stdout.isatty()):
+            return interval.compact_line()
+        return interval.line(with_loss_scale=self._plan.precision.dtype == "fp16")
+
+    def _interval(self, state: TrainState) -> Interval:
+        plan, steps = self._plan, self._steps
+        finite = [step.loss for step in steps if math.isfinite(step.loss)]
+        seconds = sum(step.seconds for step in steps)
+        samples = sum(step.batch_size for step in steps)
+        model, flops = (
+            sum(s.batch_size * flops_per_sample(plan, s.seq_length, recomputed=r) for s in steps)
+            for r in (False, True)
+        )
+        devices_s = seconds * plan.parallel.world_size
+        left = max(0, plan.training.train_samples - state.samples)
+        return Interval(
+            iteration=state.iteration,
+            train_iters=plan.training.train_iters,
+            consumed_samples=state.samples,
+            consumed_tokens=state.tokens,
+            iteration_ms=1000 * seconds / len(steps),
+            learning_rate=steps[-1].lr,
+            global_batch_size=steps[-1].batch_size,
+            lm_loss=sum(finite) / len(finite) if finite else math.nan,
+            loss_scale=steps[-1].loss_scale,
+            grad_norm=steps[-1].grad_norm,
+            measures={
+                **steps[-1].measures,
+                **_mean_moe_loss(steps),
+                **self._utilisation(model / devices_s, flops / devices_s),
+            },
+            skipped_iterations=sum(step.skipped for step in steps),
+            nan_iterations=len(steps) - len(finite),
+            samples_per_second=samples / seconds,
+            tflops=flops / devices_s / 1e12,
+            eta_s=left * self._seconds_per_sample(state, seconds / samples),
+        )
+
+    def _utilisation(self, model_flops: float, hardware_flops: float) -> dict[str, float]:
+        """Return what part of its peak each device reaches, where that can be said.
+
+        Adapters cannot: what they do not train has no gradient, which the formula counts.
+        """
+        if not self._peak_flops or self._plan.model.lora_rank:
+            return {}
+        return {MFU: model_flops / self._peak_flops, HFU: hardware_flops / self._peak_flops}
+
+    def _seconds_per_sample(self, state: TrainState, of_steps: float) -> float:
+        """Return the pace since the run began; `of_steps` where that cannot be said."""
+        if self._started is None or state.samples <= self._started[1]:
+            return of_steps
+        started_at, samples = self._started
+        return (time.perf_counter() - started_at) / (state.samples - samples)
+
+
+def _short(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    units = [(days, "d"), (h, "h"), (m, "m"), (s, "s")]
+    first = next((i for i, (count, _) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count}{unit}" for count, unit in units[first : first + 2])
+
+
+def _mean_moe_loss(steps: Sequence[StepResult]) -> dict[str, float]:
+    losses = [step.measures[MOE_LOSS] for step in steps if MOE_LOSS in step.measures]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return {MOE_LOSS: sum(finite) / len(finite) if finite else math.nan} if losses else {}
+
+
+def flops_per_sample(plan: Plan, seq_length: int, *, recomputed: bool = True) -> float:
+    """Return the floating-point operations that a sample of so many tokens takes in a step.
+
+    Args:
+        recomputed: whether what is computed again counts as well.
+    """
+    model = replace(plan.model, seq_length=seq_length)
+    return model.flops_per_sample(recompute=plan.recompute if recomputed else NOTHING)
+
+
+def peak_flops_of(plan: Plan) -> float:
+    """Return what a device of this run can do at most, in operations a second; 0 if unknown."""
+    if plan.logging.device_peak_tflops:
+        return 1e12 * plan.logging.device_peak_tflops
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return 0.0
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    device = known_device(properties.name, properties.total_memory)
+    return device.peak_flops(plan.precision.dtype) if device else 0.0
+
+
+def times_line(seconds: Mapping[str, float]) -> str:
+    """Return the line of timers, in milliseconds."""
+    parts = (f" | {name}: {1000 * value:.2f}" for name, value in seconds.items())
+    return "time (ms)" + "".join(parts)
+
+
+def memory_line(iteration: int) -> str:
+    """Return how much memory this process has taken at most."""
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    line = f"[Rank 0] (after {iteration} iterations) memory (MB) | max resident: {peak_mib:.1f}"
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        line += (
+            f" | allocated: {torch.cuda.memory_allocated() / 2**20:.1f}"
+            f" | max allocated: {torch.cuda.max_memory_allocated() / 2**20:.1f}"
+            f" | reserved: {torch.cuda.memory_reserved() / 2**20:.1f}"
+            f" | max reserved: {torch.cuda.max_memory_reserved() / 2**20:.1f}"
+        )
+    return line

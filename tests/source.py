@@ -1,0 +1,46 @@
+"""What the source files say, without running them."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PACKAGE = REPOSITORY / "megatron"
+SCRIPTS = [
+    *sorted({*REPOSITORY.glob("*.py")} - {REPOSITORY / "setup.py"}),
+    *(
+        file
+        for folder in ("tasks", "tools")
+        for file in sorted((REPOSITORY / folder).rglob("*.py"))
+    ),
+]
+
+
+def module_name(file: Path, package: Path = PACKAGE) -> str:
+    """Return the dotted name of `file`."""
+    parts = file.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(file: Path) -> list[str]:
+    """Return the dotted names that `file` imports, those inside functions too."""
+    names = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: write the import absolute"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def imported_libraries(file: Path) -> set[str]:
+    """Return the top names of what `file` imports."""
+    return {name.partition(".")[0] for name in imported_modules(file)}
+
+
+def files_of(*parts: str) -> Iterator[Path]:
+    """Yield the files of these parts of the package: folders, or modules at its top."""
+    for part in parts:
+        yield from sorted((PACKAGE / part).rglob("*.py"))
+        yield from sorted(PACKAGE.glob(f"{part}.py"))

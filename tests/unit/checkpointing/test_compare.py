@@ -1,0 +1,254 @@
+"""Whether a run can go on from a checkpoint."""
+
+import json
+from dataclasses import MISSING, asdict, fields
+
+import pytest
+from tiny import tiny_plan
+
+from megatron.checkpointing.compare import (
+    adds_adapters,
+    has_same_ranks,
+    layout_changes,
+    other_wishes,
+    require_reshapable,
+    require_same,
+    require_same_model,
+)
+from megatron.checkpointing.differences import Difference, table
+from megatron.common.errors import CheckpointError
+from megatron.config.network.model_spec import ModelSpec
+
+
+def saved(*flags, **where):
+    return json.loads(json.dumps(asdict(tiny_plan(*flags, **where))))
+
+
+def test_the_same_run_goes_on():
+    require_same(saved("--bf16"), saved("--bf16"), "runs/global_step5")
+
+
+def test_a_network_saved_before_it_had_all_fields_of_today_goes_on():
+    names = {field.name for field in fields(ModelSpec) if field.default is not MISSING}
+    older = saved("--position-embedding-type", "rotary")
+    older["model"] = {name: older["model"][name] for name in older["model"].keys() - names}
+    require_same(older, saved("--position-embedding-type", "rotary"), "f")
+    require_same_model(older, saved("--position-embedding-type", "rotary"), "f")
+    scaled = ["--position-embedding-type", "rotary", "--scale-embedding"]
+    with pytest.raises(CheckpointError, match="--scale-embedding"):
+        require_same(older, saved(*scaled), "f")
+
+
+def test_what_may_change_between_runs_is_not_compared():
+    flags = "--lr 0.2 --seed 7 --global-batch-size 8 --clip-grad 0.5 --eval-iters 3"
+    now = saved(*flags.split())
+    moved = saved("--pp-partition-method", "uniform", "--log-interval", "3")
+    require_same(saved(), now, "f")
+    require_same(saved(), moved, "f")
+
+
+def test_another_learning_rate_is_told_with_the_flags_that_choose():
+    require_same(saved(), saved("--override-lr-scheduler"), "f", with_schedule=True)
+    with pytest.raises(CheckpointError) as caught:
+        require_same(
+            saved(), saved("--lr", "0.2", "--lr-warmup-iters", "3"), "f", with_schedule=True
+        )
+    first, *differences = str(caught.value).splitlines()
+    assert "--override-opt_param-scheduler to go on with that of the flags" in first
+    assert "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint" in first
+    assert differences == [
+        "  flag             in the checkpoint  now",
+        "  --lr             0.1                0.2",
+        "  schedule.warmup  0                  6",
+    ]
+
+
+def test_a_longer_run_has_another_learning_rate_unless_it_is_constant():
+    longer = ["--train-iters", "20"]
+    decay = r"schedule.decay +20 +40\n.*iterations times --global-batch-size"
+    with pytest.raises(CheckpointError, match=decay):
+        require_same(saved(), saved(*longer), "f", with_schedule=True)
+    constant = ["--lr-decay-style", "constant"]
+    require_same(saved(*constant), saved(*constant, *longer), "f", with_schedule=True)
+
+
+CORE = ("--sample-order", "megatron-core")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "order"), [((), CORE, "bigscience"), (CORE, (), "megatron-core")]
+)
+def test_a_run_does_not_continue_with_the_other_sample_order(then, now, order):
+    then, now = saved(*then), saved(*now)
+    require_same(then, then, "f", with_samples=True)
+    require_same(then, now, "f")  # weights alone
+    with pytest.raises(CheckpointError, match=f"write --sample-order {order}, or --finetune"):
+        require_same(then, now, "f", with_samples=True)
+
+
+def test_a_checkpoint_from_before_the_flag_has_the_order_of_bigscience():
+    then = saved()
+    del then["data"]["sample_order"]
+    for older in (then, {name: part for name, part in then.items() if name != "data"}):
+        require_same(older, saved(), "f", with_samples=True)
+        with pytest.raises(CheckpointError, match="write --sample-order bigscience, or"):
+            require_same(older, saved(*CORE), "f", with_samples=True)
+
+
+def test_all_differences_are_told_at_once():
+    flags = "--num-layers 3 --kv-channels 6 --tensor-model-parallel-size 2 --bf16 --optimizer sgd"
+    with pytest.raises(CheckpointError) as caught:
+        require_same(saved(), saved(*flags.split(), world_size=4), "runs/global_step5")
+    first, *differences = str(caught.value).splitlines()
+    assert first.startswith("runs/global_step5 was saved by a run that differs in what must be")
+    assert "leave the flags out and write --use-checkpoint-args)" in first
+    assert first.endswith("or give another --load:")
+    assert differences == [
+        "  flag             in the checkpoint  now",
+        "  --kv-channels    4                  6",
+        "  --num-layers     2                  3",
+        "  precision.dtype  fp32               bf16",
+        "  --optimizer      adam               sgd",
+    ]
+
+
+def test_changes_of_the_layout_are_told_apart_from_those_of_the_run():
+    then = saved("--tensor-model-parallel-size", "2", world_size=4)
+    require_same(saved(), then, "f")
+    assert layout_changes(saved(), then) == [
+        Difference("--pad-vocab-size-to", 12, 16),
+        Difference("parallel.data", 1, 2),
+        Difference("--tensor-model-parallel-size", 1, 2),
+    ]
+    assert layout_changes(then, then) == []
+    assert has_same_ranks(then, then)
+    assert not has_same_ranks(saved(), then)
+    divided = saved("--zero-stage", "2")
+    assert layout_changes(saved(), divided) == [Difference("--zero-stage", 0, 2)]
+    assert has_same_ranks(saved(), divided)
+
+
+def test_where_stages_are_cut_is_part_of_the_layout_of_a_pipeline():
+    method = ["--pp-partition-method", "type:transformer|embedding"]
+    assert layout_changes(saved(), saved(*method)) == []
+    pipeline = ["--pipeline-model-parallel-size", "2"]
+    cut = layout_changes(saved(*pipeline, world_size=2), saved(*pipeline, *method, world_size=2))
+    assert [change.name for change in cut] == ["--pp-partition-method"]
+
+
+def test_what_cannot_be_reshaped_is_refused_with_the_reason():
+    changes = [Difference("--tensor-model-parallel-size", 1, 2)]
+    require_reshapable(saved(), changes, "f", with_optimizer=True)
+    experts, blocks = saved(), saved()
+    experts["model"]["num_experts"] = [1, 4]
+    blocks["optimizer"]["name"] = "adam8bit"
+    require_reshapable(experts, [], "f", with_optimizer=True)
+    with pytest.raises(CheckpointError, match="experts stay with the ranks(.|\n)*--tensor-model"):
+        require_reshapable(experts, changes, "f", with_optimizer=True)
+    with pytest.raises(CheckpointError, match="8-bit state(.|\n)*--no-load-optim"):
+        require_reshapable(blocks, changes, "f", with_optimizer=True)
+    require_reshapable(blocks, changes, "f", with_optimizer=False)
+
+
+def test_a_field_that_only_one_of_them_has_is_a_difference():
+    then, now = saved(), saved()
+    then["model"]["rotary"] = True
+    del now["model"]["head_dim"]
+    with pytest.raises(CheckpointError) as caught:
+        require_same(then, now, "f")
+    assert str(caught.value).splitlines()[2:] == [
+        "  --kv-channels  4                  -",
+        "  model.rotary   True               -",
+    ]
+
+
+def test_what_no_weight_depends_on_may_change_and_is_told():
+    wishes = ["--attention-dropout", "0", "--seed", "99", "--lr", "0.2", "--weight-decay", "0.7"]
+    then, now = saved(), saved(*wishes)
+    require_same(then, now, "f")
+    assert list(other_wishes(then, now)) == [
+        Difference("--attention-dropout", 0.1, 0.0),
+        Difference("--seed", 1234, 99),
+        Difference("--lr", 0.1, 0.2),
+        Difference("--end-weight-decay", 0.01, 0.7),
+        Difference("--weight-decay", 0.01, 0.7),
+    ]
+    assert list(other_wishes(then, then)) == []
+
+
+def test_what_changes_nothing_in_a_step_is_not_told():
+    ends = "--exit-interval 3 --exit-duration-in-mins 5 --data-cache-path elsewhere"
+    assert list(other_wishes(saved(), saved(*ends.split()))) == []
+    longer = list(other_wishes(saved(), saved("--train-iters", "20")))
+    assert [each.name for each in longer] == ["training.train_iters", "schedule.decay"]
+
+
+def test_another_network_is_told_by_what_differs():
+    flags = "--position-embedding-type rotary --swiglu --group-query-attention --window-size 2"
+    with pytest.raises(CheckpointError) as caught:
+        require_same_model(saved(), saved(*flags.split()), "f")
+    assert [line.split() for line in str(caught.value).splitlines()[2:]] == [
+        ["model.activation", "gelu_tanh", "swiglu"],
+        ["--num-query-groups", "2", "1"],
+        ["--position-embedding-type", "learned", "rotary"],
+        ["--rotary-base", "0.0", "10000.0"],
+        ["model.rotary_dim", "0", "4"],
+        ["model.window", "0", "3"],
+    ]
+
+
+def test_only_a_learned_table_limits_the_positions_of_another_run():
+    longer = ["--max-position-embeddings", "9"]
+    with pytest.raises(CheckpointError, match="--max-position-embeddings +6 +9"):
+        require_same_model(saved(), saved(*longer), "f")
+    alibi = ["--position-embedding-type", "alibi"]
+    then, now = saved(*alibi), saved(*alibi, *longer)
+    require_same_model(then, now, "f")
+    told = Difference("--max-position-embeddings", 6, 9)
+    assert list(other_wishes(then, now)) == [told]
+
+
+def test_for_generation_the_layout_may_differ():
+    require_same_model(saved(), saved("--bf16", world_size=2), "f")
+    with pytest.raises(
+        CheckpointError, match="f holds another network than asked for:\n.*\n  --num-l"
+    ):
+        require_same_model(saved(), saved("--num-layers", "3"), "f")
+
+
+def test_a_table_has_columns():
+    rows = [Difference("--lr", 0.1, ""), Difference("--position-embedding-type", None, "rotary")]
+    assert table(rows).splitlines() == [
+        "  flag                       in the checkpoint  now",
+        "  --lr                       0.1                -",
+        "  --position-embedding-type  -                  rotary",
+    ]
+
+
+def test_of_long_values_those_parts_are_told_that_differ():
+    then, now = ([{"prefix": "corpus/" + "x" * 60 + end + "y" * 60}] for end in "ab")
+    _, row = table([Difference("data.train", then, now)]).splitlines()
+    assert len(row) <= 100
+    assert [text.strip("xy… ") for text in row.split()[1:]] == ["a", "b"]
+
+
+def test_network_and_learning_rate_are_told_together():
+    with pytest.raises(CheckpointError, match="--num-layers(.|\n)*--lr +0.1"):
+        require_same(saved(), saved("--num-layers", "3", "--lr", "0.2"), "f", with_schedule=True)
+
+
+def test_adapters_are_put_beside_the_weights_of_a_base_and_kept():
+    lora = ["--lora-rank", "2", "--lora-target-modules", "all-linear"]
+    base, own = saved(), saved(*lora)
+    now = saved(*lora, "--lora-dropout", "0.5")
+    older = {**base, "model": {k: v for k, v in base["model"].items() if "lora" not in k}}
+    require_same(own, now, "folder")
+    for then in (base, older):
+        require_same(then, now, "folder", with_optimizer=False)
+        require_same(then, base, "folder")
+        assert adds_adapters(then, now)
+        with pytest.raises(CheckpointError, match="--lora-rank"):
+            require_same(then, now, "folder")
+    with pytest.raises(CheckpointError, match="--lora-rank"):
+        require_same(own, base, "folder", with_optimizer=False)
+    assert not adds_adapters(own, now)

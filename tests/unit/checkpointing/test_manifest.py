@@ -1,0 +1,205 @@
+"""What makes a checkpoint count."""
+
+import errno
+import hashlib
+import json
+import os
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from megatron.checkpointing.manifest import (
+    FileRecord,
+    Manifest,
+    damage,
+    read_manifest,
+    record_file,
+    sealed,
+    write_manifest,
+)
+from megatron.checkpointing.names import MANIFEST
+from megatron.common.errors import CheckpointError
+from megatron.common.version import CHECKPOINT_FORMAT
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"weights")
+    (tmp_path / "b.pt").write_bytes(bytes(5_000_000))
+    return Manifest(
+        state={"iteration": 7, "samples": 28},
+        plan={"model": {"num_layers": 2}, "notices": []},
+        config={"model": {"num_layers": 2, "ffn_hidden_size": None}},
+        versions={"megatron": "0.1.0"},
+        partition_dims={"3.mlp.dense_4h_to_h.weight": 1},
+        files=(record_file(tmp_path / "a.pt"), record_file(tmp_path / "b.pt")),
+    )
+
+
+def test_what_is_written_is_read(tmp_path, manifest):
+    write_manifest(tmp_path, manifest)
+    assert read_manifest(tmp_path) == manifest
+    assert manifest.format == CHECKPOINT_FORMAT
+
+
+@pytest.mark.parametrize("kind", ["SentencePieceTokenizer", "Llama2Tokenizer"])
+def test_manifests_without_the_form_of_sentencepiece_are_of_the_legacy_form(
+    tmp_path, manifest, kind
+):
+    older = {"tokenizer": {"tokenizer_type": kind}}
+    write_manifest(tmp_path, replace(manifest, config=older))
+    assert read_manifest(tmp_path).config["tokenizer"]["tokenizer_sentencepiece_legacy"] is True
+    now = {"tokenizer": {"tokenizer_type": kind, "tokenizer_sentencepiece_legacy": False}}
+    write_manifest(tmp_path, replace(manifest, config=now))
+    assert read_manifest(tmp_path).config == now
+
+
+def test_a_file_is_recorded_by_name_size_and_hash(tmp_path, manifest):
+    expected = xxhash.xxh3_128_hexdigest(bytes(5_000_000))
+    assert manifest.files[1] == FileRecord("b.pt", 5_000_000, f"xxh3_128:{expected}")
+
+
+def test_whole_files_are_not_damaged(tmp_path, manifest):
+    assert damage(tmp_path, manifest.files) == []
+
+
+@pytest.mark.parametrize("position", [0, 2_500_000, 4_999_999])
+def test_one_flipped_bit_is_found(tmp_path, manifest, position):
+    content = bytearray((tmp_path / "b.pt").read_bytes())
+    content[position] ^= 1
+    (tmp_path / "b.pt").write_bytes(content)
+    (problem,) = damage(tmp_path, manifest.files)
+    assert problem == f"{tmp_path}/b.pt is damaged: its hash is not that of the manifest"
+
+
+def test_a_truncated_file_is_found(tmp_path, manifest):
+    (tmp_path / "b.pt").write_bytes(bytes(4_999_999))
+    assert damage(tmp_path, manifest.files) == [
+        f"{tmp_path}/b.pt has 4999999 bytes instead of 5000000"
+    ]
+
+
+def test_every_missing_file_is_found(tmp_path, manifest):
+    (tmp_path / "a.pt").unlink()
+    (tmp_path / "b.pt").unlink()
+    assert damage(tmp_path, manifest.files) == [
+        f"{tmp_path}/a.pt is missing",
+        f"{tmp_path}/b.pt is missing",
+    ]
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="manifest.json: No such file or directory; .* is no"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "null", '"x"', "{}", '{"files": [{"name": "a"}]}', '{"files": 3}'],
+)
+def test_a_damaged_manifest_is_told(tmp_path, text):
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(CheckpointError, match="manifest.json is damaged: "):
+        read_manifest(tmp_path)
+
+
+def test_a_truncated_manifest_is_damaged(tmp_path, manifest):
+    write_manifest(tmp_path, manifest)
+    text = (tmp_path / MANIFEST).read_text()
+    (tmp_path / MANIFEST).write_text(text[: len(text) // 2])
+    with pytest.raises(CheckpointError, match="manifest.json is damaged: "):
+        read_manifest(tmp_path)
+
+
+def test_a_newer_format_is_refused(tmp_path, manifest):
+    write_manifest(tmp_path, replace(manifest, format=CHECKPOINT_FORMAT + 1))
+    with pytest.raises(CheckpointError, match=r"has format 4 and this version reads up to 3"):
+        read_manifest(tmp_path)
+
+
+def test_a_newer_format_is_refused_as_such_when_it_has_other_fields(tmp_path, manifest):
+    write_manifest(tmp_path, replace(manifest, format=CHECKPOINT_FORMAT + 1))
+    content = json.loads((tmp_path / MANIFEST).read_text())
+    content["experts"] = content.pop("partition_dims")
+    del content["sha256"]
+    (tmp_path / MANIFEST).write_text(sealed(content))
+    with pytest.raises(CheckpointError, match=r"has format 4 .*: update it"):
+        read_manifest(tmp_path)
+
+
+def test_no_byte_of_a_manifest_changes_unnoticed(tmp_path, manifest):
+    write_manifest(tmp_path, manifest)
+    whole = (tmp_path / MANIFEST).read_bytes()
+    for place in range(len(whole)):
+        (tmp_path / MANIFEST).write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        )
+        with pytest.raises(CheckpointError, match="manifest.json is damaged: "):
+            read_manifest(tmp_path)
+
+
+def of_format(number, manifest, tmp_path):
+    """Return the manifest's entries in an older format, whose files had SHA-256."""
+    entries = asdict(replace(manifest, format=number))
+    for record in entries["files"]:
+        del record["hash"]
+        content = (tmp_path / record["name"]).read_bytes()
+        record["sha256"] = hashlib.sha256(content).hexdigest()
+    return entries
+
+
+def test_a_manifest_of_the_format_without_a_hash_of_its_own_is_read(tmp_path, manifest):
+    older = of_format(1, manifest, tmp_path)
+    (tmp_path / MANIFEST).write_text(json.dumps(older, indent=1))
+    read = read_manifest(tmp_path)
+    assert replace(read, files=()) == replace(manifest, format=1, files=())
+    (tmp_path / MANIFEST).write_text(json.dumps(older | {"format": 2}, indent=1))
+    with pytest.raises(CheckpointError, match="manifest.json is damaged: its hash"):
+        read_manifest(tmp_path)
+
+
+def test_files_of_the_formats_with_sha256_are_compared_with_it(tmp_path, manifest):
+    (tmp_path / MANIFEST).write_text(sealed(of_format(2, manifest, tmp_path)))
+    files = read_manifest(tmp_path).files
+    assert files[0].hash == "sha256:" + hashlib.sha256(b"weights").hexdigest()
+    assert damage(tmp_path, files) == []
+    (tmp_path / "a.pt").write_bytes(b"weighty")
+    assert damage(tmp_path, files) == [
+        f"{tmp_path}/a.pt is damaged: its hash is not that of the manifest"
+    ]
+
+
+def test_a_hash_of_another_kind_is_refused(tmp_path, manifest):
+    other = FileRecord("a.pt", 7, "crc32:1234abcd")
+    write_manifest(tmp_path, replace(manifest, files=(other,)))
+    with pytest.raises(
+        CheckpointError, match=r"damaged: a hash of 'crc32', and known are xxh3_128"
+    ):
+        read_manifest(tmp_path)
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_damaged(tmp_path, manifest, monkeypatch):
+    def lost(*words):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("megatron.checkpointing.manifest.hash_of", lost)
+    told = damage(tmp_path, manifest.files)
+    assert told == [
+        f"{tmp_path / name} cannot be read: Input/output error" for name in ("a.pt", "b.pt")
+    ]
+
+
+def test_the_names_in_all_folders_of_a_checkpoint_are_flushed(tmp_path, manifest, monkeypatch):
+    (tmp_path / "zero" / "weight").mkdir(parents=True)
+    flushed, usual = [], os.fsync
+
+    def fsync(descriptor):
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        usual(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_manifest(tmp_path, manifest)
+    assert flushed[0] == tmp_path / MANIFEST
+    assert {*flushed[1:]} == {tmp_path, tmp_path / "zero", tmp_path / "zero" / "weight"}

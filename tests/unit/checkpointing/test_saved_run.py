@@ -1,0 +1,95 @@
+"""Flags that a checkpoint knows need not be said again."""
+
+from dataclasses import asdict
+
+import pytest
+from tiny import tiny_argv, tiny_config, tiny_plan
+
+from megatron.checkpointing.manifest import Manifest, write_manifest
+from megatron.checkpointing.saved_run import network_of_checkpoint, run_behind
+from megatron.common.errors import CheckpointError, ConfigError
+from megatron.config.config import parse_config
+
+SAID = ["--swiglu", "--num-layers", "3", "--hidden-dropout", "0.2", "--vocab-file", "v.json"]
+USES = ["--micro-batch-size", "2", "--lr", "0.1", "--train-iters", "10", "--data-path", "corpus"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Two checkpoints; the older one is of another network."""
+    for step, flags in ((2, ["--num-layers", "5"]), (4, SAID)):
+        folder = tmp_path / f"global_step{step}"
+        folder.mkdir()
+        manifest = Manifest(
+            state={"iteration": step},
+            plan={},
+            config=asdict(tiny_config(*flags)),
+            versions={},
+            partition_dims={},
+            files=(),
+        )
+        write_manifest(folder, manifest)
+    return tmp_path
+
+
+def parsed(*flags):
+    argv = [*USES, *flags]
+    network = network_of_checkpoint(argv)
+    config, _ = parse_config(argv, defaults=network.flags)
+    return config, network.told(config)
+
+
+@pytest.mark.parametrize("option", ["--use-checkpoint-args", "--use-checkpoint-config"])
+def test_network_and_tokenizer_are_those_of_the_checkpoint(saved, option):
+    config, (told,) = parsed(option, "--load", str(saved))
+    expected = tiny_config(*SAID)
+    assert (config.model, config.experts, config.tokenizer) == (
+        *(expected.model, expected.experts, expected.tokenizer),
+    )
+    assert config.training == tiny_config().training
+    assert told.startswith(f"--use-checkpoint-args: from {saved / 'global_step4'}: ")
+    assert {"--num-layers 3", "--swiglu"} <= {
+        f"--{words.strip()}" for words in told.split(": ")[2].split("--")
+    }
+
+
+def test_what_is_said_wins_and_is_told(saved):
+    config, (_, told) = parsed(
+        "--use-checkpoint-args", "--load", str(saved), "--hidden-dropout", "0"
+    )
+    assert (config.model.hidden_dropout, config.model.num_layers) == (0.0, 3)
+    assert told.endswith("global_step4: --hidden-dropout 0.0 (not 0.2)")
+
+
+def test_the_step_asked_for_and_a_file_of_flags_count(saved, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"use-checkpoint-args: true\nload: {saved}\nckpt-step: 2\n")
+    config, _ = parsed("--config", str(file))
+    assert config.model.num_layers == 5
+
+
+def test_nothing_is_taken_unasked_or_from_nothing(saved, tmp_path):
+    assert network_of_checkpoint(tiny_argv("--load", str(saved))) is None
+    assert network_of_checkpoint(["--use-checkpoint-args", "--load", str(tmp_path / "no")]) is None
+    with pytest.raises(ConfigError, match="--ckpt-step x is no iteration"):
+        network_of_checkpoint(["--use-checkpoint-args", f"--load={saved}", "--ckpt-step", "x"])
+
+
+def test_a_damaged_manifest_is_passed_over_and_none_is_an_error(saved):
+    for step in (4, 2):
+        (saved / f"global_step{step}" / "manifest.json").write_text("{")
+        if step == 4:
+            config, _ = parsed("--use-checkpoint-args", "--load", str(saved))
+            assert config.model.num_layers == 5
+    with pytest.raises(CheckpointError, match="global_step4(.|\n)*global_step2"):
+        parsed("--use-checkpoint-args", "--load", str(saved))
+
+
+def test_the_world_size_of_a_run_counts_all_its_axes(saved):
+    folder = saved / "global_step6"
+    folder.mkdir()
+    plan = tiny_plan("--ds-sequence-parallel-size", "2", world_size=4)
+    state = {"iteration": 6}
+    empty = {"config": {}, "versions": {}, "partition_dims": {}, "files": ()}
+    write_manifest(folder, Manifest(state=state, plan=asdict(plan), **empty))
+    assert run_behind(str(saved)).world_size == plan.parallel.world_size == 4

@@ -1,0 +1,107 @@
+"""Files that are hashed on their way to disk, at once or later."""
+
+import os
+import subprocess
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.checkpointing.host_copy import HostCopies
+from megatron.checkpointing.manifest import record_file
+from megatron.checkpointing.writer import AtOnce, StateWriter, write_state
+from megatron.common.errors import CheckpointError
+
+
+def a_state():
+    """Small and large tensors, two that share memory, and what stands beside them."""
+    flat = torch.arange(100_000.0)
+    versions = OrderedDict(a=flat[:10], b=flat[10:].view(-1, 9), whole=flat)
+    versions._metadata = {"version": 2}
+    return {
+        "module": versions,
+        "steps": (torch.tensor(3), 4),
+        "columns": torch.arange(6).view(2, 3).t(),
+        "nothing": torch.empty(0),
+        "sizes": [torch.Size([2, 3]), None, "text"],
+    }
+
+
+def test_a_file_is_recorded_as_it_lies_on_disk(tmp_path):
+    record = write_state(a_state(), tmp_path / "state.pt")
+    assert record == record_file(tmp_path / "state.pt")
+    read = torch.load(tmp_path / "state.pt")
+    assert torch.equal(read["module"]["whole"], torch.arange(100_000.0))
+    assert torch.equal(read["columns"], a_state()["columns"])
+
+
+def test_a_copy_makes_the_same_file_and_does_not_follow_the_state(tmp_path):
+    expected = write_state(a_state(), tmp_path / "state.pt")
+    state, release = a_state(), threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(release.wait)
+        writer = StateWriter(thread, HostCopies())
+        writer.write(state, tmp_path / "state.pt")
+        state["module"]["whole"].zero_()
+        state["sizes"].clear()
+        release.set()
+    (file,) = writer.files
+    assert file.result() == expected == record_file(tmp_path / "state.pt")
+
+
+def test_a_copy_has_the_bytes_of_the_state_in_its_file(tmp_path):
+    betas, weight = (0.5, 0.25), torch.arange(6.0)
+    groups = [{"betas": betas, "params": [1, 2]}, {"betas": betas, "params": [3]}]
+    state = {"groups": groups, "again": groups[0], "weight": weight, "first": weight[:2]}
+    records = [write_state(each, tmp_path / "file.pt") for each in (state, HostCopies().of(state))]
+    assert records[0] == records[1]
+
+
+def test_memory_of_copies_is_used_again(tmp_path):
+    copies = HostCopies()
+    first = copies.of(torch.arange(1000.0))
+    second = copies.of(torch.arange(1000.0))
+    assert first.data_ptr() != second.data_ptr()
+    copies.begin()
+    third = copies.of(torch.arange(1000.0) + 1)
+    assert third.data_ptr() in (first.data_ptr(), second.data_ptr())
+    assert torch.equal(third, torch.arange(1000.0) + 1)
+
+
+def test_a_full_disk_is_told_with_the_file_and_not_by_torch(tmp_path):
+    (tmp_path / "state.pt").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"^state.pt: No space left on device$"):
+        write_state(a_state(), tmp_path / "state.pt")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_disk_that_fills_up_within_a_tensor_is_told(small_disk):
+    write_state(torch.zeros(100_000), small_disk / "fits.pt")
+    with pytest.raises(CheckpointError, match=r"^state.pt: No space left on device$"):
+        write_state(torch.zeros(1_000_000), small_disk / "state.pt")
+    assert os.stat(small_disk / "state.pt").st_size > 0
+
+
+def test_no_error_comes_before_the_result_is_asked_for(tmp_path):
+    writer = StateWriter(AtOnce())
+    writer.write({}, Path("/dev/full"))
+    writer.write({}, tmp_path / "state.pt")
+    writer.write(lambda: None, tmp_path / "function.pt")
+    full, whole, function = writer.files
+    assert isinstance(full.exception(), CheckpointError)
+    assert whole.result().name == "state.pt"
+    assert "pickle" in str(function.exception())

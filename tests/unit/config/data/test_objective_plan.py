@@ -1,0 +1,57 @@
+"""Which flags an objective has, and what its user is told."""
+
+import pytest
+from tiny import VOCAB_SIZE, tiny_config
+
+from megatron.common.errors import ConfigError
+from megatron.config.data.objective_plan import SCRIPTS
+from megatron.config.plan import plan
+from megatron.config.validation import check
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [
+        (
+            "gpt",
+            ["--prefixlm"],
+            "--prefixlm is for finetune_t0_non_causal_decoder.py; pretrain_gpt",
+        ),
+        ("gpt", ["--loss-on-targets-only"], "is for pretrain_prefix_lm.py; pretrain_gpt.py has no"),
+        ("prefix-lm", ["--norm-target-loss"], "pretrain_prefix_lm.py has no use for it"),
+        ("multitask", ["--fim-rate", "0.5"], "--fim-rate is for pretrain_gpt.py"),
+        ("gpt", ["--fim-rate", "1.5"], "--fim-rate 1.5 must be from 0 to 1"),
+    ],
+)
+def test_flags_of_another_objective_are_refused(name, flags, message):
+
+    with pytest.raises(ConfigError, match=message):
+        check(tiny_config(*flags), world_size=1, device="cpu", objective=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "notice"),
+    [
+        ("prefix-lm", ["--reweight-loss-based-on-position-frequency"], "Using loss reweighting"),
+        ("multitask", [], "inputs are read from left to right; --prefixlm"),
+        ("multitask", ["--prefixlm"], None),
+        ("gpt", [], None),
+    ],
+)
+def test_what_may_surprise_is_told(name, flags, notice):
+    config = tiny_config(*flags)
+    decided = plan(config, world_size=1, vocab_size=VOCAB_SIZE, device="cpu", objective=name)
+    assert [text.startswith(notice) for text in decided.notices] == ([True] if notice else [])
+    assert decided.objective.name == name
+
+
+def test_every_objective_reads_its_kind_of_token_files():
+    decided = {
+        name: plan(
+            tiny_config(), world_size=1, vocab_size=VOCAB_SIZE, device="cpu", objective=name
+        ).data.prefixes
+        for name in SCRIPTS
+    }
+    assert decided["gpt"] == decided["prefix-lm"] == ["corpus"]
+    assert decided["multitask"] == ["corpus_inputs_document", "corpus_targets_document"]
+    assert decided["sft"] == ["corpus_tokens_document", "corpus_loss_mask_document"]

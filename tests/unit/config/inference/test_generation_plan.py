@@ -1,0 +1,50 @@
+"""What cannot be generated as asked is told, all of it at once."""
+
+import pytest
+
+from megatron.config.inference.generation import GenerationConfig
+from megatron.config.inference.generation_plan import generation_problems, vocabulary_problems
+from megatron.inference.engine.sampling import Sampling
+
+
+@pytest.mark.parametrize(
+    ("wishes", "told"),
+    [
+        ({"temperature": -0.1}, "--temperature -0.1 must be at least 0"),
+        ({"top_k": -1}, "--top_k -1 must be at least 0"),
+        ({"top_p": 1.5}, "--top_p 1.5 must be between 0 and 1"),
+        ({"top_k": 2, "top_p": 0.5}, "--top_k and --top_p exclude each other"),
+        ({"greedy": True, "top_k": 2}, "--greedy takes the likeliest token: leave"),
+    ],
+)
+def test_a_contradiction_is_told(wishes, told):
+    (problem,) = generation_problems(GenerationConfig(**wishes))
+    assert told in problem
+
+
+@pytest.mark.parametrize("wishes", [{}, {"greedy": True}, {"top_p": 0.5}])
+def test_a_temperature_of_zero_takes_the_likeliest_token(wishes):
+    assert [*generation_problems(GenerationConfig(temperature=0.0, **wishes))] == []
+    assert Sampling(temperature=0.0).takes_likeliest
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    found = [*generation_problems(GenerationConfig(beam_width=3, top_p=2.0, temperature=-1.0))]
+    for told in (
+        "--temperature -1.0 must be at least 0",
+        "--top_p 2.0 must be between 0 and 1",
+        "--beam-width does not go with --temperature, --top_p",
+    ):
+        assert sum(told in problem for problem in found) == 1
+
+
+def test_tokens_outside_the_vocabulary_are_told():
+    wishes = GenerationConfig(top_k=5, stop_tokens=[3, 4, -1])
+    assert [*vocabulary_problems(wishes, vocab_size=4)] == [
+        "--top_k 5 is more than the vocabulary's 4 tokens",
+        "--stop-tokens 4 is not in the vocabulary of 4 tokens",
+        "--stop-tokens -1 is not in the vocabulary of 4 tokens",
+    ]
+    assert [*vocabulary_problems(wishes, vocab_size=5)] == [
+        "--stop-tokens -1 is not in the vocabulary of 5 tokens"
+    ]

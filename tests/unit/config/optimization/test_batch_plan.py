@@ -1,0 +1,194 @@
+"""How batches are cut up and grow, against the published ramp, rounding included."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tiny import tiny_plan
+
+from megatron.config.optimization.batch_plan import BatchPlan
+
+
+def ramp_plan(start, increment, samples, final, unit=1):
+    return BatchPlan(
+        micro_batch_size=unit,
+        global_batch_size=final,
+        data_parallel_size=1,
+        ramp_start=start,
+        ramp_increment=increment,
+        ramp_samples=samples if start != final else 0,
+    )
+
+
+def literal_size(consumed, start, increment, samples, final):
+    """gbs(c) = START + int(c / samples_per_increment) * INC, and the final one after SAMPLES."""
+    if consumed > samples or start == final:
+        return final
+    samples_per_increment = samples / ((final - start) // increment)
+    return start + int(consumed / samples_per_increment) * increment
+
+
+def literal_iterations(train_samples, start, increment, samples, final):
+    """One step at a time through the ramp; then whole steps of the rest."""
+    iterations = consumed = 0
+    while consumed <= samples:
+        consumed += literal_size(consumed, start, increment, samples, final)
+        iterations += 1
+    return iterations + (train_samples - consumed) // final
+
+
+class PublishedRamp:
+    """Micro-batches of a step as BigScience's Megatron-DeepSpeed counts them: with a memory."""
+
+    def __init__(self, start, increment, samples, final, replicas):
+        num_increments, rest = divmod(final - start, increment)
+        assert not rest
+        self.start, self.increment, self.final, self.replicas = start, increment, final, replicas
+        self.ramp_samples = samples
+        self.samples_per_increment = samples / num_increments
+        self.update(0)
+
+    def update(self, consumed_samples):
+        if consumed_samples > self.ramp_samples:
+            self.global_batch_size = self.final
+        else:
+            steps = int(consumed_samples / self.samples_per_increment)
+            self.global_batch_size = self.start + steps * self.increment
+            assert self.global_batch_size <= self.final
+        self.num_micro_batches = self.global_batch_size // self.replicas
+
+    def consume(self, consumed_samples):
+        return consumed_samples + self.num_micro_batches * self.replicas
+
+
+ramps = st.tuples(
+    st.integers(1, 40), st.integers(1, 16), st.integers(0, 20), st.integers(1, 3000)
+).map(lambda r: (r[0], r[1], r[3], r[0] + r[1] * r[2]))  # start, increment, samples, final
+
+
+@given(ramps, st.integers(0, 4000))
+def test_the_size_at_a_sample_is_that_of_the_literal_formula(ramp, consumed):
+    assert ramp_plan(*ramp).size_at(consumed) == literal_size(consumed, *ramp)
+
+
+@given(ramps)
+def test_the_size_rises_in_increments_from_start_to_final(ramp):
+    start, increment, samples, final = ramp
+    sizes = [ramp_plan(*ramp).size_at(consumed) for consumed in range(0, samples + 2)]
+    assert (sizes[0] if samples else final, sizes[-1]) == (start if samples else final, final)
+    assert all((after - before) % increment == 0 for before, after in pairwise(sizes))
+    assert sizes == sorted(sizes)
+
+
+@given(ramps, st.integers(0, 10_000))
+def test_the_number_of_steps_is_that_of_the_literal_simulation(ramp, more):
+    start, _, samples, final = ramp
+    assume(start != final)
+    train_samples = samples + final + more
+    steps = ramp_plan(*ramp).iterations_for(train_samples)
+    assert steps == literal_iterations(train_samples, *ramp)
+
+
+@given(ramps, st.integers(0, 5000))
+def test_as_many_steps_are_taken_as_fit_into_the_samples(ramp, train_samples):
+    plan = ramp_plan(*ramp)
+    consumed = steps = 0
+    while consumed + plan.size_at(consumed) <= train_samples:
+        consumed += plan.size_at(consumed)
+        steps += 1
+    assert plan.iterations_for(train_samples) == steps
+
+
+def test_a_boundary_that_the_published_division_rounds_down_is_met_a_step_later():
+    plan = ramp_plan(16, 2, 5000, 44)
+    consumed = plan.samples_before(118)
+    assert (consumed, plan.size_at(consumed)) == (2500, 28)  # exact division says 30
+
+
+def random_ramps():
+    draw = random.Random(1)
+    for _ in range(300):
+        replicas = draw.choice([1, 2, 4])
+        start, increment = draw.randint(1, 12) * replicas, draw.randint(1, 4) * replicas
+        samples = draw.randint(20, 4000)
+        yield (start, increment, samples, start + increment * draw.randint(1, 30)), replicas
+
+
+def test_runs_take_the_steps_of_the_published_ramp():
+    points = 0
+    for ramp, replicas in random_ramps():
+        plan, published = ramp_plan(*ramp, replicas), PublishedRamp(*ramp, replicas)
+        _, _, samples, final = ramp
+        consumed = iterations = 0
+        while consumed <= samples + 2 * final:
+            published.update(consumed)
+            assert plan.size_at(consumed) == published.global_batch_size
+            assert plan.num_micro_batches(plan.size_at(consumed)) == published.num_micro_batches
+            assert plan.samples_before(iterations) == consumed
+            consumed = published.consume(consumed)
+            iterations += 1
+            points += 1
+    assert points > 5000
+
+
+def test_boundaries_are_met_where_the_published_division_meets_them():
+    """Every sample of an increment that is whole, and those around it."""
+    points = rounded_down = 0
+    for ramp, replicas in random_ramps():
+        plan, published = ramp_plan(*ramp, replicas), PublishedRamp(*ramp, replicas)
+        start, increment, samples, final = ramp
+        num_increments = (final - start) // increment
+        for taken in range(num_increments + 1):
+            boundary, rest = divmod(taken * samples, num_increments)
+            for consumed in range(max(0, boundary - 1), boundary + 2):
+                published.update(consumed)
+                assert plan.size_at(consumed) == published.global_batch_size
+                points += 1
+            rounded_down += not rest and plan.size_at(boundary) < start + taken * increment
+    assert points > 5000
+    assert rounded_down > 10
+
+
+def test_bloom_and_gpt_3_ramp_alike_in_exact_arithmetic():
+    for start, increment, samples, final in ((192, 16, 9_765_625, 2048), (32, 32, 6_000_000, 1536)):
+        plan = ramp_plan(start, increment, samples, final)
+        consumed = 0
+        while consumed <= samples:
+            taken = consumed * ((final - start) // increment) // samples
+            assert plan.size_at(consumed) == start + taken * increment
+            consumed += plan.size_at(consumed)
+
+
+def test_a_global_batch_is_cut_into_micro_batches_of_every_replica():
+    batch = tiny_plan("--global-batch-size", "24", world_size=3).batch
+    assert (batch.micro_batch_size, batch.data_parallel_size) == (2, 3)
+    assert batch.num_micro_batches(batch.global_batch_size) == 4
+    assert batch.num_micro_batches(6) == 1
+
+
+def test_one_micro_batch_per_replica_when_no_global_size_is_said():
+    assert tiny_plan(world_size=3).batch.global_batch_size == 6
+
+
+def test_a_ramp_that_starts_at_its_end_is_none():
+    flags = ["--global-batch-size", "8", "--rampup-batch-size", "8", "2", "100"]
+    plan = tiny_plan(*flags, "--train-samples", "160", without=("--train-iters",))
+    assert [plan.batch.size_at(samples) for samples in (0, 50, 200)] == [8, 8, 8]
+    assert plan.training.train_iters == 20
+
+
+@pytest.mark.parametrize(("samples", "iterations"), [(160, 20), (167, 20), (8, 1)])
+def test_a_partial_last_batch_is_dropped(samples, iterations):
+    flags = ["--global-batch-size", "8", "--train-samples", str(samples)]
+    assert tiny_plan(*flags, without=("--train-iters",)).training.train_iters == iterations
+
+
+@given(ramps, st.integers(0, 3000))
+def test_the_samples_before_a_step_are_those_of_the_steps_before(ramp, iterations):
+    plan = ramp_plan(*ramp)
+    samples = 0
+    for _ in range(iterations):
+        samples += plan.size_at(samples)
+    assert plan.samples_before(iterations) == samples

@@ -1,0 +1,20 @@
+"""A flag looked up before the command line is parsed."""
+
+import pytest
+
+from megatron.config.parsing.flags import value_in
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("", None),
+        ("--other a", None),
+        ("--load a", "a"),
+        ("--load=a", "a"),
+        ("--load a --load b", "b"),
+        ("--load", None),
+    ],
+)
+def test_the_last_value_counts(line, value):
+    assert value_in(line.split(), "--load") == value

@@ -1,0 +1,53 @@
+"""Decisions are told by the flags they come from."""
+
+from dataclasses import asdict
+
+import pytest
+from tiny import tiny_plan
+
+from megatron.checkpointing.compare import _WISHES
+from megatron.config import flag_names
+from megatron.config.config import SECTIONS
+from megatron.config.flag_names import flag_and_value
+from megatron.config.parsing.flags import options_of
+
+PLAN = asdict(tiny_plan())
+FIELDS = [f"{part}.{name}" for part in ("model", "parallel", *_WISHES) for name in PLAN[part]]
+
+
+@pytest.mark.parametrize("table", ["_NAMED", "_SWITCHED_OFF"])
+def test_the_tables_name_decisions_and_flags_that_exist(table):
+    named = getattr(flag_names, table)
+    assert set(named) <= set(FIELDS)
+    assert set(named.values()) <= set(options_of(SECTIONS).values())
+
+
+def test_the_network_is_told_by_its_flags():
+    fields = [field for field in FIELDS if field.startswith("model.")]
+    assert [field for field in fields if not flag_and_value(field, 1)[0].startswith("--")] == [
+        "model.vocab_size",
+        "model.rotary_dim",
+        "model.window",
+        "model.activation",
+        "model.init",
+        "model.num_experts",
+        "model.residual_experts",
+        "model.qkv_layout",
+        "model.mlp_layout",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("model.num_layers", 3, ("--num-layers", 3)),
+        ("model.linear_bias", True, ("--disable-bias-linear", "left out")),
+        ("model.linear_bias", False, ("--disable-bias-linear", "given")),
+        ("model.linear_bias", None, ("--disable-bias-linear", None)),
+        ("model.qkv_bias", True, ("--add-qkv-bias", "given")),
+        ("precision.dtype", "bf16", ("precision.dtype", "bf16")),
+        ("schedule.peak", 0.1, ("--lr", 0.1)),
+    ],
+)
+def test_a_decision_is_told_by_its_flag_or_by_its_name(field, value, expected):
+    assert flag_and_value(field, value) == expected

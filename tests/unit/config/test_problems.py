@@ -1,0 +1,594 @@
+"""Every reason why a run cannot be as asked, in the user's words."""
+
+import json
+
+import pytest
+from tiny import tiny_argv, tiny_config, tiny_plan
+
+from megatron.common.errors import ConfigError
+from megatron.config.config import parse_config
+from megatron.config.validation import check
+
+SAMPLES = "--train-samples 100"
+
+
+def problems(line, *, world_size=1, device="cpu"):
+    without = ("--train-iters",) if "--train-samples" in line else ()
+    with pytest.raises(ConfigError) as caught:
+        tiny_plan(*line.split(), world_size=world_size, device=device, without=without)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--num-layers 0", "--num-layers 0 must be at least 1"),
+        ("--hidden-size -8", "--hidden-size -8 must be at least 1"),
+        ("--num-attention-heads 0", "--num-attention-heads 0 must be at least 1"),
+        ("--seq-length 0", "--seq-length 0 must be at least 1"),
+        ("--reshape-buffer-mb 0", "--reshape-buffer-mb 0 must be at least 1"),
+        ("--ffn-hidden-size 0", "--ffn-hidden-size 0 must be at least 1"),
+        ("--kv-channels 0", "--kv-channels 0 must be at least 1"),
+        ("--kv-channels -1", "--kv-channels -1 must be at least 1"),
+        ("--attention-dropout 1", "--attention-dropout 1.0 must be at least 0 and less than 1"),
+        ("--hidden-dropout -0.1", "--hidden-dropout -0.1 must be at least 0 and less than 1"),
+        (
+            "--hidden-size 9",
+            "--hidden-size 9 is not a multiple of --num-attention-heads 2; change one of them or "
+            "give --kv-channels",
+        ),
+        (
+            "--max-position-embeddings 5",
+            "--max-position-embeddings 5 is less than --seq-length 6; every position needs a row",
+        ),
+        ("--num-query-groups 0", "--num-query-groups 0 must be at least 1"),
+        ("--norm-epsilon 0", "--layernorm-epsilon 0.0 must be more than 0"),
+        ("--init-method-std -1", "--init-method-std -1.0 must be more than 0"),
+        ("--num-query-groups 2", "--num-query-groups 2 needs --group-query-attention"),
+        (
+            "--group-query-attention --num-query-groups 3",
+            "--num-attention-heads 2 is not a multiple of --num-query-groups 3: every group has "
+            "as many heads as the others",
+        ),
+        *(
+            (
+                f"--window-size {size}",
+                f"--window-size {size} is not LEFT or LEFT,0 with LEFT at least 0, or -1 for no "
+                "window: a token sees nothing behind itself",
+            )
+            for size in ("4,4", "-2", "wide", "3,")
+        ),
+        (
+            "--use-rotary-position-embeddings --position-embedding-type alibi",
+            "--use-rotary-position-embeddings and --position-embedding-type alibi contradict each "
+            "other: give one of them",
+        ),
+        (
+            "--no-position-embedding --position-embedding-type absolute",
+            "--no-position-embedding and --position-embedding-type absolute contradict each "
+            "other: give one of them",
+        ),
+        *(
+            (flags, f"{flags.split()[0]} needs --position-embedding-type rotary")
+            for flags in (
+                "--rotary-percent 0.5",
+                "--rotary-seq-len-interpolation-factor 2",
+                "--use-rope-scaling",
+            )
+        ),
+        (
+            "--position-embedding-type rotary --rotary-percent 0",
+            "--rotary-percent 0.0 must be more than 0 and at most 1",
+        ),
+        (
+            "--position-embedding-type rotary --rotary-percent 0.75",
+            "--rotary-percent 0.75 of 4 features per head are 3: rotary positions turn pairs, so "
+            "an even number above 0 is needed",
+        ),
+        (
+            "--position-embedding-type rope --rotary-base 0",
+            "--rotary-base 0.0 must be more than 0",
+        ),
+        (
+            "--position-embedding-type rope --rotary-seq-len-interpolation-factor -1",
+            "--rotary-seq-len-interpolation-factor -1.0 must be more than 0",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-scaling-factor 0",
+            "--rope-scaling-factor 0.0 must be more than 0",
+        ),
+        (
+            "--swiglu --glu-activation reglu",
+            "--swiglu and --glu-activation reglu exclude each other: give one of them",
+        ),
+        (
+            "--swiglu --squared-relu",
+            "--swiglu and --squared-relu exclude each other: give one of them",
+        ),
+        (
+            "--squared-relu --relu",
+            "--squared-relu and --relu exclude each other: give one of them",
+        ),
+        (
+            "--position-embedding-type rope --rope-low-freq-factor 2",
+            "--rope-low-freq-factor 2.0 needs --use-rope-scaling",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-low-freq-factor 5",
+            "--rope-low-freq-factor 5.0 must be less than --rope-high-freq-factor 4.0: "
+            "wavelengths between the two are stretched in part",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-scaling-type yarn",
+            "--rope-scaling-type yarn needs --rope-original-max-position-embeddings: the tokens "
+            "that the network was trained on before",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-scaling-type dynamic "
+            "--max-position-embeddings 12 --rope-original-max-position-embeddings 6",
+            "--rope-scaling-type dynamic: --max-position-embeddings 12 must be the "
+            "--rope-original-max-position-embeddings 6, because the angles of longer texts "
+            "would depend on how long each is",
+        ),
+        (
+            "--position-embedding-type rope --use-rope-scaling --rope-attention-factor 2",
+            "--rope-attention-factor 2.0 needs --rope-scaling-type yarn",
+        ),
+        (
+            "--position-embedding-type rope --rope-scaling-type yarn",
+            "--rope-scaling-type yarn needs --use-rope-scaling",
+        ),
+        (
+            "--window-size 3,0 --window-attn-skip-freq [1]*3",
+            "--window-attn-skip-freq [1]*3 is neither a number from 1 on nor a list of 2 times 1 "
+            "(a layer with the window) or 0, such as [1]*3+[0]",
+        ),
+        ("--attn-logit-softcapping 0", "--attn-logit-softcapping 0.0 must be more than 0"),
+        ("--final-logit-softcapping -1", "--final-logit-softcapping -1.0 must be more than 0"),
+        ("--query-pre-attn-scalar 0", "--query-pre-attn-scalar 0.0 must be more than 0"),
+        (
+            "--position-embedding-type rope --rotary-local-base 100",
+            "--rotary-local-base 100.0 needs --window-size",
+        ),
+        (
+            "--rotary-local-base 100 --window-size 3",
+            "--rotary-local-base needs --position-embedding-type rotary",
+        ),
+        (
+            "--position-embedding-type rope --rotary-local-base 0 --window-size 3",
+            "--rotary-local-base 0.0 must be more than 0",
+        ),
+        (
+            "--window-attn-skip-freq 2",
+            "--window-attn-skip-freq 2 needs --window-size",
+        ),
+        (
+            "--disable-bias-linear --add-qkv-bias --attention-bias on",
+            "--attention-bias on is of queries, keys and values too: leave --add-qkv-bias out",
+        ),
+        (
+            "--openai-gelu --gelu erf",
+            "--gelu (erf) and --openai-gelu (tanh) name two forms of GELU: give one of them",
+        ),
+        (
+            "--onnx-safe True --glu-activation geglu",
+            "--onnx-safe chooses a form of the plain MLP's GELU, which --glu-activation geglu "
+            "replaces: leave it out",
+        ),
+        (
+            "--use-parallel-residual --apply-residual-connection-post-layernorm",
+            "--parallel-residual adds attention and MLP to one residual, and "
+            "--apply-residual-connection-post-layernorm takes one behind each of two norms: "
+            "give one of them",
+        ),
+        (
+            "--add-qkv-bias",
+            "--add-qkv-bias keeps a bias that --disable-bias-linear takes out; without that flag "
+            "it is there: leave --add-qkv-bias out",
+        ),
+        ("--tensor-model-parallel-size 0", "must be at least 1"),
+        ("--pipeline-model-parallel-size 0", "must be at least 1"),
+        ("--zero-stage 4", "--zero-stage 4 is none of 0, 1, 2, 3"),
+        (
+            "--pp-partition-method type:(",
+            "--pp-partition-method type:(: not a regular expression (missing ), unterminated "
+            "subpattern at position 0)",
+        ),
+        (
+            "--pp-partition-method layers",
+            "--pp-partition-method layers is none of type:REGEX, uniform, parameters",
+        ),
+        ("--fp16 --bf16", "--fp16 and --bf16 exclude each other: give one of them"),
+        (
+            "--fp16",
+            "--fp16 needs a GPU and this run is on CPUs: write --bf16, or neither for fp32",
+        ),
+        (
+            "--distributed-backend nccl",
+            "--distributed-backend nccl needs GPUs and this run is on CPUs: write gloo, or leave "
+            "the flag out",
+        ),
+        ("--micro-batch-size 0", "--micro-batch-size 0 must be at least 1"),
+        ("--global-batch-size 0", "--global-batch-size 0 must be at least 1"),
+        (
+            "--global-batch-size 5",
+            "--global-batch-size 5 is not a multiple of --micro-batch-size 2 * 1 replicas = 2",
+        ),
+        (
+            f"{SAMPLES} --rampup-batch-size 2 2",
+            "--rampup-batch-size 2 2: three numbers are needed: first batch size, increment, "
+            "samples",
+        ),
+        (
+            f"{SAMPLES} --global-batch-size 8 --rampup-batch-size 2 0 9",
+            "--rampup-batch-size 2 0 9: all three numbers must be at least 1",
+        ),
+        (
+            f"{SAMPLES} --global-batch-size 8 --rampup-batch-size 2 4 9",
+            "--rampup-batch-size 2 4 9: 2 does not reach --global-batch-size 8 in steps of 4",
+        ),
+        (
+            f"{SAMPLES} --global-batch-size 8 --rampup-batch-size 10 2 9",
+            "--rampup-batch-size 10 2 9: 10 does not reach --global-batch-size 8 in steps of 2",
+        ),
+        (
+            f"{SAMPLES} --global-batch-size 8 --rampup-batch-size 2 3 9",
+            "--rampup-batch-size 2 3 9: batch size 5 on the way is not a multiple of micro-batch "
+            "size * replicas = 2",
+        ),
+        (
+            "--rampup-batch-size 2 2 8 --global-batch-size 8",
+            "--rampup-batch-size is counted in samples: give --train-samples instead of "
+            "--train-iters",
+        ),
+        ("--train-iters 0", "--train-iters 0 must be at least 1"),
+        ("--train-samples 0", "--train-samples 0 must be at least 1"),
+        ("--exit-interval 0", "--exit-interval 0 must be at least 1"),
+        ("--seed 0", "--seed 0 must be at least 1"),
+        (
+            "--lr-decay-samples 9",
+            "--lr-decay-samples does not go with --train-iters: count both in the same unit",
+        ),
+        (
+            "--lr-warmup-samples 9",
+            "--lr-warmup-samples does not go with --train-iters: count both in the same unit",
+        ),
+        (
+            f"{SAMPLES} --lr-decay-iters 9",
+            "--lr-decay-iters does not go with --train-samples: count both in the same unit",
+        ),
+        (
+            f"{SAMPLES} --lr-warmup-iters 9",
+            "--lr-warmup-iters does not go with --train-samples: count both in the same unit",
+        ),
+        ("--lr -1", "--lr -1.0 and --min-lr 0.0 must not be negative"),
+        ("--min-lr -1", "--lr 0.1 and --min-lr -1.0 must not be negative"),
+        ("--min-lr 0.2", "--min-lr 0.2 is more than --lr 0.1"),
+        ("--lr-warmup-fraction 1.5", "--lr-warmup-fraction 1.5 must be between 0 and 1"),
+        ("--lr-warmup-iters -1", "--lr-warmup-iters -1 must be at least 0"),
+        (
+            "--lr-warmup-fraction 0.1 --lr-warmup-iters 2",
+            "--lr-warmup-fraction and --lr-warmup-iters/samples/tokens say the same: give one of "
+            "them",
+        ),
+        (
+            "--lr-warmup-iters 1 --lr-warmup-tokens 2",
+            "--lr-warmup-iters and --lr-warmup-tokens say the same: give one of them",
+        ),
+        ("--lr-warmup-tokens -1", "--lr-warmup-tokens -1 must be at least 0"),
+        ("--lr-warmup-init 0.2", "--lr-warmup-init 0.2 must be between 0 and --lr 0.1"),
+        (
+            "--lr-decay-style WSD",
+            "--lr-decay-style WSD needs --lr-wsd-decay-iters or --lr-wsd-decay-samples: how long "
+            "its last part is",
+        ),
+        (
+            "--lr-wsd-decay-iters 3",
+            "--lr-wsd-decay-iters and --lr-wsd-decay-samples need --lr-decay-style WSD",
+        ),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-samples 3",
+            "--lr-wsd-decay-samples does not go with --train-iters: count both in the same unit",
+        ),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-iters 9 --lr-warmup-iters 2",
+            "--lr-wsd-decay-iters 9 (18 samples) does not fit into --train-iters 10 (20 samples) "
+            "after --lr-warmup-iters 2 (4 samples)",
+        ),
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-iters 9 --lr-decay-iters 8",
+            "--lr-wsd-decay-iters 9 (18 samples) does not fit into --lr-decay-iters 8 (16 samples)",
+        ),
+        (
+            "--override-lr-scheduler --use-checkpoint-lr-scheduler",
+            "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude each "
+            "other: the learning rate is that of the flags, or that of the checkpoint",
+        ),
+        ("--start-weight-decay 0.1", "need --weight-decay-incr-style linear or cosine"),
+        (
+            "--weight-decay-incr-style linear --end-weight-decay 1",
+            "--weight-decay-incr-style linear needs both --start-weight-decay and "
+            "--end-weight-decay",
+        ),
+        ("--lion-beta2 1", "--lion-beta2 1.0 must be at least 0 and less than 1"),
+        ("--muon-momentum 1", "--muon-momentum 1.0 must be at least 0 and less than 1"),
+        ("--muon-num-ns-steps 0", "--muon-num-ns-steps 0 must be at least 1"),
+        ("--muon-extra-scale-factor 0", "--muon-extra-scale-factor 0.0 must be more than 0"),
+        ("--use-bnb-optimizer --optimizer lion", "leave out --optimizer lion"),
+        ("--use-bnb-optimizer", "Adam with 8-bit state needs a GPU to step on"),
+        ("--optimizer-impl apex", "--optimizer-impl apex needs a GPU to step on"),
+        ("--optimizer-impl apex --optimizer sgd", "--optimizer-impl apex has no sgd here"),
+        ("--optimizer-impl deepspeed --optimizer muon", "deepspeed has no muon here"),
+        ("--optimizer adam8bit --optimizer-impl torch", "has no Adam with 8-bit state"),
+        ("--cpu_torch_adam", "--cpu_torch_adam says which Adam --cpu-optimizer takes"),
+        (
+            "--cpu-optimizer --cpu_torch_adam --optimizer-impl deepspeed",
+            "--cpu_torch_adam and --optimizer-impl deepspeed exclude each other",
+        ),
+        (
+            "--cpu-optimizer --zero-stage 0",
+            "the optimizer's state is offloaded by ZeRO from stage 1 on: write --zero-stage 1",
+        ),
+        ("--remote-device cpu --zero-stage 2", "weights are offloaded by ZeRO stage 3 alone"),
+        ("--remote-device nvme --zero-stage 3", "nvme needs zero_optimization.offload_param.nvme"),
+        ("--use-pin-memory", "--use-pin-memory is for what is offloaded"),
+        ("--zero-reduce-bucket-size -1", "--zero-reduce-bucket-size -1 must be at least 0"),
+        (
+            "--use-distributed-optimizer --zero-stage 0",
+            "--use-distributed-optimizer is ZeRO stage 1",
+        ),
+        ("--optimizer muon --zero-stage 3", "write --zero-stage 2"),
+        ("--optimizer muon --cpu-optimizer", "take the offload out"),
+        ("--loss-scale -1", "--loss-scale -1 must be at least 0"),
+        ("--initial-loss-scale 3", "--initial-loss-scale 3 must be a power of two"),
+        ("--initial-loss-scale 0.5", "--initial-loss-scale 0.5 must be a power of two"),
+        ("--min-loss-scale 0.5", "--min-loss-scale 0.5 must be a whole number of at least 1"),
+        ("--loss-scale-window 0", "--loss-scale-window 0 must be a whole number of at least 1"),
+        ("--hysteresis 0", "--hysteresis 0 must be a whole number of at least 1"),
+        (
+            "--lr-decay-iters 0",
+            "the learning rate decays over 0 samples; at least 1 is needed",
+        ),
+        (
+            "--lr-warmup-iters 10",
+            "--lr-warmup-iters 10 (20 samples) is not shorter than --train-iters 10 (20 samples)",
+        ),
+        (
+            "--lr-warmup-iters 5 --lr-decay-iters 4",
+            "--lr-warmup-iters 5 (10 samples) is not shorter than --lr-decay-iters 4 (8 samples)",
+        ),
+        (
+            "--lr-warmup-fraction 1 --lr-decay-tokens 24",
+            "--lr-warmup-fraction 1.0 (24 tokens) is not shorter than --lr-decay-tokens 24",
+        ),
+        (
+            f"{SAMPLES} --lr-warmup-samples 100",
+            "--lr-warmup-samples 100 is not shorter than --train-samples 100",
+        ),
+        ("--log-interval 0", "--log-interval 0 must be at least 1"),
+        ("--tensorboard-log-interval 0", "--tensorboard-log-interval 0 must be at least 1"),
+        ("--eval-interval -1", "--eval-interval -1 must be at least 0"),
+        ("--eval-iters -1", "--eval-iters -1 must be at least 0"),
+        ("--save s --save-interval 0", "--save-interval 0 must be at least 1"),
+        ("--clip-grad -1", "--clip-grad -1.0 must be at least 0"),
+        ("--weight-decay -1", "--weight-decay -1.0 must be at least 0"),
+        ("--adam-beta1 1", "--adam-beta1 1.0 must be at least 0 and less than 1"),
+        ("--adam-beta2 -1", "--adam-beta2 -1.0 must be at least 0 and less than 1"),
+        (
+            "--pad-vocab-size-to 8",
+            "--pad-vocab-size-to 8 is less than the tokenizer's 11 tokens",
+        ),
+        (
+            "--pad-vocab-size-to 14",
+            "--pad-vocab-size-to: 14 is not divisible by 4 (--make-vocab-size-divisible-by)",
+        ),
+        (
+            "--make-vocab-size-divisible-by 0",
+            "--make-vocab-size-divisible-by 0 must be at least 1",
+        ),
+        (
+            "--true-vocab-size 10",
+            "--true-vocab-size 10 is less than the tokenizer's 11 tokens",
+        ),
+        (
+            "--true-vocab-size 13 --pad-vocab-size-to 12",
+            "--pad-vocab-size-to 12 is less than --true-vocab-size 13",
+        ),
+    ],
+)
+def test_a_problem_is_told(line, message):
+    assert [problem for problem in problems(line) if message in problem]
+
+
+def test_batches_are_not_blamed_for_processes_that_are_left_over():
+    line = "--tensor-model-parallel-size 2 --global-batch-size 4 --train-samples 40"
+    (told,) = problems(f"{line} --rampup-batch-size 2 2 8", world_size=7)
+    assert told.startswith("7 processes cannot hold full replicas of 2")
+
+
+@pytest.mark.parametrize(
+    ("line", "world_size", "message"),
+    [
+        (
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2",
+            6,
+            "6 processes cannot hold full replicas of 4 (--tensor-model-parallel-size 2 * "
+            "--pipeline-model-parallel-size 2); start a multiple of 4, as `deepspeed --num_gpus 4 …` "
+            "does, or lower one of them",
+        ),
+        (
+            "--tensor-model-parallel-size 4",
+            4,
+            "--num-attention-heads 2 is not a multiple of --tensor-model-parallel-size 4",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --group-query-attention",
+            2,
+            "--num-query-groups 1 is not a multiple of --tensor-model-parallel-size 2: every rank "
+            "needs whole groups of heads; take 2 groups, or fewer ranks",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --ffn-hidden-size 9",
+            2,
+            "--ffn-hidden-size 9 is not a multiple of --tensor-model-parallel-size 2",
+        ),
+        (
+            "--pipeline-model-parallel-size 3",
+            3,
+            "--pipeline-model-parallel-size 3 is more than --num-layers 2: a stage would have no "
+            "layer",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --zero-stage 2",
+            2,
+            "--zero-stage 2 does not work with --pipeline-model-parallel-size 2: a pipeline "
+            "accumulates gradients over its micro-batches, so they cannot be divided over ranks; "
+            "write --zero-stage 1, or one pipeline stage",
+        ),
+        (
+            "--global-batch-size 6",
+            2,
+            "--global-batch-size 6 is not a multiple of --micro-batch-size 2 * 2 replicas = 4",
+        ),
+    ],
+)
+def test_a_layout_that_does_not_fit_is_told(line, world_size, message):
+    assert message in problems(line, world_size=world_size)
+
+
+@pytest.mark.parametrize("flags", [[], ["--train-iters", "9", "--train-samples", "9"]])
+def test_the_length_is_given_once(flags):
+    config, _ = parse_config([*tiny_argv(without=("--train-iters",)), *flags])
+    with pytest.raises(ConfigError, match="give exactly one of --train-iters, --train-samples and"):
+        check(config, world_size=1, device="cpu")
+
+
+def test_data_are_needed():
+    with pytest.raises(ConfigError, match="--data-path is missing: the prefix of a .bin/.idx pair"):
+        check(tiny_config(without=("--data-path",)), world_size=1, device="cpu")
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text("{")
+    line = (
+        "--hidden-size 9 --max-position-embeddings 5 --fp16 --bf16 --global-batch-size 5 --seed 0 "
+        f"--keep-last 2 --clip-grad -1 --zero-stage 7 --deepspeed_config {file}"
+    )
+    told = problems(line)
+    for words in (
+        "--hidden-size 9",
+        "--max-position-embeddings 5",
+        "--fp16 and --bf16",
+        "--global-batch-size 5",
+        "--seed 0",
+        "--keep-last needs --save",
+        "--clip-grad -1.0",
+        "--zero-stage 7",
+        "ds.json is not JSON",
+    ):
+        assert [problem for problem in told if words in problem], words
+    assert len(told) == 9
+
+
+def test_the_error_is_one_line_per_problem():
+    with pytest.raises(ConfigError) as caught:
+        tiny_plan("--seed", "0", "--log-interval", "0")
+    assert str(caught.value).splitlines() == list(caught.value.problems)
+    assert caught.value.exit_code == 2
+
+
+def test_what_fits_is_not_refused():
+    gpus = tiny_config("--fp16", "--distributed-backend", "nccl", "--zero-stage", "3")
+    check(gpus, world_size=4, device="cuda")
+    check(tiny_config("--bf16", "--distributed-backend", "gloo"), world_size=1, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"fp16": True}, "fp16"),
+        ({"bf16": "yes"}, "bf16"),
+        ({"zero_optimization": 1}, "zero_optimization"),
+        ({"zero_optimization": {"stage": "one"}}, "one"),
+        ({"train_batch_size": "64"}, "64"),
+        ({"gradient_clipping": None}, "gradient_clipping"),
+    ],
+    ids=str,
+)
+def test_json_of_another_type_is_a_mistake_of_the_user(tmp_path, content, message):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(content))
+    line = f"--deepspeed_config {file} --pipeline-model-parallel-size 2"
+    assert message in "\n".join(problems(line, world_size=2))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--optimizer muon --bf16", "--optimizer muon with ZeRO needs a pipeline of one stage"),
+        ("--cpu-optimizer --bf16", "an offloaded optimizer does not work in bf16 with"),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_told(flags, message):
+    found = problems(f"--pipeline-model-parallel-size 2 {flags}", world_size=2)
+    assert [problem for problem in found if message in problem]
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"offload_optimizer": {"device": "cpu"}}, "offloaded by ZeRO from stage 1 on"),
+        ({"offload_optimizer": {}}, "offloaded by ZeRO from stage 1 on"),
+        ({"stage": 2, "offload_param": {"device": "cpu"}}, "by ZeRO stage 3 alone, not by stage 2"),
+        (
+            {"stage": 2, "offload_optimizer": {"device": "nvme"}},
+            "only ZeRO stage 3 offloads to nvme",
+        ),
+        ({"stage": 3, "offload_optimizer": {"device": "nvme"}}, "nvme needs zero_optimization.off"),
+        ({"stage": 3, "offload_optimizer": {"device": "tape"}}, "none of none, cpu, nvme"),
+        ({"stage": 2, "zero_quantized_weights": True}, "works at ZeRO stage 3 alone"),
+        ({"stage": 3, "zero_hpz_partition_size": 4}, "4 does not divide the 2 replicas"),
+        ({"stage": 3, "zero_hpz_partition_size": "2"}, "expected int"),
+    ],
+)
+def test_what_zero_cannot_do_is_told(block, message, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": block}))
+    found = problems(f"--deepspeed_config {file}", world_size=2)
+    assert [problem for problem in found if message in problem]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"stage": 1, "zero_hpz_partition_size": 1, "zero_quantized_weights": False},
+        {"stage": 3, "zero_hpz_partition_size": 2, "zero_quantized_gradients": True},
+        {"stage": 1, "offload_param": {"device": "none"}},
+    ],
+)
+def test_what_zero_can_do_passes_through(block, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": block}))
+    zero = tiny_plan("--deepspeed_config", str(file), world_size=2).deepspeed["zero_optimization"]
+    assert zero == zero | block
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "flags", "refused"),
+    [
+        (2, "--fp16 --accumulate-allreduce-grads-in-fp32", True),
+        (1, "--fp16 --accumulate-allreduce-grads-in-fp32", False),
+        (2, "--fp16", False),
+        (2, "--bf16 --accumulate-allreduce-grads-in-fp32", False),
+        (2, "--fp16 --cpu-optimizer", False),
+        (2, "--cpu-optimizer", False),
+    ],
+)
+def test_gradients_that_a_pipeline_would_lose_are_told(pipeline, flags, refused):
+    words = f"--pipeline-model-parallel-size {pipeline} {flags}".split()
+    if refused:
+        with pytest.raises(ConfigError, match="where DeepSpeed would lose some of them"):
+            tiny_plan(*words, world_size=2, device="cuda")
+    else:
+        tiny_plan(*words, world_size=2, device="cuda")

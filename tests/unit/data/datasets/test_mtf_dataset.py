@@ -1,0 +1,112 @@
+"""Inputs and targets: what a sample holds, which pairs it may hold, and what is refused."""
+
+import numpy as np
+import pytest
+from tiny import tiny_config
+
+from megatron.common.errors import DataError
+from megatron.config.samples_plan import plan_samples
+from megatron.data.datasets.datasets import build_datasets
+from megatron.data.datasets.mtf_dataset import MTFDataset
+from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+
+EOD = 9
+
+
+def write(prefix, texts):
+    with IndexedDatasetWriter(prefix, np.uint16) as writer:
+        for text in texts:
+            writer.append(text)
+
+
+def write_pairs(prefix, inputs, targets):
+    write(f"{prefix}_inputs_document", inputs)
+    write(f"{prefix}_targets_document", targets)
+
+
+def opened(prefix):
+    return [IndexedDataset(f"{prefix}_{part}_document") for part in ("inputs", "targets")]
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    """Pair k: k % 3 + 1 times 10 + k, then k % 2 + 1 times 100 + k and an end."""
+    write_pairs(
+        tmp_path / "tasks",
+        [[10 + k] * (k % 3 + 1) for k in range(40)],
+        [[100 + k] * (k % 2 + 1) + [EOD] for k in range(40)],
+    )
+    return str(tmp_path / "tasks")
+
+
+def test_a_sample_is_whole_pairs_and_padding(prefix):
+    dataset = MTFDataset(*opened(prefix), range(40), num_samples=30, seq_length=15, seed=3)
+    assert len(dataset) >= 30
+    for i in range(len(dataset)):
+        tokens, numbers, targets_start = dataset[i]
+        assert tokens.shape == (16,)
+        place = 0
+        for number, piece in enumerate(dataset.origin(i).pieces, start=1):
+            k = piece.document
+            text = [10 + k] * (k % 3 + 1) + [100 + k] * (k % 2 + 1) + [EOD]
+            here = slice(place, place + len(text))
+            assert tokens[here].tolist() == text
+            assert numbers[here].tolist() == [number] * len(text)
+            assert targets_start[here].tolist() == [place + k % 3 + 1] * len(text)
+            assert (piece.start, piece.stop) == (0, len(text))
+            place += len(text)
+        assert not dataset[i][:, place:].any()
+        assert place > 16 - 7, "the next pair, of at most 6 tokens, did not fit"
+
+
+def test_the_packing_is_kept_and_depends_on_length_seed_and_range(prefix, tmp_path):
+    def rows(**changes):
+        wishes = {"num_samples": 20, "seq_length": 15, "seed": 3} | changes
+        pairs = wishes.pop("pairs", range(40))
+        dataset = MTFDataset(*opened(prefix), pairs, cache_directory=tmp_path / "cache", **wishes)
+        return [dataset[i].tolist() for i in range(20)]
+
+    first, files = rows(), len([*(tmp_path / "cache").glob("*.npy")])
+    assert (rows(), len([*(tmp_path / "cache").glob("*.npy")])) == (first, files)
+    for change in ({"seq_length": 20}, {"seed": 4}, {"pairs": range(1, 40)}):
+        assert rows(**change) != first
+
+
+def test_inputs_without_their_targets_are_refused(tmp_path):
+    write_pairs(tmp_path / "odd", [[1], [2]], [[3]])
+    with pytest.raises(DataError, match="has 2 sequences and .*odd_targets_document has 1: each"):
+        MTFDataset(*opened(tmp_path / "odd"), range(2), num_samples=1, seq_length=4, seed=1)
+
+
+def test_pairs_that_are_too_long_are_left_out_and_told(tmp_path, caplog):
+    write_pairs(tmp_path / "long", [[1] * 9, [2]], [[3], [4]])
+    wishes = {"num_samples": 2, "seq_length": 4, "seed": 1}
+    dataset = MTFDataset(*opened(tmp_path / "long"), range(2), **wishes)
+    assert {piece.document for i in range(2) for piece in dataset.origin(i).pieces} == {1}
+    assert "1 of 2 pairs are left out: they are longer than a sample of 5 tokens" in caplog.text
+    with pytest.raises(DataError, match="pairs 0 to 1: none of them fits into 5 tokens"):
+        MTFDataset(*opened(tmp_path / "long"), range(1), **wishes)
+
+
+def test_a_blend_of_pairs_is_cut_into_disjoint_sets(prefix, tmp_path):
+    write_pairs(tmp_path / "more", [[50]] * 10, [[60, EOD]] * 10)
+    config = tiny_config(
+        *("--data-path", "0.5", prefix, "0.5", str(tmp_path / "more")),
+        *("--split", "60,40", "--eval-iters", "2", "--seq-length", "15"),
+    )
+    decided = plan_samples(config, world_size=1, objective="multitask")
+    assert decided.data.prefixes[:2] == [
+        str(tmp_path / f"more_{part}_document") for part in ("inputs", "targets")
+    ]
+    sets = build_datasets(decided.data, seq_length=15, seed=1)
+    seen = {
+        name: {
+            (origin.prefix, piece.document)
+            for i in range(len(dataset))
+            for origin in [dataset.origin(i)]
+            for piece in origin.pieces
+        }
+        for name, dataset in (("train", sets.train), ("valid", sets.valid["valid"]))
+    }
+    assert not seen["train"] & seen["valid"]
+    assert {prefix for prefix, _ in seen["train"]} == set(decided.data.prefixes[::2])

@@ -1,0 +1,173 @@
+"""Conversions that are killed before any change of the disk, or fill it, and go on: the same files."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from bytes_tokenizer import BytesTokenizer
+
+from megatron.common.errors import DataError
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.shards import merge_shards, stage_shard
+
+CHANGES = ("replace", "unlink", "fsync", "mkdir", "truncate", "rmdir")
+
+
+@pytest.fixture
+def wishes(tmp_path, monkeypatch):
+    """Return a conversion of two keys and a bad line, with relative paths."""
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"a": "x" * (i % 31), "b": "y" * (i % 17)}) for i in range(500)]
+    Path("a.jsonl").write_text("\n".join([*lines, "bad", *lines]))
+    return Conversion(
+        inputs=("a.jsonl",),
+        output_prefix="out",
+        make_encoder=BytesTokenizer,
+        append_eod=True,
+        json_keys=("a", "b"),
+        record="newer",
+        on_error="collect",
+        bad_lines_path="out.bad",
+        resume=True,
+    )
+
+
+def whole(wishes):
+    """Convert in one process."""
+    preprocess(wishes)
+
+
+def in_shards(wishes):
+    """Convert in two parts, and join them."""
+    for shard in (0, 1):
+        stage_shard(wishes, shard, 2)
+    merge_shards(wishes, 2)
+
+
+def is_killed_before(change, function, *words):
+    """Call `function` in a fork; whether that was killed before so many changes of the disk."""
+    child = os.fork()
+    if not child:
+        numbers = count()
+        for name in CHANGES:
+            setattr(os, name, dying(getattr(os, name), numbers, change))
+        os.scandir = files_first
+        try:
+            function(*words)
+        finally:
+            os._exit(0)
+    return os.waitpid(child, 0)[1] == signal.SIGKILL
+
+
+def files_first(place, scandir=os.scandir):
+    """Return what is in `place` in the order in which removing it does most harm."""
+    return nullcontext(sorted(scandir(place), key=lambda entry: (entry.is_dir(), entry.name)))
+
+
+def dying(function, numbers, last):
+    """Return `function`, which kills this process when it comes to be number `last`."""
+
+    def call(*words, **named):
+        if next(numbers) == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*words, **named)
+
+    return call
+
+
+def outputs():
+    return {path.name: path.read_bytes() for path in Path().glob("out*") if path.is_file()}
+
+
+def clear():
+    for path in Path().glob("out*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize(("convert", "step"), [(whole, 2), (in_shards, 3)])
+def test_a_kill_at_any_change_of_the_disk_is_mended(wishes, convert, step):
+    convert(wishes)
+    newer = outputs()
+    older = {name: b"older" for name in newer if name.startswith("out_")}
+    assert len(newer) == 10
+    for turn, change in enumerate(count(step=step)):
+        clear()
+        if turn % 2:  # there is another pair already
+            for name, content in older.items():
+                Path(name).write_bytes(content)
+        if not is_killed_before(change, convert, wishes):
+            break
+        found = outputs()
+        for key in "ab":
+            if f"out_{key}_document.idx" in found:
+                triple = {name for name in older if name.startswith(f"out_{key}_")}
+                kinds = [{name: kind[name] for name in triple} for kind in (newer, older)]
+                assert {name: found.get(name) for name in triple} in kinds, change
+        convert(wishes)
+        assert outputs() == newer, change
+        assert not Path("out.stage").exists()
+    assert change > 40
+
+
+def test_a_kill_while_older_work_is_thrown_away_mixes_nothing(wishes):
+    whole(wishes)
+    newer = outputs()
+    clear()
+    older = replace(wishes, append_eod=False, record="older")
+    for change in count(20):
+        clear()
+        assert is_killed_before(change, whole, older)
+        if Path("out_a_document.bin").exists():  # and its index is not
+            break
+    shutil.copytree(".", "../half")
+    begin_again = replace(wishes, resume=False)
+    for change in range(30):
+        clear()
+        shutil.copytree("../half", ".", dirs_exist_ok=True)
+        assert is_killed_before(change, whole, begin_again)
+        try:
+            whole(wishes)
+        except DataError as error:
+            assert "each document ended with nothing and ends with 256 now" in str(error)
+            whole(begin_again)
+        assert outputs() == newer, change
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own with little room."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(disk)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_publishes_nothing_and_the_run_goes_on_when_there_is_room(wishes, small_disk):
+    whole(wishes)
+    on_disk = replace(wishes, output_prefix=str(small_disk / "out"), bad_lines_path=None)
+    (small_disk / "out_a_document.idx").write_bytes(b"older")
+    with pytest.raises(DataError, match=r"cannot write .*: No space left on device"):
+        preprocess(on_disk)
+    assert [path.name for path in small_disk.glob("out_*")] == ["out_a_document.idx"]
+    for size in ("60k", "80k", "100k", "1m"):  # full at other moments, too
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(small_disk)], check=True)
+        try:
+            preprocess(on_disk)
+        except DataError as error:
+            assert "No space left on device" in str(error)
+            assert not (small_disk / "out_a_document.bin").exists()
+    for path in small_disk.glob("out_*"):
+        assert path.read_bytes() == Path(path.name).read_bytes()
+    assert len(list(small_disk.iterdir())) == 9

@@ -1,0 +1,463 @@
+"""Runs that are killed, or whose disk is full, and are taken up again: the same bytes."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bytes_tokenizer import BytesTokenizer
+
+from megatron.common.errors import DataError
+from megatron.data.preprocessing.file_rendezvous import wait_for_shards
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.shard_writer import Stage
+from megatron.data.preprocessing.shards import merge_shards, stage_shard
+from megatron.data.token_files.indexed_dataset import IndexedDataset
+
+ROOT = Path(__file__).parents[4]
+SLOW = """
+import sys, time
+sys.path[:0] = [{root!r}, {here!r}]
+from bytes_tokenizer import BytesTokenizer
+from megatron.data.preprocessing import preprocess_spec as conversion
+from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.common.errors import MegatronError
+
+class Slow(BytesTokenizer):
+    def encode(self, text):
+        time.sleep({pause})
+        return super().encode(text)
+
+if __name__ == "__main__":
+    conversion._BLOCK_BYTES = conversion._SMALLEST_BLOCK_BYTES = 200
+    try:
+        preprocess(Conversion(inputs=("a.jsonl",), output_prefix="out", make_encoder=Slow,
+            resume=True, commit_interval_s=0.0, append_eod=True, json_keys=("a", "b"), {more}))
+    except MegatronError as error:
+        sys.exit(str(error))
+"""
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Return a directory with a corpus of two keys."""
+    lines = [{"a": "x" * (i * 7 % 31), "b": "y" * (i * 5 % 17)} for i in range(300)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return tmp_path
+
+
+def program(pause=0.0, more=""):
+    here = str(Path(__file__).parent)
+    return SLOW.format(root=str(ROOT), here=here, pause=pause, more=more)
+
+
+def outputs(directory):
+    return {p.name: p.read_bytes() for p in directory.iterdir() if p.name.startswith("out_")}
+
+
+def uninterrupted(directory):
+    wishes = {"make_encoder": BytesTokenizer, "append_eod": True, "json_keys": ("a", "b")}
+    prefix = directory / "whole" / "out"
+    prefix.parent.mkdir()
+    preprocess(
+        Conversion(inputs=(str(directory / "a.jsonl"),), output_prefix=str(prefix), **wishes)
+    )
+    return outputs(directory / "whole")
+
+
+@pytest.mark.parametrize("more", ["", "workers=2,", "partitions=2,"])
+def test_a_run_killed_again_and_again_gives_the_same_bytes(directory, more):
+    expected = uninterrupted(directory)
+    (directory / "run.py").write_text(program(pause=0.001, more=more))
+    command = [sys.executable, str(directory / "run.py")]
+    chance = random.Random(more)
+    kills = 0
+    for _ in range(6):
+        process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.2, 0.7))
+        process.kill()
+        kills += process.wait() != 0
+        assert outputs(directory).items() <= expected.items()
+    (directory / "run.py").write_text(program(more=more))
+    subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL)
+    assert kills
+    assert outputs(directory) == expected
+    assert not (directory / "out.stage").exists()
+
+
+def test_what_was_written_before_the_first_commit_does_not_count(directory, monkeypatch):
+    expected = uninterrupted(directory)
+
+    def killed(stage, *, is_done=False):
+        for file in stage._files.values():
+            file.flush()
+        raise KeyboardInterrupt
+
+    wishes = conversion(directory, append_eod=True, json_keys=("a", "b"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage, "commit", killed)
+        patch.setattr(
+            "megatron.data.preprocessing.preprocess.remove_stage", lambda directories: None
+        )
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(wishes)
+    assert (directory / "out.stage" / "00000-of-00001" / "0.bin").stat().st_size
+    preprocess(replace(wishes, resume=True))
+    assert outputs(directory) == expected
+
+
+def test_a_full_disk_publishes_nothing_and_can_be_mended(directory):
+    expected = uninterrupted(directory)
+    (directory / "run.py").write_text(program())
+    command = [sys.executable, str(directory / "run.py")]
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1)),
+    )
+    assert done.returncode == 1
+    assert "cannot write out.stage/00000-of-00001: File too large" in done.stderr
+    assert outputs(directory) == {}
+    subprocess.run(command, cwd=directory, check=True)
+    assert outputs(directory) == expected
+
+
+class Killed(BaseException):
+    """Ends a run as a signal would."""
+
+
+@contextmanager
+def killed_before_rename_of(monkeypatch, suffix):
+    def replace_until_killed(source, target, replace=os.replace):
+        if str(target).endswith(suffix):
+            raise Killed
+        replace(source, target)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("megatron.data.token_files.publish.os.replace", replace_until_killed)
+        yield
+
+
+@pytest.mark.parametrize("suffix", ["document.bin", "document.idx", "out.report.json"])
+def test_what_is_assembled_is_not_published_for_other_wishes(directory, monkeypatch, suffix):
+    wishes = conversion(directory)
+    with killed_before_rename_of(monkeypatch, suffix):
+        preprocess(wishes)
+    with pytest.raises(DataError, match="run: each document ended with nothing and ends with 2"):
+        preprocess(replace(wishes, append_eod=True))
+    with pytest.raises(DataError, match="another run: --dataset-impl was 'mmap' and is 'lazy'"):
+        preprocess(replace(wishes, dataset_impl="lazy"))
+    with pytest.raises(
+        DataError, match="another run: --on-error collect was not said and is 'bad'"
+    ):
+        preprocess(replace(wishes, on_error="collect", bad_lines_path="bad"))
+    path = directory / "a.jsonl"
+    status = path.stat()
+    os.utime(path, ns=(0, 0))
+    with pytest.raises(DataError, match="run: --input .*a.jsonl was last changed at .* run as be"):
+        preprocess(wishes)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    preprocess(wishes)
+    assert len(IndexedDataset(directory / "out_a_document")) == 290
+    assert not (directory / "out.stage").exists()
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("suffix", ["document.bin", "document.idx"])
+def test_new_shards_win_over_what_an_earlier_merge_assembled(
+    directory, monkeypatch, num_shards, suffix
+):
+    wishes = conversion(directory)
+    for shard in range(num_shards):
+        stage_shard(wishes, shard, num_shards)
+    with killed_before_rename_of(monkeypatch, suffix):
+        merge_shards(wishes, num_shards)
+    (directory / "a.jsonl").write_text('{"a": "new"}\n' * 20)
+    with pytest.raises(
+        DataError, match="another run: --input .*a.jsonl had .* bytes and has 260, "
+    ):
+        merge_shards(wishes, num_shards)
+    with pytest.raises(
+        DataError, match="another run: --input .*a.jsonl had .* bytes and has 260, "
+    ):
+        stage_shard(wishes, 0, num_shards)
+    for shard in range(num_shards):
+        stage_shard(replace(wishes, resume=False), shard, num_shards)
+    merge_shards(wishes, num_shards)
+    assert (directory / "out_a_document.bin").read_bytes() == b"n\0e\0w\0" * 20
+    assert len(IndexedDataset(directory / "out_a_document")) == 20
+
+
+def test_shards_that_are_assembled_have_nothing_to_resume(directory, monkeypatch):
+    wishes = conversion(directory)
+    stage_shard(wishes, 0, 1)
+    with killed_before_rename_of(monkeypatch, "document.idx"):
+        merge_shards(wishes, 1)
+    assert not (directory / "out.stage" / "00000-of-00001" / "0.bin").exists()
+    stage_shard(wishes, 0, 1)
+    assert merge_shards(wishes, 1)[0].documents == 290
+
+
+def test_what_is_assembled_goes_before_the_parts_it_is_of(directory, monkeypatch):
+    """Otherwise a run that is killed in between publishes an index without its tokens."""
+    wishes = conversion(directory)
+    preprocess(wishes)
+    with killed_before_rename_of(monkeypatch, "document.bin"):
+        preprocess(wishes)
+
+    def killed(directories):
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("megatron.data.preprocessing.preprocess.remove_stage", killed)
+        preprocess(replace(wishes, resume=False))
+    assert not (directory / "out.stage" / "publish.json").exists()
+
+
+def test_work_of_an_earlier_version_is_not_published_unseen(directory, monkeypatch):
+    wishes = conversion(directory)
+    with killed_before_rename_of(monkeypatch, "document.idx"):
+        preprocess(wishes)
+    path = directory / "out.stage" / "publish.json"
+    said = json.loads(path.read_text())
+    del said["wishes"]
+    path.write_text(json.dumps(said))
+    with pytest.raises(DataError, match="of an earlier version, and does not say of what; remove"):
+        preprocess(wishes)
+    preprocess(replace(wishes, resume=False))
+    assert len(IndexedDataset(directory / "out_a_document")) == 290
+
+
+def conversion(directory, **wishes):
+    wishes = {"make_encoder": BytesTokenizer, "json_keys": ("a",), "resume": True} | wishes
+    inputs = (str(directory / "a.jsonl"),)
+    return Conversion(inputs=inputs, output_prefix=str(directory / "out"), **wishes)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"append_eod": True}, "each document ended with nothing and ends with 256 now"),
+        ({"tokenizer": {"name": "b"}}, "the tokenizer's name was 'a' and is 'b'"),
+        ({"json_keys": ("b",)}, "--json-keys was 'a' and is 'b'"),
+    ],
+)
+def test_other_wishes_are_not_mixed_into_a_stage(directory, other, message):
+    stage_shard(conversion(directory, tokenizer={"name": "a"}), 0, 2)
+    with pytest.raises(DataError, match=f"cannot --resume from .*: {message}"):
+        stage_shard(conversion(directory, **({"tokenizer": {"name": "a"}} | other)), 0, 2)
+
+
+def test_a_changed_input_is_not_mixed_into_a_stage(directory):
+    stage_shard(conversion(directory), 0, 2)
+    with (directory / "a.jsonl").open("a") as file:
+        file.write('{"a": "more"}\n')
+    with pytest.raises(DataError, match="--input .*a.jsonl was last changed at 2"):
+        stage_shard(conversion(directory), 0, 2)
+
+
+def test_without_resume_a_stage_is_begun_again(directory):
+    stage_shard(conversion(directory, tokenizer={"name": "a"}), 0, 1)
+    other = conversion(directory, tokenizer={"name": "b"}, resume=False)
+    stage_shard(other, 0, 1)
+    assert len(merge_shards(other, 1)) == 1
+
+
+def test_missing_shards_are_named(directory):
+    with pytest.raises(DataError, match="there are no shards to merge"):
+        merge_shards(conversion(directory), 2)
+    stage_shard(conversion(directory), 0, 2)
+    with pytest.raises(DataError, match="00001-of-00002 is not finished"):
+        merge_shards(conversion(directory), 2)
+    with pytest.raises(DataError, match="shards 0, 1 of 2 are not finished"):
+        wait_for_shards(directory / "out.stage", 2, "launch", timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"append_eod": True}, "each document ended with 256 and ends with nothing now"),
+        ({"json_keys": ("b",)}, "--json-keys was 'b' and is 'a'"),
+        ({"tokenizer": {"name": "b"}}, "the tokenizer's name was 'b' and is not said"),
+        ({"max_memory_mb": 9}, "the longest line that --max-memory-mb allows was 589824 and is 6"),
+    ],
+)
+def test_shards_of_other_wishes_are_not_merged(directory, other, message):
+    stage_shard(conversion(directory), 0, 2)
+    stage_shard(conversion(directory, **other), 1, 2)
+    with pytest.raises(DataError, match=f"not parts of this conversion.*\n.*1-of-00002: {message}"):
+        merge_shards(conversion(directory), 2)
+    stage_shard(conversion(directory, resume=False), 1, 2)
+    assert len(merge_shards(conversion(directory), 2)) == 1
+
+
+def test_shards_of_an_input_that_changed_between_them_are_not_merged(directory):
+    """A shuffled file has its length still: its lines would be there twice, or not at all."""
+    path = directory / "a.jsonl"
+    stage_shard(conversion(directory, empty_documents="keep"), 0, 2)
+    lines = path.read_text().splitlines(keepends=True)
+    random.Random(1).shuffle(lines)
+    path.write_text("".join(lines))
+    stage_shard(conversion(directory, append_eod=True), 1, 2)
+    with pytest.raises(DataError) as caught:
+        merge_shards(conversion(directory, append_eod=True), 2)
+    problems = str(caught.value).splitlines()[1:]
+    assert len(problems) == 3  # of the first shard: everything that is wrong with it
+    assert all("00000-of-00002: " in problem for problem in problems)
+
+
+def test_shards_of_the_same_file_on_another_machine_are_merged(directory):
+    """A copy that keeps its date is the same input; its inode and its owner do not count."""
+    stage_shard(conversion(directory), 0, 2)
+    path = directory / "a.jsonl"
+    shutil.copy2(path, directory / "copy")
+    os.replace(directory / "copy", path)
+    stage_shard(conversion(directory), 1, 2)
+    assert merge_shards(conversion(directory), 2)[0].documents == 290
+
+
+def test_sentences_of_two_models_are_not_mixed(directory, monkeypatch):
+    """NLTK's data were installed after the first shard, or on one node alone."""
+    punkt = pytest.importorskip("nltk.tokenize.punkt")
+
+    class Installed(punkt.PunktSentenceTokenizer):
+        def __init__(self, lang):
+            super().__init__()
+            self._params.abbrev_types.add("dr")
+
+    def missing(lang):
+        raise LookupError
+
+    wishes = conversion(directory, split_sentences=True)
+    monkeypatch.setattr(punkt, "PunktTokenizer", missing)
+    stage_shard(wishes, 0, 2)
+    stage_shard(wishes, 1, 2)
+    monkeypatch.setattr(punkt, "PunktTokenizer", Installed)
+    change = "the model that splits sentences was 'trained on the input, .*' and is 'NLTK data for english, "
+    with pytest.raises(DataError, match=f"cannot --resume from .*: {change}"):
+        stage_shard(wishes, 1, 2)
+    stage_shard(replace(wishes, resume=False), 1, 2)
+    with pytest.raises(DataError, match=f"00000-of-00002: {change}"):
+        merge_shards(wishes, 2)
+    monkeypatch.setattr(punkt, "PunktTokenizer", missing)
+    with pytest.raises(DataError, match="00001-of-00002: the model that splits sentences was 'N"):
+        merge_shards(wishes, 2)
+    stage_shard(replace(wishes, resume=False), 1, 2)
+    assert merge_shards(wishes, 2)[0].documents == 290
+
+
+def test_a_stage_that_does_not_say_its_model_of_sentences_is_not_resumed(directory):
+    """Of an earlier version; without sentences such a stage goes on."""
+    pytest.importorskip("nltk.tokenize.punkt")
+    for split_sentences in (False, True):
+        wishes = conversion(directory, split_sentences=split_sentences)
+        stage_shard(replace(wishes, resume=False), 0, 1)
+        path = directory / "out.stage" / "00000-of-00001" / "state.json"
+        state = json.loads(path.read_text())
+        del state["fingerprint"]["the model that splits sentences"]
+        path.write_text(json.dumps(state))
+        if not split_sentences:
+            stage_shard(wishes, 0, 1)
+            continue
+        with pytest.raises(DataError, match="the model that splits sentences was not said and is"):
+            stage_shard(wishes, 0, 1)
+
+
+def test_work_of_another_number_of_parts_is_not_begun_again_in_silence(directory):
+    wishes = conversion(directory)
+    stage_shard(wishes, 0, 2)
+    stage_shard(wishes, 1, 2)
+    kept = (directory / "out.stage" / "00001-of-00002" / "0.bin").stat().st_size
+    refusal = r"cannot --resume from .*out.stage: the work there is one of 2 parts, not of "
+    with pytest.raises(DataError, match=refusal + "1; give as many"):
+        preprocess(wishes)
+    with pytest.raises(DataError, match=refusal + "3; give as many"):
+        stage_shard(wishes, 0, 3)
+    assert (directory / "out.stage" / "00001-of-00002" / "0.bin").stat().st_size == kept
+    for resume in (False, True):  # then the new number is the one that is resumed
+        stage_shard(replace(wishes, resume=resume), 0, 3)
+    stage_shard(wishes, 1, 3)
+    stage_shard(wishes, 2, 3)
+    assert merge_shards(wishes, 3)[0].documents == 290
+
+
+def test_two_runs_do_not_write_to_one_stage(directory):
+    (directory / "run.py").write_text(program(pause=0.05))
+    command = [sys.executable, str(directory / "run.py")]
+    first = subprocess.Popen(command, cwd=directory)
+    try:
+        deadline = time.monotonic() + 60
+        while not (directory / "out.stage" / "00000-of-00001").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with pytest.raises(DataError, match="another process writes to"):
+            preprocess(conversion(directory))
+    finally:
+        first.kill()
+        first.wait()
+
+
+@pytest.mark.parametrize("last", range(4))
+def test_no_pair_is_without_the_record_of_its_tokenizer(directory, monkeypatch, last):
+    preprocess(conversion(directory, record="older", resume=False))
+    older = (directory / "out_a_document.bin").read_bytes()
+    replace, moves = os.replace, []
+
+    def replace_until_killed(source, target):
+        if str(target).startswith(str(directory / "out_a_document")):
+            if len(moves) == last:
+                raise Killed
+            moves.append(target)
+        replace(source, target)
+
+    wishes = {"record": "newer", "append_eod": True}
+    with monkeypatch.context() as patch:
+        patch.setattr("megatron.data.token_files.publish.os.replace", replace_until_killed)
+        with suppress(Killed):
+            preprocess(conversion(directory, resume=False, **wishes))
+    assert len(moves) == min(last, 3)
+    record = directory / "out_a_document.tokenizer.json"
+    if (directory / "out_a_document.idx").exists():
+        is_older = (directory / "out_a_document.bin").read_bytes() == older
+        assert record.read_text() == ("older" if is_older else "newer")
+    preprocess(conversion(directory, **wishes))
+    assert record.read_text() == "newer"
+    assert (directory / "out_a_document.bin").read_bytes() != older
+    assert not [*directory.glob("*.new"), *directory.glob("out.stage")]
+
+
+def test_a_failed_run_leaves_the_older_record(directory):
+    preprocess(conversion(directory, record="older", resume=False))
+    (directory / "a.jsonl").write_text('{"a": ""}\n')
+    with pytest.raises(DataError, match="nothing to write"):
+        preprocess(conversion(directory, record="newer", resume=False))
+    assert (directory / "out_a_document.tokenizer.json").read_text() == "older"
+    assert not [*directory.glob("*.new")]
+
+
+def test_a_pair_of_an_unknown_tokenizer_has_no_record(directory):
+    preprocess(conversion(directory, record="older", resume=False))
+    preprocess(conversion(directory, resume=False))
+    assert not (directory / "out_a_document.tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("suffix", ["tokenizer.json", "document.bin"])
+def test_a_killed_run_leaves_its_record_to_no_other(directory, monkeypatch, suffix):
+    with killed_before_rename_of(monkeypatch, suffix):
+        preprocess(conversion(directory, record="of a killed run"))
+    (directory / "out_a_document.tokenizer.json").unlink(missing_ok=True)
+    preprocess(conversion(directory, resume=False))
+    assert (directory / "out_a_document.idx").exists()
+    assert not [*directory.glob("*.tokenizer.json*")]

@@ -1,0 +1,131 @@
+"""Worker processes, beside one another on the cores of one machine."""
+
+import json
+import logging
+import os
+import signal
+import time
+from itertools import count
+from multiprocessing import active_children, resource_tracker, util
+
+import pytest
+from bytes_tokenizer import BytesTokenizer
+
+from megatron.common.process_pool import map_in_processes
+from megatron.common.processes import run_in_processes
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.progress import Progress
+from megatron.data.token_files.indexed_dataset import IndexedDataset
+
+
+class Threads(BytesTokenizer):
+    """A text is the number of threads that the tokenizers library would start."""
+
+    def encode(self, text):
+        return [int(os.environ["RAYON_NUM_THREADS"])]
+
+
+@pytest.mark.parametrize(("workers", "partitions", "threads"), [(2, 1, 6), (2, 2, 3), (1, 2, 6)])
+def test_the_processes_of_a_conversion_share_the_threads(
+    tmp_path, monkeypatch, workers, partitions, threads
+):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "12")
+    (tmp_path / "in.jsonl").write_text(4 * (json.dumps({"text": "a"}) + "\n"))
+    wishes = Conversion(
+        inputs=(str(tmp_path / "in.jsonl"),),
+        output_prefix=str(tmp_path / "out"),
+        make_encoder=Threads,
+        workers=workers,
+        partitions=partitions,
+    )
+    (written,) = preprocess(wishes)
+    assert IndexedDataset(written.prefix).tokens[:].tolist() == [threads] * 4
+
+
+def make_len():
+    return len
+
+
+@pytest.fixture
+def at_start(monkeypatch):
+    """Return a list to which a test adds what is called with the pid of each new process."""
+    resource_tracker.ensure_running()  # not one of them
+    called, start = [], util.spawnv_passfds
+
+    def spawn(*words):
+        pid = start(*words)
+        for each in called:
+            each(pid)
+        return pid
+
+    monkeypatch.setattr(util, "spawnv_passfds", spawn)
+    return called
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_worker_starts_waits_until_it_has(monkeypatch, capfd, at_start, number):
+    def leave(*_):
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(number, leave)
+    pids = []
+    at_start += [pids.append, lambda _: os.kill(os.getpid(), number)]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            list(map_in_processes(make_len, ["a"], 2))
+        assert signal.getsignal(number) is leave
+    finally:
+        signal.signal(number, earlier)
+    (worker,) = active_children()  # no second one
+    assert pids == [worker.pid]
+    worker.terminate()
+    worker.join()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_worker_is_not_interrupted_while_it_starts(at_start):
+    at_start.append(lambda pid: os.kill(pid, signal.SIGINT))
+    assert list(map_in_processes(make_len, ["a", "bc"], 2)) == [1, 2]
+
+
+def wait_for_long(report):
+    report("waiting")
+    time.sleep(300)
+
+
+def fail(report):
+    raise LookupError("no such thing")
+
+
+def test_a_failure_ends_the_others_and_is_told_as_what_it_is():
+    with pytest.raises(RuntimeError, match="(?s)one of the processes.*LookupError: no such thing"):
+        run_in_processes([wait_for_long, fail], lambda said: None)
+
+
+def tell_nobody(report):
+    """Say something where nobody reads stdout."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 1)
+    logging.getLogger("megatron.data").warning("left out a line")
+
+
+def test_the_whole_ends_as_unread_when_one_process_finds_nobody_reading():
+    with pytest.raises(SystemExit) as caught:
+        run_in_processes([wait_for_long, tell_nobody], lambda said: None)
+    assert caught.value.code == 141
+
+
+def test_what_an_earlier_run_did_is_no_part_of_the_rates_whenever_it_is_told(monkeypatch, caplog):
+    seconds = count()
+    monkeypatch.setattr(
+        "megatron.data.preprocessing.progress.time.monotonic", lambda: 10 * next(seconds)
+    )
+    progress = Progress(0, log_interval=100)
+    progress.take_up(documents=1000, tokens=0, num_bytes=0)
+    progress.add(documents=50, tokens=0, num_bytes=0)
+    progress.take_up(documents=1000, tokens=0, num_bytes=0)
+    with caplog.at_level(logging.INFO, "megatron"):
+        progress.add(documents=50, tokens=0, num_bytes=0)
+    assert "documents: 2100 | tokens: 0 | documents/s: 10 |" in caplog.text

@@ -1,0 +1,197 @@
+"""Plain text and JSON arrays as documents, whatever pieces they are read in."""
+
+import bz2
+import gzip
+import io
+import json
+import re
+import sys
+
+import pytest
+from bytes_tokenizer import BytesTokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megatron.common.errors import ConfigError, DataError
+from megatron.data.preprocessing import preprocess_spec as conversion_module
+from megatron.data.preprocessing.command import read_flags
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.readers.text_formats import documents_of_text, unpacked_array
+from megatron.data.token_files.indexed_dataset import IndexedDataset
+
+TEXT = '\ufeff\r\n first é\nsecond\r\n  \n\n\tthird \\ "quoted"\n fourth\x00 \n\n'
+BY_SEPARATOR = {
+    "line": [" first é", "second", '\tthird \\ "quoted"', " fourth\x00 "],
+    "blank-line": [" first é\nsecond", '\tthird \\ "quoted"\n fourth\x00 '],
+    "file": [' first é\nsecond\n\n\n\tthird \\ "quoted"\n fourth\x00 '],
+}
+
+
+def run(tmp_path, *inputs, **wishes):
+    wishes = {"make_encoder": BytesTokenizer, "output_prefix": str(tmp_path / "out")} | wishes
+    (written,) = preprocess(Conversion(inputs=inputs, **wishes))
+    dataset = IndexedDataset(written.prefix)
+    return [bytes(dataset[i].astype("u1")).decode() for i in range(len(dataset))]
+
+
+def in_pieces(data, size):
+    return (data[i : i + size] for i in range(0, len(data), size))
+
+
+@pytest.mark.parametrize("separator", BY_SEPARATOR)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
+def test_documents_of_plain_text(tmp_path, monkeypatch, separator, pack):
+    monkeypatch.setattr(conversion_module, "_BLOCK_BYTES", 5)
+    monkeypatch.setattr(conversion_module, "_SMALLEST_BLOCK_BYTES", 5)
+    (tmp_path / "corpus.txt").write_bytes(pack(TEXT.encode()))
+    name = str(tmp_path / "corpus.txt")
+    expected = BY_SEPARATOR[separator]
+    for cut in ({}, {"chunk_size": 1}, {"partitions": 3}):
+        assert run(tmp_path, name, name, text=separator, **cut) == 2 * expected
+
+
+def test_lines_of_plain_text_may_have_any_length(tmp_path):
+    long = "a b" * 200_000
+    (tmp_path / "corpus.txt").write_text(f"x\n{long}\n\n{long}y\n{' ' * 300_000}\nz")
+    name = str(tmp_path / "corpus.txt")
+    assert run(tmp_path, name, text="blank-line")[:2] == [
+        f"x\n{long}",
+        f"{long}y\n{' ' * 300_000}\nz",
+    ]
+
+
+@given(
+    lines=st.lists(st.text('ab \t"\\é😀\x00', max_size=6), max_size=8),
+    size=st.integers(1, 9),
+    end=st.sampled_from(["\n", "\r\n"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_pieces_of_a_text_make_no_difference(lines, size, end):
+    documents, open_lines = [], []
+    for line in [*lines, ""]:
+        if line.strip(" \t"):
+            open_lines.append(line)
+        elif open_lines:
+            documents.append("\n".join(open_lines))
+            open_lines = []
+    pieces = in_pieces(end.join(lines).encode(), size)
+    found = b"".join(documents_of_text(pieces, "blank-line"))
+    assert [json.loads(line) for line in found.splitlines()] == documents
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text('a"]}[{,\\é\u2028', max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("k]", max_size=2), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    elements=st.lists(VALUES, max_size=6),
+    size=st.integers(1, 40),
+    indent=st.sampled_from([None, 1]),
+    is_ascii=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_an_array_is_its_elements(elements, size, indent, is_ascii):
+    text = " \n" + json.dumps(elements, indent=indent, ensure_ascii=is_ascii) + "\n "
+    found = b"".join(unpacked_array(in_pieces(text.encode(), size), 1 << 20))
+    assert [json.loads(line) for line in found.split(b"\n")[:-1]] == elements
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('[{"text": "a"}', "a JSON array has its end where ',' belongs"),
+        ('[{"text": "a"} {"text": "b"}]', "a JSON array has '{' where ',' belongs"),
+        ('[{"text": "a"}, {"text": b}]', "element 2 of the JSON array is not JSON"),
+        ('[{"text": "a"}]{"text": "b"}', "text follows the end of the JSON array"),
+        ('[{"text": "a"}, 5]', "element 2: not a JSON object: '5'"),
+        ('[{"text": "a"}, {"id": 1}]', "element 2: no key 'text'; it has 'id'"),
+    ],
+)
+def test_a_bad_array_is_an_error(tmp_path, text, reason):
+    (tmp_path / "corpus.json").write_text(text)
+    with pytest.raises(DataError, match=f"corpus.json.*{reason}"):
+        run(tmp_path, str(tmp_path / "corpus.json"))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_arrays_are_converted_as_lines_are(tmp_path, monkeypatch, pack):
+    texts = [f"text {i} é" * i for i in range(1, 60)]
+    packed = pack(json.dumps([{"text": text} for text in texts], indent=2).encode())
+    (tmp_path / "corpus.json").write_bytes(packed)
+    name = str(tmp_path / "corpus.json")
+    for cut in ({}, {"chunk_size": 3}, {"partitions": 2}):
+        assert run(tmp_path, name, **cut) == texts
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(packed))))
+    assert run(tmp_path, "-") == texts
+
+
+def test_a_bad_document_is_left_out_and_listed(tmp_path):
+    (tmp_path / "corpus.txt").write_bytes(b"a\n\nb\xff\n\nc\n")
+    name, bad = str(tmp_path / "corpus.txt"), str(tmp_path / "bad")
+    for separator, where in (("line", "line 3"), ("blank-line", "document 2")):
+        with pytest.raises(DataError, match=f"{where}: not a text in UTF-8"):
+            run(tmp_path, name, text=separator)
+        collected = {"on_error": "skip", "bad_lines_path": bad}
+        assert run(tmp_path, name, text=separator, **collected) == ["a", "c"]
+        assert "not a text in UTF-8" in (tmp_path / "bad").read_text()
+
+
+class Dies(BytesTokenizer):
+    """Bytes, until a text says otherwise."""
+
+    def encode(self, text):
+        if text == "n39" and not self.is_resumed:
+            raise KeyboardInterrupt
+        return super().encode(text)
+
+    is_resumed = False
+
+
+@pytest.mark.parametrize("separator", [None, "line", "blank-line"])
+def test_a_conversion_of_texts_and_arrays_is_resumed(tmp_path, monkeypatch, separator):
+    texts = [f"n{i}" for i in range(60)]
+    whole = json.dumps([{"text": t} for t in texts]) if separator is None else "\n\n".join(texts)
+    (tmp_path / "corpus").write_text(whole)
+    name, cut = str(tmp_path / "corpus"), {"chunk_size": 1, "commit_interval_s": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, name, text=separator, make_encoder=Dies, **cut)
+    monkeypatch.setattr(Dies, "is_resumed", True)
+    assert run(tmp_path, name, text=separator, make_encoder=Dies, resume=True, **cut) == texts
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("", "line 1: not JSON: 'plain text' .*plain text needs --input-format text, with --docu"),
+        ("--input-format json --document-separator file", "is for plain text, and not for"),
+        ("--input-format text --json-keys a b", "--json-keys a b: plain text has no keys"),
+        ("--document-separator file --conversations", "--conversations are JSON; leave --input-f"),
+    ],
+)
+def test_flags_of_plain_text(tmp_path, flags, message):
+    (tmp_path / "corpus.txt").write_text("plain text\n")
+    line = f"--input {tmp_path}/corpus.txt --output-prefix {tmp_path}/out"
+    # Each is said at once, beside the vocabulary that is missing.
+    with pytest.raises(ConfigError, match="--vocab-size missing") as error:
+        read_flags(
+            [*line.split(), "--tokenizer-type", "NullTokenizer", *flags.split()], description=""
+        )
+    assert any(re.search(message, each) for each in error.value.problems)
+
+
+def test_plain_text_is_read_by_the_flags(tmp_path):
+    (tmp_path / "corpus.txt").write_text("1 2\n3\n\n4\n")
+    line = f"--input {tmp_path}/corpus.txt --output-prefix {tmp_path}/out --tokenizer-type NullTokenizer"
+    for flags, expected in (
+        ("--input-format text", [[1, 2], [3], [4]]),
+        ("--document-separator blank-line", [[1, 2, 3], [4]]),
+        ("--input-format text --document-separator file", [[1, 2, 3, 4]]),
+    ):
+        words = [*line.split(), "--vocab-size", "9", *flags.split()]
+        (written,) = preprocess(read_flags(words, description="").conversion)
+        dataset = IndexedDataset(written.prefix)
+        assert [dataset[i].tolist() for i in range(len(dataset))] == expected

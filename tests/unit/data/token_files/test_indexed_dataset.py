@@ -1,0 +1,295 @@
+"""The .bin/.idx format, against a second implementation that packs it field by field."""
+
+import errno
+import os
+import resource
+import signal
+import struct
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megatron.common.errors import DataError
+from megatron.data.token_files import index_files
+from megatron.data.token_files.indexed_dataset import (
+    IndexedDataset,
+    IndexedDatasetWriter,
+    best_dtype,
+)
+from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+
+DOCUMENTS = [[1, 2, 3], [], [65535], [7, 0, 7, 0, 7]]
+
+
+def packed_pair(documents, *, code=8, letter="H"):
+    """Return the bytes of .bin and .idx, written from the format's description."""
+    flat = [token for document in documents for token in document]
+    sizes = [len(document) for document in documents]
+    itemsize = struct.calcsize(letter)
+    pointers, end = [], 0
+    for size in sizes:
+        pointers.append(end)
+        end += size * itemsize
+    idx = b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", code)
+    idx += struct.pack("<QQ", len(sizes), len(sizes) + 1)
+    idx += struct.pack(f"<{len(sizes)}i", *sizes)
+    idx += struct.pack(f"<{len(sizes)}q", *pointers)
+    idx += struct.pack(f"<{len(sizes) + 1}q", *range(len(sizes) + 1))
+    return struct.pack(f"<{len(flat)}{letter}", *flat), idx
+
+
+def write_packed(prefix, documents, **kind):
+    bin_bytes, idx_bytes = packed_pair(documents, **kind)
+    prefix.with_suffix(".bin").write_bytes(bin_bytes)
+    prefix.with_suffix(".idx").write_bytes(idx_bytes)
+    return prefix
+
+
+def write(prefix, documents, dtype="u2"):
+    with IndexedDatasetWriter(prefix, dtype) as writer:
+        for document in documents:
+            writer.append(document)
+    return prefix
+
+
+@pytest.mark.parametrize(("dtype", "code", "letter"), [("u2", 8, "H"), ("i4", 4, "i")])
+def test_written_bytes_are_those_of_the_description(tmp_path, dtype, code, letter):
+    write(tmp_path / "c", DOCUMENTS, dtype)
+    bin_bytes, idx_bytes = packed_pair(DOCUMENTS, code=code, letter=letter)
+    assert (tmp_path / "c.bin").read_bytes() == bin_bytes
+    assert (tmp_path / "c.idx").read_bytes() == idx_bytes
+
+
+def test_documents_appended_together_give_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_files, "CHUNK", 3)
+    flat = [token for document in DOCUMENTS * 5 for token in document]
+    with IndexedDatasetWriter(tmp_path / "c", "u2") as writer:
+        writer.append(flat, [len(document) for document in DOCUMENTS * 5])
+        assert (writer.num_documents, writer.num_tokens) == (20, len(flat))
+    bin_bytes, idx_bytes = packed_pair(DOCUMENTS * 5)
+    assert (tmp_path / "c.bin").read_bytes() == bin_bytes
+    assert (tmp_path / "c.idx").read_bytes() == idx_bytes
+
+
+@pytest.mark.parametrize(
+    ("code", "letter"),
+    [(1, "B"), (2, "b"), (3, "h"), (4, "i"), (5, "q"), (6, "d"), (7, "d"), (8, "H")],
+)
+def test_every_type_code_is_read(tmp_path, code, letter):
+    documents = [[1, 2, 3], [], [4, 5]]
+    dataset = IndexedDataset(write_packed(tmp_path / "c", documents, code=code, letter=letter))
+    assert [dataset[i].tolist() for i in range(len(dataset))] == documents
+    assert dataset.document_starts.tolist() == [0, 1, 2, 3]
+    dataset.verify()
+
+
+def test_get_reads_a_part_of_a_sequence(tmp_path):
+    dataset = IndexedDataset(write_packed(tmp_path / "c", DOCUMENTS))
+    assert dataset.get(3, 1, 2).tolist() == [0, 7]
+    assert dataset.get(3, 3).tolist() == [0, 7]
+    assert dataset.get(3, 5).tolist() == []
+
+
+def test_get_refuses_what_is_not_there(tmp_path):
+    dataset = IndexedDataset(write_packed(tmp_path / "c", DOCUMENTS))
+    with pytest.raises(IndexError, match="sequence 4 of 4"):
+        dataset[4]
+    with pytest.raises(ValueError, match="tokens 3 to 6 of sequence 3 .* has 5 tokens"):
+        dataset.get(3, 3, 3)
+
+
+def test_an_empty_dataset_opens(tmp_path):
+    dataset = IndexedDataset(write(tmp_path / "c", []))
+    assert len(dataset) == 0
+    assert packed_pair([])[1] == (tmp_path / "c.idx").read_bytes()
+    dataset.verify()
+
+
+def test_offsets_beyond_32_bits_are_read(tmp_path):
+    """A sparse file of more than 4 GiB whose last document has tokens."""
+    far = (1 << 32) + 2
+    sizes = [(1 << 31) - 1, 2, 3]
+    pointers = [0, far - 4, far]
+    idx = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 3, 4)
+    idx += (
+        struct.pack("<3i", *sizes) + struct.pack("<3q", *pointers) + struct.pack("<4q", 0, 1, 2, 3)
+    )
+    (tmp_path / "c.idx").write_bytes(idx)
+    with (tmp_path / "c.bin").open("wb") as file:
+        file.seek(far)
+        file.write(struct.pack("<3H", 11, 12, 13))
+    dataset = IndexedDataset(tmp_path / "c")
+    assert dataset[2].tolist() == [11, 12, 13]
+    dataset.verify()
+
+
+@pytest.mark.parametrize("removed", [".bin", ".idx"])
+def test_a_missing_file_is_named(tmp_path, removed):
+    prefix = write(tmp_path / "c", DOCUMENTS)
+    prefix.with_suffix(removed).unlink()
+    with pytest.raises(DataError, match=f"no token files at .*: .*c{removed} missing"):
+        IndexedDataset(prefix)
+
+
+def test_a_path_with_suffix_is_explained(tmp_path):
+    write(tmp_path / "c", DOCUMENTS)
+    with pytest.raises(DataError, match=r"give the path without its suffix: .*/c$"):
+        IndexedDataset(tmp_path / "c.bin")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "cut", "message"),
+    [
+        (".bin", 17, "c.bin is truncated: expected 18 bytes, found 17"),
+        (".bin", 0, "c.bin is truncated: expected 18 bytes, found 0"),
+        (".idx", 121, "c.idx is truncated: expected 122 bytes, found 121"),
+        (".idx", 33, "c.idx is truncated: 33 of 34 header bytes"),
+        (".idx", 5, "c.idx is truncated: 5 of 34 header bytes"),
+        (".idx", 0, "c.idx is truncated: 0 of 34 header bytes"),
+    ],
+)
+def test_a_truncated_file_is_named_with_its_bytes(tmp_path, suffix, cut, message):
+    prefix = write(tmp_path / "c", DOCUMENTS)
+    os.truncate(prefix.with_suffix(suffix), cut)
+    with pytest.raises(DataError, match=message):
+        IndexedDataset(prefix)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_is_too_long_is_named(tmp_path, suffix):
+    prefix = write(tmp_path / "c", DOCUMENTS)
+    with prefix.with_suffix(suffix).open("ab") as file:
+        file.write(b"\0\0")
+    with pytest.raises(DataError, match=f"c{suffix} is not of this index: expected .* found"):
+        IndexedDataset(prefix)
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [
+        (0, b"TNTIDX\0\0", "not an index of the mmap format: it starts with b'TNTIDX"),
+        (9, b"\2", "format version 2; this code reads 1"),
+        (17, b"\x09", "unknown data type code 9"),
+    ],
+)
+def test_another_format_is_refused(tmp_path, offset, value, message):
+    prefix = write(tmp_path / "c", DOCUMENTS)
+    with prefix.with_suffix(".idx").open("r+b") as file:
+        file.seek(offset)
+        file.write(value)
+    with pytest.raises(DataError, match=message):
+        IndexedDataset(prefix)
+
+
+def test_verify_finds_a_damaged_pointer(tmp_path, monkeypatch):
+    monkeypatch.setattr(index_files, "CHUNK", 2)
+    prefix = write(tmp_path / "c", DOCUMENTS)
+    with prefix.with_suffix(".idx").open("r+b") as file:
+        file.seek(34 + 4 * 4 + 8 * 2)
+        file.write(struct.pack("<q", 4))
+    dataset = IndexedDataset(prefix)
+    with pytest.raises(DataError, match="sequence 2 has size 1 and starts at byte 4, expected 6"):
+        dataset.verify()
+
+
+def test_a_failure_leaves_nothing_behind_and_the_old_pair_alone(tmp_path):
+    prefix = write(tmp_path / "c", DOCUMENTS)
+    with pytest.raises(KeyError), IndexedDatasetWriter(prefix, "u2") as writer:
+        writer.append([1])
+        raise KeyError
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.bin", "c.bin.xxh3", "c.idx"]
+    assert len(IndexedDataset(prefix)) == len(DOCUMENTS)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_writer_that_is_killed_leaves_no_index_of_other_tokens(tmp_path, suffix):
+    prefix = write(tmp_path / "c", DOCUMENTS)
+    older = prefix.with_suffix(".bin").read_bytes()
+    child = os.fork()
+    if not child:
+        replace = os.replace
+
+        def killed(source, target):
+            if str(target) == f"{prefix}{suffix}":
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+
+        os.replace = killed
+        write(prefix, [[7, 7, 7]])
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    is_older = prefix.with_suffix(".bin").read_bytes() == older
+    assert is_older == (suffix == ".bin")
+    assert not prefix.with_suffix(".idx").exists()
+    write(prefix, [[7, 7, 7]])
+    assert IndexedDataset(prefix)[0].tolist() == [7, 7, 7]
+    assert sorted(path.name for path in tmp_path.glob("c.*")) == ["c.bin", "c.bin.xxh3", "c.idx"]
+
+
+@pytest.mark.parametrize("token", [65536, -1])
+def test_a_token_that_does_not_fit_is_refused(tmp_path, token):
+    with (
+        pytest.raises(DataError, match=f"token id {token} does not fit uint16 in .*c.bin"),
+        IndexedDatasetWriter(tmp_path / "c", "u2") as writer,
+    ):
+        writer.append([1, token])
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_that_do_not_cover_the_tokens_are_refused(tmp_path):
+    with (
+        pytest.raises(ValueError, match="sizes sum to 3, tokens are 2"),
+        IndexedDatasetWriter(tmp_path / "c", "u2") as writer,
+    ):
+        writer.append([1, 2], [3])
+
+
+def test_a_directory_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DataError, match="cannot write .*/nowhere/c.bin: No such file or directory"):
+        IndexedDatasetWriter(tmp_path / "nowhere" / "c", "u2")
+
+
+@contextmanager
+def files_no_larger_than(num_bytes):
+    """Make every longer write fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("num_tokens", [100, 100_000])
+def test_a_full_disk_is_an_error_that_leaves_nothing_behind(tmp_path, num_tokens):
+    with files_no_larger_than(64):
+        with (
+            pytest.raises(DataError, match="cannot write .*c.bin: File too large"),
+            IndexedDatasetWriter(tmp_path / "c", "u2") as writer,
+        ):
+            writer.append(np.ones(num_tokens, np.int64))
+        assert not list(tmp_path.iterdir())
+
+
+def test_best_dtype_is_two_bytes_below_65500():
+    assert best_dtype(65499) == np.uint16
+    assert best_dtype(65500) == np.int32
+
+
+def test_files_that_the_disk_does_not_give_back_are_named(tmp_path, monkeypatch):
+    with IndexedDatasetWriter(tmp_path / "c", "u2") as writer:
+        writer.append([1, 2])
+    usual = Path.open
+
+    def refused(path, *words, **named):
+        if path.suffix == ".idx":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return usual(path, *words, **named)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(DataError, match=r"cannot read .*c.idx: Input/output error"):
+        open_token_files(tmp_path / "c")

@@ -1,0 +1,79 @@
+"""What changed between two runs is said by the names of files and flags."""
+
+import pytest
+
+from megatron.data.token_files.differences import differences
+
+FILES = [[f"{i}.jsonl", "plain", 5, 0, 5, 10**18] for i in range(9)]
+LATER = 10**18 + 2 * 10**9
+
+
+def changed(i, **to):
+    """Return an entry of `FILES` with other values."""
+    names = ("path", "kind", "num_bytes", "start", "end", "changed_at")
+    return list((dict(zip(names, FILES[i], strict=True)) | to).values())
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (FILES[:4], "named 9 files and names 4 files: none new, 4.jsonl, 5.jsonl, 6.jsonl, 2 oth"),
+        ([*FILES, ["x"]], "--input named 9 files and names 10 files: x new, none gone"),
+        ([*FILES, FILES[0]], "--input named 9 files and names 10 files: none new, none gone"),
+        ([*FILES[:7], *FILES[:6:-1]], "--input has another order: 8.jsonl comes where 7.jsonl was"),
+        ([*FILES[:8], changed(8, num_bytes=70, end=70)], "--input 8.jsonl had 5 bytes and has 70"),
+        (
+            [*FILES[:8], changed(8, num_bytes=3, end=3)],
+            "--input 8.jsonl had 5 bytes and has 3",
+        ),
+        ([*FILES[:8], changed(8, kind="gzip")], "--input 8.jsonl was plain and is gzip"),
+        (
+            [*FILES[:8], changed(8, num_bytes=3, start=2)],
+            "--input 8.jsonl had a part of 5 bytes and has 3",
+        ),
+        ([*FILES[:8], changed(8, start=1, end=6)], "--input 8.jsonl is divided otherwise"),
+    ],
+)
+def test_files_are_named_with_what_became_of_them(now, said):
+    (found,) = differences({"--input": FILES}, {"--input": now})
+    assert said in found
+
+
+def test_the_time_of_a_change_is_said():
+    (found,) = differences(
+        {"--input": FILES}, {"--input": [changed(0, changed_at=LATER), *FILES[1:]]}
+    )
+    assert ":40.000000000, and now at 2001-09-0" in found
+    assert found.endswith(":42.000000000")
+
+
+def test_of_many_files_the_first_are_named():
+    later = [changed(i, changed_at=LATER) for i in range(9)]
+    *named, others = differences({"--input": FILES}, {"--input": later})
+    assert [each.split()[1] for each in named] == ["0.jsonl", "1.jsonl", "2.jsonl"]
+    assert others == "6 files more of --input are not as then"
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "now", "said"),
+    [
+        ("--lang", "english", "german", "--lang was 'english' and is 'german'"),
+        ("--prepend-space", False, True, "--prepend-space was off and is on"),
+        ("--json-keys", ("a", "b"), ("b",), "--json-keys was 'a' and 'b' and is 'b'"),
+        ("--on-error collect", None, "bad", "--on-error collect was not said and is 'bad'"),
+        (
+            "the end of a document",
+            (50256,),
+            (),
+            "each document ended with 50256 and ends with nothing now (--append-eod, --append-bos)",
+        ),
+        (
+            "the tokenizer",
+            {"name": "a", "fingerprint": 1},
+            {"name": "a", "fingerprint": 2},
+            "the tokenizer's fingerprint was 1 and is 2",
+        ),
+    ],
+)
+def test_flags_are_named(name, was, now, said):
+    assert differences({name: was}, {name: now}) == [said]

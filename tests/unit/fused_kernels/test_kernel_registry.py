@@ -1,0 +1,268 @@
+"""The table of implementations: what it says, and what turns its lines."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import tiny_config, tiny_plan
+
+from megatron.common.errors import ConfigError
+from megatron.fused_kernels import registry as choose
+from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.fused_kernels.registry import Workload, choose_kernels, package_problems
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+FUSED = {
+    "--no-masked-softmax-fusion": "softmax",
+    "--no-layer-norm-fusion": "norm",
+    "--no-bias-gelu-fusion": "activation",
+    "--no-bias-dropout-fusion": "bias, dropout, residual",
+    "--no-rope-fusion": "rotary positions",
+    "--no-cross-entropy-fusion": "cross-entropy",
+}
+ALL_OPERATIONS = ["--attention-impl", "fused-softmax", "--position-embedding-type", "rotary"]
+
+
+def chosen(*flags, device=GPU, **work):
+    plan = tiny_plan(*flags, device=device.type)
+    sizes = {"dtype": torch.bfloat16, "positions": 12, "tensor": 1} | work
+    return choose_kernels(plan.kernels, Workload(spec=plan.model, device=device, **sizes))
+
+
+def table(*flags, **keywords):
+    return {c.operation: c.implementation for c in chosen(*flags, **keywords)[1]}
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """Return the packages that seem to be installed, to add to."""
+    installed = {"triton"}
+    monkeypatch.setattr(choose, "find_spec", lambda name: name in installed)
+    # The kernels themselves are not looked at here, and Triton may really be absent.
+    stand_in = SimpleNamespace(TRITON=replace(REFERENCE, activation_adds_bias=True))
+    monkeypatch.setitem(sys.modules, "megatron.fused_kernels.triton.all", stand_in)
+    return installed
+
+
+def test_a_gpu_with_triton_fuses_everything(packages):
+    assert table(*ALL_OPERATIONS) == {"attention": "fused-softmax"} | dict.fromkeys(
+        FUSED.values(), "Triton"
+    )
+
+
+@pytest.mark.parametrize(("flag", "operation"), FUSED.items())
+def test_a_flag_turns_its_line_and_no_other(packages, flag, operation):
+    kernels, choices = chosen(*ALL_OPERATIONS, flag)
+    assert [c.operation for c in choices if c.implementation == "PyTorch"] == [operation]
+    (line,) = (c for c in choices if c.operation == operation)
+    assert str(line) == f" > {operation}: PyTorch ({flag})"
+    assert kernels.activation_adds_bias == (operation != "activation")
+
+
+def test_operations_that_the_network_does_not_have_have_no_line(packages):
+    assert "softmax" not in table()
+    assert "rotary positions" not in table()
+    assert "activation" not in table("--squared-relu")
+    assert not chosen("--squared-relu")[0].activation_adds_bias
+
+
+@pytest.mark.parametrize(
+    ("flags", "work", "why"),
+    [
+        ([], {"device": CPU}, "Triton needs a GPU"),
+        ([], {"dtype": torch.float64}, "too few for float64"),
+        (["--hidden-size", "65536"], {}, "65536 features a row"),
+        (["--attention-impl", "fused-softmax", "--seq-length", "20000"], {}, "20000 keys a row"),
+        ([], {"positions": 2**29}, "4294967296 elements"),
+        (
+            ["--position-embedding-type", "rotary", "--kv-channels", "32768"],
+            {},
+            "2 heads of 32768 features",
+        ),
+    ],
+)
+def test_an_unmet_constraint_is_told_or_refused(packages, flags, work, why):
+    assert any(why in str(choice) and choice.unmet for choice in chosen(*flags, **work)[1])
+    with pytest.raises(ConfigError, match=f"abort-on-unmet.*{why}"):
+        chosen(*flags, "--abort-on-unmet-fused-kernel-constraints", **work)
+
+
+def test_all_unmet_constraints_are_listed_at_once_and_may_be_turned_off():
+    flag = "--abort-on-unmet-fused-kernel-constraints"
+    with pytest.raises(ConfigError) as error:
+        chosen(flag, device=CPU)
+    assert len(error.value.problems) == 4
+    off = [other for other in FUSED if FUSED[other] in table(device=CPU)]
+    assert chosen(flag, *off, device=CPU)[0].bias_gelu is REFERENCE.bias_gelu
+
+
+def test_without_triton_the_reference_stands_in(packages):
+    packages.clear()
+    assert "the package triton is not installed" in str(chosen()[1][1])
+
+
+def test_the_reference_everywhere_is_no_unmet_wish(packages):
+    flags = ["--kernels", "reference", "--abort-on-unmet-fused-kernel-constraints"]
+    kernels, choices = chosen(*flags)
+    assert {c.implementation for c in choices} == {"sdpa", "PyTorch"}
+    assert kernels.layer_norm is REFERENCE.layer_norm
+
+
+def test_apex_has_the_norms_and_triton_the_rest(packages):
+    assert table("--kernels", "apex") == {
+        "attention": "sdpa",
+        "norm": "apex",
+        "activation": "Triton",
+        "bias, dropout, residual": "Triton",
+        "cross-entropy": "Triton",
+    }
+
+
+def test_scores_are_raised_to_32_bits_when_asked_or_scaled_by_layer():
+    scores = torch.randn(1, 1, 300, 300, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exact = scores.double().mul(0.3).masked_fill(torch.ones(300, 300).triu(1) > 0, -torch.inf)
+    exact = exact.softmax(-1)
+
+    def error(*flags):
+        softmax = chosen(*flags, device=CPU)[0].scaled_causal_softmax
+        return float((softmax(scores, 0.3).double() - exact).abs().mean())
+
+    by_layer = error()
+    asked = error("--no-query-key-layer-scaling", "--attention-softmax-in-fp32")
+    neither = error("--no-query-key-layer-scaling")
+    assert by_layer == asked < neither
+
+
+@pytest.mark.parametrize(
+    ("flags", "package"),
+    [
+        (["--kernels", "triton"], "triton"),
+        (["--kernels", "apex"], "apex"),
+        (["--attention-impl", "flash"], "flash_attn"),
+        (["--use-flash-attn-v2"], "flash_attn"),
+    ],
+)
+def test_a_package_asked_for_by_name_has_to_be_there(packages, flags, package):
+    config = tiny_config(*flags)
+    packages.clear()
+    (problem,) = package_problems(config)
+    assert f"the package {package} is not installed" in problem
+    packages.add(package)
+    assert [*package_problems(config)] == []
+
+
+def test_flash_attention_that_cannot_soft_cap_is_refused(packages, monkeypatch):
+    packages.add("flash_attn")
+    capped = tiny_config("--use-flash-attn", "--attn-logit-softcapping", "50")
+    monkeypatch.setattr(choose, "version", lambda name: "2.5.9.post1")
+    (problem,) = package_problems(capped)
+    assert "flash_attn 2.5.9.post1 cannot soft-cap" in problem
+    assert [*package_problems(tiny_config("--use-flash-attn"))] == []
+    monkeypatch.setattr(choose, "version", lambda name: "2.10.0")
+    assert [*package_problems(capped)] == []
+
+
+def test_soft_capped_scores_are_written_out_and_their_softmax_fused(packages):
+    assert "softmax" not in table()
+    found = table("--attn-logit-softcapping", "50")
+    assert (found["attention"], found["softmax"]) == ("fused-softmax", "Triton")
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "problem"),
+    [
+        (["--kernels", "triton"], "cpu", "--kernels triton needs a GPU"),
+        (["--use-flash-attn", "--bf16"], "cpu", "--use-flash-attn needs a GPU"),
+        (["--attention-impl", "flash"], "cuda", "computes in 16 bits"),
+        (["--use-flash-attn", "--bf16", "--kv-channels", "264"], "cuda", "256 features at most"),
+        (
+            ["--use-flash-attn", "--attention-impl", "sdpa", "--bf16"],
+            "cuda",
+            "--use-flash-attn contradicts --attention-impl sdpa",
+        ),
+        (
+            ["--attention-impl", "sdpa", "--attn-logit-softcapping", "50"],
+            "cpu",
+            "--attention-impl sdpa has no --attn-logit-softcapping",
+        ),
+    ],
+)
+def test_wishes_that_cannot_be_met_are_refused(flags, device, problem):
+    with pytest.raises(ConfigError, match=problem):
+        tiny_plan(*flags, device=device)
+
+
+def test_flash_attention_is_planned_where_it_can_run():
+    for flags in (["--use-flash-attn"], ["--attention-impl", "flash"]):
+        for more in ([], ["--attn-logit-softcapping", "50"]):
+            planned = tiny_plan(*flags, *more, "--bf16", device="cuda").kernels
+            assert planned.attention == "flash"
+    assert tiny_plan().kernels.attention == "sdpa"
+
+
+def test_apex_norms_get_what_apex_wants(monkeypatch):
+    given = []
+
+    def fused_layer_norm_affine(x, weight, bias, shape, eps):
+        given.append("layer")
+        return torch.nn.functional.layer_norm(x, shape, weight, bias, eps)
+
+    def fused_rms_norm_affine(x, weight, shape, eps):
+        given.append("rms")
+        return torch.nn.functional.rms_norm(x, shape, weight, eps)
+
+    module = SimpleNamespace(
+        fused_layer_norm_affine=fused_layer_norm_affine,
+        fused_rms_norm_affine=fused_rms_norm_affine,
+    )
+    monkeypatch.setitem(sys.modules, "apex", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "apex.normalization", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "apex.normalization.fused_layer_norm", module)
+    kernels, _ = chosen("--kernels", "apex", "--no-layer-norm-fusion")
+    assert kernels.layer_norm is REFERENCE.layer_norm
+    packed = choose.apex_norms
+    x, weight, bias = torch.randn(3, 5), torch.randn(5), torch.randn(5)
+    assert torch.equal(
+        packed.layer_norm(x, weight, bias, 1e-3), REFERENCE.layer_norm(x, weight, bias, 1e-3)
+    )
+    assert torch.equal(
+        packed.layer_norm(x, weight, None, 1e-3), REFERENCE.layer_norm(x, weight, None, 1e-3)
+    )
+    assert torch.equal(packed.rms_norm(x, weight, 1e-3), REFERENCE.rms_norm(x, weight, 1e-3))
+    assert given == ["layer", "layer", "rms"]
+
+
+def test_no_optional_package_is_imported_before_it_is_used():
+    """A run on a CPU starts, and trains a step, where none of them can be imported."""
+    code = (
+        "import sys\n"
+        "for name in ('triton', 'flash_attn', 'apex'):\n"
+        "    sys.modules[name] = None\n"
+        "import torch\n"
+        "from tiny import tiny_plan\n"
+        "from megatron.model.gpt import gpt_layers\n"
+        "from megatron.model.layers.layer_list import SequentialModel\n"
+        "from megatron.tensor_parallel.process_groups import lone_group\n"
+        "from megatron.tensor_parallel.rng import OrdinaryStream\n"
+        "from megatron.training import setup\n"
+        "plan = tiny_plan('--attention-impl', 'fused-softmax')\n"
+        "kernels, _ = setup.choose(plan, torch.device('cpu'))\n"
+        "steps = gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False,\n"
+        "                   kernels=kernels)\n"
+        "tokens = torch.zeros(1, 6, dtype=torch.int64)\n"
+        "SequentialModel(steps)((tokens, tokens)).sum().backward()\n"
+    )
+    paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths, "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

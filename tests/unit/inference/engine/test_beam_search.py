@@ -1,0 +1,99 @@
+"""Beam search finds what trying everything finds, when it keeps enough."""
+
+from itertools import product
+
+import pytest
+import torch
+from stages import completed, engine_of, plain_logits, random_model
+from tiny import tiny_spec
+
+from megatron.common.errors import ConfigError
+from megatron.inference.engine.beam_search import Search
+from megatron.inference.engine.request import Request
+from megatron.inference.engine.sampling import Sampling
+
+VOCAB, STOP, NEW = 5, 4, 3
+PROMPT = (1, 2)
+
+
+@pytest.fixture(scope="module")
+def network(group):
+    spec = tiny_spec(
+        vocab_size=VOCAB, padded_vocab_size=8, max_position_embeddings=9, position_embedding="alibi"
+    )
+    return random_model(group, spec), spec
+
+
+def all_texts():
+    """Yield every text of at most NEW tokens that ends at its only stop token or at the limit."""
+    for length in range(1, NEW + 1):
+        for tokens in product(range(VOCAB), repeat=length):
+            if STOP not in tokens[:-1] and (tokens[-1] == STOP or length == NEW):
+                yield tokens
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+def test_the_best_of_all_texts_are_found(network, length_penalty):
+    model, spec = network
+    scores = {}
+    for tokens in all_texts():
+        table = plain_logits(model, spec, [*PROMPT, *tokens]).log_softmax(-1)[len(PROMPT) - 1 : -1]
+        total = table.gather(1, torch.tensor(tokens)[:, None]).sum()
+        scores[tokens] = float(total) / len(tokens) ** length_penalty
+    best = sorted(scores, key=lambda tokens: -scores[tokens])
+    engine = engine_of(model, spec, rows=len(best))
+    found = engine.search(
+        Search(
+            prompt=PROMPT,
+            width=len(best),
+            max_new_tokens=NEW,
+            stop_tokens=frozenset({STOP}),
+            length_penalty=length_penalty,
+        )
+    )
+    assert [beam.tokens for beam in found] == best
+    torch.testing.assert_close(
+        torch.tensor([beam.score for beam in found]),
+        torch.tensor([scores[tokens] for tokens in best]),
+        atol=1e-5,
+        rtol=1e-5,
+    )
+
+
+def test_a_beam_of_one_is_greedy_and_a_wider_one_is_no_worse(network):
+    model, spec = network
+    engine = engine_of(model, spec, rows=3)
+    greedy = Request(prompt=PROMPT, max_new_tokens=6, sampling=Sampling(greedy=True))
+    (expected,) = completed(engine, greedy)
+    (narrow,) = engine.search(Search(prompt=PROMPT, width=1, max_new_tokens=6))
+    assert narrow.tokens == expected.tokens
+    wide = engine.search(Search(prompt=PROMPT, width=3, max_new_tokens=6))
+    assert len(wide) == 3 and wide[0].score >= narrow.score
+    assert all(len(beam.tokens) == 6 for beam in wide)
+
+
+def test_a_search_that_nobody_waits_for_is_left_between_tokens(network):
+    model, spec = network
+    engine = engine_of(model, spec, rows=3)
+    asked = []
+
+    def goes_on():
+        asked.append(engine.is_busy)
+        return len(asked) < 3
+
+    search = Search(prompt=PROMPT, width=3, max_new_tokens=6)
+    assert engine.search(search, goes_on) == []
+    assert (len(asked), engine.is_busy) == (3, False)
+    found = engine.search(search)
+    assert found == engine_of(model, spec, rows=3).search(search) != []
+
+
+def test_a_search_that_cannot_be_done_is_refused(network):
+    engine = engine_of(*network, rows=2)
+    with pytest.raises(ConfigError, match="a beam width of 3 must be between 1 and the 2"):
+        engine.search(Search(prompt=PROMPT, width=3, max_new_tokens=1))
+    with pytest.raises(ConfigError, match="a prompt has 9 tokens"):
+        engine.search(Search(prompt=(1,) * 9, width=2, max_new_tokens=1))
+    engine.add(Request(prompt=PROMPT, max_new_tokens=1))
+    with pytest.raises(ConfigError, match="a beam search runs alone"):
+        engine.search(Search(prompt=PROMPT, width=2, max_new_tokens=1))

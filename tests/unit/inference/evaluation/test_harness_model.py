@@ -1,0 +1,153 @@
+"""What lm_eval asks is answered as by plain loops over transformers' own model."""
+
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from untrained import LENGTH, WRITTEN, log_probabilities
+
+from megatron.common.errors import DataError
+from megatron.config.inference.generation import GenerationConfig
+from megatron.inference.evaluation.distributed_evaluator import Team
+from megatron.inference.loading.loaded_model import load_model
+from megatron.inference.loading.model_source import read_model_source
+
+IS_THERE = find_spec("lm_eval") is not None
+"""The package itself; without it, something to inherit from stands in for it."""
+
+
+@dataclass
+class Asked:
+    """A request, as far as a model looks at it."""
+
+    args: tuple
+
+
+@pytest.fixture(scope="module")
+def model(theirs):
+    loaded = load_model(
+        read_model_source(["--load", str(theirs[0])], {}, description=None),
+        GenerationConfig(),
+        rows=3,
+    )
+    team = Team(loaded.engine.stage, rows=3, tokenizer=loaded.tokenizer)
+    with pytest.MonkeyPatch.context() as patch:
+        if not IS_THERE:
+            for name in ("lm_eval", "lm_eval.api", "lm_eval.api.instance", "lm_eval.api.model"):
+                patch.setitem(sys.modules, name, ModuleType(name))
+            sys.modules["lm_eval.api.instance"].Instance = Asked
+            sys.modules["lm_eval.api.model"].LM = type("LM", (), {})
+        from megatron.inference.evaluation.lm_eval_harness import HarnessModel
+
+        yield HarnessModel(team, loaded.tokenizer, length=LENGTH, seed=1)
+    if not IS_THERE:
+        del sys.modules["megatron.inference.evaluation.lm_eval_harness"]
+
+
+def plainly_judged(network, tokens, first):
+    """Return the log-probability of the tokens from `first` on, and whether all are likeliest."""
+    total, likeliest = 0.0, True
+    for place in range(first, len(tokens)):
+        found = log_probabilities(network, tokens[:place])
+        total += found[tokens[place]].item()
+        likeliest &= int(found.argmax()) == tokens[place]
+    return total, likeliest
+
+
+def test_continuations(model, theirs):
+    _, network, tokenizer = theirs
+    words = WRITTEN.split()
+    pairs = [(" ".join(words[:n]), f" {' '.join(words[n : n + 2])}") for n in range(1, 12)]
+    pairs += [("in the ", "war"), ("", "in the"), ("  ", "war")]
+    context = tokenizer.encode("in the")
+    likeliest = tokenizer.decode([int(log_probabilities(network, context).argmax())])
+    pairs.append(("in the", likeliest))
+    expected = []
+    for before, after in pairs:
+        context = tokenizer.encode(before.rstrip()) or [tokenizer.eos_token_id]
+        whole = tokenizer.encode(before + after)
+        target = whole[len(context) :] if before.strip() else whole
+        tokens = [*context, *target][-LENGTH - 1 :]
+        expected.append(plainly_judged(network, tokens, len(tokens) - len(target)))
+    found = model.loglikelihood([Asked(pair) for pair in pairs])
+    assert [total for total, _ in found] == pytest.approx(
+        [total for total, _ in expected], abs=1e-4
+    )
+    assert [is_likeliest for _, is_likeliest in found] == [yes for _, yes in expected]
+    assert expected[-1][1]
+    with pytest.raises(DataError, match=r"probability of \d+ tokens at once; .* --seq-length 12"):
+        model.loglikelihood([Asked(("a", WRITTEN))])
+
+
+def test_whole_texts(model, theirs):
+    _, network, tokenizer = theirs
+    texts = [WRITTEN, "in the war", "", WRITTEN[:40]]
+    expected = []
+    for text in texts:
+        tokens = [tokenizer.eos_token_id, *tokenizer.encode(text)]
+        total = 0.0
+        for first in range(1, len(tokens), LENGTH):
+            part = tokens[: first + LENGTH][-LENGTH - 1 :]
+            judged = len(tokens[first : first + LENGTH])
+            total += plainly_judged(network, part, len(part) - judged)[0]
+        expected.append(total)
+    found = model.loglikelihood_rolling([Asked((text,)) for text in texts])
+    assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_answers(model, theirs):
+    _, network, tokenizer = theirs
+
+    def generated(context, most, stop):
+        tokens = (tokenizer.encode(context) or [tokenizer.eos_token_id])[-(LENGTH - most) :]
+        new = network.generate(
+            torch.tensor([tokens]), max_new_tokens=most, do_sample=False, pad_token_id=0
+        )[0, len(tokens) :]
+        text = tokenizer.decode(new, skip_special_tokens=True)
+        return text[: text.index(stop)] if stop and stop in text else text
+
+    contexts = ["in the", "The game began in 2010, and the valley's folk began", "valley", ""]
+    whole = [generated(context, 5, None) for context in contexts]
+    assert all(whole)
+    stop = whole[0][2:4]
+    asked = [Asked((context, {"until": [stop], "max_gen_toks": 5})) for context in contexts]
+    assert model.generate_until(asked) == [generated(context, 5, stop) for context in contexts]
+    asked = [Asked((contexts[0], {"until": "\n\n", "max_new_tokens": 3, "temperature": 0}))]
+    assert model.generate_until(asked) == [generated(contexts[0], 3, None)]
+    drawn = [
+        Asked((context, {"do_sample": True, "top_k": -1, "max_tokens": 5})) for context in contexts
+    ]
+    assert model.generate_until(drawn) == model.generate_until(drawn) != whole
+    assert model.generate_until([]) == []
+
+
+@pytest.mark.parametrize(("until", "answer"), [(" <6>", "<5>"), (" <5>", ""), ("!", "<5> <6>")])
+def test_an_answer_begins_without_the_blank_that_its_tokens_lose_alone(model, until, answer):
+    tokenizer = SimpleNamespace(
+        encode=lambda text: [len(text)],
+        decode=lambda ids: " ".join(f"<{i}>" for i in ids),
+        special_ids={"eod": 0},
+        eod=0,
+    )
+    team = SimpleNamespace(completions=lambda _: [SimpleNamespace(tokens=(5, 6))])
+    asks = type(model)(team, tokenizer, length=LENGTH, seed=1)
+    assert asks.generate_until([Asked(("of", {"until": until, "max_gen_toks": 2}))]) == [answer]
+
+
+def test_a_token_that_begins_texts_is_not_judged(model, theirs, monkeypatch):
+    _, network, tokenizer = theirs
+    begin = tokenizer.encode("!")
+    monkeypatch.setattr(
+        model,
+        "tokenizer",
+        SimpleNamespace(encode=lambda text: begin + tokenizer.encode(text), eod=0),
+    )
+    words = tokenizer.encode("in the war")
+    expected = plainly_judged(network, begin + words, 1)
+    ((total, is_likeliest),) = model.loglikelihood([Asked(("", "in the war"))])
+    assert (total, is_likeliest) == (pytest.approx(expected[0], abs=1e-4), expected[1])
+    (total,) = model.loglikelihood_rolling([Asked(("in the war",))])
+    assert total == pytest.approx(expected[0], abs=1e-4)

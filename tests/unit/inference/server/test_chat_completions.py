@@ -1,0 +1,193 @@
+"""POST /v1/chat/completions: prompts by the template, answers that end with their turn."""
+
+import pytest
+from chat_models import EOD, SPEC, TEMPLATE, TURN_END, write_tokenizer
+from servers import serving
+from stages import plainly_continued, random_model
+
+from megatron.tokenizer.chat import ChatTemplate, read_chat_template
+from megatron.tokenizer.chat_prompt import ChatPrompts
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the é?"}]
+GREEDY = {"messages": MESSAGES, "temperature": 0, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return PretrainedFromHF(write_tokenizer(tmp_path_factory.mktemp("chat_tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def running(group, tokenizer):
+    template = read_chat_template(None, tokenizer.name)
+    with serving(group, spec=SPEC, tokenizer=tokenizer, chat=template) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def answer(group, tokenizer):
+    """The likeliest tokens behind MESSAGES."""
+    prompt = ChatPrompts(tokenizer, ChatTemplate(TEMPLATE)).encode(MESSAGES)
+    return plainly_continued(random_model(group, SPEC), SPEC, prompt, 8, stops=[EOD, TURN_END])
+
+
+def test_an_answer_is_what_the_network_says_behind_the_template(running, tokenizer, answer):
+    reply = running.chat(**GREEDY).json
+    (choice,) = reply["choices"]
+    shown = [token for token in answer if token > TURN_END]
+    message = {"role": "assistant", "content": tokenizer.decode(shown), "refusal": None}
+    assert choice["message"] == message and choice["logprobs"] is None
+    assert reply["object"] == "chat.completion" and reply["id"].startswith("chatcmpl-")
+    read = len(ChatPrompts(tokenizer, ChatTemplate(TEMPLATE)).encode(MESSAGES))
+    usage = {"prompt_tokens": read, "completion_tokens": len(answer)}
+    assert reply["usage"] == usage | {"total_tokens": read + len(answer)}
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "é?"}]
+    in_parts = [MESSAGES[0], {"role": "user", "content": parts}]
+    same = running.chat(**(GREEDY | {"messages": in_parts})).json
+    assert same["choices"] == reply["choices"]
+
+
+@pytest.mark.parametrize("end", [TURN_END, EOD])
+def test_the_end_of_the_turn_ends_the_answer(running, end):
+    asked = GREEDY | {"logit_bias": {str(end): 100}}
+    reply = running.chat(**asked, logprobs=True).json
+    (choice,) = reply["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
+    assert choice["logprobs"]["content"] == []
+    assert reply["usage"]["completion_tokens"] == 1
+    ignored = running.chat(**asked, ignore_eos=True).json
+    assert ignored["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2, "seed": 5, "temperature": 1},
+        {"logprobs": True, "top_logprobs": 2, "seed": 3, "temperature": 2},
+        {"logprobs": True, "max_completion_tokens": 0, "max_tokens": None},
+        {"stop": ["e", "\ufffd"], "seed": 1, "temperature": 1},
+    ],
+    ids=str,
+)
+def test_a_stream_brings_what_one_answer_does(running, fields):
+    asked = GREEDY | fields
+    whole = running.chat(**asked).json
+    usage = {"include_usage": True, "include_obfuscation": True}
+    *chunks, last = running.chat(**asked, stream=True, stream_options=usage).events
+    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    assert {chunk["usage"] for chunk in chunks} == {None}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert all("obfuscation" in chunk for chunk in chunks)
+    for choice in whole["choices"]:
+        own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
+        assert own[0]["delta"] == {"role": "assistant", "content": ""}
+        assert all("role" not in one["delta"] for one in own[1:])
+        assert own[-1]["delta"] == {}
+        text = "".join(one["delta"].get("content", "") for one in own)
+        assert text == choice["message"]["content"]
+        reasons = [one["finish_reason"] for one in own]
+        assert reasons == [None] * (len(own) - 1) + [choice["finish_reason"]]
+        tokens = [token for one in own for token in (one["logprobs"] or {"content": []})["content"]]
+        assert [t["token"] for t in tokens] == [
+            t["token"] for t in (choice["logprobs"] or {"content": []})["content"]
+        ]
+
+
+def test_log_probabilities_have_the_shape_of_chat(running):
+    asked = GREEDY | {"temperature": 3, "seed": 1, "logprobs": True}
+    content = running.chat(**asked, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
+    assert content
+    for token in content:
+        assert set(token) == {"token", "logprob", "bytes", "top_logprobs"}
+        is_whole = "\ufffd" not in token["token"]
+        assert token["bytes"] == ([*token["token"].encode()] if is_whole else None)
+        values = [one["logprob"] for one in token["top_logprobs"]]
+        assert len(values) in (2, 3) and token["logprob"] in values
+    none = running.chat(**asked).json["choices"][0]["logprobs"]["content"]
+    assert [token["top_logprobs"] for token in none] == [[]] * len(none)
+
+
+def test_an_answer_without_a_limit_may_fill_the_room(running):
+    bias = {str(token): -100 for token in (EOD, TURN_END)}
+    asked = {"messages": MESSAGES, "temperature": 0, "logit_bias": bias}
+    reply = running.chat(**asked).json
+    assert reply["usage"]["completion_tokens"] == 48, "the most that the server allows"
+    asked["messages"] = [{"role": "user", "content": "x" * 90}]
+    reply = running.chat(**asked).json
+    assert reply["usage"]["total_tokens"] == SPEC.max_position_embeddings
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools: this server calls no tools; leave it out"),
+        ({"tool_choice": "auto"}, "tool_choice: this server calls no tools; leave it out"),
+        ({"functions": []}, "functions: this server calls no tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format: this server does not"),
+        ({"audio": {}}, "audio: this server reads and writes text alone"),
+        ({"modalities": ["text", "audio"]}, "modalities: this server reads and writes text alone"),
+        ({"reasoning_effort": "low"}, "reasoning_effort: this server has no reasoning models"),
+        ({"store": True}, "store: this server stores nothing"),
+        ({"web_search_options": {}}, "web_search_options: this server searches nothing"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content: is missing"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: give a text or"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role: this server calls no"),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
+            "messages.0.tool_calls: this server calls no tools; leave it out",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "there is a part of the type 'image_url', and this server reads and writes text alone",
+        ),
+        ({"top_logprobs": 2}, "top_logprobs: needs logprobs: true"),
+        ({"max_completion_tokens": 9}, "are the same limit: give one of them"),
+        ({"max_tokens": 49}, "49 new tokens are more than 48"),
+        ({"messages": [{"role": "user", "content": "x" * 128}]}, "tokens and 8 new ones are more"),
+        ({"model": "gpt-4"}, "there is no model 'gpt-4' here but 'tiny'"),
+        ({"prompt": "a"}, "prompt: there is no such field"),
+    ],
+    ids=str,
+)
+def test_what_is_left_out_is_refused_by_name(running, fields, told):
+    reply = running.chat(**(GREEDY | fields))
+    assert reply.status == (404 if "model" in fields else 400)
+    assert told in reply.json["error"]["message"]
+
+
+def test_what_changes_nothing_is_accepted(running):
+    plain = running.chat(**GREEDY).json["choices"]
+    fields = {
+        "tools": None,
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "store": False,
+        "service_tier": "auto",
+        "metadata": {"a": "b"},
+        "user": "me",
+        "safety_identifier": "me",
+    }
+    assert running.chat(**GREEDY, **fields).json["choices"] == plain
+
+
+def test_a_template_can_refuse_and_a_model_can_have_none(group, tokenizer):
+    strict = ChatTemplate("{{ raise_exception('users first') }}")
+    with serving(group, spec=SPEC, tokenizer=tokenizer, chat=strict) as running:
+        refused = running.chat(**GREEDY)
+        assert refused.status == 400
+        assert "the chat template refuses these messages: users first" in refused.body.decode()
+    with serving(group, spec=SPEC, tokenizer=tokenizer) as running:
+        refused = running.chat(**GREEDY)
+        assert refused.status == 400
+        assert "no chat template: start the server with --chat-template" in refused.body.decode()
+
+
+def test_the_model_can_be_looked_up(running):
+    listed = running.ask("GET", "/v1/models").json["data"]
+    assert listed == [running.ask("GET", "/v1/models/tiny").json]
+    for name in ("gpt-4", "org/gpt", "tiny/", "%C3%A9"):
+        reply = running.ask("GET", f"/v1/models/{name}")
+        assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")

@@ -1,0 +1,162 @@
+"""The lists of log-probabilities belong to the text, and the drawn token is among the likeliest."""
+
+import pytest
+import torch
+from servers import SPEC, Bytes, serving
+from stages import plain_logits, random_model
+
+from megatron.inference.engine.request import Choice, Event
+from megatron.inference.loading.incremental_detokenizer import (
+    Parts,
+    Spelling,
+    TokenTexts,
+    held_back,
+)
+from megatron.inference.server.openai.choices import ChoiceWriter, Prompt
+
+EOD = 256
+WRITTEN = list("añ日b🙂c".encode())
+
+
+@pytest.fixture(scope="module")
+def running(group):
+    with serving(group) as running:
+        yield running
+
+
+def test_the_offset_of_a_token_is_that_of_its_character():
+    texts = TokenTexts(Bytes())
+    found = [texts.after(token) for token in WRITTEN]
+    assert [offset for _, offset in found] == [0, 1, 1, 2, 2, 2, 3, 4, 4, 4, 4, 5]
+    assert [text for text, _ in found][:2] == ["a", "\ufffd"]
+    texts = TokenTexts(Bytes(), hidden={EOD}, start=3)
+    assert [texts.after(token)[1] for token in (EOD, 97, EOD, 195, 169, 98)] == [3, 3, 4, 4, 4, 5]
+
+
+def test_bytes_that_are_no_character_do_not_stop_the_count():
+    texts = TokenTexts(Bytes())
+    found = [texts.after(token)[1] for token in [0xFF] * 70 + [97, 98]]
+    assert found == sorted(found) and found[-1] == 71
+
+
+def prompt_of(text):
+    return Prompt(text=text, tokens=tuple(text.encode()))
+
+
+def written(stops=(), tokens=WRITTEN, prompt="é", echo=True, reason="stop"):
+    """The parts of a stream whose tokens are known."""
+    spelling = Spelling(tokenizer=Bytes(), stop_tokens=frozenset({EOD}), stop_strings=tuple(stops))
+    writer = ChoiceWriter(
+        spelling, prompt_of(prompt), echo=echo, with_tokens=True, with_stop_token=True
+    )
+    before = tuple(Choice(token=token, logprob=-1.0) for token in prompt.encode()[1:])
+    return [
+        writer.after(
+            Event(
+                number=1,
+                choice=Choice(token=token, logprob=-0.5),
+                reason=reason if place == len(tokens) - 1 else None,
+                prompt_choices=before if place == 0 else (),
+            )
+        )
+        for place, token in enumerate(tokens)
+    ]
+
+
+def test_a_part_has_the_tokens_whose_text_begins_in_it():
+    parts = written(tokens=[*WRITTEN, EOD])
+    text = ""
+    for part in parts:
+        for record in part.tokens:
+            assert len(text) <= record.offset < max(len(text + part.text), 1) or part.reason
+        text += part.text
+    assert text == "éañ日b🙂c"
+    records = [record for part in parts for record in part.tokens]
+    assert [record.choice.token for record in records] == [*"é".encode(), *WRITTEN, EOD]
+    assert [record.offset for record in records][-2:] == [6, 7]
+    assert records[0].choice.logprob is None and records[1].choice.logprob == -1.0
+
+
+@pytest.mark.parametrize(
+    ("stop", "left"), [("日b", "añ"), ("🙂c", "añ日b"), ("ñ", "a"), ("a", ""), ("b🙂c", "añ日")]
+)
+def test_what_a_stop_string_cuts_is_not_in_the_lists(stop, left):
+    parts = written([stop])
+    assert "".join(part.text for part in parts) == "é" + left
+    tokens = [record.choice.token for part in parts for record in part.tokens]
+    assert bytes(tokens).decode() == "é" + left
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "held"),
+    [
+        ("for a st", ["stop", "st.", "t"], 2),
+        ("for a st", ["xstop"], 0),
+        ("aab", ["aabaaa"], 3),
+        ("aabaa", ["aabaaa"], 5),
+        ("abc", ["abc"], 0),
+        ("", ["abc"], 0),
+    ],
+)
+def test_only_the_beginning_of_a_stop_string_is_held_back(text, stops, held):
+    assert held_back(text, stops) == held
+
+
+def test_a_stop_string_that_does_not_come_delays_nothing():
+    spelling = Spelling(tokenizer=Bytes(), stop_strings=("b" * 200, "self."))
+    parts = Parts(spelling, ())
+    told = [parts.after(token, is_last=False) for token in b"a seel x b"]
+    assert told == ["a", " ", "", "", "see", "l", " ", "x", " ", ""]
+
+
+def test_stop_strings_among_the_first_tokens_are_text():
+    spelling = Spelling(tokenizer=Bytes(), stop_strings=("b",), min_tokens=3)
+    assert spelling.text((), list(b"abcabc")) == "abca"
+    assert spelling.text((), list(b"ab")) == "ab"
+
+
+def test_a_prompt_has_lists_of_the_likeliest_tokens_too(running, group):
+    model = random_model(group, SPEC)
+    text = "héllo 日本"
+    asked = {"prompt": text, "max_tokens": 3, "echo": True, "temperature": 0}
+    choice = running.complete(**asked, logprobs=2).json["choices"][0]
+    told, tokens = choice["logprobs"], list(text.encode())
+    table = plain_logits(model, SPEC, tokens).log_softmax(-1)
+    assert told["top_logprobs"][0] is None and told["token_logprobs"][0] is None
+    for place, token in enumerate(tokens[1:], start=1):
+        top, own = told["top_logprobs"][place], told["token_logprobs"][place]
+        assert own == pytest.approx(float(table[place - 1, token]), abs=1e-4)
+        best = table[place - 1].topk(2)
+        assert len(top) == 2 + (token not in best.indices.tolist())
+        assert sorted(top.values(), reverse=True)[:2] == pytest.approx(best.values, abs=1e-4)
+        assert own in top.values()
+    assert told["text_offset"][: len(tokens)] == [0, 1, 1, 2, 3, 4, 5, 6, 6, 6, 7, 7, 7]
+    assert told["text_offset"][len(tokens)] == len(text)
+    none = running.complete(**asked, logprobs=0).json["choices"][0]["logprobs"]
+    assert [len(top) for top in none["top_logprobs"][1:]] == [1] * (len(tokens) + 2)
+
+
+def test_the_drawn_token_is_among_the_likeliest(running):
+    asked = {"prompt": "a", "max_tokens": 20, "temperature": 3, "seed": 5, "logprobs": 1}
+    told = running.complete(**asked).json["choices"][0]["logprobs"]
+    counts = [len(top) for top in told["top_logprobs"]]
+    assert 2 in counts and set(counts) <= {1, 2}
+    for token, own, top in zip(
+        told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True
+    ):
+        assert own in top.values() and (token in top or len(top) == 2)
+    by_id = running.complete(**asked, return_tokens_as_token_ids=True).json["choices"][0]
+    names = by_id["logprobs"]["tokens"]
+    assert all(name.startswith("token_id:") for name in names)
+    tops = by_id["logprobs"]["top_logprobs"]
+    assert all(name in top for name, top in zip(names, tops, strict=True))
+
+
+def test_the_end_of_a_document_is_in_the_lists_and_not_in_the_text(running):
+    bias = {str(EOD): 100}
+    asked = {"prompt": "a", "max_tokens": 1, "temperature": 0, "logit_bias": bias, "echo": True}
+    choice = running.complete(**asked, logprobs=1).json["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("a", "stop")
+    assert choice["logprobs"]["tokens"] == ["a", "<eod>"]
+    assert choice["logprobs"]["text_offset"] == [0, 1]
+    assert torch.tensor(choice["logprobs"]["token_logprobs"][1]) < 0

@@ -1,0 +1,60 @@
+"""Where the server and the harness find chat templates, and the tokens of fill-in-the-middle."""
+
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+from chat_models import TEMPLATE, write_tokenizer
+from servers import Bytes
+from tiny import tiny_config
+
+from megatron.config.data.objective_plan import plan_objective
+from megatron.inference.server.prompt_formats import chat_prompts_of, fim_tokens_of
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
+from megatron.tokenizer.types.tokenizer import Vocabulary
+
+
+def source_of(*flags, data=None):
+    config = tiny_config(*flags)
+    objective = asdict(plan_objective(config, "gpt"))
+    manifest = SimpleNamespace(plan={"objective": objective, "data": data or {}})
+    return SimpleNamespace(config=config, manifest=manifest)
+
+
+def test_a_template_is_the_files_then_the_checkpoints_then_the_tokenizers(tmp_path):
+    folder = write_tokenizer(tmp_path)
+    tokenizer = PretrainedFromHF(folder)
+    flags = ["--tokenizer-type", "PretrainedFromHF", "--tokenizer-name-or-path", str(folder)]
+    recorded = {"chat_template": "recorded {{ messages[0].content }} {{ eos_token }}"}
+    file = tmp_path / "own.jinja"
+    file.write_text("own {{ messages[0].content }}")
+    asked = [{"role": "user", "content": "a"}]
+    of_tokenizer = chat_prompts_of(source_of(*flags), tokenizer, None)
+    assert of_tokenizer.source == TEMPLATE
+    megatrons = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
+    assert chat_prompts_of(source_of(*megatrons), tokenizer, None).source == TEMPLATE
+    of_checkpoint = chat_prompts_of(source_of(*flags, data=recorded), tokenizer, None)
+    assert of_checkpoint.text(asked) == "recorded a <|endoftext|>"
+    of_file = chat_prompts_of(source_of(*flags, data=recorded), tokenizer, str(file))
+    assert of_file.text(asked) == "own a"
+    assert chat_prompts_of(source_of(), Bytes(), None) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "known"),
+    [
+        (["--fim-rate", "0.5"], True),
+        ([], False),
+        (["--fim-rate", "0.5", "--fim-spm-rate", "1"], False),
+    ],
+)
+def test_tokens_of_a_gap_are_those_of_a_model_that_has_learned_to_fill_it(flags, known):
+    class WithGap(Bytes):
+        def vocabulary(self):
+            texts = [*map(str, range(250)), "<fim_prefix>", "<fim_middle>", "<fim_suffix>"]
+            return Vocabulary(texts, "")
+
+    found = fim_tokens_of(source_of(*flags), WithGap())
+    assert (found is not None) == known
+    if found:
+        assert (found.prefix, found.middle, found.suffix) == (250, 251, 252)

@@ -1,0 +1,434 @@
+"""A server on a port, asked by many at once: nothing is lost, crossed, or left behind."""
+
+import json
+import logging
+import math
+import random
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from servers import EOD, SPEC, Bytes, Running, asked_on, serving
+from stages import plain_logits, plainly_continued, random_model
+
+from megatron.common.errors import ConfigError
+from megatron.inference.server.megatron_api import _tokens
+from megatron.inference.server.schemas import MegatronBody
+from megatron.inference.server.server import listener
+
+
+@pytest.fixture(scope="module")
+def running(group):
+    with serving(group) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def model(group):
+    return random_model(group, SPEC)
+
+
+def greedy(model, text, new):
+    return plainly_continued(model, SPEC, Bytes().encode(text), new, stops=[EOD])
+
+
+def until(condition):
+    """Wait for what another thread will bring about."""
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it has not come about")
+
+
+def is_idle(running: Running) -> bool:
+    loop = running.served.engine_loop
+    return not (loop.num_running or loop.num_waiting)
+
+
+def test_a_prompt_is_continued_as_by_the_network_alone(running, model):
+    texts = ["The cat", "sat", "é"]
+    reply = running.put(prompts=texts, tokens_to_generate=6, top_k=1, logprobs=True)
+    assert reply.status == 200
+    for place, text in enumerate(texts):
+        tokens = [*Bytes().encode(text), *greedy(model, text, 6)]
+        assert reply.json["text"][place] == Bytes().decode(tokens)
+        assert reply.json["segments"][place] == [Bytes().decode([token]) for token in tokens]
+        table = plain_logits(model, SPEC, tokens).log_softmax(-1)[:-1]
+        told = table.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+        assert reply.json["logprobs"][place] == pytest.approx(told, abs=1e-4)
+    weighed = running.put(prompts=["The cat"], tokens_to_generate=0, logprobs=True).json
+    assert weighed["text"] == ["The cat"]
+    assert weighed["logprobs"][0] == pytest.approx(reply.json["logprobs"][0][:6], abs=1e-4)
+
+
+def test_the_same_text_from_the_other_interface(running, model):
+    expected = Bytes().decode([t for t in greedy(model, "The cat", 6) if t != EOD])
+    asked = {"prompt": "The cat", "max_tokens": 6, "temperature": 0}
+    (choice,) = running.complete(**asked).json["choices"]
+    assert (choice["index"], choice["text"], choice["logprobs"]) == (0, expected, None)
+    tokens = running.complete(**(asked | {"prompt": Bytes().encode("The cat")})).json
+    assert tokens["choices"][0]["text"] == expected
+    assert tokens["usage"]["prompt_tokens"] == 7
+    echoed = running.complete(**asked, echo=True, logprobs=2).json["choices"][0]
+    assert echoed["text"] == "The cat" + expected
+    told = echoed["logprobs"]
+    assert told["tokens"][:7] == list("The cat") and told["token_logprobs"][0] is None
+    assert len({len(column) for column in told.values()}) == 1
+    for logprob, top in zip(told["token_logprobs"][7:], told["top_logprobs"][7:], strict=True):
+        assert logprob == pytest.approx(max(top.values()))
+    assert running.ask("GET", "/v1/models").json["data"][0]["id"] == "tiny"
+    other = running.ask("POST", "/v1/completions", {"model": "gpt", "prompt": "a"})
+    assert other.status == 404 and other.json["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    "wishes", [{"logprobs": 1}, {"n": 3, "seed": 5}, {"stop": ["e", "\ufffd"]}]
+)
+def test_a_stream_brings_what_one_answer_does(running, wishes):
+    asked = {"prompt": ["Once", "upon"], "max_tokens": 12, "seed": 3, "echo": True} | wishes
+    whole = running.complete(**asked).json
+    usage = {"include_usage": True}
+    *parts, last = running.complete(**asked, stream=True, stream_options=usage).events
+    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        own = [p["choices"][0] for p in parts if p["choices"][0]["index"] == choice["index"]]
+        assert "".join(part["text"] for part in own) == choice["text"]
+        reasons = [part["finish_reason"] for part in own]
+        assert reasons == [None] * (len(own) - 1) + [choice["finish_reason"]]
+        for column, values in (choice["logprobs"] or {}).items():
+            told = [value for part in own for value in part["logprobs"][column]]
+            if column in ("tokens", "text_offset"):
+                assert told == values
+            else:
+                assert len(told) == len(values)
+    assert len(parts) > len(whole["choices"])
+
+
+def test_a_seed_repeats_draws_and_another_does_not(running):
+    def drawn(**wishes):
+        return running.put(prompts=["abc"] * 2, tokens_to_generate=8, **wishes).json["text"]
+
+    first = drawn(random_seed=7)
+    assert first == drawn(random_seed=7) != drawn(random_seed=8)
+    assert first[0] != first[1]
+    assert drawn() != drawn()
+    nearly = drawn(temperature=1e-300)
+    assert nearly == drawn(top_k=1) == drawn(top_p=1e-300)
+
+
+def test_a_text_ends_at_a_line_and_no_line_follows_a_colon(running):
+    def put(seed, **wishes):
+        wishes = {"prompts": ["a"], "tokens_to_generate": 48, "temperature": 9} | wishes
+        return running.put(**wishes, random_seed=seed).json["text"][0]
+
+    seed = next(seed for seed in range(99) if "\n" in put(seed)[:-1])
+    free, cut = put(seed), put(seed, stop_on_eol=True)
+    assert cut == free[: free.index("\n") + 1]
+    assert put(seed, stop_on_double_eol=True)[: len(cut)] == cut
+
+    colon = {"prompts": ["a:"], "tokens_to_generate": 1, "temperature": 100}
+    seed = next(seed for seed in range(2000) if put(seed, **colon) == "a:\n")
+    assert put(seed, **colon, prevent_newline_after_colon=True) != "a:\n"
+
+
+def test_beams_wait_for_the_sequences_before_them(running, model):
+    with ThreadPoolExecutor(8) as pool:
+        texts = [
+            pool.submit(running.put, prompts=["The " + str(i)], tokens_to_generate=20, top_k=1)
+            for i in range(4)
+        ]
+        one = {"tokens_to_generate": 5, "beam_width": 1, "prompts": ["The"]}
+        alone = pool.submit(running.put, **one).result().json
+        many = pool.submit(running.put, **(one | {"beam_width": 4, "length_penalty": 0})).result()
+        assert [reply.result().status for reply in texts] == [200] * 4
+    assert alone["text"] == [Bytes().decode([*b"The", *greedy(model, "The", 5)])]
+    assert many.json["scores"] == sorted(many.json["scores"], reverse=True)
+    assert len(many.json["text"]) == len(many.json["segments"]) == 4
+    tokens = [*b"The", *greedy(model, "The", 5)]
+    table = plain_logits(model, SPEC, tokens).log_softmax(-1)
+    told = sum(float(table[place, tokens[place + 1]]) for place in range(2, len(tokens) - 1))
+    assert alone["scores"] == [pytest.approx(told / (len(tokens) - 3), abs=1e-4)]
+    refused = running.put(**(one | {"beam_width": 9}))
+    assert (
+        refused.status == 400 and "beam width of 9 must be between 1 and" in refused.json["error"]
+    )
+
+
+def test_two_hundred_at_once_each_get_their_own(running, model):
+    draw = random.Random(1)
+    texts = ["".join(draw.choices("abcdefgh ", k=draw.randint(1, 12))) for _ in range(200)]
+    numbers = [draw.randint(1, 8) for _ in texts]
+
+    def ask(text, new):
+        if new % 2:
+            body = {"prompt": text, "max_tokens": new, "temperature": 0, "echo": True}
+            return running.complete(**body, stream=True).events
+        return running.put(prompts=[text], tokens_to_generate=new, top_k=1).json["text"][0]
+
+    with ThreadPoolExecutor(200) as pool:
+        replies = [*pool.map(ask, texts, numbers)]
+    expected = {
+        (text, new): greedy(model, text, new) for text, new in zip(texts, numbers, strict=True)
+    }
+    for text, new, reply in zip(texts, numbers, replies, strict=True):
+        tokens = expected[text, new]
+        if new % 2:
+            tokens = [token for token in tokens if token != EOD]
+            reply = "".join(part["choices"][0]["text"] for part in reply)
+        assert reply == text + Bytes().decode(tokens)
+    assert is_idle(running)
+
+
+def test_who_leaves_is_not_written_for(group):
+    with serving(group, rows=2, request_tokens=10**6) as running:
+        loop, go_on = running.served.engine_loop, threading.Event()
+        step = loop.engine.step
+        loop.engine.step = lambda: go_on.wait(60) and (time.sleep(0.02), step())[1]
+        for body, path in (
+            ({"prompts": ["a"] * 8, "tokens_to_generate": 48, "temperature": 50}, b"PUT /api"),
+            (
+                {"model": "tiny", "prompt": ["a"] * 8, "max_tokens": 48, "stream": True},
+                b"POST /v1/completions",
+            ),
+        ):
+            text = json.dumps(body).encode()
+            head = b"%b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" % path
+            go_on.clear()
+            with socket.create_connection(("127.0.0.1", running.port)) as client:
+                client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+                until(lambda: loop.num_waiting == 6)
+            before = loop.num_tokens
+            go_on.set()
+            until(lambda: is_idle(running))
+            assert loop.num_tokens - before < 8 * 48 / 2
+            # Half a request, and its end.
+            with socket.create_connection(("127.0.0.1", running.port)) as client:
+                client.sendall(head + b"Content-Length: 99\r\n\r\n{")
+        assert running.put(prompts=["a"], tokens_to_generate=1).status == 200
+
+
+def test_a_search_that_its_client_left_is_not_finished(group):
+    with serving(group) as running:
+        loop, go_on = running.served.engine_loop, threading.Event()
+        step = loop.engine.step
+        loop.engine.step = lambda: go_on.wait(60) and step()
+        text = json.dumps({"prompts": ["a"], "tokens_to_generate": 48, "beam_width": 2}).encode()
+        head = b"PUT /api HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", running.port)) as client:
+            client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+            until(lambda: loop.num_running == 1)
+        until(lambda: loop._searching.is_cancelled)
+        go_on.set()
+        until(lambda: is_idle(running))
+        assert loop.num_tokens == 0
+        assert running.put(prompts=["a"], tokens_to_generate=1).status == 200
+
+
+def test_a_full_queue_refuses(group):
+    with serving(group, rows=1, queue=2) as running:
+        engine, go_on = running.served.engine_loop.engine, threading.Event()
+        step = engine.step
+        engine.step = lambda: go_on.wait(60) and step()
+        with ThreadPoolExecutor(3) as pool:
+            asked = {"prompts": ["a"], "tokens_to_generate": 3}
+            first = pool.submit(running.put, **asked)
+            until(lambda: running.served.engine_loop.num_running == 1)
+            others = [pool.submit(running.put, **asked) for _ in range(2)]
+            until(lambda: running.served.engine_loop.num_waiting == 2)
+            for refused in (running.put(**asked), running.complete(prompt="a", stream=True)):
+                assert refused.status == 503 and refused.headers["retry-after"] == "1"
+                assert "2 sequences are waiting" in refused.body.decode()
+            assert b"megatron_sequences_waiting 2.0" in running.ask("GET", "/metrics").body
+            go_on.set()
+            assert [one.result().status for one in (first, *others)] == [200] * 3
+
+
+def test_who_writes_half_a_request_is_not_waited_for(group):
+    with serving(group, request_s=1.0) as running:
+        head = b"PUT /api HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        whole = head + b'Content-Length: 18\r\n\r\n{"prompts": ["a"]}'
+        for sent, told in (
+            (b"", b""),
+            (head, b""),
+            (head + b"Content-Length: 9\r\n\r\n{", b"the body has not arrived within 1 seconds"),
+        ):
+            with socket.create_connection(("127.0.0.1", running.port), timeout=60) as client:
+                client.sendall(sent)
+                answer = b"".join(iter(lambda: client.recv(4096), b""))
+                assert answer.endswith(told + b'"}' if told else b""), answer
+                assert answer.startswith(b"HTTP/1.1 408" if told else b"")
+        # Of a connection that has served a request, too.
+        with socket.create_connection(("127.0.0.1", running.port), timeout=60) as client:
+            client.sendall(whole)
+            assert client.recv(4096).startswith(b"HTTP/1.1 200")
+            client.sendall(head)
+            assert b"HTTP/1.1" not in b"".join(iter(lambda: client.recv(4096), b""))
+
+
+def test_what_takes_long_to_answer_is_waited_for(group):
+    with serving(group, request_s=1.0) as running:
+        step = running.served.engine_loop.engine.step
+        running.served.engine_loop.engine.step = lambda: (time.sleep(0.2), step())[1]
+        reply = running.put(prompts=["a"], tokens_to_generate=8, temperature=50)
+        assert reply.status == 200
+
+
+def test_what_is_under_way_is_finished_before_the_end(group):
+    with serving(group, rows=1, grace_s=60) as running:
+        loop, go_on = running.served.engine_loop, threading.Event()
+        step = loop.engine.step
+        loop.engine.step = lambda: go_on.wait(60) and step()
+        with ThreadPoolExecutor(2) as pool:
+            asked = {"prompts": ["a"], "tokens_to_generate": 5}
+            first = pool.submit(running.put, **asked)
+            until(lambda: loop.num_running == 1)
+            other = running.connection()
+            assert asked_on(other, "GET", "/health", None).json == {"status": "ok"}
+            running.server.stop()
+            # Load balancers open connections of their own.
+            health = running.ask("GET", "/health")
+            assert (health.status, health.json) == (503, {"status": "closing"})
+            assert running.put(**asked).status == 503
+            assert asked_on(other, "GET", "/health", None).json == {"status": "closing"}
+            late = asked_on(other, "PUT", "/api", asked)
+            assert late.status == 503 and "shutting down" in late.json["error"]
+            other.close()
+            go_on.set()
+            assert first.result().status == 200
+        until(lambda: not running.server.started or is_idle(running))
+        with pytest.raises(OSError):
+            until(lambda: running.ask("GET", "/health") and False)
+
+
+@pytest.mark.parametrize("wishes", [{"temperature": 50}, {"beam_width": 2}], ids=str)
+def test_what_takes_too_long_is_dropped_at_the_end(group, wishes):
+    with serving(group, rows=2, grace_s=0.1) as running:
+        loop = running.served.engine_loop
+        step = loop.engine.step
+        loop.engine.step = lambda: (time.sleep(0.05), step())[1]
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(running.put, prompts=["a"], tokens_to_generate=48, **wishes)
+            until(lambda: loop.num_running == 1)
+            running.server.stop()
+            assert asked.result().status == 503
+
+
+def test_an_engine_that_fails_is_told_and_ends_the_server(group):
+    with serving(group) as running:
+
+        def fail():
+            raise RuntimeError("out of memory")
+
+        running.served.engine_loop.engine.step = fail
+        refused = running.put(prompts=["a"])
+        assert refused.status == 503 and "the engine has failed" in refused.json["error"]
+        until(lambda: running.server.should_exit)
+        assert isinstance(running.served.engine_loop.failure, RuntimeError)
+
+
+@pytest.mark.parametrize("wishes", [{}, {"beam_width": 2}], ids=str)
+def test_a_prompt_without_numbers_is_refused_and_the_next_is_answered(group, wishes):
+    with serving(group, rows=2) as running:
+        stage = running.served.engine_loop.engine.stage
+        logits = stage.logits
+        stage.logits = lambda features: logits(features) * torch.nan
+        refused = running.put(prompts=["a"], **wishes)
+        assert refused.status == 503 and "logits are NaN or infinite" in refused.json["error"]
+        stage.logits = logits
+        assert running.put(prompts=["a"], **wishes).status == 200
+
+
+def test_the_server_ends_with_its_launcher(group):
+    with serving(group) as running:
+        assert not running.server.should_exit
+        running.server.launchers = SimpleNamespace(are_gone=lambda: True)
+        until(lambda: running.server.should_exit and not running.served.engine_loop.is_open)
+
+
+def test_only_who_bears_the_key_is_answered(group):
+    with serving(group, api_key="sésame") as running:
+        for bearer in ("Bearer sesame", "sésame", "Bearer sésam", ""):
+            for method, path in (("PUT", "/api"), ("GET", "/v1/models"), ("GET", "/metrics")):
+                raw = bearer.encode().decode("latin-1")
+                refused = running.ask(method, path, {"prompts": ["a"]}, Authorization=raw)
+                assert refused.status == 401 and "Bearer" in refused.headers["www-authenticate"]
+        right = "Bearer sésame".encode().decode("latin-1")
+        for bearer in (right, right.replace("Bearer", "bearer"), right.replace(" ", "  ")):
+            asked = running.ask("PUT", "/api", {"prompts": ["a"]}, Authorization=bearer)
+            assert asked.status == 200
+        head = running.ask("HEAD", "/health")
+        assert (head.status, head.body) == (200, b"")
+        assert running.ask("GET", "/health").status == 200
+        assert b"<title>" in running.ask("GET", "/").body
+
+
+def test_counts_are_told(running):
+    def told():
+        lines = running.ask("GET", "/metrics").body.decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    before = told()
+    running.put(prompts=["abc", "de"], tokens_to_generate=0, logprobs=True)
+    running.put(prompts=["abc"], tokens_to_generate=4, top_k=1, random_seed=-1)
+    running.put(prompts=["abc"], tokens_to_generate=1)
+    running.ask("GET", "/nowhere")
+    after = told()
+
+    def more(name):
+        return after.get(name, 0) - before.get(name, 0)
+
+    assert more("megatron_generated_tokens_total") == 1
+    assert more("megatron_prompt_tokens_total") == 8
+    assert more('megatron_requests_total{path="/api",status="200"}') == 2
+    assert more('megatron_requests_total{path="/api",status="400"}') == 1
+    assert more('megatron_requests_total{path="other",status="404"}') == 1
+    assert more('megatron_request_seconds_count{path="/api"}') == 3
+    assert all(math.isfinite(value) for value in after.values())
+
+
+def test_a_line_is_logged_unless_it_is_not_wanted(running):
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("megatron.inference.server.middleware")
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        running.put(prompts=["abc"], tokens_to_generate=1)
+        running.put(prompts=["abc"], tokens_to_generate=1, no_log=True)
+        running.put(prompts=[])
+        running.ask("GET", "/nowhere")
+        until(lambda: any("status: 400" in line for line in lines))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    # The line of a request before these may come late.
+    told = [line.partition(" | time")[0] for line in lines if "/metrics" not in line]
+    assert told == [
+        "PUT /api | status: 200",
+        "PUT /api | status: 400",
+    ]
+
+
+def test_a_port_that_is_taken_is_told(running):
+    with pytest.raises(ConfigError, match=f"--port {running.port} cannot be bound"):
+        listener("127.0.0.1", running.port)
+
+
+def test_a_beginning_that_the_tokenizer_has_written_is_not_added_again(running):
+    body = MegatronBody(prompts=["a"], add_BOS=True)
+    assert _tokens(running.served, body, "a") == [EOD, 97]
+
+    class Beginning(Bytes):
+        def encode(self, text):
+            return [EOD, *super().encode(text)]
+
+    assert _tokens(replace(running.served, tokenizer=Beginning()), body, "a") == [EOD, 97]

@@ -1,0 +1,212 @@
+"""Which optimizer, which parameters it decays, and its steps against loops in 64 bits."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import tiny_plan, tiny_spec
+from torch import nn
+
+from megatron.common.errors import ConfigError
+from megatron.model.gpt import gpt_layers
+from megatron.model.layers.layer_list import SequentialModel
+from megatron.optimizer.build import build_optimizer
+from megatron.optimizer.muon import orthogonalised
+from megatron.optimizer.param_groups import param_groups
+from megatron.tensor_parallel.rng import OrdinaryStream
+
+
+@pytest.fixture
+def model(group):
+    return SequentialModel(gpt_layers(tiny_spec(), group=group, rng=OrdinaryStream(), mixed=False))
+
+
+def test_matrices_are_decayed_biases_and_norms_are_not(model):
+    name_of = {parameter: name for name, parameter in model.named_parameters()}
+    decayed, kept = param_groups(model, 0.1)
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    assert {name_of[p].split(".", 1)[1] for p in decayed["params"]} == {
+        "embed.word_embeddings.weight",
+        "embed.position_embeddings.weight",
+        "self_attention.query_key_value.weight",
+        "self_attention.dense.weight",
+        "mlp.dense_h_to_4h.weight",
+        "mlp.dense_4h_to_h.weight",
+    }
+    names = [name_of[p] for p in kept["params"]]
+    assert all("layernorm" in n or n.endswith("bias") or n.startswith("6.") for n in names)
+
+
+def test_every_parameter_is_in_one_group(model):
+    grouped = [p for group in param_groups(model, 0.1) for p in group["params"]]
+    assert sorted(map(id, grouped)) == sorted(map(id, model.parameters()))
+
+
+def test_frozen_parameters_are_left_out(model):
+    model.tied_modules["embed"].requires_grad_(False)
+    grouped = [p for group in param_groups(model, 0.1) for p in group["params"]]
+    assert not {*grouped} & {*model.tied_modules["embed"].parameters()}
+
+
+def test_the_matrices_of_layers_are_muons_embeddings_are_not(model):
+    name_of = {parameter: name for name, parameter in model.named_parameters()}
+    layers, embeddings, rest = param_groups(model, 0.1, muon=True)
+    assert [g["orthogonal"] for g in (layers, embeddings, rest)] == [True, False, False]
+    assert [g["wd_mult"] for g in (layers, embeddings, rest)] == [1.0, 1.0, 0.0]
+    assert {name_of[p].split(".")[0] for p in layers["params"]} == {"3", "4"}
+    assert all(p.dim() == 2 for p in layers["params"])
+    assert all("embeddings" in name_of[p] for p in embeddings["params"])
+    assert all(p.dim() == 1 for p in rest["params"])
+
+
+def test_bitfit_trains_the_biases_alone(model, group):
+    plan = tiny_plan("--bitfit").optimizer
+    optimizer = build_optimizer(model, plan, 0.1, tensor_group=group)
+    trained = {p for g in optimizer.param_groups for p in g["params"]}
+    for name, parameter in model.named_parameters():
+        assert (parameter in trained) == parameter.requires_grad == name.endswith("bias"), name
+
+
+LR = 0.1
+STEPS = 5
+CASES = {
+    "adam": "--adam-beta1 0.8 --adam-beta2 0.9 --adam-eps 1e-3",
+    "adamw": "--adam-beta1 0.8 --adam-beta2 0.9 --adam-eps 1e-3",
+    "fused_adam": "--adam-beta1 0.8 --adam-beta2 0.9 --adam-eps 1e-3",
+    "sgd": "--sgd-momentum 0.7",
+    "lion": "--lion-beta1 0.8 --lion-beta2 0.9",
+    "muon": "--muon-momentum 0.8 --adam-beta1 0.8 --adam-beta2 0.9 --adam-eps 1e-3",
+    "dist_muon": "--muon-momentum 0.8 --muon-nesterov --muon-scale-mode unit_rms_norm "
+    "--muon-num-ns-steps 3 --muon-extra-scale-factor 0.2 "
+    "--adam-beta1 0.8 --adam-beta2 0.9 --adam-eps 1e-3",
+}
+
+
+class Network(nn.Module):
+    """One parameter of each kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(7, 4)
+        self.wide, self.tall = nn.Linear(6, 4), nn.Linear(4, 6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_those_of_a_loop_in_64_bits(name, group):
+    torch.manual_seed(0)
+    network = Network()
+    start = {key: p.detach().double() for key, p in network.named_parameters()}
+    flags = ["--optimizer", name, "--weight-decay", "0.2", *CASES[name].split()]
+    optimizer = build_optimizer(network, tiny_plan(*flags).optimizer, LR, tensor_group=group)
+    gradients = [{k: torch.randn_like(p) for k, p in start.items()} for _ in range(STEPS)]
+    for step in gradients:
+        for key, p in network.named_parameters():
+            p.grad = step[key].float()
+        optimizer.step()
+    for key, p in network.named_parameters():
+        expected = reference(name, key, start[key], [g[key].float().double() for g in gradients])
+        torch.testing.assert_close(p.detach().double(), expected, rtol=1e-4, atol=1e-5, msg=key)
+
+
+def reference(name, key, weight, gradients):
+    """Return `weight` after all `gradients`, by the loop of the named optimizer."""
+    decay = 0.2 if weight.dim() > 1 else 0.0
+    if name == "sgd":
+        return sgd(weight, gradients, decay=decay)
+    if name == "lion":
+        return lion(weight, gradients, decay=decay)
+    if name.endswith("muon") and weight.dim() > 1 and "embeddings" not in key:
+        if name == "muon":
+            scale = max(weight.shape) ** 0.5
+            return muon(weight, gradients, decay=decay, scale=scale, steps=5)
+        scale = 0.2 * (weight.size(0) / weight.size(1)) ** 0.5
+        return muon(weight, gradients, decay=decay, scale=scale, steps=3, nesterov=True)
+    return adamw(weight, gradients, decay=decay)
+
+
+def adamw(weight, gradients, *, decay, beta1=0.8, beta2=0.9, eps=1e-3):
+    """Algorithm 2 of arXiv:1711.05101."""
+    mean = square = torch.zeros_like(weight)
+    for t, gradient in enumerate(gradients, start=1):
+        mean = beta1 * mean + (1 - beta1) * gradient
+        square = beta2 * square + (1 - beta2) * gradient**2
+        root = (square / (1 - beta2**t)).sqrt() + eps
+        weight = weight - LR * decay * weight - LR * mean / (1 - beta1**t) / root
+    return weight
+
+
+def sgd(weight, gradients, *, decay, momentum=0.7):
+    velocity = torch.zeros_like(weight)
+    for gradient in gradients:
+        velocity = momentum * velocity + gradient + decay * weight
+        weight = weight - LR * velocity
+    return weight
+
+
+def lion(weight, gradients, *, decay, beta1=0.8, beta2=0.9):
+    """Algorithm 2 of arXiv:2302.06675."""
+    mean = torch.zeros_like(weight)
+    for gradient in gradients:
+        direction = torch.sign(beta1 * mean + (1 - beta1) * gradient)
+        mean = beta2 * mean + (1 - beta2) * gradient
+        weight = weight - LR * (direction + decay * weight)
+    return weight
+
+
+def muon(weight, gradients, *, decay, scale, steps, momentum=0.8, nesterov=False):
+    """The loop of Jordan et al. 2024 on singular values: each iteration is a polynomial of them."""
+    velocity = torch.zeros_like(weight)
+    for gradient in gradients:
+        velocity = momentum * velocity + gradient
+        ahead = gradient + momentum * velocity if nesterov else velocity
+        u, s, vt = torch.linalg.svd(ahead, full_matrices=False)
+        s = s / s.norm()
+        for _ in range(steps):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        weight = weight - LR * decay * weight - LR * scale * u @ torch.diag(s) @ vt
+    return weight
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 20), (20, 5)])
+def test_a_muon_step_is_nearly_orthogonal(shape):
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalised(torch.randn(shape), 5, torch.float32))
+    assert values.min() > 0.6 and values.max() < 1.3
+
+
+@pytest.mark.parametrize(
+    ("flags", "package", "module", "kind"),
+    [
+        ("--optimizer-impl apex", "apex", "apex.optimizers", "FusedAdam"),
+        ("--use-bnb-optimizer", "bitsandbytes", "bitsandbytes.optim", "AdamW8bit"),
+        ("--optimizer adam8bit", "bitsandbytes", "bitsandbytes.optim", "AdamW8bit"),
+    ],
+)
+def test_optimizers_of_other_packages_are_taken_when_they_are_there(
+    flags, package, module, kind, group, monkeypatch
+):
+    class Theirs(torch.optim.AdamW):
+        def __init__(self, groups, lr, betas, eps, adam_w_mode=True):
+            super().__init__(groups, lr=lr, betas=betas, eps=eps)
+
+    stand_in = SimpleNamespace(__spec__=object(), **{kind: Theirs})
+    monkeypatch.setitem(sys.modules, package, SimpleNamespace(__spec__=object()))
+    monkeypatch.setitem(sys.modules, module, stand_in)
+    plan = tiny_plan(*flags.split(), "--adam-beta2", "0.7", device="cuda").optimizer
+    optimizer = build_optimizer(nn.Linear(3, 2), plan, 0.3, tensor_group=group)
+    assert type(optimizer) is Theirs
+    assert {(g["lr"], g["betas"]) for g in optimizer.param_groups} == {(0.3, (0.9, 0.7))}
+
+
+@pytest.mark.parametrize(
+    ("flags", "module"),
+    [("--optimizer-impl apex", "apex.optimizers"), ("--use-bnb-optimizer", "bitsandbytes.optim")],
+)
+@pytest.mark.parametrize("is_another_package", [True, False])
+def test_a_module_that_is_not_there_is_told(flags, module, is_another_package, monkeypatch):
+    package = SimpleNamespace(__spec__=object(), __path__=[]) if is_another_package else None
+    monkeypatch.setitem(sys.modules, module.partition(".")[0], package)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ConfigError, match=f"needs the module {module}, which is not installed"):
+        tiny_plan(*flags.split(), device="cuda")

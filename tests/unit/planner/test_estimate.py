@@ -1,0 +1,318 @@
+"""What a run is expected to need: against published runs, DeepSpeed's partition and plain counts."""
+
+import os
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from dataclasses import replace
+
+import pytest
+from deepspeed.runtime.utils import partition_balanced
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import tiny_config, tiny_plan
+
+from megatron.common.errors import ConfigError
+from megatron.config.config import parse_config
+from megatron.config.plan import plan
+from megatron.planner.checkpoint import checkpoint_bytes
+from megatron.planner.devices import DEVICES, GIB, device_of, known_device
+from megatron.planner.layouts import layouts_of, places
+from megatron.planner.memory import (
+    memory_of_stages,
+    micro_batches_under_way,
+    weights_of,
+)
+from megatron.planner.pipeline_stages import balanced, stages_of
+from megatron.planner.search import obstacle, search
+from megatron.planner.speed import bubble_of, speed_of, step_flops
+from megatron.planner.summary import device_lines, memory_lines, run_lines, work_lines
+from megatron.planner.traffic import traffic_of
+
+A100 = device_of("a100-80gb")
+COMMON = "--lr 1e-4 --data-path D --checkpoint-activations --zero-stage 1"
+
+# arXiv:2211.05100, table 3 and section 3.3.
+BLOOM_176B = f"""{COMMON} --bf16
+    --tensor-model-parallel-size 4 --pipeline-model-parallel-size 12
+    --pp-partition-method type:transformer|embedding
+    --num-layers 70 --hidden-size 14336 --num-attention-heads 112 --seq-length 2048
+    --position-embedding-type alibi --embed-layernorm --pad-vocab-size-to 250880
+    --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 --global-batch-size 2048
+    --rampup-batch-size 192 16 9_765_625 --train-samples 220_000_000
+"""
+# arXiv:2104.04473, section 5.1: 175 billion on 1024 A100.
+GPT3_175B = f"""{COMMON} --fp16
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 16
+    --num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048
+    --micro-batch-size 1 --global-batch-size 1536 --train-samples 146_484_375
+"""
+# arXiv:2201.11990, section 2.3: 530 billion on 280 nodes of 8 A100-80GB.
+MT_NLG_530B = f"""{COMMON} --bf16
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 35
+    --num-layers 105 --hidden-size 20480 --num-attention-heads 128 --seq-length 2048
+    --micro-batch-size 1 --global-batch-size 1920 --train-samples 131_835_937
+"""
+
+
+def planned(command_line, *, world_size, vocab_size=50257):
+    config, _ = parse_config(command_line.split())
+    return plan(config, world_size=world_size, vocab_size=vocab_size, device="cuda")
+
+
+def bloom():
+    return planned(BLOOM_176B, world_size=384, vocab_size=250680)
+
+
+@pytest.mark.parametrize(
+    ("command_line", "world_size", "billions", "replicas"),
+    [
+        (BLOOM_176B, 384, 176.247, 8),
+        (GPT3_175B, 1024, 174.6, 8),
+        (MT_NLG_530B, 2240, 529.6, 8),
+    ],
+    ids=["BLOOM-176B", "GPT-3-175B", "MT-NLG-530B"],
+)
+def test_published_runs_fit_their_gpus(command_line, world_size, billions, replicas):
+    decided = planned(command_line, world_size=world_size, vocab_size=50257)
+    assert decided.model.num_parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert decided.parallel.data == replicas
+    assert obstacle(decided, A100) is None
+    assert all(stage.layers for stage in stages_of(decided))
+
+
+def test_a_run_that_is_too_large_for_its_gpus_is_told():
+    halved = BLOOM_176B.replace("--pipeline-model-parallel-size 12", "")
+    assert "needs more than the 76.2 GiB" in obstacle(planned(halved, world_size=32), A100)
+    assert "no bf16" in obstacle(bloom(), device_of("v100-32gb"))
+
+
+def test_blooms_step_takes_as_long_as_it_took():
+    # 105 s an iteration and 149 to 150 TFLOPs per GPU were reported.
+    speed = speed_of(bloom(), A100)
+    assert speed.step_s == pytest.approx(105, rel=0.1)
+    assert speed.hardware_flops / speed.step_s / 384 / 1e12 == pytest.approx(150, rel=0.1)
+    assert checkpoint_bytes(bloom()) / 2**40 == pytest.approx(2.3, rel=0.05)
+
+
+def test_a_ramp_takes_as_long_as_its_steps():
+    """Each of them has the pipeline's bubble, and sums its gradients, however small its batch."""
+    sizes = range(512, 2049, 512)
+    step_s = {}
+    for size in sizes:
+        flat = BLOOM_176B.replace("--rampup-batch-size 192 16 9_765_625", "")
+        flat = flat.replace("--global-batch-size 2048", f"--global-batch-size {size}")
+        step_s[size] = speed_of(planned(flat, world_size=384), A100).step_s
+    ramp = BLOOM_176B.replace("192 16 9_765_625", "512 512 9_765_625")
+    decided, consumed, run_s = planned(ramp, world_size=384), 0, 0.0
+    while consumed < 220_000_000:
+        size = decided.batch.size_at(consumed)
+        consumed, run_s = consumed + size, run_s + step_s[size]
+    assert speed_of(decided, A100).run_s == pytest.approx(run_s, rel=1e-5)
+    assert run_s > step_s[2048] * 220e6 / 2048 + 10 * 3600
+
+
+def test_an_mfu_that_is_given_decides_the_time():
+    decided = bloom()
+    speed = speed_of(decided, A100, mfu=0.4)
+    assert speed.mfu == pytest.approx(0.4)
+    assert speed.step_s == pytest.approx(
+        step_flops(decided, recomputed=False) / (384 * 312e12 * 0.4)
+    )
+    assert speed.gpu_hours == pytest.approx(speed.step_s * 220e6 / 2048 * 384 / 3600)
+
+
+def test_blooms_stages_and_micro_batches_are_those_of_one_forward_one_backward():
+    decided = bloom()
+    stages = stages_of(decided)
+    assert [len(stage.layers) for stage in stages] == [5, *[6] * 10, 5]
+    assert [micro_batches_under_way(decided, stage) for stage in stages] == [*range(12, 0, -1)]
+    assert bubble_of(decided) == 11 / (128 + 11)
+    memories = memory_of_stages(decided)
+    assert memories[0].activations > memories[1].activations > memories[10].activations
+    assert [stage.logits for stage in memories[:-1]] == [0] * 11
+    # Three times four bytes for each token of a micro-batch and each quarter of the vocabulary,
+    # two bytes before the cast, and two inputs of the stage.
+    tokens = 2 * 2048
+    assert memories[-1].logits == tokens * ((3 * 4 + 2) * 250880 // 4 + 2 * 2 * 14336)
+
+
+@given(
+    weights=st.lists(st.integers(0, 6), min_size=1, max_size=14),
+    parts=st.integers(1, 6),
+)
+def test_the_partition_is_deepspeeds(weights, parts):
+    assert balanced(weights, parts) == [int(bound) for bound in partition_balanced(weights, parts)]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--untie-embeddings-and-output-weights --swiglu --normalization RMSNorm",
+        "--disable-bias-linear --add-qkv-bias --group-query-attention --num-query-groups 1",
+        "--embed-layernorm --qk-layernorm --position-embedding-type alibi",
+        "--num-experts 4 --mlp-type residual --ffn-hidden-size 16",
+    ],
+)
+def test_stages_hold_the_network_once(flags):
+    decided = tiny_plan(*flags.split())
+    (stage,) = stages_of(decided)
+    assert weights_of(decided, stage).total == decided.model.num_parameters
+
+
+@pytest.mark.parametrize("method", ["type:transformer", "uniform", "parameters"])
+def test_two_stages_hold_the_network_and_a_second_table(method):
+    flags = ("--pipeline-model-parallel-size", "2", "--num-layers", "6")
+    decided = tiny_plan(*flags, "--pp-partition-method", method, world_size=2)
+    stages = stages_of(decided)
+    assert [number for stage in stages for number in stage.layers] == [1, 2, 3, 4, 5, 6]
+    table = decided.model.padded_vocab_size * decided.model.hidden_size
+    held = sum(weights_of(decided, stage).total for stage in stages)
+    assert held == decided.model.num_parameters + table
+
+
+def test_zero_divides_more_with_every_stage():
+    def kept(stage, *flags):
+        flags = ("--bf16", "--zero-stage", str(stage), "--zero-reduce-bucket-size", "1000", *flags)
+        (memory,) = memory_of_stages(tiny_plan(*flags, world_size=4))
+        return memory.weights + memory.gradients + memory.optimizer
+
+    weights = tiny_plan().model.num_parameters
+    assert kept(1) == weights * (2 + 2 + 4 + 12 // 4)
+    assert kept(2) == weights * (2 + (4 + 12) // 4)
+    # Offloaded, the optimizer and the sums of gradients are on the host.
+    (memory,) = memory_of_stages(tiny_plan("--bf16", "--cpu-optimizer", "--cpu_torch_adam"))
+    assert (memory.optimizer, memory.host) == (0, weights * (12 + 4))
+
+
+def test_buffers_that_nothing_is_written_to_take_no_memory_on_a_cpu():
+    decided = tiny_plan("--zero-stage", "2", world_size=2)
+    (gpu,), (cpu,) = (memory_of_stages(decided, device=device) for device in ("cuda", "cpu"))
+    assert (gpu.buffers, cpu.buffers) == (4 * 500_000_000, 4 * decided.model.num_parameters)
+    small = tiny_plan("--zero-stage", "2", "--zero-reduce-bucket-size", "1000", world_size=2)
+    assert memory_of_stages(small, device="cpu")[0].buffers == 4 * 1000
+
+
+def test_recomputation_takes_activations_and_adds_work():
+    plain, selective, full = (
+        tiny_plan("--attention-impl", "fused-softmax", *flags)
+        for flags in ((), ("--recompute-activations",), ("--checkpoint-activations",))
+    )
+    kept = [memory_of_stages(decided)[0].activations for decided in (plain, selective, full)]
+    assert kept[0] > kept[1] > kept[2]
+    work = [step_flops(decided, recomputed=True) for decided in (plain, selective, full)]
+    assert work[0] < work[1] < work[2]
+    assert len({step_flops(decided, recomputed=False) for decided in (plain, selective, full)}) == 1
+
+
+def test_traffic_of_rings():
+    flags = ("--tensor-model-parallel-size", "2", "--zero-stage", "0")
+    decided = tiny_plan(*flags, world_size=4)
+    traffic = traffic_of(decided, 1)
+    hidden = 4 * 2 * 6 * 8  # bytes of [s, b, h]
+    # Two layers, four all-reduces each, twice half a tensor per rank.
+    assert traffic.tensor == 2 * 4 * 2 * hidden / 2
+    held = weights_of(decided, stages_of(decided)[0]).total
+    assert traffic.data == 2 * held * 4 / 2
+    assert (traffic.pipeline, traffic.sequence) == (0, 0)
+
+
+def test_the_summary_says_what_was_computed():
+    decided = bloom()
+    text = "\n".join([*run_lines(decided), *memory_lines(decided), *work_lines(decided)])
+    assert "parameters: 176,247,271,424" in text
+    assert "192 to 2048 in 117 sizes" in text
+    assert "pipeline bubble: 7.9%" in text
+    speed = replace(speed_of(decided, A100), gpu_hours=1000.0)
+    *_, run = device_lines(decided, A100, speed, price_per_gpu_hour=2.5)
+    assert run.endswith("cost: 2,500")
+    small = device_of("a100-40gb")
+    *_, last = device_lines(decided, small, speed, price_per_gpu_hour=2.5)
+    assert last.startswith("does not run on a100-40gb: needs more than")
+
+
+def test_the_search_ranks_what_fits_and_groups_what_does_not():
+    config, _ = parse_config(BLOOM_176B.split())
+    training = replace(config.training, rampup_batch_size=None)
+    config = replace(config, training=training)
+    found = search(config, num_gpus=384, vocab_size=250680, device=A100)
+    assert len(found.fitting) > 10
+    times = [fitting.speed.step_s for fitting in found.fitting]
+    assert times == sorted(times)
+    assert all(f.peak_bytes < 77 * GIB for f in found.fitting)
+    told = {refusal.why: refusal.where for refusal in found.refused}
+    assert told["more than the 8 GPUs of a node"] == ("tp 16",)
+    assert "dp 3" in told["--global-batch-size 2048 is not a multiple of micro-batch * replicas"]
+    (large,) = (where for why, where in told.items() if "needs more than the 76.2 GiB" in why)
+    assert "tp 1 pp 3" in large
+    # The flags of a layout ask for that layout.
+    best = found.fitting[0].layout
+    decided = planned(
+        f"{BLOOM_176B} {best.flags()}".replace("--checkpoint-activations", "", 1).replace(
+            "--rampup-batch-size 192 16 9_765_625", ""
+        ),
+        world_size=384,
+        vocab_size=250680,
+    )
+    assert (decided.parallel.tensor, decided.parallel.pipeline) == (best.tensor, best.pipeline)
+    assert decided.recompute.granularity == best.recompute
+    assert speed_of(decided, A100).step_s == pytest.approx(
+        found.fitting[0].speed.step_s, rel=0.02
+    )  # the search cuts stages by layers alone
+
+
+def test_what_no_layout_mends_is_refused_by_the_search():
+    with pytest.raises(ConfigError) as refused:
+        search(tiny_config("--clip-grad", "-1"), num_gpus=2, vocab_size=11, device=A100)
+    assert refused.value.problems == ("--clip-grad -1.0 must be at least 0",)
+    with pytest.raises(ConfigError, match="v100-16gb has no bf16"):
+        search(tiny_config("--bf16"), num_gpus=2, vocab_size=11, device=device_of("v100-16gb"))
+
+
+def test_the_search_tells_layouts_that_do_not_run_from_those_that_do():
+    config, _ = parse_config(BLOOM_176B.split())
+    config = replace(config, training=replace(config.training, rampup_batch_size=None))
+    found = search(config, num_gpus=384, vocab_size=250680, device=A100)
+    fit = {f"tp {one.layout.tensor} pp {one.layout.pipeline}" for one in found.fitting}
+    for refusal in found.refused:
+        assert fit.isdisjoint(refusal.where)
+        assert all(" with " in part for part in refusal.partly)
+    layouts = [*layouts_of(8, 24)]
+    several = [one for one in layouts if (one.tensor, one.pipeline) == (1, 1)]
+    some = [one for one in several if one.zero_stage < 3 and one.recompute != "full"]
+    some = [one for one in some if one.micro_batch_size > 2]
+    some += [one for one in layouts if one.tensor == 8]
+    assert [*places(some, several, layouts, "tp pp")] == [
+        ("tp 1 pp 1", "ZeRO 1/2 recompute none/selective micro-batch 4/8"),
+        ("tp 8 pp 1", ""),
+    ]
+
+
+def test_an_unknown_gpu_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=", ".join(DEVICES)):
+        device_of("abacus")
+
+
+def test_a_board_for_pcie_that_computes_as_fast_sends_slower():
+    board = known_device("NVIDIA A100 80GB PCIe", int(79.2 * GIB))
+    assert board == replace(A100, node_gb_s=board.node_gb_s)
+    assert board.node_gb_s < A100.node_gb_s / 8
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "known"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 79.3, "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", 79.2, "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", 39.4, "a100-40gb"),
+        ("NVIDIA H200", 139.8, "h200"),
+        ("Tesla V100-SXM2-32GB", 31.7, "v100-32gb"),
+    ],
+)
+def test_a_gpu_is_known_by_what_it_calls_itself(name, gib, known):
+    assert known_device(name, int(gib * GIB)).name == known
+    slower = ("Tesla V100-PCIE-32GB", "NVIDIA H100 PCIe", "NVIDIA H200 NVL")
+    for other in ("Abacus 3000", "NVIDIA GB200", *slower):
+        assert known_device(other, int(gib * GIB)) is None

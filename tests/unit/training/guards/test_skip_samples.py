@@ -1,0 +1,106 @@
+"""Iterations that are passed over, and the stream of data behind them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import tiny_plan
+
+from megatron.training.guards.skip_samples import Skip
+from megatron.training.guards.stop import Stop
+from megatron.training.loop.batch import gpt_micro_batch
+from megatron.training.loop.batch_stream import Stream, length_of_next_step, shortened
+from megatron.training.loop.loop import Schedule, train
+from megatron.training.loop.state import TrainState
+
+RANGES = ((1, 1), (4, 6), (7, 7), (11, 40))
+
+
+class Engine:
+    """Remembers which sample each step began with."""
+
+    loss_scale, skipped_steps, grad_norm = 1.0, 0, None
+
+    def __init__(self):
+        self.taken = []
+
+    def set_lr(self, lr):
+        pass
+
+    def set_weight_decay(self, decay):
+        pass
+
+    def set_global_batch_size(self, samples):
+        self.size = samples
+
+    def set_seq_length(self, tokens):
+        pass
+
+    def train_batch(self, batches):
+        samples = [next(batches) for _ in range(self.size)]
+        self.taken.append(samples[0])
+        return 1.0
+
+
+def growing(samples):
+    return 2 if samples < 8 else 3
+
+
+def run(state, ranges=RANGES, train_iters=12):
+    engine = Engine()
+    stream = Stream(lambda samples: iter(range(samples, 1000)), state.samples)
+    plan = replace(tiny_plan().training, train_iters=train_iters)
+    train(
+        engine,
+        stream,
+        schedule=Schedule(
+            lr=lambda state: 0.0,
+            weight_decay=lambda samples: 0.0,
+            batch_size=growing,
+            seq_length=lambda iteration: 5,
+        ),
+        state=state,
+        hooks=[Skip(ranges, train_iters=train_iters, batch_size=growing, stream=stream)],
+        stop=Stop(plan, started_from=state.iteration),
+    )
+    return engine.taken
+
+
+def test_samples_of_skipped_iterations_are_consumed_and_not_trained_on(told):
+    state = TrainState()
+    taken = run(state)
+    # Steps 2, 3, 8, 9 and 10, each where a run without skips would be.
+    whole = run(TrainState(), ranges=())
+    assert taken == [whole[i - 1] for i in (2, 3, 8, 9, 10)]
+    assert (state.iteration, state.samples) == (12, 8 + 8 * 3)
+    assert state.tokens == 5 * (2 + 2 + 3 + 3 + 3)
+    assert told == [
+        f"Skipped iterations {a} to {b} due to --skip-train-iteration-range flag."
+        for a, b in ((1, 1), (4, 6), (7, 7), (11, 12))
+    ]
+
+
+@pytest.mark.parametrize("stopped_at", [1, 3, 6, 9])
+def test_a_run_that_stops_and_goes_on_skips_the_same(stopped_at):
+    state = TrainState()
+    first = run(state, train_iters=stopped_at)
+    assert first + run(state) == run(TrainState())
+
+
+def test_a_run_resumed_within_a_range_passes_over_the_rest(told):
+    state = TrainState(iteration=4, samples=8)
+    taken = run(state, ranges=((4, 6),), train_iters=8)
+    assert taken == [14, 17]
+    assert "Skipped iterations 5 to 6 due" in told[0]
+
+
+def test_a_micro_batch_is_cut_to_the_length_of_its_step():
+    tokens = torch.arange(14).view(2, 7)
+    state = TrainState(iteration=2)
+    cut = shortened(gpt_micro_batch, length_of_next_step(lambda i: i, state))
+    for length in (3, 5):
+        state.iteration = length - 1
+        (inputs, positions), (labels, mask) = cut(tokens)
+        assert torch.equal(inputs, tokens[:, :length])
+        assert torch.equal(labels, tokens[:, 1 : length + 1])
+        assert positions.shape == mask.shape == (2, length)

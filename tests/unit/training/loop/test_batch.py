@@ -1,0 +1,84 @@
+"""From token rows to what the engine takes."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from tiny import tiny_plan, tiny_spec
+
+from megatron.common.errors import DataError
+from megatron.data.sampling.provenance import Origin, Piece
+from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.topology import Topology
+from megatron.training.loop.batch import gpt_micro_batch, read_batches
+
+
+class Counting:
+    """Sample i is the tokens i, i + 1, …, modulo `vocab_size`, plus `least`."""
+
+    def __init__(self, vocab_size, length=8, least=0):
+        self.vocab_size, self.length, self.least = vocab_size, length, least
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        return (i + np.arange(7)) % self.vocab_size + self.least
+
+    def origin(self, i):
+        return Origin("corpus", i, (Piece(3 * i, 0, 4), Piece(3 * i + 1, 0, 3)))
+
+
+def batches(group, dataset, consumed_samples=0):
+    alone = Groups(
+        topology=Topology(pipeline=1, data=1, tensor=1),
+        rank=0,
+        tensor=group,
+        sequence=group,
+        data=group,
+        copies=group,
+        model=group,
+    )
+    return read_batches(
+        dataset,
+        as_micro_batch=gpt_micro_batch,
+        consumed_samples=consumed_samples,
+        batch=tiny_plan().batch,
+        model=tiny_spec(),
+        groups=alone,
+        device=torch.device("cpu"),
+    )
+
+
+def test_labels_are_the_next_tokens():
+    (tokens, positions), (labels, loss_mask) = gpt_micro_batch(
+        torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+    )
+    assert tokens.tolist() == [[3, 1, 4, 1], [9, 2, 6, 5]]
+    assert labels.tolist() == [[1, 4, 1, 5], [2, 6, 5, 3]]
+    assert positions.tolist() == [[0, 1, 2, 3]] * 2
+    assert loss_mask.tolist() == [[1.0] * 4] * 2
+    assert {t.dtype for t in (tokens, positions, labels)} == {torch.int64}
+    assert loss_mask.dtype == torch.float32
+    assert all(t.is_contiguous() for t in (tokens, positions, labels, loss_mask))
+
+
+def test_batches_go_on_at_the_consumed_samples(group):
+    stream = batches(group, Counting(11), consumed_samples=4)
+    assert [next(stream)[0][0][:, 0].tolist() for _ in range(2)] == [[4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "token", "sample"), [(Counting(12), 11, 5), (Counting(9, least=-1), -1, 0)]
+)
+def test_a_token_outside_the_vocabulary_is_refused_with_its_place(group, dataset, token, sample):
+    where = f"corpus sample {sample} | documents {3 * sample}[0:4] {3 * sample + 1}[0:3]; the file"
+    told = f"token {token} is not in the vocabulary of 11 tokens (0 to 10): {where}"
+    with pytest.raises(DataError, match=re.escape(told)):
+        [*zip(range(4), batches(group, dataset), strict=False)]
+
+
+def test_the_end_of_the_samples_is_told(group):
+    with pytest.raises(DataError, match="has 8 samples, 8 are consumed"):
+        [*batches(group, Counting(11))]

@@ -1,0 +1,100 @@
+"""Which device a process computes on."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny import tiny_config
+
+from megatron.common.errors import ConfigError
+from megatron.training.process.device import choose_device, prepare_process
+from megatron.training.process.environment import Launch
+from megatron.training.setup import require_own_device, start_processes
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    def pretend(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return pretend
+
+
+def place(local_rank):
+    return Launch(local_rank, 4, local_rank, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "chosen"),
+    [
+        ("auto", 0, "cpu"),
+        ("cpu", 0, "cpu"),
+        ("cpu", 8, "cpu"),
+        ("auto", 8, "cuda:3"),
+        ("cuda", 4, "cuda:3"),
+    ],
+)
+def test_the_device_follows_from_the_wish_and_the_machine(gpus, asked, count, chosen):
+    gpus(count)
+    assert choose_device(asked, place(3)) == torch.device(chosen)
+
+
+def test_a_gpu_that_is_not_there_is_told(gpus):
+    gpus(0)
+    with pytest.raises(ConfigError, match="--device cuda: no GPU is visible .* --device cpu"):
+        choose_device("cuda", place(0))
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_too_few_gpus_are_told(gpus, asked):
+    gpus(2)
+    assert choose_device(asked, place(1)) == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match="4 processes were started .* it has 2 visible GPUs"):
+        choose_device(asked, place(2))
+
+
+def test_a_gpu_of_its_own_is_the_first(gpus):
+    """Schedulers may show each process the one that it was given."""
+    gpus(1)
+    assert choose_device("auto", place(3)) == torch.device("cuda", 0)
+
+
+def test_a_single_gpu_is_one_process_s(gpus, group, monkeypatch):
+    gpus(1)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="GPU-1")
+    )
+    require_own_device(torch.device("cuda", 0), Launch(0, 1, 0, 1))
+    require_own_device(torch.device("cuda", 0), place(0))
+    with pytest.raises(ConfigError, match="4 processes .* sees 1 GPU, and two of them the same"):
+        require_own_device(torch.device("cuda", 0), place(1))
+
+
+def test_what_nccl_says_of_a_shared_gpu_is_told_in_words(gpus, monkeypatch):
+    def start(backend, level, **wishes):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr("megatron.engine.deepspeed.distributed.start", start)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    said = "Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+    device = torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match="4 processes .* two of them the same"):
+        start_processes(tiny_config(), place(1), device, deterministic=False)
+    said = "connection refused"
+    with pytest.raises(RuntimeError, match="connection refused"):
+        start_processes(tiny_config(), place(1), device, deterministic=False)
+
+
+def test_the_process_and_the_libraries_agree(gpus, monkeypatch):
+    gpus(0)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    launch, device = prepare_process(tiny_config().parallel)
+    assert (launch, device.type) == (Launch(0, 1, 0, 1), "cpu")
+    assert os.environ["DS_ACCELERATOR"] == "cpu"

@@ -1,0 +1,176 @@
+"""Processes that do not find each other end, each with a sentence, in bounded time."""
+
+import socket
+import threading
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from ports import free_port
+
+from megatron.common.errors import PeerLeftError, TrainingError
+from megatron.tensor_parallel import rendezvous as meeting
+from megatron.tensor_parallel.master_address import MeetingPlace
+from megatron.training.process.environment import Launch, meeting_place
+
+SOON = timedelta(seconds=2)
+LATE = timedelta(minutes=5)
+
+
+@pytest.fixture(autouse=True)
+def impatience(monkeypatch):
+    monkeypatch.setattr(meeting, "ANSWER_S", 2.0)
+    monkeypatch.setattr(meeting, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(meeting, "_SILENCE_S", 0.1)
+
+
+def place(port, rank=1, **others):
+    return MeetingPlace(**{"host": "127.0.0.1", "world_size": 2, **others}, port=port, rank=rank)
+
+
+def refused(where, timeout=LATE, **words):
+    """Return the sentence with which a process leaves that comes to `where`."""
+    with pytest.raises(TrainingError) as error:
+        meeting.meet(where, timeout, **words)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@contextmanager
+def program(answer):
+    """Have another program listen, which calls `answer` with each connection; yield its port."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def serve():
+            kept = []
+            while True:
+                try:
+                    kept.append(door.accept()[0])
+                except OSError:
+                    return
+                answer(kept[-1])
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield door.getsockname()[1]
+        door.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def store_of_rank_0():
+    """Have torch's store listen, as that of another run does; yield it."""
+    yield dist.TCPStore(
+        "127.0.0.1", 0, 2, True, timeout=timedelta(seconds=5), wait_for_workers=False
+    )
+
+
+def test_all_ranks_meet():
+    port, stores = free_port(), {}
+
+    def come(rank):
+        stores[rank] = meeting.meet(place(port, rank, world_size=3), LATE)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (2, 1, 0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stores[0].set("word", "x")
+    assert [stores[rank].get("word") for rank in (1, 2)] == [b"x", b"x"]
+
+
+def test_a_process_alone_needs_no_port():
+    with program(lambda connection: None) as port:
+        store = meeting.meet(place(port, 0, world_size=1), LATE)
+        assert isinstance(store, dist.HashStore)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda connection: None,
+        lambda connection: connection.close(),
+        lambda connection: (connection.sendall(b"HTTP/1.1 400 Bad\r\n\r\n"), connection.close()),
+    ],
+    ids=["silent", "closes", "http"],
+)
+def test_a_port_of_another_program_ends_every_rank(answer):
+    with program(answer) as port:
+        assert f"MASTER_PORT={port} is taken on " in refused(place(port, 0))
+        told = refused(place(port, 1))
+        assert told.startswith(f"what listens at 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT) does")
+
+
+def test_the_store_of_another_program_ends_a_rank():
+    with store_of_rank_0() as store:
+        assert "is not of this run" in refused(place(store.port))
+
+
+def test_the_store_of_another_run_ends_a_rank():
+    with store_of_rank_0() as store:
+        theirs = dist.PrefixStore("meeting", store)
+        theirs.set("size", "4")
+        assert "is of a run of 4 processes, and this one has 2" in refused(place(store.port))
+        theirs.set("size", "2")
+        theirs.add("rank 1", 1)
+        assert "another process has come to" in refused(place(store.port))
+        # A launcher's own store is of this run, however often its ranks have come.
+        theirs.add("come", 1)
+        meeting.meet(place(store.port, is_hosted=True), LATE)
+
+
+def test_a_name_that_does_not_resolve_ends_a_rank_soon():
+    for rank in (0, 1):
+        told = refused(place(1, rank, host="no-such-host.invalid"))
+        assert told.startswith("MASTER_ADDR=no-such-host.invalid does not resolve on ")
+
+
+def test_a_name_server_that_is_silent_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *words: threading.Event().wait())
+    assert "no name server answers" in refused(place(1, host="host"))
+
+
+def test_a_rank_0_that_starts_late_is_waited_for(told):
+    port = free_port()
+    hosted = []
+
+    def come():
+        while not told:
+            threading.Event().wait(0.05)
+        hosted.append(meeting.meet(place(port, 0), LATE))
+
+    late = threading.Thread(target=come)
+    late.start()
+    meeting.meet(place(port, 1), LATE)
+    late.join()
+    assert f"waiting at 127.0.0.1:{port} until all 2 processes have come" in told
+
+
+def test_where_nobody_listens_is_told():
+    port = free_port()
+    told = refused(place(port), SOON)
+    assert told.startswith(f"rank 1 waited 2 s for rank 0 at 127.0.0.1:{port}, where nothing")
+
+
+def test_ranks_that_have_not_come_are_named():
+    told = refused(place(free_port(), 0, world_size=3), SOON)
+    assert told.startswith("of 3 processes 2 (ranks 1, 2) have not come to 127.0.0.1:")
+    assert "GLOO_SOCKET_IFNAME" in told
+
+
+def test_a_rank_that_waits_looks_whether_the_run_has_failed():
+    def look():
+        raise PeerLeftError("rank 0 has said why")
+
+    assert refused(place(free_port(), 1), look=look) == "rank 0 has said why"
+
+
+def test_the_environment_says_where(monkeypatch):
+    for name, value in {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    found = meeting_place(Launch(rank=0, world_size=4, local_rank=0, local_size=4))
+    assert found == MeetingPlace("node1", 29500, 0, 4)
+    assert (str(found), found.hosts) == ("node1:29500", True)
+    # torch's launcher runs the store itself.
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert not meeting_place(Launch(0, 4, 0, 4)).hosts

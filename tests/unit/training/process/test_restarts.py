@@ -1,0 +1,114 @@
+"""Starting again after a failure, and when not to."""
+
+import os
+import sys
+
+import pytest
+from tiny import tiny_argv, tiny_config
+
+from megatron.common.errors import ConfigError, ExitCode, RepeatedFailureError
+from megatron.training.process import restarts
+from megatron.training.process.environment import Launcher, read_launcher
+from megatron.training.process.failure import Failure, FailureFile
+from megatron.training.process.restarts import code_for, require_hope, start_through_launcher
+
+ALONE, DEEPSPEED = Launcher("", 0, 0), Launcher("deepspeed", 0, 0)
+SAVES = ["--save", "run", "--load", "run", "--save-interval", "5"]
+
+
+def training(*flags):
+    return tiny_config(*SAVES, *flags).training
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """The commands that this process would have become."""
+    commands = []
+    monkeypatch.setattr(os, "execv", lambda program, words: commands.append(words))
+    monkeypatch.setattr(sys, "argv", ["pretrain_gpt.py"])
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return commands
+
+
+def test_a_lone_process_becomes_the_launcher_of_its_own_command(executed):
+    argv = tiny_argv("--max-restarts", "3")
+    start_through_launcher(training("--max-restarts", "3"), argv, ALONE)
+    (words,) = executed
+    assert words[1:3] == ["-m", "torch.distributed.run"]
+    assert words[words.index("--max-restarts") + 1] == "3"
+    assert words[words.index("pretrain_gpt.py") + 1 :] == argv
+
+
+@pytest.mark.parametrize(
+    ("asked", "launcher"), [("0", ALONE), ("0", DEEPSPEED), ("3", Launcher("torch", 3, 1))]
+)
+def test_nothing_else_is_started_when_nobody_asks_or_the_launcher_knows(executed, asked, launcher):
+    start_through_launcher(training("--max-restarts", asked), [], launcher)
+    assert executed == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "told"),
+    [
+        (DEEPSPEED, "starts nothing again"),
+        (Launcher("torch", 0, 0), "write it before the script"),
+    ],
+)
+def test_a_launcher_that_does_otherwise_is_refused(executed, launcher, told):
+    with pytest.raises(ConfigError, match=told):
+        start_through_launcher(training("--max-restarts", "3"), [], launcher)
+
+
+def test_ranks_that_nobody_would_start_again_are_refused(executed, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="starts nothing again"):
+        start_through_launcher(training("--max-restarts", "3"), [], ALONE)
+
+
+def fail(directory, message, iteration):
+    failure = Failure(kind="error", rank=0, iteration=iteration, stage="step", message=message)
+    FailureFile(str(directory)).record(failure)
+
+
+def test_after_the_same_failure_at_the_same_step_there_is_no_hope(tmp_path):
+    fail(tmp_path, "port 1", 7)
+    fail(tmp_path, "port 2", 7)
+    # A person who starts the command anew has mended something.
+    for count in (0, 1):
+        require_hope(str(tmp_path), Launcher("torch", 5, count))
+    with pytest.raises(RepeatedFailureError, match=r"alike at step 7 \(port 2\)"):
+        require_hope(str(tmp_path), Launcher("torch", 5, 2))
+    fail(tmp_path, "port 3", 8)
+    require_hope(str(tmp_path), Launcher("torch", 5, 3))
+
+
+def test_a_stop_on_request_is_no_reason_to_restart():
+    assert code_for(ExitCode.RESUMABLE, ALONE) == ExitCode.RESUMABLE
+    assert code_for(ExitCode.RESUMABLE, Launcher("torch", 0, 0)) == ExitCode.RESUMABLE
+    assert code_for(ExitCode.RESUMABLE, Launcher("torch", 3, 0)) == ExitCode.FINISHED
+    assert code_for(ExitCode.FAILED, Launcher("torch", 3, 0)) == ExitCode.FAILED
+
+
+def test_what_would_fail_again_ends_a_launcher_that_would_restart(monkeypatch):
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+    restarts.end_launcher(ALONE)
+    assert killed == []
+    restarts.end_launcher(Launcher("torch", 3, 0))
+    assert killed == [os.getppid()]
+
+
+def test_a_launcher_is_known_by_its_variables(monkeypatch):
+    for name in ("TORCHELASTIC_RUN_ID", "CROSS_SIZE", "LOCAL_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert read_launcher() == ALONE
+    monkeypatch.setenv("CROSS_SIZE", "1")
+    monkeypatch.setenv("LOCAL_SIZE", "2")
+    assert read_launcher() == DEEPSPEED
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert read_launcher() == Launcher("torch", 3, 1)

@@ -1,0 +1,43 @@
+"""What is asked of the run that lays a checkpoint out anew."""
+
+from dataclasses import asdict
+
+import pytest
+from tiny import tiny_config, tiny_plan
+
+from megatron.checkpointing.manifest import Manifest
+from megatron.config.plan import plan
+from megatron.training.convert_layout import config_of_layout
+
+CHAIN = ["--save", "run", "--load", "run", "--save-interval", "5"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--max-restarts", "2"],
+        ["--world-size", "1"],
+        ["--ckpt-step", "5"],
+        ["--use-checkpoint-args"],
+        ["--chaos", "seed=1,kill=0.1"],
+        ["--keep-last", "2", "--async-save", "--exit-on-missing-checkpoint"],
+        ["--no-save-optim", "--no-save-rng"],
+    ],
+)
+def test_how_the_run_was_to_go_on_does_not_matter(flags):
+    saved, decided = tiny_config(*CHAIN, *flags), tiny_plan(*CHAIN, *flags)
+    manifest = Manifest(
+        state={},
+        plan=asdict(decided),
+        config=asdict(saved),
+        versions={},
+        partition_dims={},
+        files=(),
+    )
+    wishes = config_of_layout(saved, manifest, "out", tensor=2, pipeline=1)
+    new = plan(wishes, world_size=2, vocab_size=decided.model.vocab_size, device="cpu")
+    held = new.checkpoint
+    assert (held.save, held.load, held.keep_last, held.in_background) == ("out", "", 0, False)
+    assert held.saves_optimizer == decided.checkpoint.saves_optimizer
+    assert held.saves_streams == decided.checkpoint.saves_streams
+    assert new.parallel.tensor == 2
