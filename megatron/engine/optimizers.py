@@ -59,8 +59,7 @@ def deepspeed_optimizer(model: nn.Module, plan: OptimizerPlan, lr: float) -> tor
         ("lion", True): DeepSpeedCPULion,
     }[plan.name, plan.on_cpu]
     log.info(
-        "loading DeepSpeed's %s: its first use on a machine compiles it, for a minute or more; a "
-        "file `lock` that a killed compilation left in ~/.cache/torch_extensions stops it for ever",
+        "loading DeepSpeed's %s: its first use on a machine compiles it, for a minute or more",
         kind.__name__,
     )
     try:

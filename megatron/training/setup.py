@@ -21,6 +21,7 @@ from megatron.data.datasets.datasets import Datasets, View, build_datasets
 from megatron.data.sampling.provenance import TracedSource
 from megatron.engine.build import build_engine
 from megatron.engine.deepspeed import distributed
+from megatron.engine.deepspeed.compile_locks import heeding_compile_locks
 from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.deepspeed.timers import HostEvent, Pace, Timers
 from megatron.engine.engine import Engine
@@ -39,6 +40,7 @@ from megatron.training.loop.collectives import from_rank_0, rank_0_first
 from megatron.training.loop.objective import Objective
 from megatron.training.process.environment import (
     Launch,
+    compiled_extensions,
     cpu_threads,
     export_determinism,
     meeting_place,
@@ -198,52 +200,53 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
     is_frozen = bool(model.lora_rank) or plan.optimizer.biases_only
     counted = None if model.padded_vocab_in_softmax else model.vocab_size
     auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient) if model.num_experts else None
-    return build_engine(
-        gpt_layers(
-            model,
-            group=groups.tensor,
-            rng=rng,
-            mixed=plan.precision.is_mixed,
-            kernels=kernels,
-            build_mixture=mixture_builder(
-                plan.experts, groups, replicas=plan.parallel.expert, auxiliary=auxiliary
+    with heeding_compile_locks(compiled_extensions()):
+        return build_engine(
+            gpt_layers(
+                model,
+                group=groups.tensor,
+                rng=rng,
+                mixed=plan.precision.is_mixed,
+                kernels=kernels,
+                build_mixture=mixture_builder(
+                    plan.experts, groups, replicas=plan.parallel.expert, auxiliary=auxiliary
+                )
+                if auxiliary
+                else None,
+            ),
+            loss=objective.loss(plan.objective)(
+                groups.tensor, kernels, vocab_size=counted, sequence_group=groups.sequence
+            ),
+            groups=groups,
+            parallel=plan.parallel,
+            recompute=plan.recompute,
+            initialise=partial(
+                initialise,
+                seed=seed,
+                std=model.init_std,
+                num_layers=model.num_layers,
+                xavier=model.init == "xavier_uniform",
+                vocab_size=counted,
+            ),
+            build_optimizer=partial(
+                engine_optimizer,
+                plan=plan.optimizer,
+                lr=plan.schedule.peak,
+                tensor_group=groups.tensor,
+                dtype=_DTYPES[plan.precision.dtype],
             )
-            if auxiliary
+            if plan.evaluation.optimizer
             else None,
-        ),
-        loss=objective.loss(plan.objective)(
-            groups.tensor, kernels, vocab_size=counted, sequence_group=groups.sequence
-        ),
-        groups=groups,
-        parallel=plan.parallel,
-        recompute=plan.recompute,
-        initialise=partial(
-            initialise,
-            seed=seed,
-            std=model.init_std,
-            num_layers=model.num_layers,
-            xavier=model.init == "xavier_uniform",
-            vocab_size=counted,
-        ),
-        build_optimizer=partial(
-            engine_optimizer,
-            plan=plan.optimizer,
-            lr=plan.schedule.peak,
-            tensor_group=groups.tensor,
-            dtype=_DTYPES[plan.precision.dtype],
+            config=plan.deepspeed,
+            carried=carried_fields(
+                model,
+                attention_span=objective.name != "gpt" or plan.masks.isolate_documents,
+            ),
+            timers=_timers(plan),
+            counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
+            num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,
+            auxiliary=auxiliary,
         )
-        if plan.evaluation.optimizer
-        else None,
-        config=plan.deepspeed,
-        carried=carried_fields(
-            model,
-            attention_span=objective.name != "gpt" or plan.masks.isolate_documents,
-        ),
-        timers=_timers(plan),
-        counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
-        num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,
-        auxiliary=auxiliary,
-    )
 
 
 def _timers(plan: Plan) -> Timers:

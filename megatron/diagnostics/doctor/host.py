@@ -20,8 +20,6 @@ _FILES_PER_PROCESS = 16  # sockets to each of the others, in the groups of a run
 _STALE_LOCK_S = 3600.0
 
 COMPILERS = ("gcc", "g++", "clang", "nvcc", "ninja")
-EXTENSIONS = Path("~/.cache/torch_extensions")
-"""Where PyTorch keeps what libraries have compiled, unless told otherwise."""
 
 
 def host_section(*, processes: int) -> Section:
@@ -51,9 +49,7 @@ def host_section(*, processes: int) -> Section:
     return Section("host", facts, problems)
 
 
-def compilers_section(
-    *, needs: Mapping[str, str], extensions: Path | None = None, now: float
-) -> Section:
+def compilers_section(*, needs: Mapping[str, str], extensions: Path, now: float) -> Section:
     """Return which compilers there are.
 
     Args:
@@ -66,7 +62,7 @@ def compilers_section(
     facts = {name: path or "not found" for name, path in paths.items()}
     problems = (
         *compiler_problems({name for name, path in paths.items() if path}, needs),
-        *lock_problems(extensions or EXTENSIONS.expanduser(), now=now),
+        *lock_problems(extensions, now=now),
     )
     return Section("compilers", facts, problems)
 

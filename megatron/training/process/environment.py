@@ -356,10 +356,11 @@ def places_here(processes: int) -> list[dict[str, str]]:
     ]
 
 
-def compiled_extensions() -> Path | None:
-    """Return where PyTorch was told to keep compiled extensions, if it was."""
-    folder = os.environ.get("TORCH_EXTENSIONS_DIR")
-    return Path(folder) if folder else None
+def compiled_extensions() -> Path:
+    """Return the folder in which PyTorch compiles extensions and keeps them."""
+    if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
 
 
 def export_restarts() -> None:
