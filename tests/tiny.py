@@ -50,6 +50,14 @@ GEMMA_3 = GEMMA_2 | {
     "rotary_local_base": 100.0,
 }
 """Changes of a ModelSpec whose heads are 6 wide."""
+GEMMA = (
+    *("--use-rotary-position-embeddings", "--normalization", "RMSNorm", "--disable-bias-linear"),
+    *("--glu-activation", "geglu_tanh", "--scale-embedding", "--apply-layernorm-1p"),
+    *("--sandwich-norm", "--qk-layernorm", "--query-pre-attn-scalar", "3"),
+    *("--attn-logit-softcapping", "2", "--final-logit-softcapping", "3"),
+    *("--window-size", "2", "--window-attn-skip-freq", "2", "--rotary-local-base", "100"),
+)
+"""Flags of all that Gemma 2 and 3 have."""
 
 
 def tiny_argv(*flags: str, without: tuple[str, ...] = ()) -> list[str]:

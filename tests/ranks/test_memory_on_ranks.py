@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from engines import batches_of
 from ranks import outcomes_on_ranks, require_passed
-from tiny import tiny_plan
+from tiny import GEMMA, tiny_plan
 
 from megatron.diagnostics.live_tensors import LiveTensors
 from megatron.engine.deepspeed import distributed
@@ -84,6 +84,10 @@ def tensor_parallel(rank: int) -> None:
     agrees("--tensor-model-parallel-size", "2", "--swiglu", "--qk-layernorm")
 
 
+def gemma(rank: int) -> None:
+    agrees(*GEMMA, *BOTH)
+
+
 def divided_sequence(rank: int) -> None:
     flags = ("--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16")
     flags += ("--group-query-attention", "--num-query-groups", "2")
@@ -111,6 +115,7 @@ CHECKS = [
     bf16_at_stage_2,
     bf16_at_stage_3,
     tensor_parallel,
+    gemma,
     divided_sequence,
     ulysses,
     pipeline,

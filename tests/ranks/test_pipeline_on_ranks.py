@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from ranks import outcomes_on_ranks, require_passed
-from tiny import tiny_plan
+from tiny import GEMMA, tiny_plan
 from torch.testing import assert_close
 
 from megatron.common.errors import ConfigError
@@ -124,6 +124,10 @@ def a_llama_s_steps_are_those_of_plain_pytorch(rank):
     steps_are_those_of_plain_pytorch(rank, *LLAMA)
 
 
+def a_gemma_s_steps_are_those_of_plain_pytorch(rank):
+    steps_are_those_of_plain_pytorch(rank, *GEMMA, "--checkpoint-activations")
+
+
 def a_residual_stream_in_32_bits_travels_between_16_bit_stages(rank):
     flags = [*LLAMA, "--fp32-residual-connection"]
     engine, (model, _) = engine_of(*flags, "--bf16", "--global-batch-size", "2"), plain(*flags)
@@ -218,6 +222,7 @@ CHECKS = [
     with_zero_1_steps_are_those_of_plain_pytorch,
     with_recomputation_steps_are_those_of_plain_pytorch,
     a_llama_s_steps_are_those_of_plain_pytorch,
+    a_gemma_s_steps_are_those_of_plain_pytorch,
     a_residual_stream_in_32_bits_travels_between_16_bit_stages,
     evaluation_is_the_mean_on_all_ranks,
     layers_are_numbered_and_named_as_in_one_process,

@@ -4,6 +4,7 @@ import pytest
 import torch
 from engines import DOCUMENTS, batches_of, engine_of, trained
 from ranks import outcomes_on_ranks, require_passed
+from tiny import GEMMA
 from torch.testing import assert_close
 
 from megatron.tensor_parallel.collectives import all_to_all, scatter_sequence
@@ -29,6 +30,7 @@ def divided_sequences_train_as_whole_ones(rank):
         ("--zero-stage", "1"),
         ("--zero-stage", "2", "--checkpoint-activations"),
         ("--zero-stage", "3", "--recompute-activations"),
+        (*GEMMA, "--zero-stage", "1", "--recompute-activations"),
     ):
         require_close(
             trained(*SGD, *BOTH, *flags), trained(*SGD, *TENSOR, *flags), rtol=1e-4, atol=1e-5
@@ -49,6 +51,7 @@ def exchanged_heads_train_as_whole_sequences(rank):
         ("--zero-stage", "1", "--recompute-activations"),
         ("--zero-stage", "2"),
         ("--zero-stage", "3", "--checkpoint-activations"),
+        (*GEMMA, "--zero-stage", "1"),
     ):
         found = trained(*SGD, *ULYSSES, *flags, masks=DOCUMENTS)
         require_close(found, trained(*SGD, *flags, masks=DOCUMENTS), rtol=1e-4, atol=1e-5)
