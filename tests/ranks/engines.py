@@ -11,16 +11,15 @@ import torch
 import torch.distributed as dist
 from tiny import tiny_plan
 
-from megatron.config.data.mask_plan import MaskPlan
 from megatron.config.plan import Plan
 from megatron.engine.deepspeed import distributed
 from megatron.engine.engine import Engine, MicroBatch
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.training.loop.batch import PACKED, gpt_micro_batch, own_part
+from megatron.training.loop.batch import gpt_micro_batch, own_part
 from megatron.training.loop.objective import GPT
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
 
-DOCUMENTS = MaskPlan(reset_positions=True, isolate_documents=True, mask_loss=True)
+DOCUMENTS = ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss")
 EOD = 3
 
 
@@ -35,7 +34,7 @@ def engine_of(*flags: str) -> tuple[Engine, Plan, Groups]:
     return engine, plan, groups
 
 
-def batches_of(plan: Plan, groups: Groups, masks: MaskPlan = PACKED) -> Iterator[MicroBatch]:
+def batches_of(plan: Plan, groups: Groups) -> Iterator[MicroBatch]:
     """Yield this rank's micro-batches: the same samples whatever the layout."""
     generator = torch.Generator().manual_seed(0)
     length = plan.model.seq_length + 1
@@ -43,14 +42,14 @@ def batches_of(plan: Plan, groups: Groups, masks: MaskPlan = PACKED) -> Iterator
         for data_rank in range(groups.topology.data):
             rows = torch.randint(11, (plan.batch.micro_batch_size, length), generator=generator)
             if data_rank == groups.data_rank:
-                whole = gpt_micro_batch(rows, masks, EOD)
+                whole = gpt_micro_batch(rows, plan.masks, EOD)
                 yield own_part(whole, groups.sequence_rank, groups.topology.sequence)
 
 
-def trained(*flags: str, steps: int = 3, masks: MaskPlan = PACKED) -> dict[str, torch.Tensor]:
+def trained(*flags: str, steps: int = 3) -> dict[str, torch.Tensor]:
     """Return losses, gradient norms and this rank's weights after `steps` steps."""
     engine, plan, groups = engine_of(*flags)
-    batches = batches_of(plan, groups, masks)
+    batches = batches_of(plan, groups)
     losses, norms = [], []
     for _ in range(steps):
         losses.append(engine.train_batch(batches).detach().reshape(()).clone())

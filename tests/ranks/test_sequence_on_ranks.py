@@ -53,8 +53,8 @@ def exchanged_heads_train_as_whole_sequences(rank):
         ("--zero-stage", "3", "--checkpoint-activations"),
         (*GEMMA, "--zero-stage", "1"),
     ):
-        found = trained(*SGD, *ULYSSES, *flags, masks=DOCUMENTS)
-        require_close(found, trained(*SGD, *flags, masks=DOCUMENTS), rtol=1e-4, atol=1e-5)
+        found = trained(*SGD, *ULYSSES, *flags, *DOCUMENTS)
+        require_close(found, trained(*SGD, *flags, *DOCUMENTS), rtol=1e-4, atol=1e-5)
 
 
 def evaluation_of_divided_sequences_is_that_of_whole_ones(rank):
@@ -99,8 +99,8 @@ def all_to_all_divides_another_dimension(rank):
 def divided_sequences_train_over_stages_too(rank):
     layout = ("--pipeline-model-parallel-size", "2", *TENSOR, "--zero-stage", "1")
     for flags in ((), ("--checkpoint-activations",)):
-        found = trained(*SGD, *layout, "--sequence-parallel", *flags, masks=DOCUMENTS)
-        expected = trained(*SGD, *layout, masks=DOCUMENTS)
+        found = trained(*SGD, *layout, "--sequence-parallel", *flags, *DOCUMENTS)
+        expected = trained(*SGD, *layout, *DOCUMENTS)
         require_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
