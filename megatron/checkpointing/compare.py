@@ -107,10 +107,10 @@ def require_same(
             "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint:\n"
             + table(rates)
         )
-        if any(each.name == "schedule.decay" for each in rates):
+        if any(each.name in ("--lr-decay-samples", "--lr-decay-tokens") for each in rates):
             text += (
-                "\n  (decay is the end of the span, in samples or tokens: iterations times "
-                "--global-batch-size, of the whole run where no --lr-decay-… flag says another)"
+                "\n  (the decay ends with the run where no --lr-decay-… flag is given; its iterations "
+                "times --global-batch-size are its samples)"
             )
         refusals.append(text)
     if with_samples:
@@ -234,8 +234,9 @@ def _differences(
         saved, asked = (_as_json(plan[section].get(name, older.get(name))) for plan in (then, now))
         # What the saving program did not know of was off.
         if saved != asked and (asked or name in then[section]):
+            in_tokens = now[section].get("unit") == "tokens"
             (flag, saved), (_, asked) = (
-                flag_and_value(f"{section}.{name}", v) for v in (saved, asked)
+                flag_and_value(f"{section}.{name}", v, in_tokens=in_tokens) for v in (saved, asked)
             )
             yield Difference(flag, saved, asked)
 

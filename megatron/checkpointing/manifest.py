@@ -21,6 +21,7 @@ from megatron.common.errors import (
     NewerCheckpointError,
     UnreadableCheckpointError,
     WrongCheckpointError,
+    near,
 )
 from megatron.common.version import CHECKPOINT_FORMAT
 from megatron.config.data.tokenizer_plan import with_sentencepiece_form
@@ -126,7 +127,7 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest(files=files, **_with_softmax(_with_sentencepiece_form(content)))
     except (FileNotFoundError, NotADirectoryError) as error:
         if not os.path.exists(folder):
-            raise WrongCheckpointError(f"{folder} does not exist") from error
+            raise WrongCheckpointError(f"{folder} does not exist{near(folder)}") from error
         told = f"{file}: {error.strerror}; {folder} is no checkpoint"
         raise WrongCheckpointError(told) from error
     except NotRegularError as error:

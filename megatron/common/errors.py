@@ -1,9 +1,12 @@
 """The errors a user can cause. Each message says what is wrong, where, and how to mend it."""
 
+import difflib
 import errno
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 
 class ExitCode(IntEnum):
@@ -127,6 +130,18 @@ def reason(error: Exception, named: object = "") -> str:
         return str(error)
     file = error.filename
     return error.strerror + (f": {file}" if file and str(file) != str(named) else "")
+
+
+def near(missing: Path) -> str:
+    """Return a hint at what lies beside the path `missing` under a similar name; "" if it exists."""
+    try:
+        if missing.exists():
+            return ""
+        names = os.listdir(missing.parent)
+    except OSError:
+        return ""
+    found = difflib.get_close_matches(missing.name, names, n=1)
+    return f"; did you mean {missing.parent / found[0]}?" if found else ""
 
 
 @contextmanager

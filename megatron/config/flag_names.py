@@ -46,11 +46,14 @@ _NAMED = {
     "optimizer.eps": "--adam-eps",
     "optimizer.momentum": "--sgd-momentum",
     "data.blend_surplus": "--mid-level-dataset-surplus",
+    "training.train_iters": "--train-iters",
     "training.exit_after_minutes": "--exit-duration-in-mins",
     "training.exits_on_signal": "--exit-signal-handler",
     "training.kill_switch": "--kill-switch-path",
     "training.skips": "--skip-train-iteration-range",
     "training.deterministic": "--deterministic-mode",
+    "schedule.warmup": "--lr-warmup-samples",
+    "schedule.decay": "--lr-decay-samples",
     "schedule.style": "--lr-decay-style",
     "schedule.init": "--lr-warmup-init",
     "schedule.peak": "--lr",
@@ -69,26 +72,33 @@ _NAMED = {
 _NO_FLAG = (
     "model.vocab_size",
     "model.num_experts",
-    "training.train_iters",
     "training.max_nan_steps",
 )
 """Decisions that are more than the flag of their name."""
 
 
-def flag_and_value(field: str, value: Any) -> tuple[str, Any]:
-    """Return the flag that a decision comes from and its value there.
+_IN_TOKENS = {
+    "schedule.warmup": "--lr-warmup-tokens",
+    "schedule.decay": "--lr-decay-tokens",
+}
+"""Decisions that another flag has where the learning rate counts tokens."""
+
+
+def flag_and_value(field: str, value: Any, *, in_tokens: bool = False) -> tuple[str, Any]:
+    """Return the flag that a decision comes from, or that would decide so, and its value there.
 
     Where no single flag has the value, that is the field itself.
 
     Args:
         field: section and name in a Plan, such as "model.head_dim".
         value: its value, as it comes back from JSON; None where there is none.
+        in_tokens: whether the learning-rate schedule counts tokens, not samples.
     """
     if flag := _SWITCHED_OFF.get(field):
         return flag, None if value is None else _said(not value)
     name = field.partition(".")[2]
     options = {} if field in _NO_FLAG else _options()
-    flag = _NAMED.get(field) or options.get(name)
+    flag = (in_tokens and _IN_TOKENS.get(field)) or _NAMED.get(field) or options.get(name)
     if flag is None:
         return field, value
     return flag, _said(value) if isinstance(value, bool) else value

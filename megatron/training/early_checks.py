@@ -1,13 +1,12 @@
 """Checks of flags and paths that need no torch, made before it is imported."""
 
-import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from megatron.common.errors import ConfigError, WrongDataError, raise_if_any
+from megatron.common.errors import ConfigError, WrongDataError, near, raise_if_any
 from megatron.config.config import Config
-from megatron.config.data.data_plan import KIND_OF, prefixes_of
+from megatron.config.data.data_plan import KIND_OF, SUFFIXES, prefixes_of
 from megatron.config.data.objective_plan import ObjectiveName
 from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.config.run.checkpoint import CheckpointConfig
@@ -54,15 +53,7 @@ def _plan_problems(
 
 
 def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
-    try:
-        prefixes = prefixes_of(config.data, KIND_OF[objective])
-    except ConfigError:
-        prefixes = []  # listed with the other problems
-    for prefix in prefixes:
-        try:
-            existing_pair(prefix)
-        except WrongDataError as error:
-            yield str(error)
+    yield from _data_problems(config, SUFFIXES[KIND_OF[objective]])
     # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.
     tokenizer = gpt_tokenizer_arguments(config.tokenizer)
     for name in ("vocab_file", "merge_file", "tokenizer_model"):
@@ -73,19 +64,38 @@ def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
     trains = not plan_evaluation(config.evaluation).only
     planned = plan_checkpoint(config.checkpoint, trains=trains)
     if planned.load and planned.must_exist and not os.path.exists(planned.load):
-        yield f"--load {planned.load}: there is no such directory{_near(Path(planned.load))}"
+        yield f"--load {planned.load}: there is no such directory{near(Path(planned.load))}"
     if trains and not config.guards.replay_step:
         yield from _save_problems(config.checkpoint)
 
 
-def _near(missing: Path) -> str:
-    """Return the hint at a directory beside `missing` with a similar name, if there is one."""
+def _data_problems(config: Config, suffixes: Sequence[str]) -> Iterator[str]:
     try:
-        names = [entry.name for entry in missing.parent.iterdir() if entry.is_dir()]
-    except OSError:
-        return ""
-    near = difflib.get_close_matches(missing.name, names, n=1)
-    return f"; did you mean {missing.parent / near[0]}?" if near else ""
+        prefixes = prefixes_of(config.data, "documents")
+    except ConfigError:
+        return  # listed with the other problems
+    for prefix in prefixes:
+        if any(suffixes) and (problem := _misnamed(prefix, suffixes)):
+            yield problem
+            continue
+        for suffix in suffixes:
+            try:
+                existing_pair(prefix + suffix)
+            except WrongDataError as error:
+                yield str(error)
+
+
+def _misnamed(prefix: str, suffixes: Sequence[str]) -> str:
+    """Return what is wrong with a prefix that names one of several token files, or other ones."""
+    pair = prefix.removesuffix(".bin").removesuffix(".idx")
+    both = " and ".join(f"PREFIX{suffix}" for suffix in suffixes)
+    for suffix in suffixes:
+        if pair.endswith(suffix):
+            shared = pair.removesuffix(suffix)
+            return f"{prefix} is one of the token files {both}: give the prefix alone: {shared}"
+    if os.path.exists(f"{pair}.idx"):
+        return f"{prefix} holds documents, and this program needs the token files {both}"
+    return ""
 
 
 def _save_problems(checkpoint: CheckpointConfig) -> Iterator[str]:

@@ -16,7 +16,7 @@ from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
 from megatron.checkpointing.names import checkpoint_of
 from megatron.common.cli import run_tool, with_flag
-from megatron.common.errors import WrongCheckpointError
+from megatron.common.errors import WrongCheckpointError, near
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.checkpoint_tools import LookConfig
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     system = system_of(path)
     if system is None:
         if not path.exists():
-            raise WrongCheckpointError(f"{path}: there is no such file or directory")
+            raise WrongCheckpointError(f"{path}: there is no such file or directory{near(path)}")
         raise WrongCheckpointError(f"{path} holds no checkpoint of a system that is known")
     print(f"checkpoint: {SYSTEMS[system]}")
     if system == "own":

@@ -9,7 +9,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.common.cli import run_tool, with_flag
-from megatron.common.errors import WrongCheckpointError
+from megatron.common.errors import WrongCheckpointError, near
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.checkpoint_tools import FileConfig
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> None:
     said = parse_sections(argv, {"file": FileConfig}, description=__doc__ or "").sections
     config: FileConfig = said["file"]
     if not (file := Path(config.file)).is_file():
-        raise WrongCheckpointError(f"{file}: there is no such file")
+        raise WrongCheckpointError(f"{file}: there is no such file{near(file)}")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
     from megatron.checkpointing.resharding.unpickle import read_tensors
 

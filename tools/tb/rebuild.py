@@ -16,7 +16,7 @@ from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.names import published_tags
 from megatron.checkpointing.saved_run import run_behind
 from megatron.common.cli import run_tool
-from megatron.common.errors import ConfigError, WrongCheckpointError
+from megatron.common.errors import ConfigError, WrongCheckpointError, near
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.parsing.flags import value_in
 from megatron.config.plan import plan
@@ -74,7 +74,7 @@ def newest(directory: Path) -> Manifest:
     for tag in published_tags(directory)[:1]:
         return read_manifest(directory / tag)
     raise WrongCheckpointError(
-        f"--load {directory} holds no checkpoint: what the run was is not known"
+        f"--load {directory} holds no checkpoint: what the run was is not known{near(directory)}"
     )
 
 

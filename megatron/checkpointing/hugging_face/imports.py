@@ -30,7 +30,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     undivided,
 )
 from megatron.checkpointing.resharding.universal import publish_whole
-from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError
+from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError, near
 from megatron.config.config import Config, parse_config
 from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.config.network.model_spec import ModelSpec
@@ -167,7 +167,7 @@ def opened_weights(source: Path, described: Described) -> Iterator[WholeCheckpoi
 def _read_config(source: Path) -> dict[str, Any]:
     """Return config.json with the values that it leaves out."""
     if not source.exists():
-        raise WrongCheckpointError(f"--load {source} does not exist")
+        raise WrongCheckpointError(f"--load {source} does not exist{near(source)}")
     if not (source / "config.json").is_file():
         raise WrongCheckpointError(
             f"--load {source} holds no config.json, so no model of transformers'"

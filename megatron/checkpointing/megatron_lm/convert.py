@@ -15,7 +15,7 @@ from megatron.checkpointing.names import checkpoint_of
 from megatron.checkpointing.resharding.digest import read_any
 from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
 from megatron.checkpointing.resharding.universal import publish_whole
-from megatron.common.errors import ConfigError, DataError, WrongCheckpointError
+from megatron.common.errors import ConfigError, DataError, WrongCheckpointError, near
 from megatron.config.config import Config
 from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
@@ -61,7 +61,9 @@ def find(source: Path, loader: str | None, *, heads: int | None = None) -> Forei
             return llama_meta.find(source)
         case None:
             if not source.exists():
-                raise WrongCheckpointError(f"{source}: there is no such file or directory")
+                raise WrongCheckpointError(
+                    f"{source}: there is no such file or directory{near(source)}"
+                )
             raise WrongCheckpointError(f"{source} holds no checkpoint of a system that is known")
         case system:
             raise WrongCheckpointError(f"{source} is {SYSTEMS[str(system)]}: it is not read")

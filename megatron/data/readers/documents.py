@@ -22,6 +22,10 @@ _EXPECTED = (
 )
 
 
+_LINES = "write each object on one line: jq -c . FILE > LINES"
+_STRINGS = "make each string an object: jq -c '.. | strings | {text: .}' FILE > LINES"
+
+
 @dataclass(frozen=True)
 class BadLine:
     """A line that cannot be used.
@@ -156,7 +160,8 @@ def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
         except (ValueError, RecursionError) as error:
             return problem_of(line, error)
     if not isinstance(document, dict):
-        return f"not a JSON object: {_start(line)!r}; {_EXPECTED}"
+        expected = _STRINGS if isinstance(document, str) else _EXPECTED
+        return f"not a JSON object: {_start(line)!r}; {expected}"
     found = []
     for key in keys:
         if key not in document:
@@ -173,6 +178,8 @@ def problem_of(line: bytes, error: ValueError | RecursionError) -> str:
         return f"nested too deeply to be read, over about 1000 levels: {_start(line)!r}"
     if "number is infinity" in str(error) or "integer string conversion" in str(error):
         return f"holds a number that is too large to be read: {_start(line)!r}"
+    if line.strip() == b"{":
+        return f"not JSON: {_start(line)!r} begins an object of several lines; {_LINES}"
     return f"not JSON: {_start(line)!r} ({_place_of(error)}); {_EXPECTED}"
 
 

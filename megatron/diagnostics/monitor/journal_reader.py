@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.atomic_files import open_regular
-from megatron.common.errors import WrongCheckpointError
+from megatron.common.errors import WrongCheckpointError, near
 from megatron.training.loop.journal import JOURNAL
 from megatron.training.loop.journal_records import RecordParser
 
@@ -39,5 +39,5 @@ class JournalReader:
         except OSError as error:
             raise WrongCheckpointError(
                 f"{self._file.parent}: no journal of a run can be read ({error.strerror}); name the "
-                "directory that a run was given as --save"
+                f"directory that a run was given as --save{near(self._file.parent)}"
             ) from error

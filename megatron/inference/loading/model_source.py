@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.names import MANIFEST, checkpoint_of
-from megatron.common.errors import ConfigError, WrongCheckpointError, raise_if_any
+from megatron.common.errors import ConfigError, WrongCheckpointError, near, raise_if_any
 from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
 from megatron.config.inference.generation_plan import LAYOUT
 from megatron.config.parsing.flags import value_in
@@ -77,7 +77,7 @@ def read_model_source(
 def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
     # What reads weights is imported when it is known that there are some: torch takes seconds.
     if not directory.exists():
-        raise WrongCheckpointError(f"--load {directory} does not exist")
+        raise WrongCheckpointError(f"--load {directory} does not exist{near(directory)}")
     folder = checkpoint_of(directory)
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)

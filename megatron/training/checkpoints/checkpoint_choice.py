@@ -17,6 +17,7 @@ from megatron.common.errors import (
     NewerCheckpointError,
     UnreadableCheckpointError,
     WrongCheckpointError,
+    near,
 )
 from megatron.config.optimization.schedule_plan import SchedulePlan
 from megatron.config.plan import Plan
@@ -188,7 +189,9 @@ def _newest(plan: Plan, tags: Sequence[str], passed_over: int = 0) -> Chosen | N
         raise _none_whole(plan)
     if plan.checkpoint.must_exist:
         if not directory.exists():
-            raise WrongCheckpointError(f"--load {directory}: there is no such directory")
+            raise WrongCheckpointError(
+                f"--load {directory}: there is no such directory{near(directory)}"
+            )
         raise WrongCheckpointError(
             f"--load {directory} holds no complete checkpoint; give the directory that a run "
             "saved to with --save"

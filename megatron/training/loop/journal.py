@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from megatron.common.atomic_files import open_regular, require_regular
-from megatron.common.errors import CheckpointError, WrongCheckpointError, reason
+from megatron.common.errors import CheckpointError, WrongCheckpointError, near, reason
 from megatron.training.loop.journal_records import COMPLETE, RecordParser
 
 JOURNAL = "journal.jsonl"
@@ -136,7 +136,9 @@ def _records(directory: Path, *, warns: bool = True) -> Iterator[dict[str, Any]]
                 if record := parser.parse(line):
                     yield record
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise WrongCheckpointError(f"{file}: {error.strerror}; no run has saved there") from error
+        raise WrongCheckpointError(
+            f"{file}: {error.strerror}; no run has saved there{near(directory)}"
+        ) from error
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
 

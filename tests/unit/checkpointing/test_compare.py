@@ -57,17 +57,20 @@ def test_another_learning_rate_is_told_with_the_flags_that_choose():
     assert "--override-opt_param-scheduler to go on with that of the flags" in first
     assert "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint" in first
     assert differences == [
-        "  flag             in the checkpoint  now",
-        "  --lr             0.1                0.2",
-        "  schedule.warmup  0                  6",
+        "  flag                 in the checkpoint  now",
+        "  --lr                 0.1                0.2",
+        "  --lr-warmup-samples  0                  6",
     ]
 
 
 def test_a_longer_run_has_another_learning_rate_unless_it_is_constant():
     longer = ["--train-iters", "20"]
-    decay = r"schedule.decay +20 +40\n.*iterations times --global-batch-size"
+    decay = r"--lr-decay-samples +20 +40\n.*iterations times --global-batch-size"
     with pytest.raises(CheckpointError, match=decay):
         require_same(saved(), saved(*longer), "f", with_schedule=True)
+    tokens = ["--lr-decay-tokens", "600", "--train-iters"]
+    spans = [*other_wishes(saved(*tokens, "10"), saved("--lr-decay-tokens", "900"))]
+    assert Difference("--lr-decay-tokens", 600, 900) in spans
     constant = ["--lr-decay-style", "constant"]
     require_same(saved(*constant), saved(*constant, *longer), "f", with_schedule=True)
 
@@ -180,7 +183,7 @@ def test_what_changes_nothing_in_a_step_is_not_told():
     ends = "--exit-interval 3 --exit-duration-in-mins 5 --data-cache-path elsewhere"
     assert list(other_wishes(saved(), saved(*ends.split()))) == []
     longer = list(other_wishes(saved(), saved("--train-iters", "20")))
-    assert [each.name for each in longer] == ["training.train_iters", "schedule.decay"]
+    assert [each.name for each in longer] == ["--train-iters", "--lr-decay-samples"]
 
 
 def test_another_network_is_told_by_what_differs():

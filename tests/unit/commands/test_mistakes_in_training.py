@@ -38,10 +38,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def message(words, processes):
+def message(words, processes, objective="gpt"):
     with pytest.raises(MegatronError) as caught:
         config, _ = parse_config(words)
-        require_startable(config, world_size=processes, objective="gpt")
+        require_startable(config, world_size=processes, objective=objective)
     assert caught.value.exit_code == ExitCode.MISUSED
     return str(caught.value)
 
@@ -94,6 +94,24 @@ def test_no_flags_name_what_is_required(folder):
     told = message([], 1)
     for flag in ("--num-layers", "--hidden-size", "--num-attention-heads", "--lr"):
         assert flag in told
+
+
+@pytest.mark.parametrize(
+    ("prefix", "part"),
+    [
+        ("chat_tokens_document", "give the prefix alone: chat"),
+        ("chat_loss_mask_document.bin", "give the prefix alone: chat"),
+        ("corpus", "corpus holds documents, and this program needs the token files PREFIX_tokens_"),
+        ("none", "tools/preprocess_data.py --conversations makes them, for --data-path none"),
+    ],
+)
+def test_files_that_finetuning_does_not_read_are_named(folder, prefix, part):
+    for name in ("chat_tokens_document", "chat_loss_mask_document"):
+        with IndexedDatasetWriter(name, "i4") as out:
+            out.append([1, 2, 3])
+    told = message([*tiny_argv(*TOKENIZER), "--data-path", prefix], 1, "sft")
+    assert part in told
+    assert len(told.splitlines()) == (1 if prefix != "none" else 2)
 
 
 def test_layouts_are_compared_with_the_launcher(folder):

@@ -28,9 +28,11 @@ COMMANDS = [
 def test_what_is_not_there_is_a_mistake_of_the_command(command, tmp_path, monkeypatch):
     file, *words = command.split()
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "nones").mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path])
     main = runpy.run_path(str(REPOSITORY / file))["main"]
     with pytest.raises(MegatronError, match="none.*(does not exist|o such|holds no)") as error:
         main(words)
+    assert "did you mean nones?" in str(error.value)
     assert error.value.exit_code is ExitCode.MISUSED
     assert not (tmp_path / "new").exists()

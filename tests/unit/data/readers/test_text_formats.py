@@ -108,6 +108,8 @@ def test_an_array_is_its_elements(elements, size, indent, is_ascii):
         ('[{"text": "a"}, {"text": b}]', "element 2 of the JSON array is not JSON"),
         ('[{"text": "a"}]{"text": "b"}', "text follows the end of the JSON array"),
         ('[{"text": "a"}, 5]', "element 2: not a JSON object: '5'"),
+        ('["a", "b"]', "element 1: not a JSON object: '\"a\"'; make each string an object: jq -c"),
+        ('{\n  "text": "a"\n}', "line 1: .* begins an object of several lines; .* jq -c . FILE"),
         ('[{"text": "a"}, {"id": 1}]', "element 2: no key 'text'; it has 'id'"),
     ],
 )
