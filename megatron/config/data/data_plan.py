@@ -221,10 +221,25 @@ def _texts(wish: _Wish) -> list[str]:
     return read_split_groups(wish.file, f"{flag}-path") if wish.file else wish.texts or []
 
 
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
 def _blend(words: list[str]) -> tuple[SplitPart, ...]:
     """Return the sources of `--data-path`: one prefix, or weights and prefixes by turns."""
     if len(words) == 1:
         return (SplitPart(1.0, 0.0, 1.0, words[0]),)
+    if not any(map(_is_number, words)):
+        raise ConfigError(
+            f"--data-path {' '.join(words)}: several prefixes need a weight before each, such as "
+            f"{' '.join(f'{1 / len(words):.2g} {word}' for word in words)}; for as much of each as "
+            f"it holds, merge them: tools/merge_preprocessed_data.py --datasets {' '.join(words)} "
+            "--output-prefix NEW"
+        )
     if len(words) % 2:
         raise ConfigError(
             f"--data-path has {len(words)} values; give one prefix, or weights and prefixes by "

@@ -73,8 +73,15 @@ def test_groups_come_from_a_file_too(tmp_path):
     ("flags", "problem"),
     [
         ([], "--data-path is missing: the prefix of a .bin/.idx pair"),
-        (["--data-path", "a", "b", "c"], "--data-path has 3 values; give one prefix, or weights"),
-        (["--data-path", "a", "b"], "--data-path: 'a' before b is no number, and no weight"),
+        (["--data-path", "a", "2", "c"], "--data-path has 3 values; give one prefix, or weights"),
+        (["--data-path", "a", "2"], "--data-path: 'a' before 2 is no number, and no weight"),
+        (
+            ["--data-path", "a", "b"],
+            "--data-path a b: several prefixes need a weight before each, such as 0.5 a 0.5 b; for "
+            "as much of each as it holds, merge them: tools/merge_preprocessed_data.py --datasets "
+            "a b --output-prefix NEW",
+        ),
+        (["--data-path", "a", "b", "c"], "--data-path a b c: several prefixes need a weight"),
         (["--data-path", "-0.5", "b"], "--data-path: weight -0.5 of b must be 0 or more"),
         (["--data-path", "nan", "b"], "--data-path: weight nan of b must be 0 or more"),
         (["--data-path", "0", "a", "0", "b"], "--data-path: the weights are all 0"),
