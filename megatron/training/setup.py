@@ -32,6 +32,7 @@ from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
 from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.process_groups import Groups, build_groups
 from megatron.tensor_parallel.topology import Topology
 from megatron.training.loop.batch import read_batches
@@ -49,8 +50,6 @@ from megatron.training.process.environment import (
 from megatron.training.process.watchdog import Hangs, Watchdog
 
 log = logging.getLogger(__name__)
-
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def set_log_levels(logging: LoggingConfig, rank: int) -> str:
@@ -174,7 +173,7 @@ def choose(plan: Plan, device: torch.device) -> tuple[Kernels, tuple[Choice, ...
     """
     work = Workload(
         spec=plan.model,
-        dtype=_DTYPES[plan.precision.dtype],
+        dtype=TORCH_DTYPES[plan.precision.dtype],
         positions=plan.batch.micro_batch_size * plan.model.seq_length,
         tensor=plan.parallel.tensor,
         device=device,
@@ -233,7 +232,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
                 plan=plan.optimizer,
                 lr=plan.schedule.peak,
                 tensor_group=groups.tensor,
-                dtype=_DTYPES[plan.precision.dtype],
+                dtype=TORCH_DTYPES[plan.precision.dtype],
             )
             if plan.evaluation.optimizer
             else None,

@@ -96,6 +96,7 @@ def test_every_folder_of_the_package_is_a_package():
     [
         ("deepspeed", {"engine"}),
         ("transformers", {"tokenizer", "checkpointing"}),
+        ("huggingface_hub", {"checkpointing"}),
         ("tokenizers", {"tokenizer"}),
         ("triton", {"fused_kernels"}),
         ("flash_attn", {"fused_kernels"}),

@@ -11,7 +11,6 @@ from torch import Tensor
 from megatron.checkpointing.hugging_face.families.family import Family, Part
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.hugging_face.logit_check import (
-    DTYPES,
     Measured,
     compare,
     require_equal,
@@ -24,19 +23,16 @@ from megatron.checkpointing.hugging_face.network import (
     saved_spec,
 )
 from megatron.checkpointing.hugging_face.new_folder import new_folder
-from megatron.checkpointing.hugging_face.safetensors_files import Meant, Writer
-from megatron.checkpointing.hugging_face.tensor_mapping import Same
+from megatron.checkpointing.hugging_face.safetensors_files import write_weights
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.adapters import merged, without_adapters
-from megatron.checkpointing.resharding.sharded_tensor import Whole, WholeCheckpoint
+from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
 from megatron.checkpointing.resharding.weights import read_weights
 from megatron.common.errors import DataError, WrongDataError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.hugging_face_files import special_ids, write_hugging_face_files
 from megatron.tokenizer.types.tokenizer import Tokenizer
-
-_TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_BLOCK = 1 << 24  # elements that are written in one go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +87,7 @@ def export(
     Adapters are put into the weights. It is written beside `output` and renamed when both models
     have been found to compute the same.
 
-    Memory: while writing, a parameter and its copy; while comparing, one model in 32 bits.
+    Memory: while writing, one file's weights and a parameter; while comparing, one model in 32 bits.
 
     Args:
         tokenizer_wishes: what `tokenizer` was made from.
@@ -189,42 +185,30 @@ def write_model(
 ) -> None:
     """Write the weights in transformers' names and order to `folder`.
 
-    Memory: a parameter and its copy.
+    Memory: the weights of one file, and a parameter.
 
     Raises:
         CheckpointError: the weights are not those of `spec`.
     """
     wanted = parameters_of(spec)
     require_parameters(wanted, whole)
-    parts = [*family.parts(spec)]
-    meant = [
-        Meant(name, tuple(tensor.shape))
-        for part in parts
-        for name, tensor in zip(part.theirs, _apart(part, wanted[part.ours], spec), strict=True)
-    ]
-    with Writer(folder, meant, DTYPES[dtype], max_bytes=max_bytes) as writer:
-        for part in parts:
-            _write_part(writer, part, whole.parameters[part.ours].weight, spec)
+    shapes = {
+        name: tensor.shape
+        for part in family.parts(spec)
+        for name, tensor in _apart(part, wanted[part.ours], spec)
+    }
+    tensors = (
+        named
+        for part in family.parts(spec)
+        for named in _apart(part, whole.parameters[part.ours].weight.all(), spec)
+    )
+    write_weights(folder, shapes, tensors, TORCH_DTYPES[dtype], max_bytes=max_bytes)
 
 
-def _apart(part: Part, weight: Tensor, spec: ModelSpec) -> tuple[Tensor, ...]:
-    """Return the tensors of transformers', rows of padding left out."""
-    return part.cut.apart(weight[: spec.vocab_size] if _is_table(part) else weight)
-
-
-def _write_part(writer: Writer, part: Part, weight: Whole, spec: ModelSpec) -> None:
-    if part.cut == Same():
-        rows = spec.vocab_size if _is_table(part) else weight.shape[0]
-        writer.write(part.theirs[0], _blocks(weight, rows))
-        return
-    for name, tensor in zip(part.theirs, part.cut.apart(weight.all()), strict=True):
-        writer.write(name, [tensor])
-
-
-def _blocks(weight: Whole, rows: int) -> Iterator[Tensor]:
-    height = max(1, _BLOCK // weight.width)
-    for start in range(0, rows, height):
-        yield weight.rows(start, min(start + height, rows))
+def _apart(part: Part, weight: Tensor, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of transformers' with their names, rows of padding left out."""
+    weight = weight[: spec.vocab_size] if _is_table(part) else weight
+    yield from zip(part.theirs, part.cut.apart(weight), strict=True)
 
 
 def _is_table(part: Part) -> bool:
@@ -240,7 +224,7 @@ def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -
         "tie_word_embeddings": spec.tied_embeddings,
         "initializer_range": spec.init_std,
         # The name that all versions know.
-        "torch_dtype": _TORCH_NAMES[dtype],
+        "torch_dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
         **special_ids(tokenizer),
     }
 

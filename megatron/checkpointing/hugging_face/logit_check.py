@@ -12,9 +12,8 @@ from megatron.checkpointing.hugging_face.network import filled_model
 from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
 from megatron.common.errors import CheckpointError, DataError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.types.tokenizer import Tokenizer
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 BOUNDS = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
 """Most that logits may differ by, in parts of the largest one."""
@@ -99,8 +98,8 @@ def compare(
     """
     measured = []
     for dtype, weights in dict.fromkeys([("fp32", stored), (stored, "fp32")]):
-        ours = _our_logits(spec, whole, DTYPES[weights], tokens_bs)
-        theirs = _their_logits(folder, DTYPES[dtype], tokens_bs)[..., : spec.vocab_size]
+        ours = _our_logits(spec, whole, TORCH_DTYPES[weights], tokens_bs)
+        theirs = _their_logits(folder, TORCH_DTYPES[dtype], tokens_bs)[..., : spec.vocab_size]
         measured.append(
             Measured(
                 dtype=dtype,

@@ -1,18 +1,16 @@
-"""Weights in safetensors files of bounded size with an index, written and read a tensor at a time."""
+"""Write and read state dicts in safetensors files of bounded size (shards) with an index."""
 
 import json
-import math
-import os
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from megatron.checkpointing.resharding.unpickle import read_tensors
@@ -20,125 +18,45 @@ from megatron.common.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
-@dataclass(frozen=True)
-class Meant:
-    """A tensor that is going to be written."""
+def write_weights(
+    folder: Path,
+    shapes: Mapping[str, Sequence[int]],
+    tensors: Iterable[tuple[str, Tensor]],
+    dtype: torch.dtype,
+    *,
+    max_bytes: int,
+) -> None:
+    """Write a state dict to safetensors files of bounded size, with an index if there are several.
 
-    name: str
-    shape: tuple[int, ...]
-
-
-class Writer:
-    """Writes the tensors of `meant`, in their order, to `folder`.
-
-    Headers say where everything lies before the first tensor is there, so nothing is held back.
+    Memory: one file's tensors, and the tensor that comes.
 
     Args:
+        shapes: of all tensors, by name.
+        tensors: all of them, preferably in the order of `shapes`.
         max_bytes: size of a file's tensors; a larger tensor has a file of its own.
 
-    Source: the format's description in the repository of safetensors.
+    Raises:
+        ValueError: a tensor is missing, or its name or shape is not in `shapes`.
     """
-
-    def __init__(self, folder: Path, meant: Sequence[Meant], dtype: torch.dtype, *, max_bytes: int):
-        self._dtype = dtype
-        shards = _divided(meant, dtype, max_bytes)
-        self.files = [_SINGLE]
-        if len(shards) > 1:
-            count = len(shards)
-            self.files = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-            self._write_index(folder, shards)
-        self._left = [
-            (tensor, folder / file, _header(shard, dtype) if number == 0 else None)
-            for file, shard in zip(self.files, shards, strict=True)
-            for number, tensor in enumerate(shard)
-        ]
-        self._stream: BinaryIO | None = None
-
-    def __enter__(self) -> "Writer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._close()
-
-    def write(self, name: str, blocks: Iterable[Tensor]) -> None:
-        """Write the next tensor, whose rows come in `blocks`.
-
-        Raises:
-            ValueError: it is another than meant, or has another number of elements.
-        """
-        tensor, file, header = self._left.pop(0)
-        if tensor.name != name:
-            raise ValueError(f"{name} comes where {tensor.name} was meant")
-        if header is not None:
-            self._close()
-            self._stream = file.open("wb")
-            self._stream.write(header)
-        assert self._stream is not None
-        size = 0
-        for block in blocks:
-            flat = block.to(self._dtype).contiguous().reshape(-1)
-            self._stream.write(flat.view(torch.uint8).numpy().data)
-            size += flat.numel()
-        if size != math.prod(tensor.shape):
-            raise ValueError(f"{name} has {size} elements instead of {math.prod(tensor.shape)}")
-
-    def _close(self) -> None:
-        if self._stream is not None:
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
-            self._stream.close()
-            self._stream = None
-
-    def _write_index(self, folder: Path, shards: Sequence[Sequence[Meant]]) -> None:
-        places = {
-            tensor.name: file
-            for file, shard in zip(self.files, shards, strict=True)
-            for tensor in shard
-        }
-        total = sum(_size(tensor, self._dtype) for shard in shards for tensor in shard)
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+    split = split_torch_state_dict_into_shards(
+        {name: torch.empty(*shape, dtype=dtype, device="meta") for name, shape in shapes.items()},
+        max_shard_size=max_bytes,
+    )
+    unwritten: dict[str, dict[str, Tensor]] = {file: {} for file in split.filename_to_tensors}
+    for name, tensor in tensors:
+        if tensor.shape != shapes.get(name):
+            raise ValueError(f"{name} has shape {[*tensor.shape]} instead of {shapes.get(name)}")
+        file = split.tensor_to_filename[name]
+        unwritten[file][name] = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        if len(unwritten[file]) == len(split.filename_to_tensors[file]):
+            save_file(unwritten.pop(file), folder / file, metadata={"format": "pt"})
+    if unwritten:
+        raise ValueError(f"tensors are missing for {', '.join(unwritten)}")
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _size(tensor: Meant, dtype: torch.dtype) -> int:
-    return math.prod(tensor.shape) * dtype.itemsize
-
-
-def _divided(meant: Sequence[Meant], dtype: torch.dtype, max_bytes: int) -> list[list[Meant]]:
-    shards: list[list[Meant]] = []
-    filled = 0
-    for tensor in meant:
-        size = _size(tensor, dtype)
-        if not shards or filled + size > max_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(tensor)
-        filled += size
-    return shards
-
-
-def _header(shard: Sequence[Meant], dtype: torch.dtype) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for tensor in shard:
-        stop = start + _size(tensor, dtype)
-        entries[tensor.name] = {
-            "dtype": _DTYPES[dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, stop],
-        }
-        start = stop
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
 
 
 class Reader:

@@ -16,9 +16,9 @@ from megatron.checkpointing.writer import write_state
 from megatron.common.atomic_files import replace_text, staged_folder
 from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, reason
 from megatron.config.network.model_spec import padded_vocab_size
+from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 _FIRST_LAYER = 3  # its number in our list of layers
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length"),
     *("max_position_embeddings", "normalization", "embed_layernorm", "qk_layernorm"),
@@ -211,7 +211,7 @@ def _shard(
         weight = torch.cat((gate, up) if activation == "swiglu" else (up, gate))
     elif (dim := manifest.partition_dims.get(name)) is not None:
         weight = weight.chunk(tensor, dim)[rank]
-    return weight.to(_DTYPES[manifest.plan["precision"]["dtype"]]).clone()
+    return weight.to(TORCH_DTYPES[manifest.plan["precision"]["dtype"]]).clone()
 
 
 def _padded(table: Tensor, model: Mapping[str, Any], rows: int) -> Tensor:
@@ -270,7 +270,7 @@ def _arguments(
         pipeline_model_parallel_size=pipeline,
         fp16=dtype == "fp16",
         bf16=dtype == "bf16",
-        params_dtype=_DTYPES[dtype],
+        params_dtype=TORCH_DTYPES[dtype],
         consumed_train_samples=0 if for_release else state["samples"],
         consumed_valid_samples=0 if for_release else state["valid_samples"],
     )

@@ -21,14 +21,13 @@ from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.inference_groups import join_processes
 from megatron.inference.engine.model_runner import Stage
 from megatron.inference.loading.model_source import ModelSource
+from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.master_address import MeetingPlace
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
 from megatron.training.process.environment import cpu_threads, meeting_place
-
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,9 @@ def load_model(
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(launch))
     groups = _joined(parallel, replicas, device, meeting_place(launch))
-    stage = _filled(source, wishes, spec, groups, dtype=_DTYPES[dtype], device=device, rows=rows)
+    stage = _filled(
+        source, wishes, spec, groups, dtype=TORCH_DTYPES[dtype], device=device, rows=rows
+    )
     return LoadedModel(
         engine=Engine(stage, rows=rows, tokenizer=tokenizer, recompute=wishes.recompute),
         tokenizer=tokenizer,
