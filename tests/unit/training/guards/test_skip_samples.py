@@ -94,6 +94,18 @@ def test_a_run_resumed_within_a_range_passes_over_the_rest(told):
     assert "Skipped iterations 5 to 6 due" in told[0]
 
 
+def test_a_spike_whose_range_ends_beyond_the_run_is_passed_over_by_a_longer_one(told):
+    state = TrainState()
+    state.spikes = ((3, 9),)
+    assert run(state, ranges=(), train_iters=8) == [0, 2]
+    assert state.iteration == 8
+    assert "Skipped iterations 3 to 8 due to --spike-policy flag." in told
+    went_on = run(state, ranges=(), train_iters=12)
+    whole = run(TrainState(), ranges=())
+    assert went_on == whole[9:]
+    assert "Skipped iterations 9 to 9 due to --spike-policy flag." in told
+
+
 def test_a_micro_batch_is_cut_to_the_length_of_its_step():
     tokens = torch.arange(14).view(2, 7)
     state = TrainState(iteration=2)
