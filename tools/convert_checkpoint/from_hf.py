@@ -38,6 +38,8 @@ def main(argv: Sequence[str]) -> None:
         ),
     )
     print(f"{imported.folder} holds {config.load}")
+    if imported.is_text_part:
+        print("the language model alone: what reads images is left out")
     for measured in imported.measured:
         print(measured)
     print("flags of pretrain_gpt.py:")

@@ -41,6 +41,8 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 """Ends of the names of constants that older files hold beside the weights."""
+_LANGUAGE_MODEL, _IMAGE_READER = "language_model.", ("vision_tower.", "multi_modal_projector.")
+"""Prefixes of the tensors of a model that reads images too."""
 _INVERSE_FREQUENCIES = "rotary_emb.inv_freq"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _MOST_TOKENS = 4096  # of a sample, unless it is said
@@ -73,11 +75,16 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Imported:
-    """What was written, the words of pretrain_gpt.py that go with it, and how equal it is."""
+    """What was written, the words of pretrain_gpt.py that go with it, and how equal it is.
+
+    Args:
+        is_text_part: whether the model reads images too, and its language model alone was written.
+    """
 
     folder: Path
     flags: Sequence[str]
     measured: Sequence[Measured]
+    is_text_part: bool = False
 
 
 def import_model(source: Path, directory: Path, wishes: Wishes) -> Imported:
@@ -102,7 +109,7 @@ def import_model(source: Path, directory: Path, wishes: Wishes) -> Imported:
             measured = compare(spec, whole, source, tokens_bs, "fp32")
             require_equal(measured)
         folder = publish_whole(directory, described.manifest, whole)
-    return Imported(folder, described.flags, measured)
+    return Imported(folder, described.flags, measured, described.is_text_part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +119,7 @@ class Described:
     Args:
         flags: the words of pretrain_gpt.py that say it.
         manifest: that of a checkpoint of it, without files.
+        is_text_part: whether it is the language model of one that reads images too.
     """
 
     family: Family
@@ -119,6 +127,7 @@ class Described:
     plan: Plan
     tokenizer: Tokenizer
     manifest: Manifest
+    is_text_part: bool
 
 
 def describe_model(source: Path, wishes: Wishes, *, save: Path) -> Described:
@@ -131,7 +140,8 @@ def describe_model(source: Path, wishes: Wishes, *, save: Path) -> Described:
         CheckpointError: `source` is no model of a known architecture, or no flags say its network.
         DataError: the tokenizer is missing, or has ids without a row.
     """
-    config = _read_config(source)
+    whole = _read_config(source)
+    config = _language_model(whole)
     family = family_of_config(config)
     rows = int(config["vocab_size"])
     flags = [*family.flags(config), *_shared_flags(source, config, rows, wishes)]
@@ -150,6 +160,7 @@ def describe_model(source: Path, wishes: Wishes, *, save: Path) -> Described:
         plan=decided,
         tokenizer=tokenizer,
         manifest=manifest_of_converted(wished, decided),
+        is_text_part=config is not whole,
     )
 
 
@@ -186,6 +197,14 @@ def _read_config(source: Path) -> dict[str, Any]:
                 "which is never run: only architectures of transformers are imported"
             ) from error
         raise CheckpointError(f"{source / 'config.json'} is not understood: {error}") from error
+
+
+def _language_model(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of the language model in one that reads images too; others as they are."""
+    if config.get("model_type") != "gemma3":
+        return config
+    outer = {name: config.get(name) for name in ("dtype", "tie_word_embeddings")}
+    return {**config["text_config"], **outer}
 
 
 def _shared_flags(
@@ -227,10 +246,15 @@ def _decide(wished: Config, vocab_size: int) -> Plan:
 def _named(reader: Reader, family: Family) -> dict[str, str]:
     """Return {name that the architecture has: name in the files}, constants left out."""
     heads = ("lm_head.", "embed_out.")
-    return {
-        name if name.startswith((family.prefix, *heads)) else f"{family.prefix}{name}": name
+    names = {
+        name.removeprefix(_LANGUAGE_MODEL): name
         for name in reader.names
         if not name.endswith((*_BUFFERS, _INVERSE_FREQUENCIES))
+        and not name.startswith(_IMAGE_READER)
+    }
+    return {
+        name if name.startswith((family.prefix, *heads)) else f"{family.prefix}{name}": in_files
+        for name, in_files in names.items()
     }
 
 

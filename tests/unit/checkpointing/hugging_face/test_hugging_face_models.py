@@ -14,6 +14,8 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     Gemma2Config,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
@@ -23,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    SiglipVisionConfig,
 )
 
 from megatron.checkpointing.hugging_face.families.registry import FAMILIES, family_of
@@ -408,6 +411,28 @@ def test_a_model_of_transformers_is_the_same_here_and_back(group, case, tmp_path
         if "embed_out.weight" in renamed:
             renamed["lm_head.weight"] = renamed.pop("embed_out.weight")
     require_equal(found, wanted)
+
+
+def test_of_a_model_that_reads_images_the_language_model_is_imported(group, tmp_path, capsys):
+    torch.manual_seed(3)
+    text = THEIRS["gemma 3"].to_dict()
+    eyes = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    vision = SiglipVisionConfig(hidden_size=16, intermediate_size=16, **eyes)
+    tokens = {"image_token_index": 27, "boi_token_index": 28, "eoi_token_index": 29}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, **tokens)
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "hf")
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours", "--seq-length", 20)
+    said = capsys.readouterr().out
+    assert "the language model alone" in said and "logits differ by" in said
+    ids = torch.randint(27, (2, 25), generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        expected = model(ids).logits
+    found = our_logits(tmp_path / "ours/global_step0", ids)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    tool("to_hf", "--load", tmp_path / "ours", "--save", tmp_path / "back")
+    config = json.loads((tmp_path / "back/config.json").read_text())
+    assert config["architectures"] == ["Gemma3ForCausalLM"]
 
 
 def test_rows_that_no_token_uses_are_weights_too(group, tmp_path, capsys):
