@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from tiny import batch_of
 from torch import nn
 
 from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
@@ -69,7 +70,7 @@ def plain_logits(
     positions = torch.arange(len(tokens))
     ends = torch.maximum(positions + 1, torch.tensor(prefix))
     spans = torch.stack([torch.zeros_like(ends), ends], -1)
-    inputs = (torch.tensor([tokens]), positions[None], spans[None])
+    inputs = batch_of(torch.tensor([tokens]), positions[None], spans[None])
     return model(inputs)[0, :, : spec.vocab_size]
 
 

@@ -119,6 +119,12 @@ def tiny_spec(**changes: Any) -> ModelSpec:
     return ModelSpec(**({"num_query_groups": heads} | sizes | changes))
 
 
+def batch_of(tokens: Any, positions: Any, span: Any = None, **others: Any) -> dict[str, Any]:
+    """Return a batch of these fields, without an attention span if there is none."""
+    batch = {"tokens": tokens, "positions": positions, "attention_span": span} | others
+    return {name: tensor for name, tensor in batch.items() if tensor is not None}
+
+
 class Shards:
     """A tensor-parallel group as constructors see it."""
 

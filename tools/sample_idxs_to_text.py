@@ -14,7 +14,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-import numpy as np
 from numpy.typing import NDArray
 
 from megatron.checkpointing.saved_run import run_behind
@@ -67,9 +66,7 @@ def main(argv: Sequence[str]) -> None:
     file = wishes.output_file
     with open(file, "w", encoding="utf-8") if file else nullcontext(sys.stdout) as out:
         for i in range(first, stop):
-            # A sample of some objectives holds more than its tokens, which come first.
-            tokens = np.atleast_2d(train[i])[0]
-            for line in lines_of(tokens, wishes, tokenizer):
+            for line in lines_of(train[i]["tokens"], wishes, tokenizer):
                 out.write(f"{i} {line}\n")
 
 

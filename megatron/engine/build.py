@@ -63,6 +63,7 @@ def build_engine(
     initialise: Callable[[nn.Module], None],
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
     config: dict[str, Any],
+    batch_fields: Sequence[str] = (),
     carried: Sequence[str] = ("hidden",),
     timers: Timers | None = None,
     counts_zeros: bool = False,
@@ -75,7 +76,8 @@ def build_engine(
         initialise: fills the weights in place.
         build_optimizer: None for a model that is only evaluated.
         config: DeepSpeed's JSON.
-        carried: the fields of `LayerInput` that travel between pipeline stages.
+        batch_fields: the fields of a batch, for pipeline stages.
+        carried: the fields of `LayerInput` that travel between them.
         timers: measures the parts of a step.
         counts_zeros: whether `Engine.num_zeros` is asked for.
         num_padding: trained weights whose gradient is always zero, which it leaves out.
@@ -95,6 +97,7 @@ def build_engine(
             loss=loss,
             partition_method=parallel.partition_method,
             recompute=recompute,
+            batch_fields=batch_fields,
             carried=carried,
         )
         _rework(pipeline, groups, parallel, recompute)

@@ -8,9 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.engine.deepspeed.skip_nonfinite import least_scale_told
-from megatron.engine.engine import Engine, MicroBatch
+from megatron.engine.engine import Engine
 from megatron.model.loss import Loss
 from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 
 
@@ -49,7 +50,7 @@ class PlainEngine(Engine):
         """Expect samples of so many tokens from the next batch on: any length passes through."""
 
     @least_scale_told()
-    def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
+    def train_batch(self, batches: Iterator[Batch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         self._engine.module.train()
         losses, terms = [], []
@@ -58,9 +59,9 @@ class PlainEngine(Engine):
             self._auxiliary.scale = self.loss_scale / num_micro_batches
         for _ in range(num_micro_batches):
             with self._timers.part("batch-generator"):
-                inputs, target = next(batches)
+                batch = next(batches)
             with self._timers.part("forward-compute"):
-                loss = self._loss(self._engine(inputs), target)
+                loss = self._loss(self._engine(batch), batch)
             with self._timers.part("backward-compute"):
                 self._engine.backward(loss)
             with self._timers.part("optimizer"):
@@ -73,13 +74,13 @@ class PlainEngine(Engine):
         return self._mean(losses)
 
     @torch.no_grad()
-    def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
+    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
         self._engine.module.eval()
         losses = []
         for _ in range(num_micro_batches):
-            inputs, target = next(batches)
-            losses.append(self._loss(self._engine(inputs), target))
+            batch = next(batches)
+            losses.append(self._loss(self._engine(batch), batch))
         return self._mean(losses)
 
     def _mean(self, losses: Sequence[Tensor]) -> Tensor:

@@ -41,10 +41,8 @@ from megatron.engine.deepspeed.state_files import (
 )
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.universal import load_whole, names_of_states
+from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
-
-MicroBatch = tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]
-"""((tokens_bs, positions_bs[, spans_bs2]), (labels_bs, loss_mask_bs))"""
 
 
 class Engine(ABC):
@@ -165,11 +163,11 @@ class Engine(ABC):
         """Expect samples of so many tokens from the next batch on."""
 
     @abstractmethod
-    def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
+    def train_batch(self, batches: Iterator[Batch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
 
     @abstractmethod
-    def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
+    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
 
     def save(

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from megatron.engine.deepspeed.skip_nonfinite import least_scale_told
 from megatron.engine.deepspeed.timers import Timers
-from megatron.engine.engine import Engine, MicroBatch
+from megatron.engine.engine import Engine
 from megatron.engine.pipeline_module import timed_instructions
+from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 
 
@@ -29,11 +30,18 @@ class PipelinedEngine(Engine):
             self._seq_length = tokens
 
     @least_scale_told()
-    def train_batch(self, batches: Iterator[MicroBatch]) -> Tensor:
+    def train_batch(self, batches: Iterator[Batch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
-        return self._engine.train_batch(data_iter=batches)
+        return self._engine.train_batch(data_iter=self._unnamed(batches))
 
-    def evaluate(self, batches: Iterator[MicroBatch], num_micro_batches: int) -> Tensor:
+    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
         """Return the mean loss of the next micro-batches of every replica, on all ranks."""
         with self._timers.paused():
-            return self._engine.eval_batch(batches, num_micro_batches=num_micro_batches)
+            read = self._unnamed(batches)
+            return self._engine.eval_batch(read, num_micro_batches=num_micro_batches)
+
+    def _unnamed(self, batches: Iterator[Batch]) -> Iterator[tuple[tuple[Tensor, ...], ...]]:
+        """Yield batches as DeepSpeed takes them: for the first stage, and for the last one."""
+        for batch in batches:
+            tensors = tuple(batch[name] for name in self._engine.module.batch_fields)
+            yield tensors, tensors

@@ -53,11 +53,14 @@ def pipeline_module(
     loss: Callable[..., Any],
     partition_method: str,
     recompute: RecomputePlan,
+    batch_fields: Sequence[str],
     carried: Sequence[str] = ("hidden",),
 ) -> PipelineModule:
     """Return DeepSpeed's view of `steps`: this rank's stage, with its weights allocated.
 
     Args:
+        loss: called with the last layer's output and a batch.
+        batch_fields: the fields of a batch, in the order in which the engine hands them over.
         carried: the fields of `LayerInput` that travel between stages.
 
     Raises:
@@ -70,12 +73,13 @@ def pipeline_module(
     with contextlib.redirect_stdout(io.StringIO()):
         module = Stage(
             recomputation(recompute, RECOMPUTED),
+            batch_fields,
             carried,
             layers=[_spec(step) for step in steps],
             topology=PipeModelDataParallelTopology(
                 num_pp=topology.pipeline, num_dp=topology.data, num_mp=topology.tensor
             ),
-            loss_fn=loss,
+            loss_fn=_of_batch(loss, batch_fields),
             partition_method=partition_method,
         )
     _require_work(steps, module.parts, partition_method)
@@ -112,22 +116,31 @@ def _tell_stages(steps: Sequence[Step], module: PipelineModule, topology: Topolo
 class Stage(PipelineModule):
     """DeepSpeed's stage: named tensors inside, tuples at its edges, recomputation as without stages.
 
-    Between stages travel the present fields of a `LayerInput`, in their order: `carried`, the same
-    at every edge. Each of them that is of floating point must get a gradient.
+    The first stage gets the fields of a batch. Between stages travel those of a `LayerInput`, in its
+    order: `carried`, the same at every edge. Each of them that is of floating point must get a
+    gradient.
 
     DeepSpeed's own recomputation cuts a stage into chunks of so many entries and leaves those out that begin
     with something else than a transformer layer; it knows no "block".
     """
 
-    def __init__(self, recomputation: Recomputation, carried: Sequence[str], **arguments: Any):
+    def __init__(
+        self,
+        recomputation: Recomputation,
+        batch_fields: Sequence[str],
+        carried: Sequence[str],
+        **arguments: Any,
+    ):
         super().__init__(**arguments)
-        self._carried = carried
+        self.batch_fields, self._carried = batch_fields, carried
         self._calls = recomputation.applied(self.forward_funcs)
 
     def forward(self, forward_input: Tensors) -> Tensors:
         """Pass the input through this stage's layers."""
-        inputs: Any = forward_input
-        if self.stage_id > 0:
+        inputs: Any
+        if self.stage_id == 0:
+            inputs = dict(zip(self.batch_fields, forward_input, strict=True))
+        else:
             inputs = LayerInput.unpack(self._carried, forward_input)
         output = in_turn(self._calls, inputs)
         return output.pack() if isinstance(output, LayerInput) else output
@@ -136,6 +149,11 @@ class Stage(PipelineModule):
     def _synchronize_tied_weights(self) -> None:
         # Otherwise torch warns, at each backward pass, that the broadcast has no gradient.
         super()._synchronize_tied_weights()
+
+
+def _of_batch(loss: Callable[..., Any], fields: Sequence[str]) -> Callable[..., Any]:
+    """Return `loss` of the tensors of a batch, which DeepSpeed hands over without their names."""
+    return lambda output, tensors: loss(output, dict(zip(fields, tensors, strict=True)))
 
 
 def timed_instructions(

@@ -15,6 +15,7 @@ from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.mlp import MixtureBuilder
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
+from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.rng import RngTracker
 
 
@@ -27,10 +28,9 @@ def gpt_layers(
     kernels: Kernels = REFERENCE,
     build_mixture: MixtureBuilder | None = None,
 ) -> list[Step]:
-    """Return the network: (tokens_bs, positions_bs) in, logits_bsv [b, s, V/t] out.
+    """Return the network: a batch with tokens and positions in, logits_bsv [b, s, V/t] out.
 
-    A third input, the attention spans of `LayerInput`, says what each token sees; else attention
-    is causal.
+    The batch's attention span, if it has one, says what each token sees; else attention is causal.
 
     Args:
         group: the tensor-parallel ranks.
@@ -79,9 +79,9 @@ def gpt_layers(
     ]
 
 
-def take_tokens(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the inputs themselves; the entry keeps the layers' numbers those of BLOOM."""
-    return inputs
+def take_tokens(batch: Batch) -> Batch:
+    """Return the batch itself; the entry keeps the layers' numbers those of BLOOM."""
+    return batch
 
 
 def to_sequence_first(inputs: LayerInput) -> LayerInput:

@@ -7,9 +7,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 
-Loss = Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]
+Loss = Callable[[Tensor, Batch], Tensor]
+"""Called with the output of the last layer and a batch."""
 
 
 def next_token_loss(
@@ -20,7 +22,7 @@ def next_token_loss(
     num_expected: Callable[[int], float] | None = None,
     sequence_group: dist.ProcessGroup | None = None,
 ) -> Loss:
-    """Return a function of (logits_bsv, (labels_bs, loss_mask_bs)).
+    """Return the cross-entropy loss of logits, and a batch's `labels` and `loss_mask`.
 
     Args:
         vocab_size: columns of the logits that take part in the softmax; all if None.
@@ -29,14 +31,14 @@ def next_token_loss(
         sequence_group: ranks that have parts of the same sequences; the mean of their results is
             the loss.
 
-    Shapes: logits_bsv [b, s, V/t], labels_bs [b, s] int64, loss_mask_bs [b, s] -> scalar float32.
+    Shapes: logits_bsv [b, s, V/t], labels [b, s] int64, loss_mask [b, s] -> scalar float32.
     Communication: that of the vocabulary-parallel cross-entropy over `group`; an all-reduce of a
         scalar over `sequence_group`.
     """
     parts = sequence_group.size() if sequence_group else 1
 
-    def loss(logits_bsv: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
-        labels_bs, loss_mask_bs = target
+    def loss(logits_bsv: Tensor, batch: Batch) -> Tensor:
+        labels_bs, loss_mask_bs = batch["labels"], batch["loss_mask"]
         loss_bs = vocab_parallel_cross_entropy(
             logits_bsv, labels_bs, group, local=kernels.cross_entropy, vocab_size=vocab_size
         )

@@ -1,4 +1,8 @@
-"""A batch, from the rank that read it to those that share its layers."""
+"""Batch: the named tensors of a micro-batch, declared by shape; their broadcast and their slices."""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -6,22 +10,103 @@ from torch import Tensor
 
 from megatron.tensor_parallel.process_groups import Groups
 
+Batch = dict[str, Tensor]
+"""A micro-batch: tensors by the names of their fields."""
 
-def broadcast_tokens(
-    tokens: Tensor | None, shape: tuple[int, ...], groups: Groups, device: torch.device
-) -> Tensor:
-    """Return tensor rank 0's `tokens` on every rank that shares its layers.
+
+class Field(NamedTuple):
+    """Declared shape and dtype of one tensor of a batch.
 
     Args:
-        tokens: [b, s + 1] int64, or with more numbers a token, on tensor rank 0; ignored elsewhere.
-        shape: of `tokens`, known to all ranks.
-
-    Communication: one broadcast of `shape` over the tensor group.
+        shape: a character for each dimension: a digit is a size, a letter stands for one. b: the
+            samples; s: positions, divided over the ranks that share a sample's sequence; S: as
+            many positions, all of them on each of those ranks. Other letters, for instance the
+            length of an encoder's input, are the objective's.
     """
-    if groups.tensor_rank == 0 and tokens is not None:
-        tokens = tokens.to(device)
+
+    shape: str
+    dtype: torch.dtype = torch.int64
+
+    def sizes(self, letters: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the sizes of all dimensions, given those of the letters.
+
+        >>> Field("bs2").sizes({"b": 4, "s": 16})
+        (4, 16, 2)
+        """
+        return tuple(int(mark) if mark.isdigit() else letters[mark] for mark in self.shape)
+
+
+Fields = Mapping[str, Field]
+"""The fields of a batch, in their order."""
+
+
+def broadcast_batch(
+    batch: Batch | None,
+    fields: Fields,
+    letters: Mapping[str, int],
+    groups: Groups,
+    device: torch.device,
+) -> Batch:
+    """Return tensor rank 0's batch on `device`, on every rank that shares its layers.
+
+    Args:
+        batch: on the CPU of tensor rank 0; ignored elsewhere.
+        fields: what it holds.
+        letters: sizes of the letters in their shapes, known to all ranks.
+
+    Raises:
+        ValueError: the batch is not the one that `fields` declare; on tensor rank 0 alone.
+
+    Communication: one broadcast of all fields over the tensor group, packed into bytes.
+    """
+    if groups.tensor_rank == 0 and batch is not None:
+        _require_declared(batch, fields, letters)
+        packed = torch.empty(_num_bytes(fields, letters), dtype=torch.uint8)
+        for name, view in _views(packed, fields, letters):
+            view.copy_(batch[name])
+        packed = packed.to(device)
     else:
-        tokens = torch.empty(shape, dtype=torch.int64, device=device)
+        packed = torch.empty(_num_bytes(fields, letters), dtype=torch.uint8, device=device)
     if groups.topology.tensor > 1:
-        dist.broadcast(tokens, group=groups.tensor, group_src=0)
-    return tokens
+        dist.broadcast(packed, group=groups.tensor, group_src=0)
+    views = dict(_views(packed, fields, letters))
+    return {name: views[name] for name in fields}
+
+
+def sequence_shard(batch: Batch, fields: Fields, index: int, count: int) -> Batch:
+    """Return shard `index` of `count` of the sequences: a slice of each field with an s."""
+    if count == 1:
+        return batch
+    return {
+        name: tensor.chunk(count, fields[name].shape.index("s"))[index].contiguous()
+        if "s" in fields[name].shape
+        else tensor
+        for name, tensor in batch.items()
+    }
+
+
+def _num_bytes(fields: Fields, letters: Mapping[str, int]) -> int:
+    return sum(prod(field.sizes(letters)) * field.dtype.itemsize for field in fields.values())
+
+
+def _views(
+    packed: Tensor, fields: Fields, letters: Mapping[str, int]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the part of `packed` of each field: large dtypes first, for alignment."""
+    start = 0
+    for name, field in sorted(fields.items(), key=lambda item: -item[1].dtype.itemsize):
+        sizes = field.sizes(letters)
+        stop = start + prod(sizes) * field.dtype.itemsize
+        yield name, packed[start:stop].view(field.dtype).view(sizes)
+        start = stop
+
+
+def _require_declared(batch: Batch, fields: Fields, letters: Mapping[str, int]) -> None:
+    if batch.keys() != fields.keys():
+        raise ValueError(f"the batch has the fields {[*batch]}, declared are {[*fields]}")
+    for name, field in fields.items():
+        if batch[name].shape != field.sizes(letters):
+            raise ValueError(
+                f"the field {name} of the batch has shape {[*batch[name].shape]}; declared is "
+                f"{field.shape}, which is {[*field.sizes(letters)]}"
+            )

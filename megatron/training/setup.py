@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,11 +31,11 @@ from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
 from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.process_groups import Groups, build_groups
 from megatron.tensor_parallel.topology import Topology
 from megatron.training.loop.batch import read_batches
-from megatron.training.loop.batch_stream import shortened
 from megatron.training.loop.collectives import from_rank_0, rank_0_first
 from megatron.training.loop.objective import Objective
 from megatron.training.process.environment import (
@@ -190,6 +189,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
     Communication: every rank must call this, in step.
     """
     model, seed = plan.model, plan.training.seed
+    fields = objective.fields(plan.masks)
     rng = start_streams(
         groups,
         seed=seed,
@@ -237,10 +237,8 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
             if plan.evaluation.optimizer
             else None,
             config=plan.deepspeed,
-            carried=carried_fields(
-                model,
-                attention_span=objective.name != "gpt" or plan.masks.isolate_documents,
-            ),
+            batch_fields=tuple(fields),
+            carried=carried_fields(model, attention_span="attention_span" in fields),
             timers=_timers(plan),
             counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
             num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,
@@ -291,20 +289,21 @@ def batches_of(
     groups: Groups,
     device: torch.device,
     length: Callable[[], int] | None = None,
-) -> Iterator[Any]:
+) -> Iterator[Batch]:
     """Return this replica's micro-batches of `dataset` from `consumed_samples` on.
 
     Args:
-        length: says how many tokens of a sample are taken; all when None.
+        length: returns how many positions of a sample are taken; all when None.
     """
-    as_micro_batch = objective.as_micro_batch(plan.objective, plan.masks, eod)
     return read_batches(
         dataset,
-        as_micro_batch=shortened(as_micro_batch, length) if length else as_micro_batch,
-        channels=objective.channels,
+        collate=objective.collate(plan.objective, plan.masks, eod),
+        fields=objective.fields(plan.masks),
         consumed_samples=consumed_samples,
         batch=plan.batch,
-        model=plan.model,
+        letters={"s": plan.model.seq_length},
+        vocab_size=plan.model.vocab_size,
         groups=groups,
         device=device,
+        length=length,
     )

@@ -111,8 +111,9 @@ def test_a_gpt_of_kernels_is_a_gpt_of_references(group, attention):
         generator = torch.Generator().manual_seed(0)
         tokens, labels = torch.randint(11, (2, 2, 6), generator=generator).to(DEVICE)
         positions = torch.arange(6, device=DEVICE).expand(2, 6)
-        logits = model((tokens, positions))
-        loss = next_token_loss(group, kernels)(logits, (labels, torch.ones(2, 6, device=DEVICE)))
+        mask = torch.ones(2, 6, device=DEVICE)
+        batch = {"tokens": tokens, "positions": positions, "labels": labels, "loss_mask": mask}
+        loss = next_token_loss(group, kernels)(model(batch), batch)
         loss.backward()
         results.append({name: p.grad for name, p in model.named_parameters()} | {"loss": loss})
     assert_close(*results)

@@ -13,9 +13,10 @@ from tiny import tiny_plan
 
 from megatron.config.plan import Plan
 from megatron.engine.deepspeed import distributed
-from megatron.engine.engine import Engine, MicroBatch
+from megatron.engine.engine import Engine
+from megatron.tensor_parallel.broadcast import Batch, sequence_shard
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.training.loop.batch import gpt_micro_batch, own_part
+from megatron.training.loop.batch import SPAN_FIELDS, gpt_batch
 from megatron.training.loop.objective import GPT
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
 
@@ -34,7 +35,7 @@ def engine_of(*flags: str) -> tuple[Engine, Plan, Groups]:
     return engine, plan, groups
 
 
-def batches_of(plan: Plan, groups: Groups) -> Iterator[MicroBatch]:
+def batches_of(plan: Plan, groups: Groups) -> Iterator[Batch]:
     """Yield this rank's micro-batches: the same samples whatever the layout."""
     generator = torch.Generator().manual_seed(0)
     length = plan.model.seq_length + 1
@@ -42,8 +43,10 @@ def batches_of(plan: Plan, groups: Groups) -> Iterator[MicroBatch]:
         for data_rank in range(groups.topology.data):
             rows = torch.randint(11, (plan.batch.micro_batch_size, length), generator=generator)
             if data_rank == groups.data_rank:
-                whole = gpt_micro_batch(rows, plan.masks, EOD)
-                yield own_part(whole, groups.sequence_rank, groups.topology.sequence)
+                whole = gpt_batch(rows, plan.masks, EOD)
+                yield sequence_shard(
+                    whole, SPAN_FIELDS, groups.sequence_rank, groups.topology.sequence
+                )
 
 
 def trained(*flags: str, steps: int = 3) -> dict[str, torch.Tensor]:

@@ -31,7 +31,7 @@ from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import gpt_micro_batch
+from megatron.training.loop.batch import gpt_batch
 
 FLAGS = [
     *("--num-experts", "4", "--expert-interval", "1", "--moe-loss-coeff", "0.3"),
@@ -48,7 +48,7 @@ fill = partial(initialise, seed=1, std=0.3, num_layers=2)
 
 def micro_batch(number):
     generator = torch.Generator().manual_seed(number)
-    return gpt_micro_batch(torch.randint(11, (2, 7), generator=generator))
+    return gpt_batch(torch.randint(11, (2, 7), generator=generator))
 
 
 def forget_groups():
@@ -112,8 +112,8 @@ class PlainRun:
         self.model.zero_grad()
         self.terms.clear()
         losses = []
-        for inputs, target in map(micro_batch, numbers):
-            losses.append(self.loss(self.model(inputs), target))
+        for given in map(micro_batch, numbers):
+            losses.append(self.loss(self.model(given), given))
         added = 0.3 * sum(self.terms) / len(losses)
         (sum(losses) / len(losses) + added).backward()
         zeros = sum(int((p.grad == 0).sum()) for p in self.model.parameters())

@@ -7,7 +7,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import pytest
 import torch
 from ranks import outcomes_on_ranks, require_passed
-from tiny import GEMMA_2, GEMMA_3, tiny_spec
+from tiny import GEMMA_2, GEMMA_3, batch_of, tiny_spec
 from torch.testing import assert_close
 
 from megatron.engine.deepspeed import distributed
@@ -98,7 +98,7 @@ def batch(seed=0):
     rows = torch.randint(11, (3, 7))
     tokens, labels = rows[:, :-1], rows[:, 1:]
     positions = torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 0, 1]])
-    return (tokens, positions), (labels, torch.ones(labels.shape))
+    return batch_of(tokens, positions, labels=labels, loss_mask=torch.ones(labels.shape))
 
 
 def piece(name, whole, sharded_parameters):
@@ -109,8 +109,8 @@ def piece(name, whole, sharded_parameters):
 def whole_model_step(group, **changes):
     """Return the one-process model after a backward pass."""
     whole = model_of(lone_group(), OrdinaryStream(), **changes)
-    inputs, target = batch()
-    next_token_loss(lone_group())(whole(inputs), target).backward()
+    given = batch()
+    next_token_loss(lone_group())(whole(given), given).backward()
     return whole
 
 
@@ -119,8 +119,8 @@ def logits_of_shards_are_those_of_the_whole(rank):
         groups = groups_of(tensor=2)
         shard = model_of(groups.tensor, OrdinaryStream(), **changes)
         whole = model_of(lone_group(), OrdinaryStream(), **changes)
-        inputs, _ = batch()
-        assert_close(shard(inputs), whole(inputs).chunk(2, -1)[rank])
+        given = batch()
+        assert_close(shard(given), whole(given).chunk(2, -1)[rank])
 
 
 def gradients_of_shards_are_those_of_the_whole(rank):
@@ -128,8 +128,8 @@ def gradients_of_shards_are_those_of_the_whole(rank):
         groups = groups_of(tensor=2)
         shard = model_of(groups.tensor, OrdinaryStream(), **changes)
         whole = whole_model_step(groups.tensor, **changes)
-        inputs, target = batch()
-        next_token_loss(groups.tensor)(shard(inputs), target).backward()
+        given = batch()
+        next_token_loss(groups.tensor)(shard(given), given).backward()
         parameters = dict(shard.named_parameters())
         for name, parameter in whole.named_parameters():
             assert_close(parameters[name].grad, piece(name, parameter.grad, parameters))
@@ -138,8 +138,8 @@ def gradients_of_shards_are_those_of_the_whole(rank):
 def the_norm_is_that_of_the_whole_and_clipping_scales_to_it(rank):
     groups = groups_of(tensor=2)
     shard, whole = model_of(groups.tensor, OrdinaryStream()), whole_model_step(groups.tensor)
-    inputs, target = batch()
-    next_token_loss(groups.tensor)(shard(inputs), target).backward()
+    given = batch()
+    next_token_loss(groups.tensor)(shard(given), given).backward()
     before = {name: p.grad.clone() for name, p in shard.named_parameters()}
     expected = float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.25))
 
@@ -216,7 +216,7 @@ def hidden_dropout_keeps_the_residual_stream_equal_on_tensor_ranks(rank):
     model = model_of(groups.tensor, tracker, hidden_dropout=0.5, attention_dropout=0.5)
     seen = []
     model.get_submodule("6").register_forward_hook(lambda layer, inputs, y: seen.append(y))
-    model(batch()[0])
+    model(batch())
     assert agreement(seen[0].detach().flatten()) == 1.0
 
 
@@ -243,11 +243,11 @@ def two_steps(wrap, **changes):
     model = model_of(
         groups.tensor, tracker, wrap=wrap, attention_dropout=0.3, hidden_dropout=0.3, **changes
     )
-    inputs, target = batch()
+    given = batch()
     restore_streams(start)
     losses = []
     for _ in range(2):
-        loss = next_token_loss(groups.tensor)(model(inputs), target)
+        loss = next_token_loss(groups.tensor)(model(given), given)
         loss.backward()
         losses.append(loss.detach())
     assert losses[0] != losses[1]
@@ -274,7 +274,7 @@ def recomputation_keeps_less(rank):
     for wrap in (None, recompute):
         model, kept = model_of(groups.tensor, tracker, wrap=wrap), Counter()
         with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda t: t):
-            model(batch()[0])
+            model(batch())
         counts.append(kept.count)
     assert counts[1] < counts[0] / 2
 
@@ -283,8 +283,8 @@ def without_gradients_nothing_is_recomputed(rank):
     groups = groups_of(tensor=2)
     model = model_of(groups.tensor, streams(groups), wrap=recompute).eval()
     with torch.no_grad():
-        expected = model_of(groups.tensor, OrdinaryStream()).eval()(batch()[0])
-        assert torch.equal(model(batch()[0]), expected)
+        expected = model_of(groups.tensor, OrdinaryStream()).eval()(batch())
+        assert torch.equal(model(batch()), expected)
 
 
 def deepspeed_is_told_the_topology(rank):

@@ -17,9 +17,10 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
+from megatron.tensor_parallel.broadcast import sequence_shard
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.training.loop.batch import gpt_micro_batch, own_part
+from megatron.training.loop.batch import CAUSAL_FIELDS, gpt_batch
 from megatron.training.loop.objective import GPT
 from megatron.training.setup import build_gpt_engine, build_process_groups
 
@@ -35,8 +36,7 @@ UNSEEN_POSITIONS, WIDTH = 2, 8
 def micro_batch():
     """Return samples that are shorter than the table of positions."""
     tokens = torch.randint(11, (2, 7), generator=torch.Generator().manual_seed(3))
-    (inputs, positions), (labels, mask) = gpt_micro_batch(tokens[:, : 7 - UNSEEN_POSITIONS])
-    return (inputs, positions), (labels, mask)
+    return gpt_batch(tokens[:, : 7 - UNSEEN_POSITIONS])
 
 
 def norm_of_the_whole(plan):
@@ -51,9 +51,9 @@ def norm_of_the_whole(plan):
         num_layers=spec.num_layers,
         vocab_size=spec.vocab_size,
     )
-    inputs, target = micro_batch()
+    given = micro_batch()
     loss = next_token_loss(lone_group(), vocab_size=spec.vocab_size)
-    loss(model(inputs), target).backward()
+    loss(model(given), given).backward()
     zeros = sum(int((p.grad == 0).sum()) for p in model.parameters()) - spec.num_padding_parameters
     # The table's rows that no position took, and nothing else.
     assert zeros == UNSEEN_POSITIONS * WIDTH
@@ -68,7 +68,9 @@ def measure(*flags):
     assert engine.params_norm() == pytest.approx(norm_of_the_whole(plan), rel=1e-6)
     engine.set_lr(0.0)
     engine.set_seq_length(6 - UNSEEN_POSITIONS)
-    part = own_part(micro_batch(), groups.sequence_rank, groups.topology.sequence)
+    part = sequence_shard(
+        micro_batch(), CAUSAL_FIELDS, groups.sequence_rank, groups.topology.sequence
+    )
     engine.train_batch(repeat(part))
     assert engine.num_zeros == UNSEEN_POSITIONS * WIDTH
 

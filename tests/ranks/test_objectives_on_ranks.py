@@ -26,7 +26,7 @@ from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import read_batches
+from megatron.training.loop.batch import SPAN_FIELDS, read_batches
 from megatron.training.loop.objective import OBJECTIVES, PREFIX_LM
 
 FLAGS = [
@@ -34,15 +34,20 @@ FLAGS = [
     *("--attention-dropout", "0", "--hidden-dropout", "0", "--checkpoint-activations"),
 ]
 fill = partial(initialise, seed=1, std=0.5, num_layers=2)
-PREFIX = torch.tensor([[[1, 2, 3, 4, 5, 6, 7, 8, 9], [4] * 8 + [0]]])
-PAIRS = torch.tensor(
-    [[[1, 2, 3, 4, 5, 6, 7, 0, 0], [1, 1, 1, 2, 2, 2, 2, 0, 0], [2, 2, 2, 6, 6, 6, 6, 0, 0]]]
-)
+PREFIX = {
+    "tokens": torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9]]),
+    "prefix_ends": torch.tensor([[4] * 8 + [0]]),
+}
+PAIRS = {
+    "tokens": torch.tensor([[1, 2, 3, 4, 5, 6, 7, 0, 0]]),
+    "text_ids": torch.tensor([[1, 1, 1, 2, 2, 2, 2, 0, 0]]),
+    "target_starts": torch.tensor([[2, 2, 2, 6, 6, 6, 6, 0, 0]]),
+}
 
 
 def micro_batch(name, rows):
     plan = plan_objective(tiny_config(*["--prefixlm"] * (name == "multitask")), name)
-    return OBJECTIVES[name].as_micro_batch(plan, tiny_plan().masks, None)(rows)
+    return OBJECTIVES[name].collate(plan, tiny_plan().masks, None)(**rows)
 
 
 def tokens_see_what_they_should_in_a_pipeline(rank):
@@ -70,6 +75,7 @@ def tokens_see_what_they_should_in_a_pipeline(rank):
         initialise=fill,
         build_optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
         config=plan.deepspeed,
+        batch_fields=tuple(SPAN_FIELDS),
         carried=carried_fields(plan.model, attention_span=True),
     )
     whole = SequentialModel(
@@ -82,12 +88,12 @@ def tokens_see_what_they_should_in_a_pipeline(rank):
         engine.evaluate(iter([batch]), 1)
         if rank == 1:
             with torch.no_grad():
-                assert_close(seen[-1], whole(batch[0]))
+                assert_close(seen[-1], whole(batch))
         return seen[-1][0] if rank == 1 else None
 
     def changed(name, rows, place):
-        other = rows.clone()
-        other[0, 0, place] = 10
+        other = rows | {"tokens": rows["tokens"].clone()}
+        other["tokens"][0, place] = 10
         pair = [logits_of(name, each) for each in (rows, other)]
         return [i for i in range(8) if rank == 0 or not torch.equal(pair[0][i], pair[1][i])]
 
@@ -100,9 +106,9 @@ def tokens_see_what_they_should_in_a_pipeline(rank):
     ):
         assert changed(name, rows, place) == (expected if rank == 1 else [*range(8)])
 
-    inputs, target = micro_batch("prefix-lm", PREFIX)
-    expected = of_prefixes(whole(inputs), target)
-    trained = engine.train_batch(repeat((inputs, target)))
+    given = micro_batch("prefix-lm", PREFIX)
+    expected = of_prefixes(whole(given), given)
+    trained = engine.train_batch(repeat(given))
     assert_close(trained.squeeze(), expected.detach())
 
 
@@ -113,7 +119,7 @@ class Counting:
         return 100
 
     def __getitem__(self, i):
-        return (i + np.arange(7)) % 11
+        return {"tokens": (i + np.arange(7)) % 11}
 
 
 class Unread(Counting):
@@ -127,18 +133,17 @@ def prefixes_are_the_same_on_all_ranks(rank):
     def batches(topology, samples):
         stream = read_batches(
             PrefixDataset(samples, eod=None, seed=4),
-            as_micro_batch=PREFIX_LM.as_micro_batch(
-                plan_objective(tiny_config(), "prefix-lm"), plan.masks, None
-            ),
-            channels=PREFIX_LM.channels,
+            collate=PREFIX_LM.collate(plan_objective(tiny_config(), "prefix-lm"), plan.masks, None),
+            fields=PREFIX_LM.fields(plan.masks),
             consumed_samples=6,
             batch=plan.batch,
-            model=plan.model,
+            letters={"s": plan.model.seq_length},
+            vocab_size=plan.model.vocab_size,
             groups=build_groups(topology),
             device=torch.device("cpu"),
         )
-        (tokens, _, spans), (_, weights) = next(stream)
-        return [tensor.tolist() for tensor in (tokens, spans, weights)]
+        batch = next(stream)
+        return [batch[name].tolist() for name in ("tokens", "attention_span", "loss_mask")]
 
     stages = batches(Topology(pipeline=2, data=1, tensor=1), Counting())
     tensor_ranks = batches(

@@ -37,7 +37,7 @@ from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import gpt_micro_batch
+from megatron.training.loop.batch import gpt_batch
 
 FLAGS = ["--attention-dropout", "0", "--hidden-dropout", "0", "--pad-vocab-size-to", "12"]
 CONSTANTS = ["--clip-grad", "0.5", "--weight-decay", "0.2", "--adam-eps", "1e-3"]
@@ -47,7 +47,7 @@ fill = partial(initialise, seed=1, std=0.3, num_layers=2)
 
 def micro_batch(number):
     generator = torch.Generator().manual_seed(number)
-    return gpt_micro_batch(torch.randint(11, (2, 7), generator=generator))
+    return gpt_batch(torch.randint(11, (2, 7), generator=generator))
 
 
 def engine_of(*flags, device="cpu", fill_with=fill, zero=MappingProxyType({}), **axes):
@@ -105,9 +105,9 @@ def plain_run(plan, numbers, dtype=torch.float32):
     for step in numbers:
         sums = [torch.zeros_like(master) for master in masters.parameters()]
         losses.append(0.0)
-        for inputs, target in map(micro_batch, step):
+        for given in map(micro_batch, step):
             model.zero_grad()
-            loss = loss_of(model(inputs), target)
+            loss = loss_of(model(given), given)
             (loss / len(step)).backward()
             losses[-1] += float(loss) / len(step)
             for total, p in zip(sums, model.parameters(), strict=True):

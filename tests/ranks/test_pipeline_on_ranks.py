@@ -29,7 +29,7 @@ from megatron.optimizer.param_groups import param_groups
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import gpt_micro_batch
+from megatron.training.loop.batch import CAUSAL_FIELDS, gpt_batch
 
 FLAGS = [
     *("--pipeline-model-parallel-size", "2", "--global-batch-size", "4"),
@@ -48,7 +48,7 @@ fill = partial(initialise, seed=1, std=0.3, num_layers=2)
 def batches():
     generator = torch.Generator().manual_seed(0)
     while True:
-        yield gpt_micro_batch(torch.randint(11, (2, 7), generator=generator))
+        yield gpt_batch(torch.randint(11, (2, 7), generator=generator))
 
 
 def engine_of(*flags):
@@ -70,6 +70,7 @@ def engine_of(*flags):
             engine_optimizer, plan=plan.optimizer, lr=0.1, tensor_group=groups.tensor
         ),
         config=plan.deepspeed,
+        batch_fields=tuple(CAUSAL_FIELDS),
         carried=carried_fields(plan.model, attention_span=False),
     )
 
@@ -91,8 +92,8 @@ def steps_are_those_of_plain_pytorch(rank, *flags):
         engine.set_global_batch_size(samples)
         losses = []
         for _ in range(samples // 2):
-            inputs, target = next(own)
-            losses.append(next_token_loss(lone_group())(model(inputs), target))
+            given = next(own)
+            losses.append(next_token_loss(lone_group())(model(given), given))
         mean = torch.stack(losses).mean()
         optimizer.zero_grad()
         mean.backward()
@@ -131,8 +132,8 @@ def a_gemma_s_steps_are_those_of_plain_pytorch(rank):
 def a_residual_stream_in_32_bits_travels_between_16_bit_stages(rank):
     flags = [*LLAMA, "--fp32-residual-connection"]
     engine, (model, _) = engine_of(*flags, "--bf16", "--global-batch-size", "2"), plain(*flags)
-    inputs, target = next(batches())
-    expected = next_token_loss(lone_group())(model(inputs), target)
+    given = next(batches())
+    expected = next_token_loss(lone_group())(model(given), given)
     layer = engine.module.get_submodule("3" if rank == 0 else "4")
     seen = []
     layer.register_forward_hook(
@@ -145,8 +146,8 @@ def a_residual_stream_in_32_bits_travels_between_16_bit_stages(rank):
 
 def without_clipping_the_norm_is_told_all_the_same(rank):
     engine, (model, _) = engine_of("--clip-grad", "0", "--global-batch-size", "2"), plain()
-    inputs, target = next(batches())
-    next_token_loss(lone_group())(model(inputs), target).backward()
+    given = next(batches())
+    next_token_loss(lone_group())(model(given), given).backward()
     expected = torch.nn.utils.clip_grad_norm_(model.parameters(), torch.inf)
     engine.train_batch(batches())
     assert engine.grad_norm == pytest.approx(float(expected), rel=1e-4)
@@ -157,8 +158,8 @@ def evaluation_is_the_mean_on_all_ranks(rank):
     read = batches()
     with torch.no_grad():
         losses = [
-            next_token_loss(lone_group())(model(inputs), target)
-            for inputs, target in (next(read) for _ in range(3))
+            next_token_loss(lone_group())(model(given), given)
+            for given in (next(read) for _ in range(3))
         ]
     assert_close(engine.evaluate(batches(), 3).squeeze(), torch.stack(losses).mean())
 
@@ -183,6 +184,7 @@ def module_of(method):
         loss=next_token_loss(lone_group()),
         partition_method=method,
         recompute=NOTHING,
+        batch_fields=tuple(CAUSAL_FIELDS),
     )
 
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from megatron.fused_kernels.reference.cross_entropy import REFERENCE
 from megatron.model.loss import next_token_loss
-from megatron.tensor_parallel.broadcast import broadcast_tokens
+from megatron.tensor_parallel.broadcast import Field, broadcast_batch, sequence_shard
 from megatron.tensor_parallel.collectives import (
     copy_to_tensor_parallel,
     reduce_from_tensor_parallel,
@@ -140,23 +140,75 @@ def padded_columns_never_count(rank):
 def the_masked_loss_equals_that_of_one_rank(rank):
     logits, labels = torch.randn(2, 5, 8), torch.randint(8, (2, 5))
     mask = torch.tensor([[1.0, 0, 1, 1, 0], [0, 1, 1, 1, 1]])
-    expected = next_token_loss(lone_group())(logits, (labels, mask))
+    batch = {"labels": labels, "loss_mask": mask}
+    expected = next_token_loss(lone_group())(logits, batch)
     shard = logits.chunk(WORLD, -1)[rank]
-    assert_close(next_token_loss(dist.group.WORLD)(shard, (labels, mask)), expected)
+    assert_close(next_token_loss(dist.group.WORLD)(shard, batch), expected)
 
 
-def tokens_of_tensor_rank_0_reach_the_others(rank):
+FIELDS = {
+    "loss_mask": Field("bs", torch.float32),
+    "tokens": Field("bs"),
+    "is_random": Field("b", torch.bool),
+    "encoder_tokens": Field("be"),
+    "attention_span": Field("bS2"),
+}
+"""Of an encoder and a decoder of other lengths, in several dtypes."""
+LETTERS = {"b": 2, "s": 6, "S": 6, "e": 3}
+
+
+def a_batch(seed=0):
+    torch.manual_seed(seed)
+    drawn = {name: torch.rand(field.sizes(LETTERS)) * 5 for name, field in FIELDS.items()}
+    return {name: tensor.to(FIELDS[name].dtype) for name, tensor in drawn.items()}
+
+
+def broadcast(batch, groups):
+    return broadcast_batch(batch, FIELDS, LETTERS, groups, torch.device("cpu"))
+
+
+def require_equal(batch, other):
+    assert [*batch] == [*other] == [*FIELDS]
+    for name, tensor in batch.items():
+        assert tensor.dtype == FIELDS[name].dtype
+        assert torch.equal(tensor, other[name])
+
+
+def the_batch_of_tensor_rank_0_reaches_the_others_in_one_broadcast(rank):
     groups = build_groups(Topology(pipeline=1, data=1, tensor=2))
-    tokens = torch.arange(10).view(2, 5) if rank == 0 else None
-    received = broadcast_tokens(tokens, (2, 5), groups, torch.device("cpu"))
-    assert torch.equal(received, torch.arange(10).view(2, 5))
+    sent, calls = dist.broadcast, []
+    dist.broadcast = lambda *args, **options: calls.append(sent(*args, **options))
+    try:
+        received = broadcast(a_batch() if rank == 0 else None, groups)
+    finally:
+        dist.broadcast = sent
+    require_equal(received, a_batch())
+    assert len(calls) == 1
 
 
-def tokens_of_replicas_stay_their_own(rank):
+def batches_of_replicas_stay_their_own(rank):
     groups = build_groups(Topology(pipeline=1, data=2, tensor=1))
-    tokens = torch.full((2, 5), rank)
-    received = broadcast_tokens(tokens, (2, 5), groups, torch.device("cpu"))
-    assert torch.equal(received, tokens)
+    require_equal(broadcast(a_batch(rank), groups), a_batch(rank))
+
+
+def another_batch_than_the_declared_one_is_refused(rank):
+    groups = build_groups(Topology(pipeline=1, data=2, tensor=1))
+    batch = a_batch()
+    with pytest.raises(ValueError, match=r"fields \['loss_mask'\], declared are"):
+        broadcast({"loss_mask": batch["loss_mask"]}, groups)
+    with pytest.raises(ValueError, match=r"tokens .* shape \[2, 5\]; declared is bs, .* \[2, 6\]"):
+        broadcast(batch | {"tokens": batch["tokens"][:, :5]}, groups)
+
+
+def a_shard_of_the_sequence_holds_slices_of_the_fields_with_an_s(rank):
+    batch = a_batch()
+    shard = sequence_shard(batch, FIELDS, rank, 2)
+    here = slice(3 * rank, 3 * rank + 3)
+    assert torch.equal(shard["tokens"], batch["tokens"][:, here])
+    assert torch.equal(shard["loss_mask"], batch["loss_mask"][:, here])
+    assert shard["tokens"].is_contiguous()
+    for name in ("is_random", "encoder_tokens", "attention_span"):
+        assert shard[name] is batch[name]
 
 
 def groups_hold_the_ranks_of_their_axis(rank):
@@ -182,8 +234,10 @@ CHECKS = [
     cross_entropy_equals_torch_s,
     padded_columns_never_count,
     the_masked_loss_equals_that_of_one_rank,
-    tokens_of_tensor_rank_0_reach_the_others,
-    tokens_of_replicas_stay_their_own,
+    the_batch_of_tensor_rank_0_reaches_the_others_in_one_broadcast,
+    batches_of_replicas_stay_their_own,
+    another_batch_than_the_declared_one_is_refused,
+    a_shard_of_the_sequence_holds_slices_of_the_fields_with_an_s,
     groups_hold_the_ranks_of_their_axis,
 ]
 

@@ -34,7 +34,8 @@ from megatron.common.cli import run_tool
 from megatron.config.config import Config, parse_config
 from megatron.config.plan import Plan, plan
 from megatron.engine.deepspeed import distributed
-from megatron.engine.engine import Engine, MicroBatch
+from megatron.engine.engine import Engine
+from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.training import setup
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
@@ -128,7 +129,7 @@ class Sides:
         decided: Plan,
         config: Config,
         folder: Path,
-        batches: Iterator[MicroBatch],
+        batches: Iterator[Batch],
     ):
         self.engine, self.decided, self.folder, self.batches = engine, decided, folder, batches
         background = replace(decided.checkpoint, in_background=True, save=str(folder / "async"))

@@ -296,7 +296,10 @@ def compare_samples(mean: int, corpus_tokens: int) -> None:
             gathered.append(
                 cost(lambda: [their_sample(corpus, mapped, index, i) for i in range(count)])[0]
             )
-        same = all((dataset[i] == their_sample(corpus, mapped, index, i)).all() for i in range(100))
+        same = all(
+            (dataset[i]["tokens"] == their_sample(corpus, mapped, index, i)).all()
+            for i in range(100)
+        )
         print(
             f"dataset[i], documents of {mean} tokens: {count / min(ours):.0f} samples/s | "
             f"Megatron-LM's {count / min(theirs):.0f}, of which gathering alone "

@@ -22,7 +22,7 @@ from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.diagnostics.live_tensors import LiveTensors
 from megatron.engine.deepspeed import distributed
-from megatron.training.loop.batch import gpt_micro_batch
+from megatron.training.loop.batch import gpt_batch
 from megatron.training.loop.objective import GPT
 from megatron.training.process.device import prepare_process
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
@@ -81,7 +81,7 @@ def measure(argv: Sequence[str]) -> Memory:
     engine = build_gpt_engine(decided, build_process_groups(decided), GPT, kernels)
     shape = (decided.batch.micro_batch_size, decided.model.seq_length + 1)
     tokens = torch.randint(VOCAB_SIZE, shape)
-    batches = iter(lambda: gpt_micro_batch(tokens), None)
+    batches = iter(lambda: gpt_batch(tokens), None)
 
     with LiveTensors() as made:
         engine.train_batch(batches)

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 import torch
 
 from megatron.config.plan import Plan
-from megatron.engine.engine import MicroBatch
-from megatron.training.loop.batch import gpt_micro_batch
+from megatron.tensor_parallel.broadcast import Batch
+from megatron.training.loop.batch import gpt_batch
 
 
-def random_batches(decided: Plan, batch: int) -> Iterator[MicroBatch]:
+def random_batches(decided: Plan, batch: int) -> Iterator[Batch]:
     """Yield micro-batches of random tokens without end."""
     generator = torch.Generator().manual_seed(1)
     shape = (batch, decided.model.seq_length + 1)
     while True:
-        yield gpt_micro_batch(torch.randint(decided.model.vocab_size, shape, generator=generator))
+        yield gpt_batch(torch.randint(decided.model.vocab_size, shape, generator=generator))
 
 
 def timed(step: Callable[[], object], times: int) -> tuple[float, float]:

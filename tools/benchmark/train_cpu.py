@@ -79,7 +79,8 @@ def build_sides(dtype: str, batch: int, attention: str) -> dict[str, Callable[[]
     loop = PlainLoop(decided.model, dtype, lr=1e-4, device=device)
 
     def plain_step() -> float:
-        (tokens, _), (labels, _) = next(batches)
+        batch = next(batches)
+        tokens, labels = batch["tokens"], batch["labels"]
         return loop.step(tokens, labels)
 
     return {"megatron": lambda: float(engine.train_batch(batches)), "plain": plain_step}

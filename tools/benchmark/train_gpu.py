@@ -24,7 +24,7 @@ from megatron.common.cli import run_tool
 from megatron.config.config import parse_config
 from megatron.config.plan import Plan, plan
 from megatron.engine.deepspeed import distributed
-from megatron.training.loop.batch import gpt_micro_batch
+from megatron.training.loop.batch import gpt_batch
 from megatron.training.loop.objective import GPT
 from megatron.training.process.device import prepare_process
 from megatron.training.setup import build_gpt_engine, build_process_groups, choose
@@ -85,7 +85,7 @@ def build_sides(
     engine.set_lr(1e-4)
     shape = (batch, decided.model.seq_length + 1)
     tokens = torch.randint(VOCAB_SIZE, shape, device=device)
-    micro_batch = gpt_micro_batch(tokens)
+    micro_batch = gpt_batch(tokens)
     loop = PlainLoop(decided.model, "bf16", lr=1e-4, device=device, compiles=compiles)
     (inputs, _), (labels, _) = micro_batch
     return decided, {

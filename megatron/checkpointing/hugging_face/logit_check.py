@@ -162,7 +162,9 @@ def _our_logits(
 ) -> Tensor:
     """Return ours of the true vocabulary. The model lives no longer than this call."""
     positions_bs = torch.arange(tokens_bs.size(1)).expand_as(tokens_bs)
-    logits_bsv = filled_model(spec, whole, rounded_to=rounded_to)((tokens_bs, positions_bs))
+    logits_bsv = filled_model(spec, whole, rounded_to=rounded_to)(
+        {"tokens": tokens_bs, "positions": positions_bs}
+    )
     return logits_bsv[..., : spec.vocab_size]
 
 

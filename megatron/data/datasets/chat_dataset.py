@@ -20,8 +20,8 @@ class ChatDataset(PackedDataset):
     Raises:
         DataError: the files do not belong together, or no conversation fits into a sample.
 
-    Shapes: dataset[i] -> [3, seq_length + 1] int64: tokens; number of the conversation in the
-        sample from 1 up, 0 for padding; 1 where the token counts.
+    Shapes: dataset[i] -> {"tokens", "text_ids", "is_target"}, each [seq_length + 1] int64: the
+        number of the conversation in the sample from 1 up, 0 for padding; 1 where the token counts.
     """
 
     noun = "conversation"
@@ -42,10 +42,10 @@ class ChatDataset(PackedDataset):
         """Return how many tokens each conversation has."""
         return self.tokens.sizes[texts.start : texts.stop].astype(np.int64)
 
-    def __getitem__(self, i: int) -> NDArray:
-        tokens, chats, counts = row = np.zeros((3, self.row_length), np.int64)
+    def __getitem__(self, i: int) -> dict[str, NDArray]:
+        tokens, text_ids, is_target = np.zeros((3, self.row_length), np.int64)
         for number, (chat, start, length) in enumerate(self.placed(i), start=1):
             here = slice(start, start + length)
-            tokens[here], counts[here] = self.tokens[chat], self.loss_mask[chat]
-            chats[here] = number
-        return row
+            tokens[here], is_target[here] = self.tokens[chat], self.loss_mask[chat]
+            text_ids[here] = number
+        return {"tokens": tokens, "text_ids": text_ids, "is_target": is_target}

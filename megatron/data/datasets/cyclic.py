@@ -3,8 +3,8 @@
 import sys
 
 import numpy as np
-from numpy.typing import NDArray
 
+from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.provenance import Origin, TracedSource
 
 
@@ -26,7 +26,7 @@ class CyclicDataset:
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __getitem__(self, position: int) -> NDArray:
+    def __getitem__(self, position: int) -> Sample:
         return self.dataset[self._sample(position)]
 
     def origin(self, position: int) -> Origin:

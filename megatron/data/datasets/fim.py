@@ -39,7 +39,7 @@ class FimDataset:
         encode: text to token ids.
         decode: token ids to text, U+FFFD where they are none.
 
-    Shapes: dataset[i] [s + 1] int64, as in `dataset`.
+    Shapes: dataset[i] -> {"tokens": [s + 1] int64}, as in `dataset`.
     Randomness: from the stream of the sample.
     """
 
@@ -63,12 +63,12 @@ class FimDataset:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, i: int) -> NDArray:
-        tokens = self.dataset[i]
+    def __getitem__(self, i: int) -> dict[str, NDArray]:
+        tokens = self.dataset[i]["tokens"]
         found = self.rearranged(tokens, sample_rng(self._seed, i))
         row = np.full(len(tokens), self._tokens.pad, np.int64)
         row[: len(found)] = found[: len(tokens)]
-        return row
+        return {"tokens": row}
 
     def origin(self, i: int) -> Origin:
         """Return where the tokens of sample i are on disk."""

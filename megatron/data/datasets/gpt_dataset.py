@@ -28,7 +28,7 @@ class GPTDataset:
     Raises:
         DataError: `documents` hold less than one sample, or the corpus is damaged.
 
-    Shapes: dataset[i] -> [seq_length + 1] int64.
+    Shapes: dataset[i] -> {"tokens": [seq_length + 1] int64}.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class GPTDataset:
     def __len__(self) -> int:
         return len(self.index.sample_order)
 
-    def __getitem__(self, i: int) -> NDArray:
+    def __getitem__(self, i: int) -> dict[str, NDArray]:
         self.dataset.require_whole_index()
         (first, offset), (last, end) = self._ends(i)
         if first == last:
             document = int(self.index.document_order[first])
-            return self.dataset.get(document, offset, end - offset + 1).astype(np.int64)
+            tokens = self.dataset.get(document, offset, end - offset + 1)
+            return {"tokens": tokens.astype(np.int64)}
         _, starts, stops = self._pieces(first, offset, last, end)
-        return self.dataset.tokens.gather(starts, stops).astype(np.int64)
+        return {"tokens": self.dataset.tokens.gather(starts, stops).astype(np.int64)}
 
     def epochs(self, num_samples: int) -> float:
         """Return how often the documents are read by `num_samples` samples."""

@@ -23,8 +23,9 @@ class MTFDataset(PackedDataset):
     Raises:
         DataError: inputs and targets are not as many, or none of `pairs` fits into a sample.
 
-    Shapes: dataset[i] -> [3, seq_length + 1] int64: tokens; number of the pair in the sample from
-        1 up, 0 for padding; position of the first token of the pair's target.
+    Shapes: dataset[i] -> {"tokens", "text_ids", "target_starts"}, each [seq_length + 1] int64: the
+        number of the pair in the sample from 1 up, 0 for padding; position of the first token of
+        the pair's target.
     """
 
     noun = "pair"
@@ -45,11 +46,11 @@ class MTFDataset(PackedDataset):
         sizes = (part.sizes[texts.start : texts.stop] for part in (self.inputs, self.targets))
         return np.add(*sizes, dtype=np.int64)
 
-    def __getitem__(self, i: int) -> NDArray:
-        tokens, pairs, targets_start = row = np.zeros((3, self.row_length), np.int64)
+    def __getitem__(self, i: int) -> dict[str, NDArray]:
+        tokens, text_ids, target_starts = np.zeros((3, self.row_length), np.int64)
         for number, (pair, start, length) in enumerate(self.placed(i), start=1):
             middle, stop = start + int(self.inputs.sizes[pair]), start + length
             tokens[start:middle], tokens[middle:stop] = self.inputs[pair], self.targets[pair]
-            pairs[start:stop] = number
-            targets_start[start:stop] = middle
-        return row
+            text_ids[start:stop] = number
+            target_starts[start:stop] = middle
+        return {"tokens": tokens, "text_ids": text_ids, "target_starts": target_starts}

@@ -82,7 +82,7 @@ class PackedDataset(ABC):
         """Return how many tokens of a row each of `texts` takes. Shapes: -> [len(texts)] int64."""
 
     @abstractmethod
-    def __getitem__(self, i: int) -> NDArray:
+    def __getitem__(self, i: int) -> dict[str, NDArray]:
         """Return sample i."""
 
     def __len__(self) -> int:

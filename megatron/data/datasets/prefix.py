@@ -18,8 +18,8 @@ class PrefixDataset:
     Args:
         eod: the token that ends documents which are kept apart; None: one prefix a sample.
 
-    Shapes: dataset[i] -> [2, s + 1] int64: tokens, and for each of the s first the position after
-        the prefix of its document; the last entry means nothing.
+    Shapes: dataset[i] -> {"tokens": [s + 1], "prefix_ends": [s + 1]} int64: the latter for each of
+        the s first tokens the position after the prefix of its document; its last entry is 0.
     Randomness: uniform, from the stream of the sample.
     """
 
@@ -31,8 +31,8 @@ class PrefixDataset:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, i: int) -> NDArray:
-        tokens = self.dataset[i]
+    def __getitem__(self, i: int) -> dict[str, NDArray]:
+        tokens = self.dataset[i]["tokens"]
         s = len(tokens) - 1
         ends = np.array([], np.int64)
         if self._eod is not None:
@@ -43,10 +43,9 @@ class PrefixDataset:
         if starts[-1] == s:  # the sample ends with its last document
             starts, shortest, longest = starts[:-1], shortest[:-1], longest[:-1]
         cuts = sample_rng(self._seed, i).randint(shortest, longest + 1)
-        row = np.zeros((2, s + 1), np.int64)
-        row[0] = tokens
-        row[1, :s] = np.repeat(cuts, np.diff(np.append(starts, s)))
-        return row
+        prefix_ends = np.zeros(s + 1, np.int64)
+        prefix_ends[:s] = np.repeat(cuts, np.diff(np.append(starts, s)))
+        return {"tokens": tokens, "prefix_ends": prefix_ends}
 
     def origin(self, i: int) -> Origin:
         """Return where the tokens of sample i are on disk."""

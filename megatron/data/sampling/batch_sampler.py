@@ -1,6 +1,6 @@
 """Which samples this rank reads next, from one integer: the samples consumed so far."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -8,13 +8,16 @@ from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
 
+Sample = Mapping[str, NDArray]
+"""Arrays by the names of their fields; `tokens` is one of them."""
+
 
 class SampleSource(Protocol):
-    """Anything that holds a known number of samples of one shape."""
+    """Anything that holds a known number of samples of the same fields and shapes."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, i: int, /) -> NDArray: ...
+    def __getitem__(self, i: int, /) -> Sample: ...
 
 
 def micro_batches(
@@ -24,7 +27,7 @@ def micro_batches(
     micro_batch_size: int,
     data_rank: int,
     data_size: int,
-) -> Iterator[NDArray]:
+) -> Iterator[dict[str, NDArray]]:
     """Yield this rank's micro batches, in the order of the dataset, from `consumed_samples` on.
 
     Each turn takes `micro_batch_size * data_size` samples, and rank r the r-th part of them,
@@ -36,7 +39,7 @@ def micro_batches(
     Raises:
         DataError: the next turn needs more samples than are left.
 
-    Shapes: -> [b, s + 1] int64, or [b, numbers for each token, s + 1].
+    Shapes: each field of a sample with a dimension of b in front.
     """
     if not 0 <= data_rank < data_size:
         raise ValueError(f"data_rank {data_rank} of data_size {data_size}")
@@ -44,7 +47,8 @@ def micro_batches(
     position = consumed_samples
     while position + turn_size <= len(dataset):
         first = position + data_rank * micro_batch_size
-        yield np.stack([dataset[i] for i in range(first, first + micro_batch_size)])
+        samples = [dataset[i] for i in range(first, first + micro_batch_size)]
+        yield {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
         position += turn_size
     raise DataError(
         f"out of data: the dataset has {len(dataset)} samples, {position} are consumed, and the "

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
 from megatron.config.data.data import SampleOrder
+from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.blend_steps import follow, lanes_for
 from megatron.data.sampling.index_cache import cached_maps
 from megatron.data.sampling.index_size import blend_room
@@ -149,7 +150,7 @@ class BlendedDataset:
     def __len__(self) -> int:
         return len(self.order.sources)
 
-    def __getitem__(self, i: int) -> NDArray:
+    def __getitem__(self, i: int) -> Sample:
         dataset, sample = self._place(i)
         return dataset[sample]
 

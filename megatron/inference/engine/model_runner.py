@@ -218,8 +218,9 @@ class Stage:
 
     def _forward(self, tokens_bs: Tensor, positions_bs: Tensor, spans_bs2: Tensor | None) -> Tensor:
         if self.groups.stage == 0:
-            spans = () if spans_bs2 is None else (spans_bs2,)
-            inputs: Any = (tokens_bs, positions_bs, *spans)
+            inputs: Any = {"tokens": tokens_bs, "positions": positions_bs}
+            if spans_bs2 is not None:
+                inputs["attention_span"] = spans_bs2
         else:
             batch, length = tokens_bs.shape
             wide = torch.float32 if self.spec.fp32_residual else self.dtype

@@ -10,6 +10,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention_kernels import soft_capped
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.norms import norm_layer
+from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.collectives import copy_to_tensor_parallel
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
 from megatron.tensor_parallel.linear import gathering_linear
@@ -18,15 +19,15 @@ from megatron.tensor_parallel.linear import gathering_linear
 class EmbeddingPipe(nn.Module):
     """Token embedding, scaled or normed if asked for, plus learned position if there is one, then dropout.
 
-    Positions that layers need are passed on beside the result, and so is a third input, the spans
-    of what tokens see.
+    Positions that layers need are passed on beside the result, and so is the attention span of a
+    batch that has one.
 
     Args:
         spec: the network.
         group: the tensor-parallel ranks.
         kernels: what computes the norm.
 
-    Shapes: (tokens_bs, positions_bs) [b, s] int64 -> [b, s, h].
+    Shapes: tokens, positions [b, s] int64, attention_span [b, s, 2] int64 -> hidden [b, s, h].
     Communication: one all-reduce of [b, s, h] over `group` forward.
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
     """
@@ -43,8 +44,8 @@ class EmbeddingPipe(nn.Module):
         if spec.position_embedding == "learned":
             self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
 
-    def forward(self, inputs: tuple[Tensor, ...]) -> LayerInput:
-        tokens_bs, positions_bs, *spans_bs2 = inputs
+    def forward(self, batch: Batch) -> LayerInput:
+        tokens_bs, positions_bs = batch["tokens"], batch["positions"]
         x_bsh = self.word_embeddings(tokens_bs)
         if self.spec.scaled_embedding:
             # The factor is rounded to the dtype of the activations, as published weights expect.
@@ -61,7 +62,7 @@ class EmbeddingPipe(nn.Module):
             # Of a frozen table. Layers that are recomputed get gradients only if their input does.
             x_bsh.requires_grad_()
         is_rotary = self.spec.position_embedding == "rotary"
-        return LayerInput(x_bsh, positions_bs if is_rotary else None, *spans_bs2)
+        return LayerInput(x_bsh, positions_bs if is_rotary else None, batch.get("attention_span"))
 
 
 class OutputEmbeddingPipe(nn.Module):

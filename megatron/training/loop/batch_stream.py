@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from megatron.training.loop.objective import AsMicroBatch
 from megatron.training.loop.state import TrainState
 
 Batches = Callable[[int], Iterator[Any]]
@@ -24,14 +23,6 @@ class Stream(Iterator[Any]):
     def seek(self, samples: int) -> None:
         """Go on behind `samples` consumed samples."""
         self._iterator = self._batches(samples)
-
-
-def shortened(as_micro_batch: AsMicroBatch, length: Callable[[], int]) -> AsMicroBatch:
-    """Return what makes micro-batches of samples cut to their first `length()` tokens.
-
-    Asked anew for each micro-batch; as ever, the token after the last one is the last label.
-    """
-    return lambda rows: as_micro_batch(rows[..., : length() + 1].contiguous())
 
 
 def length_of_next_step(length_at: Callable[[int], int], state: TrainState) -> Callable[[], int]:

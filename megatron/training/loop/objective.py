@@ -1,23 +1,22 @@
-"""What is trained: which numbers a sample has, what the engine gets of them, and which loss."""
+"""Objectives: the fields of their batches, how samples become batches, and the loss."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
-
 from megatron.config.data.mask_plan import MaskPlan
 from megatron.config.data.objective_plan import ObjectiveName, ObjectivePlan
-from megatron.engine.engine import MicroBatch
 from megatron.model.loss import Loss, next_token_loss, num_expected_targets
+from megatron.tensor_parallel.broadcast import Fields
 from megatron.training.loop.batch import (
-    chat_micro_batch,
-    gpt_micro_batch,
-    pair_micro_batch,
-    prefix_micro_batch,
+    CAUSAL_FIELDS,
+    SPAN_FIELDS,
+    Collate,
+    chat_batch,
+    gpt_batch,
+    pair_batch,
+    prefix_batch,
 )
-
-AsMicroBatch = Callable[[Tensor], MicroBatch]
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,14 @@ class Objective:
 
     Args:
         name: by which plan and data know it; the samples follow from it.
-        channels: of a sample; see `read_batches`.
-        as_micro_batch: returns what makes of samples what the engine takes.
+        fields: returns the fields of a batch.
+        collate: returns what makes a batch of samples.
         loss: returns what makes the loss, given the tensor-parallel group and the kernels.
     """
 
     name: ObjectiveName
-    channels: tuple[int, ...]
-    as_micro_batch: Callable[[ObjectivePlan, MaskPlan, int | None], AsMicroBatch]
+    fields: Callable[[MaskPlan], Fields]
+    collate: Callable[[ObjectivePlan, MaskPlan, int | None], Collate]
     loss: Callable[[ObjectivePlan], Callable[..., Loss]]
 
 
@@ -46,38 +45,32 @@ def _prefix_loss(plan: ObjectivePlan) -> Callable[..., Loss]:
 
 GPT = Objective(
     "gpt",
-    channels=(),
-    as_micro_batch=lambda plan, masks, eod: partial(gpt_micro_batch, masks=masks, eod=eod),
+    fields=lambda masks: SPAN_FIELDS if masks.isolate_documents else CAUSAL_FIELDS,
+    collate=lambda plan, masks, eod: partial(gpt_batch, masks=masks, eod=eod),
     loss=lambda plan: next_token_loss,
 )
 """The next token, from all before it."""
 
 PREFIX_LM = Objective(
     "prefix-lm",
-    channels=(2,),
-    as_micro_batch=lambda plan, masks, eod: partial(
-        prefix_micro_batch, masks=masks, eod=eod, objective=plan
-    ),
+    fields=lambda masks: SPAN_FIELDS,
+    collate=lambda plan, masks, eod: partial(prefix_batch, masks=masks, eod=eod, objective=plan),
     loss=_prefix_loss,
 )
 """The next token, from all before it and all of a prefix of random length (arXiv:1910.10683)."""
 
 MULTITASK = Objective(
     "multitask",
-    channels=(3,),
-    as_micro_batch=lambda plan, masks, eod: partial(
-        pair_micro_batch, masks=masks, eod=eod, objective=plan
-    ),
+    fields=lambda masks: SPAN_FIELDS,
+    collate=lambda plan, masks, eod: partial(pair_batch, masks=masks, eod=eod, objective=plan),
     loss=lambda plan: next_token_loss,
 )
 """Targets from their inputs, as T0 was finetuned (arXiv:2110.08207)."""
 
 SFT = Objective(
     "sft",
-    channels=(3,),
-    as_micro_batch=lambda plan, masks, eod: partial(
-        chat_micro_batch, masks=masks, eod=eod, objective=plan
-    ),
+    fields=lambda masks: SPAN_FIELDS,
+    collate=lambda plan, masks, eod: partial(chat_batch, masks=masks, eod=eod, objective=plan),
     loss=lambda plan: next_token_loss,
 )
 """The answers of conversations, from what is before each."""

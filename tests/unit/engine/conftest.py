@@ -25,7 +25,7 @@ from megatron.model.loss import next_token_loss
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import gpt_micro_batch
+from megatron.training.loop.batch import gpt_batch
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -114,6 +114,6 @@ def micro_batch():
 
     def numbered(number):
         generator = torch.Generator().manual_seed(number)
-        return gpt_micro_batch(torch.randint(11, (2, 7), generator=generator))
+        return gpt_batch(torch.randint(11, (2, 7), generator=generator))
 
     return numbered

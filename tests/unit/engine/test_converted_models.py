@@ -54,7 +54,8 @@ def test_what_an_engine_saved_is_evaluated_by_others(build, micro_batch, tmp_pat
         assert torch.equal(weights[name], weight.float()), name
 
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
-    (tokens, _), (labels, _) = micro_batch(1)
+    batch = micro_batch(1)
+    tokens, labels = batch["tokens"], batch["labels"]
     with torch.no_grad():
         logits = reference(tokens).logits
     expected = float(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))

@@ -18,7 +18,7 @@ def weights(module):
 
 def reference_step(model, optimizer, loss, batches, *, max_norm=0.0):
     """Take one step of plain PyTorch on the mean of `batches`; return mean loss and norm."""
-    losses = [loss(model(inputs), target) for inputs, target in batches]
+    losses = [loss(model(given), given) for given in batches]
     mean = torch.stack(losses).mean()
     optimizer.zero_grad()
     mean.backward()
@@ -68,7 +68,7 @@ def test_steps_of_changing_size_are_those_of_plain_pytorch(
 def test_the_norm_of_32_bit_training_without_zero_is_told(build, plain_model, group, micro_batch):
     engine = build("--clip-grad", "0")
     assert engine.grad_norm is None
-    next_token_loss(group)(plain_model(micro_batch(0)[0]), micro_batch(0)[1]).backward()
+    next_token_loss(group)(plain_model(micro_batch(0)), micro_batch(0)).backward()
     expected = torch.stack([p.grad.norm() for p in plain_model.parameters()]).norm()
     engine.train_batch(iter([micro_batch(0)]))
     assert engine.grad_norm == pytest.approx(float(expected), rel=1e-5)
@@ -108,9 +108,9 @@ def test_bf16_sums_in_32_bits_over_micro_batches(build, plain_model, group, micr
     batches = [micro_batch(n) for n in range(16)]
     for step in range(2):
         sums = {name: torch.zeros_like(master) for name, master in masters.items()}
-        for inputs, target in batches[8 * step : 8 * step + 8]:
+        for given in batches[8 * step : 8 * step + 8]:
             model.zero_grad()
-            (loss(model(inputs), target) / 8).backward()
+            (loss(model(given), given) / 8).backward()
             for name, p in model.named_parameters():
                 sums[name] += p.grad.float()
         with torch.no_grad():
@@ -127,7 +127,7 @@ def test_evaluation_is_the_mean_and_changes_nothing(build, plain_model, group, m
     engine = build("--hidden-dropout", "0.5")
     before = weights(engine.module)
     batches = [micro_batch(n) for n in range(3)]
-    losses = [next_token_loss(group)(plain_model(inputs), target) for inputs, target in batches]
+    losses = [next_token_loss(group)(plain_model(given), given) for given in batches]
     assert_close(engine.evaluate(iter(batches), 3), torch.stack(losses).mean().detach())
     assert_close(weights(engine.module), before, rtol=0, atol=0)
     engine.train_batch(iter(batches))

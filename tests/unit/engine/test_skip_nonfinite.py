@@ -6,14 +6,14 @@ import pytest
 import torch
 from tiny import VOCAB_SIZE
 
-from megatron.training.loop.batch import PACKED, gpt_micro_batch
+from megatron.training.loop.batch import PACKED, gpt_batch
 
 OFFLOAD = ("--cpu-optimizer", "--cpu_torch_adam")
 
 
 def micro_batch(seed):
     rows = torch.randint(VOCAB_SIZE, (2, 7), generator=torch.Generator().manual_seed(seed))
-    return gpt_micro_batch(rows, PACKED, 0)
+    return gpt_batch(rows, PACKED, 0)
 
 
 def weights(engine):

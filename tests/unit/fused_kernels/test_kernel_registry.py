@@ -256,7 +256,7 @@ def test_no_optional_package_is_imported_before_it_is_used():
         "steps = gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False,\n"
         "                   kernels=kernels)\n"
         "tokens = torch.zeros(1, 6, dtype=torch.int64)\n"
-        "SequentialModel(steps)((tokens, tokens)).sum().backward()\n"
+        "SequentialModel(steps)({'tokens': tokens, 'positions': tokens}).sum().backward()\n"
     )
     paths = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
     done = subprocess.run(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import tiny_spec
+from tiny import batch_of, tiny_spec
 
 from megatron.model.gpt import (
     gpt_layers,
@@ -73,11 +73,11 @@ def test_the_embedding_is_token_plus_position(group):
     layer, tokens = embedding(group), torch.tensor([[3, 11, 0], [5, 5, 5]])
     positions = torch.tensor([[0, 1, 2], [2, 1, 0]])
     expected = layer.word_embeddings.weight[tokens] + layer.position_embeddings.weight[positions]
-    torch.testing.assert_close(layer((tokens, positions)).hidden, expected)
+    torch.testing.assert_close(layer(batch_of(tokens, positions)).hidden, expected)
 
 
 def test_the_embedding_drops_features_in_training_only(group):
-    layer, inputs = embedding(group, 0.5), (torch.zeros(1, 3).long(), torch.arange(3)[None])
+    layer, inputs = embedding(group, 0.5), batch_of(torch.zeros(1, 3).long(), torch.arange(3)[None])
     assert (layer(inputs).hidden == 0).any()
     assert not (layer.eval()(inputs).hidden == 0).any()
 

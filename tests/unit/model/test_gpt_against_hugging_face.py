@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checkpoints import in_transformers, spread_network
-from tiny import tiny_spec
+from tiny import batch_of, tiny_spec
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from megatron.model.loss import next_token_loss
@@ -51,22 +51,23 @@ def hugging_face(weights):
 def inputs():
     torch.manual_seed(2)
     tokens = torch.randint(SIZES["vocab_size"], (3, SIZES["seq_length"]))
-    return tokens, torch.arange(SIZES["seq_length"]).expand_as(tokens)
+    return batch_of(tokens, torch.arange(SIZES["seq_length"]).expand_as(tokens))
 
 
 def test_logits_are_equal(group, inputs):
     model = spread_network(SPEC, group)
     with torch.no_grad():
-        expected = hugging_face(model.state_dict())(inputs[0]).logits
+        expected = hugging_face(model.state_dict())(inputs["tokens"]).logits
         torch.testing.assert_close(model(inputs), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_are_equal(group, inputs):
     model = spread_network(SPEC, group)
     reference = hugging_face(model.state_dict())
-    tokens, positions = inputs
+    tokens = inputs["tokens"]
     labels, mask = tokens.roll(-1, 1), torch.ones(tokens.shape)
-    next_token_loss(group)(model((tokens, positions)), (labels, mask)).backward()
+    given = inputs | {"labels": labels, "loss_mask": mask}
+    next_token_loss(group)(model(given), given).backward()
     logits = reference(tokens).logits
     F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
 

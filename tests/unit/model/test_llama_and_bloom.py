@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from checkpoints import in_transformers, spread_network
-from tiny import tiny_plan
+from tiny import batch_of, tiny_plan
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -121,7 +121,7 @@ def test_logits_and_gradients_are_those_of_hugging_face(group, case):
     assert (missing, unexpected) == (["lm_head.weight"] if spec.tied_embeddings else [], [])
     tokens = torch.randint(VOCAB, (3, 10))
     positions = torch.arange(10).expand_as(tokens)
-    logits, expected = model((tokens, positions)), reference(tokens).logits
+    logits, expected = model(batch_of(tokens, positions)), reference(tokens).logits
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
 
     for prediction in (logits, expected):

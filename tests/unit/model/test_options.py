@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain_gpt import plain_logits
-from tiny import GEMMA_2, GEMMA_3, LLAMA, ROTARY, tiny_spec
+from tiny import GEMMA_2, GEMMA_3, LLAMA, ROTARY, batch_of, tiny_spec
 
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
@@ -135,7 +135,7 @@ def documents(spec):
 
 def require_equal(group, spec, inputs, seen):
     model = network(group, spec)
-    tokens, positions = inputs[:2]
+    tokens, positions = inputs["tokens"], inputs["positions"]
     names, parameters = zip(*model.named_parameters(), strict=True)
     copies = [p.detach().clone().requires_grad_() for p in parameters]
     tolerance = ROTARY_TOLERANCE if spec.rotary_dim else TOLERANCE
@@ -154,10 +154,10 @@ def require_equal(group, spec, inputs, seen):
 def test_logits_and_gradients_are_those_of_the_network_spelled_out(group, changes):
     spec = tiny_spec(**(SIZES | changes))
     tokens, positions, spans, seen = documents(spec)
-    require_equal(group, spec, (tokens, positions, spans), seen)
+    require_equal(group, spec, batch_of(tokens, positions, spans), seen)
     causal = torch.ones(10, 10, dtype=torch.bool).tril().expand(2, 10, 10)
     # Without spans documents see each other; positions that start again count nevertheless.
-    require_equal(group, spec, (tokens, positions), causal)
+    require_equal(group, spec, batch_of(tokens, positions), causal)
 
 
 def test_every_option_changes_the_network(group):
@@ -165,7 +165,7 @@ def test_every_option_changes_the_network(group):
     tokens, positions, spans, _ = documents(tiny_spec(**SIZES))
     seen = {}
     for name, changes in OPTIONS.items():
-        logits = network(group, tiny_spec(**(SIZES | changes)))((tokens, positions, spans))
+        logits = network(group, tiny_spec(**(SIZES | changes)))(batch_of(tokens, positions, spans))
         seen.setdefault(tuple(logits.flatten().tolist()), []).append(name)
     assert [names for names in seen.values() if len(names) > 1] == [
         ["plain", "norm weights around 1", "no layer scaling"],

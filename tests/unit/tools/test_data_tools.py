@@ -119,11 +119,12 @@ def test_samples_are_shown_as_training_reads_them(directory):
     lines = output("sample_idxs_to_text.py", f"{RUN} {TOKENIZER} --sample-id-range 3 9")
     vocab = json.loads((directory / "vocab.json").read_text())
     letters = {token: letter.replace("Ġ", " ") for letter, token in vocab.items()}
+    rows = [sets.train[i]["tokens"].tolist() for i in range(3, 9)]
     assert lines == [
-        f"{i} {''.join(letters[t] for t in sets.train[i].tolist())}" for i in range(3, 9)
+        f"{i} {''.join(letters[t] for t in row)}" for i, row in enumerate(rows, start=3)
     ]
     tokens = output("sample_idxs_to_text.py", f"{RUN} --sample-id-range 3 9 --print-tokens")
-    assert tokens == [f"{i} {' '.join(map(str, sets.train[i].tolist()))}" for i in range(3, 9)]
+    assert tokens == [f"{i} {' '.join(map(str, row))}" for i, row in enumerate(rows, start=3)]
 
 
 def test_long_samples_are_shown_in_part_unless_all_is_asked_for(directory):
@@ -176,7 +177,7 @@ def read_by_training(world_size, *flags):
         for step in range(1, plan.training.train_iters + 1):
             size = batch.size_at(samples)
             for i, read in enumerate(islice(rows, batch.num_micro_batches(size))):
-                found[step, replica, i] = [row.tolist() for row in read]
+                found[step, replica, i] = [row.tolist() for row in read["tokens"]]
             samples += size
     return plan, found
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoints import spread_network, whole_weights, write_checkpoint
 from safetensors.torch import load_file
-from tiny import VOCAB_SIZE, tiny_plan
+from tiny import VOCAB_SIZE, batch_of, tiny_plan
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -160,7 +160,7 @@ def exported(group, tmp_path):
 def logits_of(model, tokens):
     positions = torch.arange(tokens.size(1)).expand_as(tokens)
     with torch.no_grad():
-        return model((tokens, positions))[..., :VOCAB_SIZE]
+        return model(batch_of(tokens, positions))[..., :VOCAB_SIZE]
 
 
 def their_logits(folder, tokens, **words):
@@ -386,7 +386,7 @@ def our_logits(folder, tokens):
     spec = saved_spec(manifest.plan["model"])
     with torch.no_grad():
         positions = torch.arange(tokens.size(1)).expand_as(tokens)
-        return filled_model(spec, read_weights(folder, manifest))((tokens, positions))
+        return filled_model(spec, read_weights(folder, manifest))(batch_of(tokens, positions))
 
 
 @pytest.mark.parametrize("case", THEIRS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from checkpoints import spread_network, write_checkpoint
 from test_hugging_face_models import tool
-from tiny import tiny_config
+from tiny import batch_of, tiny_config
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, pipeline
 
@@ -77,7 +77,7 @@ def greedy(model, ids, count, vocab_size):
     with torch.no_grad():
         for _ in range(count):
             tokens = torch.tensor([ids])
-            logits = model((tokens, torch.arange(len(ids))[None]))[0, -1, :vocab_size]
+            logits = model(batch_of(tokens, torch.arange(len(ids))[None]))[0, -1, :vocab_size]
             ids = [*ids, int(logits.argmax())]
     return ids
 

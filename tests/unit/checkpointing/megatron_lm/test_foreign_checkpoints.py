@@ -15,7 +15,7 @@ from foreign_files import (
     write_gpt2_as_megatron,
     write_llama_as_meta,
 )
-from tiny import tiny_config
+from tiny import batch_of, tiny_config
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -101,7 +101,7 @@ def logits(folder):
     tokens_bs = torch.randint(0, VOCAB, (2, 16), generator=torch.Generator().manual_seed(1))
     positions_bs = torch.arange(16).expand(2, -1)
     with torch.no_grad():
-        return tokens_bs, network((tokens_bs, positions_bs))[..., :VOCAB]
+        return tokens_bs, network(batch_of(tokens_bs, positions_bs))[..., :VOCAB]
 
 
 def require_same_logits(folder, model):

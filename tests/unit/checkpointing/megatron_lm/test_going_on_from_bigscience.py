@@ -18,7 +18,7 @@ from megatron.config.plan import plan
 from megatron.engine.deepspeed import distributed
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
-from megatron.training.loop.batch import gpt_micro_batch
+from megatron.training.loop.batch import gpt_batch
 from megatron.training.loop.objective import GPT
 from megatron.training.loop.state import TrainState
 from megatron.training.setup import build_gpt_engine, build_process_groups
@@ -105,7 +105,7 @@ def test_the_next_steps_are_those_of_the_program_that_began(
     engine.set_lr(LR)
     engine.set_weight_decay(DECAY)
     following = range(TAKEN, TAKEN + 4)
-    ours = [float(engine.train_batch(iter([gpt_micro_batch(rows(n))]))) for n in following]
+    ours = [float(engine.train_batch(iter([gpt_batch(rows(n))]))) for n in following]
     without = copy.deepcopy(model)
     theirs = their_steps(model, optimizer, following)
     assert ours == pytest.approx(theirs, rel=1e-5)

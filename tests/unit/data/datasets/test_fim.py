@@ -39,7 +39,7 @@ class One:
         return 1000
 
     def __getitem__(self, i):
-        return self.tokens
+        return {"tokens": self.tokens}
 
     def origin(self, i):
         return Origin("corpus", i, ())
@@ -100,19 +100,19 @@ def test_every_document_can_be_put_back(tokens, seed, cut, spm_rate):
 def test_the_length_stays_and_what_is_too_much_is_cut_off_the_end(tokens, seed, rate):
     dataset = fim(tokens, seed, rate=rate)
     whole = dataset.rearranged(np.array(tokens), sample_rng(seed, 5))
-    assert dataset[5].tolist() == whole[: len(tokens)].tolist()
-    assert dataset[5].dtype == np.int64
+    assert dataset[5]["tokens"].tolist() == whole[: len(tokens)].tolist()
+    assert dataset[5]["tokens"].dtype == np.int64
 
 
 def test_rate_0_changes_nothing_and_rate_1_everything():
     tokens = [97, 98, 99, SPECIAL.eod, 99, 98]
-    assert all(fim(tokens, rate=0.0)[i].tolist() == tokens for i in range(50))
-    assert all(fim(tokens, rate=1.0)[i][0] == SPECIAL.prefix for i in range(50))
+    assert all(fim(tokens, rate=0.0)[i]["tokens"].tolist() == tokens for i in range(50))
+    assert all(fim(tokens, rate=1.0)[i]["tokens"][0] == SPECIAL.prefix for i in range(50))
 
 
 def test_rates_are_kept():
     dataset = fim([97, 98, 99, 97, 98, 99, 97], rate=0.4, spm_rate=0.25)
-    rows = [dataset[i].tolist() for i in range(1000)]
+    rows = [dataset[i]["tokens"].tolist() for i in range(1000)]
     changed = [row for row in rows if row[0] == SPECIAL.prefix]
     suffix_first = [row for row in changed if row[1] == SPECIAL.suffix]
     assert len(changed) == pytest.approx(400, abs=60)
@@ -122,10 +122,10 @@ def test_rates_are_kept():
 
 def test_a_sample_depends_on_the_seed_and_its_number_alone():
     tokens = list(range(40))
-    rows = [fim(tokens, 1)[i].tolist() for i in range(20)]
+    rows = [fim(tokens, 1)[i]["tokens"].tolist() for i in range(20)]
     dataset = fim(tokens, 1)
-    assert [dataset[i].tolist() for i in reversed(range(20))] == rows[::-1]
-    assert [fim(tokens, 2)[i].tolist() for i in range(20)] != rows
+    assert [dataset[i]["tokens"].tolist() for i in reversed(range(20))] == rows[::-1]
+    assert [fim(tokens, 2)[i]["tokens"].tolist() for i in range(20)] != rows
     assert len({str(row) for row in rows}) > 10
 
 
@@ -138,7 +138,7 @@ def test_a_text_that_became_shorter_in_other_tokens_is_padded():
         encode=lambda text: encode(text.replace("aa", "b")),
         decode=decode,
     )
-    row = dataset[0].tolist()
+    row = dataset[0]["tokens"].tolist()
     assert len(row) == 12
     assert row[-1] == SPECIAL.pad
     assert row.count(97) + 2 * row.count(98) == 12
@@ -191,5 +191,5 @@ def test_fragments_are_rearranged_apart_at_their_own_rate():
 def test_a_fragment_with_the_excepted_beginning_stays():
     dataset = fim([97, 98, SPECIAL.eod, 98, 97], skipped_prefix="ab")
     for i in range(20):
-        row = dataset[i].tolist()
+        row = dataset[i]["tokens"].tolist()
         assert row[:4] == [97, 98, SPECIAL.eod, SPECIAL.prefix]

@@ -37,14 +37,14 @@ def test_samples_are_cut_from_the_documents_laid_end_to_end(
     assert len(dataset) >= num_samples
     for i in range(len(dataset)):
         start = int(dataset.index.sample_order[i]) * seq_length
-        assert dataset[i].tolist() == stream[start : start + seq_length + 1].tolist()
-        assert dataset[i].dtype == np.int64
+        assert dataset[i]["tokens"].tolist() == stream[start : start + seq_length + 1].tolist()
+        assert dataset[i]["tokens"].dtype == np.int64
 
 
 def test_every_token_but_the_tail_is_seen_once_in_an_epoch(tmp_path):
     source = corpus(tmp_path / "c", [7, 0, 4, 30, 2, 18])
     dataset = GPTDataset(source, range(6), num_samples=1, seq_length=5, seed=1)
-    inputs = np.concatenate([dataset[i][:-1] for i in range(len(dataset))])
+    inputs = np.concatenate([dataset[i]["tokens"][:-1] for i in range(len(dataset))])
     assert len(dataset) == 12
     assert len(set(inputs.tolist())) == inputs.size == 60
 
@@ -53,7 +53,7 @@ def test_two_samples_share_the_token_between_them(tmp_path):
     dataset = GPTDataset(
         corpus(tmp_path / "c", [40]), range(1), num_samples=1, seq_length=5, seed=1
     )
-    samples = sorted(dataset[i].tolist() for i in range(len(dataset)))
+    samples = sorted(dataset[i]["tokens"].tolist() for i in range(len(dataset)))
     assert samples == [list(range(k, k + 6)) for k in range(0, 35, 5)]
 
 
@@ -71,6 +71,6 @@ def test_the_origin_of_a_sample_is_where_its_tokens_are(tmp_path):
     for i in range(len(dataset)):
         origin = dataset.origin(i)
         tokens = [source[piece.document][piece.start : piece.stop] for piece in origin.pieces]
-        assert np.concatenate(tokens).tolist() == dataset[i].tolist()
+        assert np.concatenate(tokens).tolist() == dataset[i]["tokens"].tolist()
         assert (origin.prefix, origin.sample) == (str(tmp_path / "c"), i)
         assert all(piece.start < piece.stop for piece in origin.pieces)

@@ -21,7 +21,7 @@ class Samples:
         return len(self.rows)
 
     def __getitem__(self, i):
-        return self.rows[i]
+        return {"tokens": self.rows[i]}
 
     def origin(self, i):
         return Origin("corpus", i, ())
@@ -39,8 +39,9 @@ def documents_of(tokens):
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=20), st.integers(0, 2**40))
 def test_each_document_has_one_prefix_of_a_length_that_it_may_have(row, seed):
-    tokens, ends = PrefixDataset(Samples(row), eod=EOD, seed=seed)[0]
-    assert tokens.tolist() == row
+    sample = PrefixDataset(Samples(row), eod=EOD, seed=seed)[0]
+    ends = sample["prefix_ends"]
+    assert sample["tokens"].tolist() == row
     for start, stop, ended in documents_of(row[:-1]):
         assert len(set(ends[start:stop].tolist())) == 1
         length, whole = ends[start] - start, stop - start
@@ -49,7 +50,7 @@ def test_each_document_has_one_prefix_of_a_length_that_it_may_have(row, seed):
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=20), st.integers(0, 2**32))
 def test_documents_that_see_each_other_share_a_prefix(row, seed):
-    _, ends = PrefixDataset(Samples(row), eod=None, seed=seed)[0]
+    ends = PrefixDataset(Samples(row), eod=None, seed=seed)[0]["prefix_ends"]
     assert len(set(ends[:-1].tolist())) == 1
     assert 1 <= ends[0] <= len(row) - 1
 
@@ -61,7 +62,7 @@ def test_documents_that_see_each_other_share_a_prefix(row, seed):
 )
 def test_every_length_is_drawn_equally_often(row, eod, lengths):
     dataset = PrefixDataset(Samples(*[row] * 3000), eod=eod, seed=7)
-    drawn = [int(dataset[i][1, 0]) for i in range(len(dataset))]
+    drawn = [int(dataset[i]["prefix_ends"][0]) for i in range(len(dataset))]
     assert set(drawn) == lengths
     for length in lengths:
         assert drawn.count(length) == pytest.approx(3000 / len(lengths), rel=0.1)
@@ -72,7 +73,7 @@ def test_the_draw_depends_on_the_seed_and_the_number_of_the_sample_alone():
 
     def all_of(order, seed):
         dataset = PrefixDataset(Samples(*rows), eod=EOD, seed=seed)
-        return {i: dataset[i].tolist() for i in order}
+        return {i: dataset[i]["prefix_ends"].tolist() for i in order}
 
     assert all_of(range(8), 1) == all_of(reversed(range(8)), 1)
     assert all_of(range(8), 1) != all_of(range(8), 2)

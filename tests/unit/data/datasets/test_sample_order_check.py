@@ -58,7 +58,8 @@ def test_the_order_is_told_to_be_another_when_it_is(prefixes, chats, data, order
         for now, after in zip(plans, sets, strict=True):
             common = min(then.train.num_samples, now.train.num_samples)
             is_other = any(
-                not np.array_equal(before.train[i], after.train[i]) for i in range(common)
+                not np.array_equal(before.train[i]["tokens"], after.train[i]["tokens"])
+                for i in range(common)
             )
             saved = json.loads(json.dumps(asdict(then)))
             told = [*other_order(saved, now, after.uses["train", now.train.name], seq_length=8)]

@@ -38,7 +38,7 @@ class Sample:
         return 1
 
     def __getitem__(self, i):
-        return np.array([0, 1, 2, 0, 1, 2])
+        return {"tokens": np.array([0, 1, 2, 0, 1, 2])}
 
     def origin(self, i):
         return Origin("corpus", i, ())
@@ -92,11 +92,11 @@ def test_all_that_is_missing_is_told():
 def test_each_objective_has_its_view():
     tokenizer, masks = Letters(*FIM, "end", eod="end"), plan_masks(tiny_config().masks)
 
-    def row(plan):
+    def sample(plan):
         view = view_of(plan, masks, tokenizer, seed=1)
         return view(Sample())[0] if view else None
 
-    assert row(plan_of())[0] == 3
-    assert row(plan_of("--fim-rate", "0")) is None
-    assert row(plan_of(name="prefix-lm")).shape == (2, 6)
-    assert row(plan_of(name="multitask")) is None
+    assert sample(plan_of())["tokens"][0] == 3
+    assert sample(plan_of("--fim-rate", "0")) is None
+    assert [*sample(plan_of(name="prefix-lm"))] == ["tokens", "prefix_ends"]
+    assert sample(plan_of(name="multitask")) is None

@@ -20,11 +20,11 @@ class Numbered:
         return self.length
 
     def __getitem__(self, i):
-        return np.full(3, i, np.int64)
+        return {"tokens": np.full(3, i, np.int64)}
 
 
 def ids(batches):
-    return [batch[:, 0].tolist() for batch in batches]
+    return [batch["tokens"][:, 0].tolist() for batch in batches]
 
 
 def read(length, count, **where):
@@ -42,7 +42,8 @@ def test_a_micro_batch_is_int64_of_samples_by_tokens():
     batch = next(
         micro_batches(Numbered(4), consumed_samples=0, micro_batch_size=2, data_rank=0, data_size=1)
     )
-    assert (batch.shape, batch.dtype) == ((2, 3), np.int64)
+    assert [*batch] == ["tokens"]
+    assert (batch["tokens"].shape, batch["tokens"].dtype) == ((2, 3), np.int64)
 
 
 @pytest.mark.parametrize(("micro_batch_size", "data_size"), [(1, 1), (2, 2), (4, 1), (1, 4)])

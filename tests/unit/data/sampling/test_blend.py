@@ -127,7 +127,7 @@ class Numbered:
     def __getitem__(self, i):
         if not 0 <= i < self.length:
             raise IndexError(i)
-        return np.array([self.name, i])
+        return {"tokens": np.array([self.name, i])}
 
     def origin(self, i):
         return Origin(str(self.name), i, ())
@@ -145,7 +145,7 @@ def test_every_index_of_a_blend_exists(tmp_path):
         cache_directory=tmp_path,
     )
     assert len(blended) == num_samples
-    found = [tuple(blended[i].tolist()) for i in range(len(blended))]
+    found = [tuple(blended[i]["tokens"].tolist()) for i in range(len(blended))]
     assert found == one_after_the_other(weights, num_samples)
     assert [blended.origin(i).sample for i in (0, 999)] == [found[0][1], found[999][1]]
 

@@ -139,7 +139,7 @@ def check(case, program):
             program=program,
             surplus=case.surplus,
         )
-        tokens = [found[role][i].tolist() for i in range(case.num_samples[role])]
+        tokens = [found[role][i]["tokens"].tolist() for i in range(case.num_samples[role])]
         assert tokens == compared[role], (case, role)
     return compared
 
@@ -205,7 +205,7 @@ def test_the_flag_reaches_the_samples(tmp_path):
         plan = tiny_plan(*words, *flags, without=("--data-path",)).data
         plan = replace(plan, train=replace(plan.train, num_samples=1))
         train = build_datasets(plan, seq_length=6, seed=1).train
-        seen[flags] = {int(token) for i in range(len(train)) for token in train[i]}
+        seen[flags] = {int(token) for i in range(len(train)) for token in train[i]["tokens"]}
     default, bigscience, core = seen.values()
     assert default == bigscience == set(range(48))
     assert core == set(range(47))

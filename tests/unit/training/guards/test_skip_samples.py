@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from tiny import tiny_plan
 
 from megatron.training.guards.skip_samples import Skip
 from megatron.training.guards.stop import Stop
-from megatron.training.loop.batch import gpt_micro_batch
-from megatron.training.loop.batch_stream import Stream, length_of_next_step, shortened
+from megatron.training.loop.batch_stream import Stream
 from megatron.training.loop.loop import Schedule, train
 from megatron.training.loop.state import TrainState
 
@@ -104,15 +102,3 @@ def test_a_spike_whose_range_ends_beyond_the_run_is_passed_over_by_a_longer_one(
     whole = run(TrainState(), ranges=())
     assert went_on == whole[9:]
     assert "Skipped iterations 9 to 9 due to --spike-policy flag." in told
-
-
-def test_a_micro_batch_is_cut_to_the_length_of_its_step():
-    tokens = torch.arange(14).view(2, 7)
-    state = TrainState(iteration=2)
-    cut = shortened(gpt_micro_batch, length_of_next_step(lambda i: i, state))
-    for length in (3, 5):
-        state.iteration = length - 1
-        (inputs, positions), (labels, mask) = cut(tokens)
-        assert torch.equal(inputs, tokens[:, :length])
-        assert torch.equal(labels, tokens[:, 1 : length + 1])
-        assert positions.shape == mask.shape == (2, length)

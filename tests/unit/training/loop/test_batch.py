@@ -11,7 +11,9 @@ from megatron.common.errors import DataError
 from megatron.data.sampling.provenance import Origin, Piece
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import gpt_micro_batch, read_batches
+from megatron.training.loop.batch import CAUSAL_FIELDS, gpt_batch, read_batches
+from megatron.training.loop.batch_stream import length_of_next_step
+from megatron.training.loop.state import TrainState
 
 
 class Counting:
@@ -24,13 +26,13 @@ class Counting:
         return self.length
 
     def __getitem__(self, i):
-        return (i + np.arange(7)) % self.vocab_size + self.least
+        return {"tokens": (i + np.arange(7)) % self.vocab_size + self.least}
 
     def origin(self, i):
         return Origin("corpus", i, (Piece(3 * i, 0, 4), Piece(3 * i + 1, 0, 3)))
 
 
-def batches(group, dataset, consumed_samples=0):
+def batches(group, dataset, consumed_samples=0, length=None):
     alone = Groups(
         topology=Topology(pipeline=1, data=1, tensor=1),
         rank=0,
@@ -42,19 +44,21 @@ def batches(group, dataset, consumed_samples=0):
     )
     return read_batches(
         dataset,
-        as_micro_batch=gpt_micro_batch,
+        collate=gpt_batch,
+        fields=CAUSAL_FIELDS,
         consumed_samples=consumed_samples,
         batch=tiny_plan().batch,
-        model=tiny_spec(),
+        letters={"s": 6},
+        vocab_size=tiny_spec().vocab_size,
         groups=alone,
         device=torch.device("cpu"),
+        length=length,
     )
 
 
 def test_labels_are_the_next_tokens():
-    (tokens, positions), (labels, loss_mask) = gpt_micro_batch(
-        torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
-    )
+    batch = gpt_batch(torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]))
+    tokens, positions, labels, loss_mask = (batch[name] for name in CAUSAL_FIELDS)
     assert tokens.tolist() == [[3, 1, 4, 1], [9, 2, 6, 5]]
     assert labels.tolist() == [[1, 4, 1, 5], [2, 6, 5, 3]]
     assert positions.tolist() == [[0, 1, 2, 3]] * 2
@@ -66,7 +70,7 @@ def test_labels_are_the_next_tokens():
 
 def test_batches_go_on_at_the_consumed_samples(group):
     stream = batches(group, Counting(11), consumed_samples=4)
-    assert [next(stream)[0][0][:, 0].tolist() for _ in range(2)] == [[4, 5], [6, 7]]
+    assert [next(stream)["tokens"][:, 0].tolist() for _ in range(2)] == [[4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize(
@@ -82,3 +86,14 @@ def test_a_token_outside_the_vocabulary_is_refused_with_its_place(group, dataset
 def test_the_end_of_the_samples_is_told(group):
     with pytest.raises(DataError, match="has 8 samples, 8 are consumed"):
         [*batches(group, Counting(11))]
+
+
+def test_a_batch_is_cut_to_the_length_of_its_step(group):
+    state = TrainState(iteration=2)
+    stream = batches(group, Counting(11), length=length_of_next_step(lambda i: i, state))
+    for length, first in ((3, 0), (5, 2)):
+        state.iteration = length - 1
+        batch = next(stream)
+        assert batch["tokens"][0].tolist() == [*range(first, first + length)]
+        assert batch["labels"][0].tolist() == [*range(first + 1, first + length + 1)]
+        assert {tensor.shape for tensor in batch.values()} == {(2, length)}

@@ -18,7 +18,7 @@ from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import num_expected_targets, position_weights
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.training.loop.batch import chat_micro_batch, pair_micro_batch, prefix_micro_batch
+from megatron.training.loop.batch import SPAN_FIELDS, chat_batch, pair_batch, prefix_batch
 from megatron.training.loop.objective import OBJECTIVES, PREFIX_LM
 
 EOD = 0
@@ -42,7 +42,7 @@ class Samples:
         return len(self.rows)
 
     def __getitem__(self, i):
-        return self.rows[i]
+        return {"tokens": self.rows[i]}
 
 
 def seen(spans_s2, s):
@@ -54,7 +54,7 @@ def prefix_rows(tokens, masks, seed):
     dataset = PrefixDataset(
         Samples([tokens]), eod=EOD if masks.isolate_documents else None, seed=seed
     )
-    return torch.from_numpy(dataset[0])[None]
+    return {name: torch.from_numpy(array)[None] for name, array in dataset[0].items()}
 
 
 @given(
@@ -70,10 +70,9 @@ def test_a_prefix_is_seen_as_a_whole_and_the_rest_from_left_to_right(
     flags = ["--loss-on-targets-only"] * targets_only
     flags += ["--reweight-loss-based-on-position-frequency"] * reweights
     rows = prefix_rows(tokens, masks, seed)
-    (inputs, positions, spans), (labels, weights) = prefix_micro_batch(
-        rows, masks, EOD, objective=objective("prefix-lm", *flags)
-    )
-    s, ends = len(tokens) - 1, rows[0, 1].tolist()
+    batch = prefix_batch(**rows, masks=masks, eod=EOD, objective=objective("prefix-lm", *flags))
+    inputs, positions, labels, weights, spans = (batch[name] for name in SPAN_FIELDS)
+    s, ends = len(tokens) - 1, rows["prefix_ends"][0].tolist()
     assert (inputs[0].tolist(), labels[0].tolist()) == (tokens[:-1], tokens[1:])
     document = [tokens[:i].count(EOD) for i in range(s)]
     for q in range(s):
@@ -91,7 +90,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, ma
 
 
 def pair_rows(pairs, length):
-    """Return tokens 1, 2 and so on in pairs of (inputs, targets), then padding."""
+    """Return tokens 1, 2 and so on in pairs of (inputs, targets), then padding, as a batch of one."""
     row, place = torch.zeros(3, length, dtype=torch.int64), 0
     for number, (inputs, targets) in enumerate(pairs, start=1):
         stop = place + inputs + targets
@@ -103,7 +102,7 @@ def pair_rows(pairs, length):
             ]
         )
         place = stop
-    return row[None]
+    return dict(zip(("tokens", "text_ids", "target_starts"), row[:, None], strict=True))
 
 
 @given(PAIRS, st.integers(0, 4), st.booleans(), st.booleans(), st.booleans())
@@ -117,9 +116,10 @@ def test_pairs_do_not_see_each_other_and_targets_count(pairs, padding, sees, equ
     is_input += [False] * (padding + 1)
     flags = ["--prefixlm"] * sees + ["--norm-target-loss"] * equal
     masks = MaskPlan(reset_positions=reset, isolate_documents=False, mask_loss=False)
-    (_, positions, spans), (_, weights) = pair_micro_batch(
-        pair_rows(pairs, len(number)), masks, None, objective=objective("multitask", *flags)
+    batch = pair_batch(
+        **pair_rows(pairs, len(number)), masks=masks, objective=objective("multitask", *flags)
     )
+    _, positions, _, weights, spans = (batch[name] for name in SPAN_FIELDS)
     s = len(number) - 1
     counts = [
         number[q] is not None and number[q + 1] == number[q] and not is_input[q + 1]
@@ -142,11 +142,13 @@ CHATS = st.lists(st.lists(st.booleans(), min_size=1, max_size=5), min_size=1, ma
 def test_conversations_do_not_see_each_other_and_answers_count(chats, padding, equal):
     number = [i for i, chat in enumerate(chats, start=1) for _ in chat] + [0] * padding
     answers = [counts for chat in chats for counts in chat] + [False] * padding
-    row = torch.tensor([[range(1, len(number) + 1), number, answers]], dtype=torch.int64)
-    flags = ["--norm-target-loss"] * equal
-    (_, positions, spans), (_, weights) = chat_micro_batch(
-        row, PACKED, None, objective=objective("sft", *flags)
+    rows = (
+        torch.tensor([row], dtype=torch.int64)
+        for row in (range(1, len(number) + 1), number, answers)
     )
+    flags = ["--norm-target-loss"] * equal
+    batch = chat_batch(*rows, PACKED, None, objective=objective("sft", *flags))
+    _, positions, _, weights, spans = (batch[name] for name in SPAN_FIELDS)
     s = len(number) - 1
     counted = [q for q in range(s) if answers[q + 1] and number[q + 1] == number[q]]
     for q in range(s):
@@ -174,13 +176,13 @@ def test_the_prefix_loss_is_the_weighted_sum_over_the_divisor(group):
     logits, labels = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
     weights = torch.tensor([[0.0, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
     each = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    loss = PREFIX_LM.loss(plan)(group)(logits, (labels, weights))
+    loss = PREFIX_LM.loss(plan)(group)(logits, {"labels": labels, "loss_mask": weights})
     torch.testing.assert_close(loss, (each * weights).sum() / (2 * 3))
 
 
 def logits_of(model, rows, masks, name, *flags):
     plan = objective(name, *flags)
-    return model(OBJECTIVES[name].as_micro_batch(plan, masks, EOD)(rows)[0])[0]
+    return model(OBJECTIVES[name].collate(plan, masks, EOD)(**rows))[0]
 
 
 @pytest.fixture
@@ -198,8 +200,8 @@ def changed_by(group):
     model.eval()
 
     def changed(rows, place, masks, name, *flags):
-        other = rows.clone()
-        other[0, 0, place] = 10
+        other = rows | {"tokens": rows["tokens"].clone()}
+        other["tokens"][0, place] = 10
         with torch.no_grad():
             logits = [logits_of(model, r, masks, name, *flags) for r in (rows, other)]
         return [i for i in range(len(logits[0])) if not torch.equal(logits[0][i], logits[1][i])]
@@ -211,15 +213,19 @@ PACKED = MaskPlan(reset_positions=False, isolate_documents=False, mask_loss=Fals
 APART = MaskPlan(reset_positions=False, isolate_documents=True, mask_loss=False)
 
 
+def of_prefixes(tokens, ends):
+    return {"tokens": torch.tensor([tokens]), "prefix_ends": torch.tensor([ends])}
+
+
 def test_a_token_of_a_prefix_changes_what_is_before_it(changed_by):
-    rows = torch.tensor([[[1, 2, 3, 4, 5, 6, 7, 8, 9], [4] * 8 + [0]]])
+    rows = of_prefixes([1, 2, 3, 4, 5, 6, 7, 8, 9], [4] * 8 + [0])
     changed = partial(changed_by, rows, masks=PACKED, name="prefix-lm")
     assert changed(3) == [*range(8)]
     assert changed(4) == [4, 5, 6, 7]
 
 
 def test_a_prefix_is_seen_in_its_document_alone(changed_by):
-    rows = torch.tensor([[[1, 2, 3, EOD, 5, 6, 7, 8, 9], [2] * 4 + [7] * 4 + [0]]])
+    rows = of_prefixes([1, 2, 3, EOD, 5, 6, 7, 8, 9], [2] * 4 + [7] * 4 + [0])
     changed = partial(changed_by, rows, masks=APART, name="prefix-lm")
     assert [changed(place) for place in (1, 2, 6, 7)] == [[0, 1, 2, 3], [2, 3], [4, 5, 6, 7], [7]]
 
