@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 import numpy as np
 
+from megatron.common.atomic_files import replacing
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import ConfigError
 from megatron.config.data.tokenizer import TokenizerConfig
@@ -24,7 +25,7 @@ from megatron.data.token_files.index_files import pieces_of
 from megatron.data.token_files.indexed_dataset import IndexedDataset, existing_pair
 from megatron.data.token_files.legacy_indexed_dataset import infer_format, open_token_files
 from megatron.data.token_files.lengths import Lengths, readable_lengths
-from megatron.data.token_files.publish import publish, temporary_beside, write_errors_name
+from megatron.data.token_files.publish import write_errors_name
 from megatron.tokenizer.from_record import tokenizer_for
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -85,13 +86,8 @@ def replace_digests(prefix: str) -> None:
     """Write the digests of PREFIX.bin as it is, in place of others."""
     bin_path, _ = existing_pair(prefix)
     target = digests_path(bin_path)
-    with write_errors_name(target):
-        temporary = temporary_beside(target)
-        try:
-            write_digests(bin_path, temporary)
-            publish(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+    with write_errors_name(target), replacing(target) as temporary:
+        write_digests(bin_path, temporary)
 
 
 def document_lengths(dataset: IndexedDataset) -> np.ndarray:

@@ -12,9 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+import psutil
+
 from megatron.checkpointing.names import LOCK
 from megatron.common.atomic_files import NotRegularError, open_regular
 from megatron.common.errors import BusyError, WrongCheckpointError, reason
+from megatron.common.process_identity import is_running, pid_namespace, start_of
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +33,7 @@ class Owner:
     host: str
     pid: int
     started: str  # tells it from a later process of the same number
-    numbers: str  # see `numbers_of_processes`
+    numbers: str  # see `pid_namespace`
     since: str  # for people
 
 
@@ -87,14 +90,14 @@ def _require_dead(file: Path, silence_s: float) -> None:
         BusyError: the owner lives.
     """
     owner = _owner_in(file)
-    if owner is None or owner.numbers != numbers_of_processes():
+    if owner is None or owner.numbers != pid_namespace():
         log.info("%s is of another run (%s): waiting whether it still lives", file, _told(owner))
         is_alive = _is_touched(file, silence_s)
     else:
-        is_alive = _is_running(owner)
+        is_alive = is_running(owner.pid, owner.started)
     if is_alive:
         stopped = ""
-        if owner and _is_stopped(owner):
+        if owner and is_running(owner.pid, owner.started) and _is_stopped(owner.pid):
             stopped = f", and that process is stopped (kill -CONT {owner.pid} lets it go on)"
         raise BusyError(
             f"--save {file.parent}: another run writes there ({_told(owner)}){stopped}; end it, or "
@@ -134,13 +137,9 @@ def dead_owner(directory: Path) -> str:
     Of one on another host, or in another container, it is not known.
     """
     owner = _owner_in(directory / LOCK)
-    if owner is None or not owner.started or owner.numbers != numbers_of_processes():
+    if owner is None or not owner.started or owner.numbers != pid_namespace():
         return ""
-    return "" if _is_running(owner) else _told(owner)
-
-
-def _is_running(owner: Owner) -> bool:
-    return start_of(owner.pid) == owner.started
+    return "" if is_running(owner.pid, owner.started) else _told(owner)
 
 
 def _told(owner: Owner | None) -> str:
@@ -189,39 +188,11 @@ def _beat(file: Path, me: Owner, ended: threading.Event, beat_s: float) -> None:
 def _this_process() -> Owner:
     since = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
     started = start_of(os.getpid()) or ""
-    return Owner(socket.gethostname(), os.getpid(), started, numbers_of_processes(), since)
+    return Owner(socket.gethostname(), os.getpid(), started, pid_namespace(), since)
 
 
-def start_of(pid: int) -> str | None:
-    """Return when process `pid` started, in ticks since this host did; None if there is none."""
-    state, *fields = _stat_of(pid)
-    return None if state in "ZX" else fields[18]
-
-
-def _is_stopped(owner: Owner) -> bool:
-    """Whether the process is stopped, by SIGSTOP or Ctrl-Z, on this host."""
-    state, *fields = _stat_of(owner.pid)
-    return state in "Tt" and fields[18] == owner.started
-
-
-def _stat_of(pid: int) -> list[str]:
-    """Return what the kernel knows of process `pid`, from its state on; a dead one's is X.
-
-    Source: proc_pid_stat(5).
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return ["X"]
-    # The name of the program, in brackets, may hold spaces.
-    return stat.rpartition(")")[2].split()
-
-
-def numbers_of_processes() -> str:
-    """Return what is equal for processes that see each other by their numbers.
-
-    Containers have numbers of their own, and may share the name of their host.
-    """
-    with suppress(OSError):
-        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
-    return socket.gethostname()
+def _is_stopped(pid: int) -> bool:
+    """Whether the process is stopped, by SIGSTOP or Ctrl-Z."""
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False

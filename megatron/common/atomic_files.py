@@ -1,14 +1,24 @@
-"""Files and folders that are there whole or not at all, whenever a process or a disk dies."""
+"""Atomic writes: files and folders that appear complete or not at all, whatever dies meanwhile."""
 
 import errno
+import glob
+import logging
 import os
+import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from socket import gethostname
 from typing import BinaryIO
+
+from megatron.common.process_identity import is_running, pid_namespace, start_of
+
+log = logging.getLogger(__name__)
 
 
 def replace_text(
@@ -36,6 +46,57 @@ def replace_text(
         with suppress(OSError):
             made.unlink()
         raise
+
+
+_MADE_BY = re.compile(r"\.(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]{8}\.tmp$")
+_STALE_S = 3600.0  # after which a temporary file that does not change is logged
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to, which replaces `path` if nothing goes wrong."""
+    temporary = temporary_beside(path)
+    try:
+        yield temporary
+        flush(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return an unused name in the directory of `path`, so that a rename can publish the file.
+
+    What killed processes of this machine left there of the same file is removed. What others
+    left, on a disk that machines share, is logged: whether they run is not known here.
+    """
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
+        made_by = _MADE_BY.search(left.name)
+        with suppress(OSError):
+            if made_by and made_by["machine"] == _machine():
+                if not is_running(int(made_by["pid"]), made_by["start"]):
+                    left.unlink()
+            elif time.time() - left.stat().st_mtime > _STALE_S:
+                log.warning("%s has not changed for long; remove it if nothing writes there", left)
+    pid = os.getpid()
+    unique = f"{_machine()}-{pid}-{start_of(pid) or 0}-{os.urandom(4).hex()}"
+    return path.with_name(f"{path.name}.{gethostname()[:20]}.{unique}.tmp")
+
+
+@cache
+def _machine() -> str:
+    """Return a hash that is equal where the same pid is the same process, and nowhere else."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        boot = ""
+    return sha256(f"{boot} {pid_namespace()}".encode()).hexdigest()[:8]
+
+
+def flush(path: Path) -> None:
+    """Wait until the content of `path`, if it is there, is on the disk."""
+    if path.exists():
+        _sync(path)
 
 
 class NotRegularError(OSError):

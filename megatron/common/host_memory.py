@@ -5,6 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 
 @dataclass(frozen=True)
 class _Hierarchy:
@@ -27,9 +29,9 @@ _HIERARCHIES = (
 
 
 def available_bytes(
-    proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")
-) -> int | None:
-    """Return what processes may still take; None where the system does not tell.
+    own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Return the memory that processes may still take.
 
     The least of what the machine has and what is left under the limits of this process's control
     group and of those around it, such as of a container or a job. Files that lie in memory unused
@@ -37,15 +39,7 @@ def available_bytes(
 
     Source: cgroup-v2.rst and cgroup-v1/memory.rst of the Linux kernel.
     """
-    left = [*_of_machine(proc / "meminfo"), *_of_groups(proc / "self" / "cgroup", groups)]
-    return max(0, min(left)) if left else None
-
-
-def _of_machine(meminfo: Path) -> Iterator[int]:
-    with suppress(OSError):
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                yield 1024 * int(line.split()[1])
+    return max(0, min([psutil.virtual_memory().available, *_of_groups(own, groups)]))
 
 
 def _of_groups(own: Path, groups: Path) -> Iterator[int]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
+import psutil
 import torch
 from timed_steps import random_batches
 
@@ -308,11 +309,9 @@ def peak_memory() -> Iterator[list[int]]:
 
 
 def own_memory() -> int:
-    """Return the bytes of this process that no file stands behind."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no RssAnon: this measures on Linux")
+    """Return the anonymous memory of this process: resident, and not shared or of a file."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
 
 
 if __name__ == "__main__":

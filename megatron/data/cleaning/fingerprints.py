@@ -17,10 +17,11 @@ import numpy as np
 from datasketch import MinHash
 from numpy.typing import NDArray
 
+from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError
 from megatron.data.cleaning.ordered_map import ordered_map
 from megatron.data.cleaning.records import Line, batches, read_errors_name, read_lines
-from megatron.data.token_files.publish import publish, temporary_beside, write_errors_name
+from megatron.data.token_files.publish import write_errors_name
 
 TEXT_KEY = "text"
 SHINGLE = 5  # characters
@@ -175,22 +176,20 @@ def save(fingerprints: Fingerprints, path: str, *, num_seeds: int, seed: int) ->
         "sources": [asdict(source) for source in fingerprints.sources],
     }
     target = Path(path)
-    temporary = temporary_beside(target)
     documents = fingerprints.documents
-    try:
-        with write_errors_name(target):
-            with zipfile.ZipFile(temporary, "x") as archive:
-                with archive.open(zipfile.ZipInfo("settings.npy"), "w") as member:
-                    np.lib.format.write_array(member, np.array(json.dumps(settings)))
-                member_name = zipfile.ZipInfo("documents.npy")
-                with archive.open(member_name, "w", force_zip64=True) as member:
-                    header = np.lib.format.header_data_from_array_1_0(documents)
-                    np.lib.format.write_array_header_1_0(member, header)
-                    for start in range(0, len(documents), _CHUNK_DOCUMENTS):
-                        member.write(documents[start : start + _CHUNK_DOCUMENTS].tobytes())
-            publish(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        write_errors_name(target),
+        replacing(target) as temporary,
+        zipfile.ZipFile(temporary, "x") as archive,
+    ):
+        with archive.open(zipfile.ZipInfo("settings.npy"), "w") as member:
+            np.lib.format.write_array(member, np.array(json.dumps(settings)))
+        member_name = zipfile.ZipInfo("documents.npy")
+        with archive.open(member_name, "w", force_zip64=True) as member:
+            header = np.lib.format.header_data_from_array_1_0(documents)
+            np.lib.format.write_array_header_1_0(member, header)
+            for start in range(0, len(documents), _CHUNK_DOCUMENTS):
+                member.write(documents[start : start + _CHUNK_DOCUMENTS].tobytes())
 
 
 class Texts:

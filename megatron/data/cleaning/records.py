@@ -12,9 +12,10 @@ from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
+from megatron.common.atomic_files import flush, temporary_beside
 from megatron.common.errors import ConfigError, DataError
 from megatron.data.readers.documents import problem_of
-from megatron.data.token_files.publish import flush, temporary_beside, write_errors_name
+from megatron.data.token_files.publish import write_errors_name
 
 Record = dict[str, Any]
 LOG_INTERVAL = 10_000  # lines between two lines of progress, of tools without a flag for it

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.common.atomic_files import flush
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.block_encoder import EncodingRules
 from megatron.data.preprocessing.preprocess_spec import Conversion, fingerprint
@@ -35,7 +36,7 @@ from megatron.data.token_files.index_files import (
     pieces_of_file,
 )
 from megatron.data.token_files.outputs import report_of
-from megatron.data.token_files.publish import flush, publish_pair, write_errors_name
+from megatron.data.token_files.publish import publish_pair, write_errors_name
 
 _PUBLISH = "publish.json"
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_hexdigest
 
-from megatron.common.atomic_files import open_regular, require_regular
+from megatron.common.atomic_files import open_regular, replacing, require_regular
 from megatron.common.errors import DataError
 from megatron.data.sampling.index_size import (
     MapRoom,
@@ -29,7 +29,6 @@ from megatron.data.sampling.index_size import (
 from megatron.data.sampling.sample_index import Epochs, SampleIndex, build_sample_index
 from megatron.data.sampling.verified_memmap import BLOCK_ROWS, CheckedMap, IndexMap, digests_of
 from megatron.data.token_files.indexed_dataset import IndexedDataset
-from megatron.data.token_files.publish import publish, temporary_beside
 
 log = logging.getLogger(__name__)
 
@@ -266,10 +265,5 @@ def _write_bytes(content: bytes, file: BinaryIO) -> None:
 
 def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_beside(path)
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-        publish(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        write(file)

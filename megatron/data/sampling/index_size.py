@@ -76,7 +76,7 @@ def require_memory(room: MapRoom) -> None:
         DataError: they need more memory than this host, or this job, has left.
     """
     available = available_bytes()
-    if available is not None and room.memory_bytes > available:
+    if room.memory_bytes > available:
         raise DataError(
             f"the index maps of {room.of} need {_readable(room.memory_bytes)} of memory while they "
             f"are built, and {_readable(available)} are left here; {_REMEDY}, or build them where "

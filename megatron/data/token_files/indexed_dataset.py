@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from xxhash import xxh3_128
 
+from megatron.common.atomic_files import temporary_beside
 from megatron.common.errors import DataError, WrongDataError
 from megatron.data.token_files.block_digests import digests_path, write_digests
 from megatron.data.token_files.disk_file import cannot_open, cut_under_the_reader
@@ -26,7 +27,7 @@ from megatron.data.token_files.index_files import (
     starts_and_ends,
     write_mmap_index,
 )
-from megatron.data.token_files.publish import publish_pair, temporary_beside, write_errors_name
+from megatron.data.token_files.publish import publish_pair, write_errors_name
 from megatron.data.token_files.token_file import TokenFile
 
 _HASHED_BYTES = 1 << 18  # of an index at a time, which stays in the processor's cache

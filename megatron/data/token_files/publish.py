@@ -1,18 +1,12 @@
 """How a file appears under its name: whole, or not at all."""
 
-import glob
 import logging
 import os
-import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
-from hashlib import sha256
 from pathlib import Path
-from socket import gethostname
 
-from megatron.common.atomic_files import sync_folder
+from megatron.common.atomic_files import flush, sync_folder
 from megatron.common.errors import DataError
 from megatron.data.token_files.block_digests import digests_path
 
@@ -20,55 +14,6 @@ log = logging.getLogger(__name__)
 
 RECORD = ".tokenizer.json"
 """Added to a prefix: which tokenizer made the pair. megatron/tokenizer/fingerprint.py reads it."""
-
-
-_MADE_BY = re.compile(r"\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}\.tmp$")
-_STILL_S = 3600.0  # after which a file that does not change is named
-
-
-def temporary_beside(path: Path) -> Path:
-    """Return an unused name in the directory of `path`, so that a rename can publish the file.
-
-    What killed processes of this machine left there of the same file is removed. What others
-    left, on a disk that machines share, is named: nobody here knows whether they live.
-    """
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
-        made_by = _MADE_BY.search(left.name)
-        with suppress(OSError):
-            if made_by and made_by["machine"] == _machine():
-                if not _is_alive(int(made_by["process"])):
-                    left.unlink()
-            elif time.time() - left.stat().st_mtime > _STILL_S:
-                log.warning("%s has not changed for long; remove it if nothing writes there", left)
-    unique = f"{_machine()}-{os.getpid()}-{os.urandom(4).hex()}"
-    return path.with_name(f"{path.name}.{gethostname()[:20]}.{unique}.tmp")
-
-
-@cache
-def _machine() -> str:
-    """Return what is equal where the same number is the same process, and nowhere else."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        numbers = os.readlink("/proc/self/ns/pid")  # containers of a machine may have their own
-    except OSError:
-        boot, numbers = gethostname(), ""
-    return sha256(f"{boot} {numbers}".encode()).hexdigest()[:8]
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def publish(temporary: Path, path: Path) -> None:
-    """Flush the finished file `temporary` to the disk and rename it to `path`."""
-    flush(temporary)
-    os.replace(temporary, path)
 
 
 def publish_pair(
@@ -143,13 +88,6 @@ def _publish_record(prefix: str) -> None:
 
 def _staged_record(prefix: str) -> Path:
     return Path(f"{prefix}{RECORD}.new")
-
-
-def flush(path: Path) -> None:
-    """Wait until the content of `path`, if it is there, is on the disk."""
-    if path.exists():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def host_section(*, processes: int) -> Section:
     facts = {
         "machine": f"{platform.machine()}, load {os.getloadavg()[0]:.1f}",
         "cores": f"{usable} of {os.cpu_count()} usable",
-        "memory": f"{told_bytes(memory)} available" if memory is not None else "unknown",
+        "memory": f"{told_bytes(memory)} available",
         "shared memory (/dev/shm)": told_bytes(shared) if shared is not None else "none",
         "open files": f"{_limit(files)}, at most {_limit(most_files)}",
         "locked memory": _limit(locked, is_bytes=True),
@@ -67,9 +67,9 @@ def compilers_section(*, needs: Mapping[str, str], extensions: Path, now: float)
     return Section("compilers", facts, problems)
 
 
-def memory_problems(available: int | None) -> Iterator[Problem]:
+def memory_problems(available: int) -> Iterator[Problem]:
     """Yield whether a process of a run would hardly start."""
-    if available is not None and available < _LEAST_MEMORY:
+    if available < _LEAST_MEMORY:
         yield Problem(
             f"only {told_bytes(available)} of memory are available",
             f"end what uses it, or raise the limit of the container or the job: a process takes "

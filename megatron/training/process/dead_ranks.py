@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron.checkpointing.lock import numbers_of_processes, start_of
+from megatron.common.process_identity import is_running, pid_namespace, start_of
 from megatron.training.process.stack_dump import spans
 
 _LOOK_S = 2.0
@@ -22,7 +22,7 @@ class Peer:
     host: str
     pid: int
     started: str  # tells it from a later process of the same number
-    numbers: str  # see `numbers_of_processes`
+    numbers: str  # see `pid_namespace`
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
@@ -31,7 +31,7 @@ class Peer:
 def this_process(rank: int) -> Peer:
     """Return what other ranks should know of this one."""
     pid = os.getpid()
-    return Peer(rank, socket.gethostname(), pid, start_of(pid) or "", numbers_of_processes())
+    return Peer(rank, socket.gethostname(), pid, start_of(pid) or "", pid_namespace())
 
 
 class Peers:
@@ -42,11 +42,11 @@ class Peers:
 
     def gone(self) -> list[Peer]:
         """Return those of this host that have ended; waits a moment for the first."""
-        numbers = numbers_of_processes()
+        numbers = pid_namespace()
         here = [peer for peer in self._everyone if peer.started and peer.numbers == numbers]
         give_up_at = time.monotonic() + _LOOK_S
         while here:
-            if found := [peer for peer in here if start_of(peer.pid) != peer.started]:
+            if found := [peer for peer in here if not is_running(peer.pid, peer.started)]:
                 return found
             if time.monotonic() > give_up_at:
                 break
@@ -57,6 +57,6 @@ class Peers:
         """Return which ranks run on which other hosts; "" if there are none."""
         ranks = defaultdict(list)
         for peer in self._everyone:
-            if peer.numbers != numbers_of_processes():
+            if peer.numbers != pid_namespace():
                 ranks[peer.host].append(peer.rank)
         return ", ".join(f"{host} (ranks {spans(own)})" for host, own in ranks.items())

@@ -6,6 +6,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from megatron.training.process.environment import root_cause_file
 
 
@@ -52,17 +54,13 @@ def write_root_cause(message: str) -> None:
 
 
 def _parent_of(pid: int) -> int | None:
-    if pid == os.getpid():
-        return os.getppid()
-    with suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-        # The name of the program, in brackets, may hold spaces.
-        return int(stat.rpartition(")")[2].split()[1])
+    with suppress(psutil.Error):
+        return psutil.Process(pid).ppid()
     return None
 
 
 def _is_deepspeed(pid: int) -> bool:
-    with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    with suppress(psutil.Error):
+        words = psutil.Process(pid).cmdline()
         return any(Path(w).name in ("deepspeed", "ds", "deepspeed.launcher.runner") for w in words)
     return False

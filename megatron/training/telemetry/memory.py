@@ -1,8 +1,6 @@
 """How much memory the processes of a run take, wherever that is most."""
 
-import os
-from pathlib import Path
-
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -10,8 +8,6 @@ from megatron.common.host_memory import available_bytes
 
 ALLOCATED, RESERVED = "allocated (GiB)", "reserved (GiB)"
 RESIDENT, AVAILABLE = "resident (GiB)", "host available (GiB)"
-
-_PROCESS = Path("/proc/self/statm")
 
 
 def worst_memory() -> dict[str, float]:
@@ -23,7 +19,7 @@ def worst_memory() -> dict[str, float]:
     Communication: one all-reduce of four numbers over all ranks.
     """
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    own = (*_device_bytes(), _resident_bytes(), -(available_bytes() or 0))
+    own = (*_device_bytes(), _resident_bytes(), -available_bytes())
     worst = torch.tensor(own, dtype=torch.float64, device=device)
     dist.all_reduce(worst, op=dist.ReduceOp.MAX)
     names = (ALLOCATED, RESERVED, RESIDENT, AVAILABLE)
@@ -38,9 +34,5 @@ def _device_bytes() -> tuple[int, int]:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def _resident_bytes(file: Path = _PROCESS) -> int:
-    """Return what this process holds in memory; 0 where the system does not tell."""
-    try:
-        return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)

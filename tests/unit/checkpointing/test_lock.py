@@ -10,10 +10,11 @@ import time
 
 import pytest
 
-from megatron.checkpointing.lock import locked, numbers_of_processes
+from megatron.checkpointing.lock import locked
 from megatron.checkpointing.names import LOCK, staging_tag_of
 from megatron.checkpointing.publish import clear_staging, publish
 from megatron.common.errors import CheckpointError, ExitCode
+from megatron.common.process_identity import pid_namespace
 
 
 def owned_by(file, **changes):
@@ -21,7 +22,7 @@ def owned_by(file, **changes):
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "started": "1",
-        "numbers": numbers_of_processes(),
+        "numbers": pid_namespace(),
         "since": "then",
     }
     file.write_text(json.dumps(owner | changes))

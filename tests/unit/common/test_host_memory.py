@@ -1,5 +1,8 @@
 """How much memory a host could still give, in trees of files like those of Linux."""
 
+from types import SimpleNamespace
+
+import psutil
 import pytest
 
 from megatron.common.host_memory import available_bytes
@@ -9,14 +12,14 @@ V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path, monkeypatch):
     """A machine with 50 kB: a function that puts this process into a group."""
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 50 kB\n")
+    available = SimpleNamespace(available=50 * 1024)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
 
     def enter(line):
-        (tmp_path / "proc" / "self" / "cgroup").write_text(f"1:name=systemd:/\n{line}\n")
-        return tmp_path / "proc", tmp_path / "groups"
+        (tmp_path / "cgroup").write_text(f"1:name=systemd:/\n{line}\n")
+        return tmp_path / "cgroup", tmp_path / "groups"
 
     return enter
 
@@ -37,40 +40,41 @@ def limit(group, names, most, used, idle=0):
     ],
 )
 def test_the_tightest_group_around_this_process_counts(machine, line, mounted, names):
-    proc, groups = machine(line)
-    assert available_bytes(proc, groups) == 50 * 1024
+    own, groups = machine(line)
+    assert available_bytes(own, groups) == 50 * 1024
     limit(groups / mounted, names, "max" if names == V2 else 2**63 - 4096, 9)
     limit(groups / mounted / "other", names, 10, 10)
-    assert available_bytes(proc, groups) == 50 * 1024
+    assert available_bytes(own, groups) == 50 * 1024
     limit(groups / mounted / "job", names, 5000, 4000)
-    assert available_bytes(proc, groups) == 1000
+    assert available_bytes(own, groups) == 1000
     limit(groups / mounted / "job" / "step", names, 900, 400)
-    assert available_bytes(proc, groups) == 500
+    assert available_bytes(own, groups) == 500
 
 
 @pytest.mark.parametrize(
     ("line", "mounted", "names"), [("0::/", ".", V2), ("4:memory:/", "memory", V1)]
 )
 def test_files_that_lie_in_memory_unused_are_given_up(machine, line, mounted, names):
-    proc, groups = machine(line)
+    own, groups = machine(line)
     limit(groups / mounted, names, 5000, 4900, idle=3000)
-    assert available_bytes(proc, groups) == 3100
+    assert available_bytes(own, groups) == 3100
 
 
 def test_in_a_container_the_group_may_be_called_as_outside(machine):
-    proc, groups = machine("0::/system.slice/docker-1.scope")
+    own, groups = machine("0::/system.slice/docker-1.scope")
     limit(groups, V2, 5000, 4000)
-    assert available_bytes(proc, groups) == 1000
+    assert available_bytes(own, groups) == 1000
 
 
 def test_a_group_over_its_limit_leaves_nothing(machine):
-    proc, groups = machine("0::/")
+    own, groups = machine("0::/")
     limit(groups, V2, 4000, 4001)
-    assert available_bytes(proc, groups) == 0
+    assert available_bytes(own, groups) == 0
 
 
-def test_a_system_that_does_not_tell_is_asked_in_vain(tmp_path):
-    assert available_bytes(tmp_path, tmp_path) is None
+def test_without_groups_the_machine_counts(machine, tmp_path):
+    machine("0::/")
+    assert available_bytes(tmp_path / "none", tmp_path) == 50 * 1024
 
 
 def test_this_machine_tells():

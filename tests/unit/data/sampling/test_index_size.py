@@ -74,11 +74,6 @@ def test_maps_that_are_there_are_read_whatever_memory_is_left(corpus, memory):
         dataset(corpus, 3000)
 
 
-def test_where_the_system_does_not_tell_nothing_is_refused(corpus, memory):
-    memory(None)
-    assert len(dataset(corpus, 300)) >= 300
-
-
 def test_a_cache_without_room_is_refused_before_anything_is_built(corpus, tmp_path, monkeypatch):
     class Usage:
         free = 10

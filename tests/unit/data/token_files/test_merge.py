@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from megatron.common import atomic_files
+from megatron.common.atomic_files import temporary_beside
 from megatron.common.errors import DataError
-from megatron.data.token_files import copying, index_files, publish
+from megatron.common.process_identity import start_of
+from megatron.data.token_files import copying, index_files
 from megatron.data.token_files import merge as merge_module
 from megatron.data.token_files.copying import Extent, copy_extents, lay_end_to_end, part_of
 from megatron.data.token_files.index_files import INDEX_WRITERS, IndexContent
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.token_files.legacy_indexed_dataset import open_token_files
 from megatron.data.token_files.merge import merge, merged_content
-from megatron.data.token_files.publish import temporary_beside
 
 DOCUMENTS = [[1, 2, 3], [], [65535], [7, 0, 7, 0, 7]]
 
@@ -180,8 +182,11 @@ def test_what_a_killed_merge_left_is_removed_by_the_next(tmp_path, caplog):
 def test_a_temporary_file_stays_while_its_process_may_live(tmp_path, monkeypatch, caplog):
     target = tmp_path / "out.bin"
     ours = temporary_beside(target)
-    of_another_user = target.with_name(ours.name.replace(f"-{os.getpid()}-", "-1-"))
-    monkeypatch.setattr(publish, "_machine", lambda: "0123abcd")
+    pid, own = f"-{os.getpid()}-{start_of(os.getpid())}-", ours.name
+    of_another_user = target.with_name(own.replace(pid, f"-1-{start_of(1)}-"))
+    of_an_ended_process = target.with_name(own.replace(pid, f"-{os.getpid()}-1-"))
+    of_an_ended_process.touch()
+    monkeypatch.setattr(atomic_files, "_machine", lambda: "0123abcd")
     theirs = temporary_beside(target)  # as another machine, or a container, names it
     monkeypatch.undo()
     older = tmp_path / "out.bin.1234-0123abcd.tmp"  # as an earlier version named them
@@ -190,6 +195,7 @@ def test_a_temporary_file_stays_while_its_process_may_live(tmp_path, monkeypatch
         path.touch()
     temporary_beside(target)
     assert all(path.exists() for path in files)
+    assert not of_an_ended_process.exists()
     assert not caplog.records
     for path in files:
         os.utime(path, (0, 0))

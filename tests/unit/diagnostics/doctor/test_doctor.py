@@ -39,7 +39,6 @@ def told(problems):
     ("problems", "words"),
     [
         (host.memory_problems(GIB), []),
-        (host.memory_problems(None), []),
         (host.memory_problems(GIB // 2), ["only 512 MiB of memory are available"]),
         (host.shared_memory_problems(64 * MIB, num_gpus=0), []),
         (host.shared_memory_problems(GIB, num_gpus=8), []),

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from megatron.checkpointing.lock import numbers_of_processes, start_of
 from megatron.common.errors import CheckpointError
+from megatron.common.process_identity import pid_namespace, start_of
 from megatron.diagnostics.monitor.history import History, checkpoints_in, events_in
 from megatron.diagnostics.monitor.journal_reader import JournalReader
 from megatron.diagnostics.monitor.summary import state_of, summary
@@ -124,7 +124,7 @@ def test_failures_stand_between_the_starts(tmp_path):
 def test_a_process_of_this_host_that_is_gone_is_known_at_once(tmp_path):
     write(tmp_path, start(0, 0), step(1, 3.0, 1))
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": "then"}
-    owner |= {"started": start_of(os.getpid()), "numbers": numbers_of_processes()}
+    owner |= {"started": start_of(os.getpid()), "numbers": pid_namespace()}
 
     def state(**changes):
         (tmp_path / "lock.json").write_text(json.dumps(owner | changes))

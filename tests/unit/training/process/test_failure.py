@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from megatron.checkpointing.lock import start_of
 from megatron.common.errors import DataError
+from megatron.common.process_identity import start_of
 from megatron.training.process import dead_ranks as peers_module
 from megatron.training.process.dead_ranks import Peers, this_process
 from megatron.training.process.failure import FAILURE, Failure, FailureFile, failure_of, failures_of
