@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-FOLDER = REPOSITORY / "megatron" / "fused_kernels" / "triton_kernels"
+FOLDER = REPOSITORY / "megatron" / "fused_kernels" / "triton"
 
 
 @pytest.fixture
@@ -57,4 +57,4 @@ def kernels():
         for node in ast.parse(file.read_text()).body:
             jitted = isinstance(node, ast.FunctionDef) and node.decorator_list
             if jitted and node.name != "_curve":
-                yield f"megatron.fused_kernels.triton_kernels.{file.stem}.{node.name}"
+                yield f"megatron.fused_kernels.triton.{file.stem}.{node.name}"

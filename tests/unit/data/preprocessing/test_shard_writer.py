@@ -57,7 +57,7 @@ def directory(tmp_path):
 
 
 def program(pause=0.0, more=""):
-    here = str(Path(__file__).parent)
+    here = str(ROOT / "tests")
     return SLOW.format(root=str(ROOT), here=here, pause=pause, more=more)
 
 

@@ -99,5 +99,5 @@ def test_stacks_are_written_and_read(tmp_path):
     write_stacks(done[0], tmp_path / "hang")
     # The main thread waits for that one.
     assert list(read_places(tmp_path / "hang")) == [2]
-    assert "test_stacks.py" in read_places(tmp_path / "hang")[2]
+    assert "test_stack_dump.py" in read_places(tmp_path / "hang")[2]
     assert any("MainThread" in name for name in done[0].threads)
