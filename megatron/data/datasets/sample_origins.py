@@ -1,12 +1,10 @@
 """How the origin of a training sample is told."""
 
 from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
 
 from megatron.config.optimization.batch_plan import BatchPlan
-from megatron.data.sampling.provenance import Origin
+from megatron.data.sampling.batch_sampler import SampleSource
+from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
@@ -14,8 +12,8 @@ def lines_of_step(
     first: int,
     last: int,
     *,
-    sources: Any,
-    texts: Any,
+    sources: TracedSource,
+    texts: SampleSource,
     tokenizer: Tokenizer,
     batch: BatchPlan,
     most: int | None = None,
@@ -30,7 +28,7 @@ def lines_of_step(
     """
     for i in range(first, last):
         yield f"  sample {i} | {reader(batch, i - first)} | {described(sources.origin(i))}"
-        yield f"    {tokenizer.decode(np.atleast_2d(texts[i])[0].tolist())[:most]!r}"
+        yield f"    {tokenizer.decode(texts[i]['tokens'].tolist())[:most]!r}"
 
 
 def reader(batch: BatchPlan, place: int) -> str:
