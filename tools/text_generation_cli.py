@@ -8,7 +8,6 @@ An API key that it asks for is read from the file given with --api-key-file.
 
 import json
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
@@ -18,7 +17,7 @@ from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import DataError, MegatronError, reason
 
 _PATIENCE_S = 30
@@ -26,7 +25,7 @@ _PATIENCE_S = 30
 
 def main(argv: Sequence[str]) -> None:
     """Ask for prompts and print what the server makes of them, until the input ends."""
-    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--api-key-file", type=Path)
     said = parser.parse_args(argv)

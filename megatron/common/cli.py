@@ -4,13 +4,30 @@ import select
 import signal
 import sys
 import traceback
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import NoReturn, TextIO
 
+from megatron.common.commands import program
 from megatron.common.errors import ConfigError, MegatronError, before_the_first_step
 from megatron.common.logging import UNREAD, write_nowhere
+from megatron.common.version import VERSION
+
+
+class ToolParser(ArgumentParser):
+    """The command line of a program: its name as typed, whole flags alone, --version."""
+
+    def __init__(self, *, description: str | None, usage: str | None = None):
+        super().__init__(
+            prog=program(),
+            usage=usage,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=RawDescriptionHelpFormatter,
+        )
+        self.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
 
 
 def run_tool(

@@ -22,6 +22,12 @@ SCRIPTS = {
 """The module that each command runs; setup.py says which folders these packages are."""
 
 
+def program() -> str:
+    """Return the name of the program as the user typed it: a console command's, or the script's."""
+    typed = next((word for word in sys.orig_argv[1:] if not word.startswith("-")), "")
+    return Path(typed).name if Path(typed).name in SCRIPTS else Path(sys.argv[0]).name
+
+
 def main() -> None:
     """Run the script of the command's name with the arguments of the command line."""
     # As __main__ in sys.modules, so that worker processes that are spawned import it again.

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ from megatron.checkpointing.resharding.layouts import read_whole
 from megatron.checkpointing.resharding.sharded_tensor import Pieces, Whole, WholeCheckpoint
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common import logging as log
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import Config, parse_config
 from megatron.config.plan import Plan, plan
 from megatron.engine.deepspeed import distributed
@@ -64,7 +63,7 @@ NO_STEP = StepResult(
 
 def main(argv: Sequence[str]) -> None:
     """Measure and print a line for each comparison."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500, help="about the state's size")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
     parser.add_argument("--directory", help="where checkpoints go; a temporary one if not said")

@@ -8,7 +8,6 @@ falls on all of them. Random weights, greedy, every sequence of the same length.
 import statistics
 import sys
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.network.model_spec import ModelSpec, plan_model
 from megatron.inference.engine.continuous_batching import Engine
@@ -34,7 +33,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 def main(argv: Sequence[str]) -> None:
     """Measure every number format and batch size, and print one line each."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--dtypes", nargs="+", choices=[*DTYPES], default=[*DTYPES])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")

@@ -6,7 +6,6 @@ A guard that is off is no object of a run, and takes nothing.
 """
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from timed_steps import random_batches, timed
 
 from megatron.common import logging as log
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.engine.deepspeed import distributed
@@ -63,7 +62,7 @@ FLAGS = [
 
 def main(argv: Sequence[str]) -> None:
     """Take steps, call each guard behind each, and print one line per guard."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="steps that are timed")
     parser.add_argument("--interval", type=int, default=100, help="of --replica-check-interval")
     said = parser.parse_args(argv)

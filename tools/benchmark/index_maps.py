@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from xxhash import xxh3_64_hexdigest
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.data.sampling.blend import blend_order
 from megatron.data.sampling.sample_index import SampleIndex, build_sample_index, plan_epochs
@@ -74,7 +74,7 @@ void blend(const double *shares, int64_t sets, int64_t *taken, int64_t num_sampl
 
 def main(argv: Sequence[str]) -> None:
     """Measure, and print one line each."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--documents", type=int, default=10_000_000)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--sets", type=int, default=100, help="data sets in the blend")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 import numpy as np
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +26,7 @@ TOKENS_PER_DOCUMENT = 600
 
 def main(argv: Sequence[str]) -> None:
     """Make the files, measure, and print one line each and the ratios."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--files", type=int, default=10)
     parser.add_argument("--mb", type=int, default=50, help="size of each .bin")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")

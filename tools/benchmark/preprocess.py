@@ -26,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -42,7 +41,7 @@ from sample_texts import CHARACTERS_PER_DOCUMENT, Texts
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, SentencePieceUnigramTokenizer
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import Conversion
 from megatron.tokenizer.build import build_tokenizer
@@ -61,7 +60,7 @@ Result = TypeVar("Result")
 
 def main(argv: Sequence[str]) -> None:
     """Make the texts, measure, and print one line for each kind of text."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=100, help="size of each file of texts")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
     parser.add_argument(

@@ -11,7 +11,7 @@ import statistics
 import sys
 import threading
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 import torch
 
 from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.inference.serving_plan import Limits
 from megatron.config.network.model_spec import plan_model
@@ -44,7 +44,7 @@ from megatron.tokenizer.types.null import NullTokenizer
 
 def main(argv: Sequence[str]) -> None:
     """Measure every number of clients, and print one line each."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=3, help="turns of each number")
     parser.add_argument("--requests", type=int, default=2, help="of each client in a turn")

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 import numpy as np
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import MegatronError
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
@@ -27,7 +26,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def main(argv: Sequence[str]) -> None:
     """Measure and print one line."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
     said = parser.parse_args(argv)
     imports_s = seconds_until(

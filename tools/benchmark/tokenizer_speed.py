@@ -11,7 +11,6 @@ import statistics
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from tokenizers import ByteLevelBPETokenizer
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.tokenizer.types.fast import FastTokenizer
 from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
@@ -29,7 +28,7 @@ SYLLABLES = [a + b for a in "bdfgklmnprstvw" for b in ("a", "e", "i", "o", "u", 
 
 def main(argv: Sequence[str]) -> None:
     """Print MB per CPU-second of both, for documents of three lengths."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--vocab-file", help="vocab.json of GPT-2")
     parser.add_argument("--merge-file", help="merges.txt of GPT-2")
     parser.add_argument("--megabytes", type=float, default=4.0, help="text of each kind")

@@ -7,7 +7,6 @@ ratios by CPU time: wall time depends on the neighbours.
 
 import statistics
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from plain_gpt import PlainLoop
 from timed_steps import random_batches, timed
 
 from megatron.common import logging as log
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.engine.deepspeed import distributed
@@ -31,7 +30,7 @@ VOCAB_SIZE = 8192
 
 def main(argv: Sequence[str]) -> None:
     """Measure every precision asked for and print one line each."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--dtypes", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
     parser.add_argument("--steps", type=int, default=3, help="steps per turn")

@@ -10,7 +10,6 @@ import gc
 import statistics
 import sys
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import torch
 from plain_gpt import PlainLoop
 
 from megatron.common import logging as log
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.plan import Plan, plan
 from megatron.engine.deepspeed import distributed
@@ -40,7 +39,7 @@ SIZES = {
 
 def main(argv: Sequence[str]) -> None:
     """Measure every size asked for and print one line each."""
-    parser = ArgumentParser(description=__doc__)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["345m", "1.3b", "2.7b"])
     parser.add_argument("--seq-length", type=int, default=2048, help="tokens of a sample")
     parser.add_argument("--batch", type=int, default=8, help="samples per step")

@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Drop the URLs that are not worth downloading: `blacklist_urls.py DIRECTORY OUTPUT`."""
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 import numpy as np
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import ConfigError
 from megatron.data.cleaning.records import new_files, read_lines
 from megatron.data.cleaning.urls import REASONS, digest, reason_against
@@ -18,7 +17,7 @@ from megatron.data.cleaning.urls import REASONS, digest, reason_against
 
 def main(argv: Sequence[str]) -> None:
     """Filter as `argv` says, then say what was dropped."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("directory", help="reads the URLs of its *.txt files, one a line")
     parser.add_argument("output", help="file for the URLs that are left, in the order of input")
     said = parser.parse_args(argv)

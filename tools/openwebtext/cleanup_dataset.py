@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Mend texts, and drop what is not English or too short: `cleanup_dataset.py INPUT OUTPUT`."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import ConfigError
 from megatron.data.cleaning.ordered_map import num_workers, ordered_map
 from megatron.data.cleaning.records import batches, new_files, read_lines, total_bytes
@@ -19,7 +18,7 @@ from megatron.data.cleaning.tokens import gpt2_counter, piece_counter
 
 def main(argv: Sequence[str]) -> None:
     """Clean as `argv` says, then say what was dropped."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("input", help="file with one JSON object a line, text under the key text")
     parser.add_argument("output", help="file for the documents that are left")
     parser.add_argument("--vocab-file", help="vocab.json of GPT-2, to count tokens exactly")

@@ -1,14 +1,13 @@
 #!/usr/bin/env python
 """Group the URLs of similar documents: `group_duplicate_url.py PAIRS OUTPUT [THRESHOLD]`."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import ConfigError
 from megatron.data.cleaning.groups import Groups, read_pairs
 from megatron.data.cleaning.records import new_files, to_bytes
@@ -18,7 +17,7 @@ THRESHOLD = 0.7
 
 def main(argv: Sequence[str]) -> None:
     """Group as `argv` says, then say how much."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("pairs", help="file that find_duplicates.py wrote")
     parser.add_argument(
         "output", help="file for the groups: one object a line, {index: [URL, ...]}"

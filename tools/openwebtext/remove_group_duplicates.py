@@ -1,21 +1,20 @@
 #!/usr/bin/env python
 """Keep the first of each group of documents: `remove_group_duplicates.py GROUPS DATA OUTPUT`."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.common.cli import run_tool
+from megatron.common.cli import ToolParser, run_tool
 from megatron.data.cleaning.groups import read_groups
 from megatron.data.cleaning.records import new_files, read_lines
 
 
 def main(argv: Sequence[str]) -> None:
     """Remove as `argv` says, then say how much."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser = ToolParser(description=__doc__)
     parser.add_argument("groups", help="file that group_duplicate_url.py wrote")
     parser.add_argument("data", help="file with one JSON object a line, keys url and text")
     parser.add_argument("output", help="file for the documents that are left")

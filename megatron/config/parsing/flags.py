@@ -11,7 +11,6 @@ from argparse import (
     ArgumentParser,
     ArgumentTypeError,
     Namespace,
-    RawDescriptionHelpFormatter,
 )
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
@@ -19,8 +18,8 @@ from itertools import groupby, pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
+from megatron.common.cli import ToolParser
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.common.version import VERSION
 from megatron.config.parsing.titles import BASICS, about, title_of
 
 
@@ -98,13 +97,7 @@ def parse_sections(
         ConfigError: a flag is unknown, refused, missing, or its value is not of its type.
     """
     shows_legacy = "--help-legacy" in argv
-    parser = _Parser(
-        usage="%(prog)s [flags]",
-        allow_abbrev=False,
-        description=description,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    parser = _Parser(usage="%(prog)s [flags]", description=description)
     trains = any("num_layers" in section.__annotations__ for section in sections.values())
     first = parser.add_argument_group("To begin with") if trains and not shows_legacy else None
     for section in sections.values():
@@ -289,7 +282,7 @@ def value_in(argv: Sequence[str], option: str) -> str | None:
     return said
 
 
-class _Parser(ArgumentParser):
+class _Parser(ToolParser):
     """Raises instead of exiting, so that one rank of many can print the message."""
 
     def error(self, message: str) -> NoReturn:

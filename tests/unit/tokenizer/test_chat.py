@@ -10,6 +10,7 @@ from megatron.data.datasets.chat_dataset import ChatDataset
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
+from megatron.tokenizer.bounded_jinja import BoundedEnvironment
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, differences, read_record
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
@@ -238,3 +239,22 @@ def test_limits_change_nothing_of_what_loops_show():
     )
     expected = "1/4,ab é!xx2/4,你 ab!xx3/4,b!xx4/4a!xxa2anone1-2"
     assert ChatTemplate(source).render(CHAT) == (expected, [])
+
+
+def test_transformers_compiles_templates_in_the_sandbox_with_limits(monkeypatch):
+    """The name that is replaced in its module is the one that it compiles with."""
+    from transformers.utils import chat_template_utils
+
+    made = []
+
+    class Recorded(BoundedEnvironment):
+        def __init__(self, *args, **kwargs):
+            made.append(self)
+            super().__init__(*args, **kwargs)
+
+    monkeypatch.setattr(chat_template_utils, "ImmutableSandboxedEnvironment", None)
+    monkeypatch.setattr("megatron.tokenizer.bounded_jinja.BoundedEnvironment", Recorded)
+    template = ChatTemplate("of this test alone: {{ messages[0]['content'] }}")
+    text, _ = template.render([{"role": "user", "content": "a"}])
+    assert text == "of this test alone: a"
+    assert made
