@@ -32,7 +32,7 @@ from megatron.config.optimization.training_plan import (
     TrainingPlan,
     size_problems,
 )
-from megatron.config.parallelism.ds_config import merge_ds_config, read_ds_config
+from megatron.config.parallelism.ds_config import merge_ds_config
 from megatron.config.parallelism.kernels_plan import KernelsPlan, plan_kernels
 from megatron.config.parallelism.parallel_plan import (
     ParallelPlan,
@@ -58,7 +58,7 @@ from megatron.config.run.fault_injection_plan import ChaosPlan, plan_chaos
 from megatron.config.run.guards_plan import GuardsPlan, plan_guards
 from megatron.config.run.logging_plan import LoggingPlan, plan_logging
 from megatron.config.run.watch_plan import WatchPlan, plan_watch
-from megatron.config.validation import check
+from megatron.config.validation import ValidConfig, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +106,30 @@ def plan(
     Raises:
         ConfigError: lists every problem.
     """
-    tensor = config.parallel.tensor_model_parallel_size
-    others = vocab_problems(config.tokenizer, vocab_size=vocab_size)
-    check(config, world_size=world_size, device=device, objective=objective, others=others)
+    valid = validate(
+        config,
+        world_size=world_size,
+        device=device,
+        objective=objective,
+        others=vocab_problems(config.tokenizer, vocab_size=vocab_size),
+    )
+    return _resolve(valid, vocab_size)
 
-    user = read_ds_config(config.deepspeed.deepspeed_config)
+
+def resolve(valid: ValidConfig, *, vocab_size: int) -> Plan:
+    """Return the plan of a validated config for a tokenizer of `vocab_size` tokens.
+
+    Raises:
+        ConfigError: lists every problem of the vocabulary.
+    """
+    raise_if_any(vocab_problems(valid.config.tokenizer, vocab_size=vocab_size))
+    return _resolve(valid, vocab_size)
+
+
+def _resolve(valid: ValidConfig, vocab_size: int) -> Plan:
+    config, user, objective = valid.config, valid.deepspeed, valid.objective
+    world_size, device = valid.world_size, valid.device
+    tensor = config.parallel.tensor_model_parallel_size
     precision = plan_precision(config.precision)
     zero = plan_division(config, user)
     optimizer = plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none")

@@ -1,7 +1,7 @@
-"""All that is wrong with what a user asks, before anything is built."""
+"""Validation of a config: every problem at once, before anything is built."""
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from dataclasses import dataclass
 from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
@@ -41,39 +41,54 @@ from megatron.config.run.logging_plan import logging_problems
 from megatron.config.run.watch_plan import watch_problems
 
 
-def check(
+@dataclass(frozen=True, kw_only=True)
+class ValidConfig:
+    """A config without problems on these processes, and DeepSpeed's JSON as it was read for that."""
+
+    config: Config
+    deepspeed: dict[str, Any]  # the JSON of --deepspeed_config; {} without one
+    world_size: int
+    device: str
+    objective: ObjectiveName
+
+
+def validate(
     config: Config,
     *,
     world_size: int,
     device: str,
     objective: ObjectiveName = "gpt",
     others: Iterable[str] = (),
-) -> None:
-    """Refuse wishes that no vocabulary can mend, before anything slow is started.
+) -> ValidConfig:
+    """Refuse a config that no vocabulary can make valid, before anything slow is started.
+
+    A GPU accepts whatever a CPU accepts: what is wrong with "cuda" is wrong on every device.
 
     Args:
         objective: what the entry script trains.
-        others: problems found elsewhere, to be told together with these.
+        others: problems found elsewhere, to be listed with these.
 
     Raises:
         ConfigError: lists every problem.
     """
-    raise_if_any(
-        chain(
-            _problems(config, world_size=world_size, device=device),
-            objective_problems(config, objective),
-            _objective_curriculum_problems(config, objective),
-            others,
-        )
-    )
-
-
-def _problems(config: Config, *, world_size: int, device: str) -> Iterator[str]:
+    problems: list[str] = []
     try:
         user = read_ds_config(config.deepspeed.deepspeed_config)
     except ConfigError as error:
-        yield from error.problems
+        problems += error.problems
         user = {}
+    problems += _problems(config, user, world_size=world_size, device=device)
+    problems += objective_problems(config, objective)
+    problems += _objective_curriculum_problems(config, user, objective)
+    raise_if_any([*problems, *others])
+    return ValidConfig(
+        config=config, deepspeed=user, world_size=world_size, device=device, objective=objective
+    )
+
+
+def _problems(
+    config: Config, user: dict[str, Any], *, world_size: int, device: str
+) -> Iterator[str]:
     parallel, zero_stage = config.parallel, plan_division(config, user).asked_stage
     tensor = max(1, parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
@@ -149,15 +164,12 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
     )
 
 
-def _objective_curriculum_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
-    file = config.deepspeed.deepspeed_config
-    try:
-        asked = curriculum_is_asked(read_ds_config(file))
-    except ConfigError:
-        # Told with the other problems of the file.
-        return
-    if asked and objective != "gpt":
+def _objective_curriculum_problems(
+    config: Config, user: dict[str, Any], objective: ObjectiveName
+) -> Iterator[str]:
+    if curriculum_is_asked(user) and objective != "gpt":
         yield (
-            f"{file}: curriculum_learning cuts the ends of samples off, which this objective needs: "
-            "take the block out of the JSON, or train with pretrain_gpt.py"
+            f"{config.deepspeed.deepspeed_config}: curriculum_learning cuts the ends of samples off, "
+            "which this objective needs: take the block out of the JSON, or train with "
+            "pretrain_gpt.py"
         )

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
-from megatron.common.errors import ConfigError, WrongDataError, near, raise_if_any
+from megatron.common.errors import ConfigError, WrongDataError, near
 from megatron.config.config import Config
 from megatron.config.data.data_plan import KIND_OF, SUFFIXES, prefixes_of
 from megatron.config.data.objective_plan import ObjectiveName
@@ -12,44 +13,36 @@ from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.checkpoint_plan import plan_checkpoint
 from megatron.config.run.evaluation_plan import plan_evaluation
-from megatron.config.validation import check
+from megatron.config.validation import ValidConfig, validate
 from megatron.data.token_files.indexed_dataset import existing_pair
 from megatron.tokenizer.build import tokenizer_problems
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
-def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> None:
-    """Refuse flags and paths that no device can do anything with.
+def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> ValidConfig:
+    """Return the validated config; refuse flags and paths that no device can do anything with.
+
+    Where torch may find a GPU or none, what only a CPU refuses has to wait until it is known.
 
     Raises:
         ConfigError: lists every problem that is found without torch.
     """
-    found = [
-        _plan_problems(config, world_size, objective, device)
-        for device in _devices(config.parallel.device)
-    ]
-    # What only one of the devices refuses has to wait until it is known which one it is.
-    certain = [problem for problem in found[0] if all(problem in others for others in found)]
-    raise_if_any([*certain, *_path_problems(config, objective)])
+    return validate(
+        config,
+        world_size=world_size,
+        device="cuda" if _may_be_gpu(config.parallel.device) else "cpu",
+        objective=objective,
+        others=chain(
+            tokenizer_problems(**gpt_tokenizer_arguments(config.tokenizer)),
+            _path_problems(config, objective),
+        ),
+    )
 
 
-def _devices(wanted: str) -> tuple[str, ...]:
-    """Return the devices that torch may find."""
-    if wanted == "cpu" or (wanted == "auto" and not any(map(os.path.exists, _GPU_FILES))):
-        return ("cpu",)
-    return ("cuda",) if wanted == "cuda" else ("cuda", "cpu")
-
-
-def _plan_problems(
-    config: Config, world_size: int, objective: ObjectiveName, device: str
-) -> tuple[str, ...]:
-    others = tokenizer_problems(**gpt_tokenizer_arguments(config.tokenizer))
-    try:
-        check(config, world_size=world_size, device=device, objective=objective, others=others)
-    except ConfigError as error:
-        return error.problems
-    return ()
+def _may_be_gpu(wanted: str) -> bool:
+    """Whether torch may find a GPU."""
+    return wanted == "cuda" or (wanted == "auto" and any(map(os.path.exists, _GPU_FILES)))
 
 
 def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:

@@ -45,11 +45,13 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
         watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), place.world_size))
     with watchdog.watching():
         # Before torch, which takes seconds to import: what is wrong is told at once.
-        require_startable(config, world_size=place.world_size, objective=objective)
+        valid = require_startable(config, world_size=place.world_size, objective=objective)
         from megatron.training.process.device import prepare_process
 
         launch, device = prepare_process(config.parallel)
         from megatron.training.loop.objective import OBJECTIVES
         from megatron.training.pretrain import pretrain
 
-        return pretrain(config, notices, launch, device, OBJECTIVES[objective], watchdog)
+        return pretrain(
+            config, notices, launch, device, OBJECTIVES[objective], watchdog, valid=valid
+        )

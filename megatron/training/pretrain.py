@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from megatron.common.errors import ExitCode, before_the_first_step
+from megatron.common.errors import ExitCode, before_the_first_step, raise_if_any
 from megatron.config.config import Config
 from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
-from megatron.config.plan import Plan, plan
-from megatron.config.validation import check
+from megatron.config.plan import Plan, resolve
+from megatron.config.validation import ValidConfig, validate
 from megatron.data.datasets.datasets import Datasets
 from megatron.data.datasets.views import view_of
 from megatron.engine.engine import Engine
@@ -54,17 +54,20 @@ def pretrain(
     device: torch.device,
     objective: Objective = GPT,
     watchdog: Watchdog | None = None,
+    *,
+    valid: ValidConfig | None = None,
 ) -> ExitCode:
     """Train what `config` asks for, after telling the `notices` of its flags; return how it ended.
 
     Args:
         watchdog: is told what the run does; one that looks at nothing when None.
+        valid: `config` where it is validated already, perhaps for another device.
 
     Raises:
         MegatronError: something that the user can mend.
     """
     started_at = time.perf_counter()
-    tokenizer, decided = _decide(config, launch, device, objective)
+    tokenizer, decided = _decide(config, launch, device, objective, valid)
     kernels, choices = setup.choose(decided, device)
     watchdog = watchdog or Watchdog(FailureFile(decided.checkpoint.save), rank=launch.rank)
     watchdog.starts("meeting the other processes")
@@ -204,7 +207,11 @@ def _build(
 
 
 def _decide(
-    config: Config, launch: Launch, device: torch.device, objective: Objective
+    config: Config,
+    launch: Launch,
+    device: torch.device,
+    objective: Objective,
+    valid: ValidConfig | None,
 ) -> tuple[Tokenizer, Plan]:
     """Return the tokenizer of the data and what will be built and run.
 
@@ -212,26 +219,22 @@ def _decide(
         MegatronError: lists all that cannot be done as asked.
     """
     wished = gpt_tokenizer_arguments(config.tokenizer)
-    check(
-        config,
-        world_size=launch.world_size,
-        device=device.type,
-        objective=objective.name,
-        others=chain(
-            tokenizer_problems(**wished),
-            writer_problems(config.logging),
-            package_problems(config),
-        ),
+    others = chain(
+        tokenizer_problems(**wished), writer_problems(config.logging), package_problems(config)
     )
+    if valid and valid.device == device.type:
+        raise_if_any(others)
+    else:
+        valid = validate(
+            config,
+            world_size=launch.world_size,
+            device=device.type,
+            objective=objective.name,
+            others=others,
+        )
     with before_the_first_step():
         tokenizer = build_tokenizer(**wished)
-    decided = plan(
-        config,
-        world_size=launch.world_size,
-        vocab_size=tokenizer.vocab_size,
-        device=device.type,
-        objective=objective.name,
-    )
+    decided = resolve(valid, vocab_size=tokenizer.vocab_size)
     made_with = describe(tokenizer, wished)
     for prefix in decided.data.prefixes:
         require_same(prefix, made_with)

@@ -7,7 +7,7 @@ from tiny import tiny_argv, tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config
-from megatron.config.validation import check
+from megatron.config.validation import validate
 
 SAMPLES = "--train-samples 100"
 
@@ -460,12 +460,12 @@ def test_a_layout_that_does_not_fit_is_told(line, world_size, message):
 def test_the_length_is_given_once(flags):
     config, _ = parse_config([*tiny_argv(without=("--train-iters",)), *flags])
     with pytest.raises(ConfigError, match="give exactly one of --train-iters, --train-samples and"):
-        check(config, world_size=1, device="cpu")
+        validate(config, world_size=1, device="cpu")
 
 
 def test_data_are_needed():
     with pytest.raises(ConfigError, match="--data-path is missing: the prefix of a .bin/.idx pair"):
-        check(tiny_config(without=("--data-path",)), world_size=1, device="cpu")
+        validate(tiny_config(without=("--data-path",)), world_size=1, device="cpu")
 
 
 def test_all_problems_are_told_at_once(tmp_path):
@@ -500,8 +500,8 @@ def test_the_error_is_one_line_per_problem():
 
 def test_what_fits_is_not_refused():
     gpus = tiny_config("--fp16", "--distributed-backend", "nccl", "--zero-stage", "3")
-    check(gpus, world_size=4, device="cuda")
-    check(tiny_config("--bf16", "--distributed-backend", "gloo"), world_size=1, device="cpu")
+    validate(gpus, world_size=4, device="cuda")
+    validate(tiny_config("--bf16", "--distributed-backend", "gloo"), world_size=1, device="cpu")
 
 
 @pytest.mark.parametrize(

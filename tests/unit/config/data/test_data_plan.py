@@ -5,7 +5,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.data_plan import SourcePlan
-from megatron.config.validation import check
+from megatron.config.validation import validate
 
 NO_PATH = ("--data-path",)
 TRAIN = ["--train-weighted-split-paths", "train: 1 0:0.9 a"]
@@ -14,7 +14,7 @@ VALID = "--valid-weighted-split-paths"
 
 def problems(*flags, without=NO_PATH):
     with pytest.raises(ConfigError) as caught:
-        check(tiny_config(*flags, without=without), world_size=1, device="cpu")
+        validate(tiny_config(*flags, without=without), world_size=1, device="cpu")
     return caught.value.problems
 
 

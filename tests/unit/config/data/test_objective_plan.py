@@ -6,7 +6,7 @@ from tiny import VOCAB_SIZE, tiny_config
 from megatron.common.errors import ConfigError
 from megatron.config.data.objective_plan import SCRIPTS
 from megatron.config.plan import plan
-from megatron.config.validation import check
+from megatron.config.validation import validate
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from megatron.config.validation import check
 def test_flags_of_another_objective_are_refused(name, flags, message):
 
     with pytest.raises(ConfigError, match=message):
-        check(tiny_config(*flags), world_size=1, device="cpu", objective=name)
+        validate(tiny_config(*flags), world_size=1, device="cpu", objective=name)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.network.lora_plan import LINEAR, lora_targets
-from megatron.config.validation import check
+from megatron.config.validation import validate
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_layers_have_the_names_of_other_models(said, layers):
 )
 def test_what_cannot_be_built_is_refused(line, message):
     with pytest.raises(ConfigError, match=message):
-        check(tiny_config(*line.split()), world_size=1, device="cpu")
+        validate(tiny_config(*line.split()), world_size=1, device="cpu")
 
 
 def test_an_adapter_counts_once_when_nothing_is_said():

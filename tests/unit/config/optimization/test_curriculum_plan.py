@@ -7,7 +7,7 @@ from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
 from megatron.config.optimization.curriculum_plan import curriculum_problems, plan_curriculum
-from megatron.config.validation import check
+from megatron.config.validation import validate
 
 SLOPE = {"total_curriculum_step": 50, "difficulty_step": 8}
 
@@ -80,7 +80,7 @@ def test_deepspeed_is_not_told(tmp_path):
     assert "curriculum_learning" not in plan.deepspeed
     assert [plan.curriculum.length_at(i) for i in range(1, 6)] == [2, 4, 4, 6, 6]
     with pytest.raises(ConfigError, match="which this objective needs"):
-        check(
+        validate(
             tiny_config("--deepspeed_config", str(file)),
             world_size=1,
             device="cpu",
