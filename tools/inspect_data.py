@@ -16,8 +16,7 @@ import numpy as np
 from megatron.common.atomic_files import replacing
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import ConfigError
-from megatron.config.data.tokenizer import TokenizerConfig
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.data_tools import InspectConfig
 from megatron.data.token_files.block_digests import digests_path, write_digests

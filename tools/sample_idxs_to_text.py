@@ -20,7 +20,7 @@ from megatron.checkpointing.saved_run import run_behind
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config, parse_config_for_checkpoint
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.parsing.flags import value_in
 from megatron.config.samples_plan import plan_samples
 from megatron.config.tools.data_tools import SampleTextConfig, WorldConfig

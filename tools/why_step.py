@@ -21,7 +21,7 @@ from megatron.checkpointing.saved_run import Run, run_behind
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.config import SECTIONS, flatten, parse_config_for_checkpoint
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.parsing.flags import options_of, value_in
 from megatron.config.samples_plan import plan_samples
 from megatron.data.datasets.datasets import build_datasets

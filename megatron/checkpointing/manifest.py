@@ -24,7 +24,7 @@ from megatron.common.errors import (
     near,
 )
 from megatron.common.version import CHECKPOINT_FORMAT
-from megatron.config.data.tokenizer_plan import with_sentencepiece_form
+from megatron.config.data.tokenizer import with_sentencepiece_form
 
 _SEAL = "sha256"
 _SEALED_SINCE = 2

@@ -21,7 +21,7 @@ from megatron.config.optimization.optimizer import OptimizerConfig
 from megatron.config.optimization.training import TrainingConfig
 from megatron.config.parallelism.deepspeed import DeepSpeedConfig
 from megatron.config.parallelism.kernels import KernelsConfig
-from megatron.config.parallelism.parallel import ParallelConfig
+from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parsing.files import with_file_flags

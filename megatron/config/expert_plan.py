@@ -9,7 +9,7 @@ from megatron.config.network.expert_layers import experts_of_layers
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.optimization.optimizer_plan import plan_optimizer
 from megatron.config.parallelism.ds_config import value_at
-from megatron.config.parallelism.parallel import ParallelConfig
+from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision_plan import plan_precision
 from megatron.config.parallelism.zero_plan import ZeroPlan
 

@@ -18,10 +18,9 @@ from megatron.config.optimization.training_plan import (
     training_problems,
 )
 from megatron.config.parallelism.ds_config import Twin, step_twins, value_at
-from megatron.config.parallelism.parallel import ParallelConfig
-from megatron.config.parallelism.parallel_plan import plan_parallel
+from megatron.config.parallelism.layout import ParallelConfig, plan_parallel
 from megatron.config.parallelism.precision_plan import plan_precision, precision_twins
-from megatron.config.parallelism.recompute_plan import Storage, plan_storage
+from megatron.config.parallelism.recompute import Storage, plan_storage
 from megatron.config.parallelism.zero_plan import ZeroPlan, plan_zero, zero_twins
 
 

@@ -14,6 +14,7 @@ from megatron.config.data.objective_plan import (
     objective_notices,
     plan_objective,
 )
+from megatron.config.data.tokenizer import vocab_notices, vocab_problems
 from megatron.config.expert_plan import ExpertPlan, plan_experts
 from megatron.config.joint_plan import (
     owned_keys,
@@ -22,8 +23,8 @@ from megatron.config.joint_plan import (
     plan_rates,
     plan_steps,
 )
-from megatron.config.network.model_problems import vocab_notices, vocab_problems
-from megatron.config.network.model_spec import ModelSpec, plan_model
+from megatron.config.network.model import resolve_model
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.optimization.batch_plan import BatchPlan
 from megatron.config.optimization.curriculum_plan import CurriculumPlan
 from megatron.config.optimization.optimizer_plan import OptimizerPlan, plan_optimizer
@@ -33,21 +34,21 @@ from megatron.config.optimization.training_plan import (
     size_problems,
 )
 from megatron.config.parallelism.ds_config import merge_ds_config
-from megatron.config.parallelism.kernels_plan import KernelsPlan, plan_kernels
-from megatron.config.parallelism.parallel_plan import (
+from megatron.config.parallelism.kernels import plan_kernels
+from megatron.config.parallelism.kernels_plan import KernelsPlan
+from megatron.config.parallelism.layout import (
     ParallelPlan,
     parallel_notices,
     plan_parallel,
+    replica_size,
 )
 from megatron.config.parallelism.precision_plan import (
     PrecisionPlan,
     plan_precision,
     precision_notices,
 )
-from megatron.config.parallelism.recompute_plan import (
-    RecomputePlan,
-    plan_recompute,
-)
+from megatron.config.parallelism.recompute import plan_recompute
+from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parallelism.zero_plan import ZeroPlan, zero_notices
 from megatron.config.run.checkpoint_plan import CheckpointPlan, checkpoint_notices, plan_checkpoint
 from megatron.config.run.evaluation_plan import (
@@ -58,7 +59,7 @@ from megatron.config.run.fault_injection_plan import ChaosPlan, plan_chaos
 from megatron.config.run.guards_plan import GuardsPlan, plan_guards
 from megatron.config.run.logging_plan import LoggingPlan, plan_logging
 from megatron.config.run.watch_plan import WatchPlan, plan_watch
-from megatron.config.validation import ValidConfig, validate
+from megatron.config.validation import Validated, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ def plan(
     return _resolve(valid, vocab_size)
 
 
-def resolve(valid: ValidConfig, *, vocab_size: int) -> Plan:
+def resolve(valid: Validated, *, vocab_size: int) -> Plan:
     """Return the plan of a validated config for a tokenizer of `vocab_size` tokens.
 
     Raises:
@@ -126,7 +127,7 @@ def resolve(valid: ValidConfig, *, vocab_size: int) -> Plan:
     return _resolve(valid, vocab_size)
 
 
-def _resolve(valid: ValidConfig, vocab_size: int) -> Plan:
+def _resolve(valid: Validated, vocab_size: int) -> Plan:
     config, user, objective = valid.config, valid.deepspeed, valid.objective
     world_size, device = valid.world_size, valid.device
     tensor = config.parallel.tensor_model_parallel_size
@@ -173,7 +174,7 @@ def _resolve(valid: ValidConfig, vocab_size: int) -> Plan:
         recompute=plan_recompute(
             config.recompute, num_layers=config.model.num_layers, pipeline=parallel.pipeline
         ),
-        kernels=plan_kernels(config),
+        kernels=plan_kernels(config.kernels, config.model),
         deepspeed=merge_ds_config(
             user,
             owned_keys(config, user, steps.batch),
@@ -191,6 +192,26 @@ def _resolve(valid: ValidConfig, vocab_size: int) -> Plan:
             *storage.notices,
         ),
     )
+
+
+def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
+    """Return the network of `config` for a tokenizer of `vocab_size` tokens."""
+    return resolve_model(
+        config.model,
+        config.experts,
+        config.lora,
+        config.tokenizer,
+        vocab_size=vocab_size,
+        tensor=tensor,
+        norms_embedding=config.optimizer.use_bnb_optimizer,
+    )
+
+
+def fewest_processes(config: Config) -> int:
+    """Return the least number of processes in which every flag of `config` has a meaning."""
+    compared = 2 if config.logging.slow_rank_factor else 1
+    experts = max(1, config.experts.moe_expert_parallel_size)
+    return replica_size(config.parallel) * experts * compared
 
 
 def _notices(config: Config, user: dict[str, Any], zero: ZeroPlan) -> Iterator[str]:

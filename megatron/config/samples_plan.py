@@ -25,10 +25,8 @@ from megatron.config.optimization.training_plan import (
 from megatron.config.parallelism.ds_config import (
     read_ds_config,
 )
-from megatron.config.parallelism.parallel_plan import (
-    fewest_processes,
-    replica_size,
-)
+from megatron.config.parallelism.layout import replica_size
+from megatron.config.plan import fewest_processes
 from megatron.config.run.evaluation_plan import (
     evaluation_problems,
     plan_evaluation,

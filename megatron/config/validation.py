@@ -17,21 +17,17 @@ from megatron.config.joint_plan import (
     plan_steps,
     steps_problems,
 )
-from megatron.config.network.lora_plan import lora_problems
+from megatron.config.network.lora import lora_problems
+from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
-from megatron.config.network.model_spec import num_query_groups_of
 from megatron.config.optimization.curriculum_plan import curriculum_is_asked
 from megatron.config.optimization.optimizer_plan import optimizer_problems, plan_optimizer
 from megatron.config.optimization.schedule_plan import schedule_problems
 from megatron.config.parallelism.ds_config import ds_config_problems, read_ds_config
-from megatron.config.parallelism.kernels_plan import kernels_problems
-from megatron.config.parallelism.parallel_plan import (
-    parallel_problems,
-    replica_size,
-    sequence_problems,
-)
+from megatron.config.parallelism.kernels import kernels_problems
+from megatron.config.parallelism.layout import parallel_problems, replica_size, sequence_problems
 from megatron.config.parallelism.precision_plan import plan_precision, precision_problems
-from megatron.config.parallelism.recompute_plan import recompute_problems
+from megatron.config.parallelism.recompute import recompute_problems
 from megatron.config.parallelism.zero_plan import zero_problems
 from megatron.config.run.checkpoint_plan import checkpoint_problems
 from megatron.config.run.evaluation_plan import evaluation_problems, plan_evaluation
@@ -42,7 +38,7 @@ from megatron.config.run.watch_plan import watch_problems
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidConfig:
+class Validated:
     """A config without problems on these processes, and DeepSpeed's JSON as it was read for that."""
 
     config: Config
@@ -59,7 +55,7 @@ def validate(
     device: str,
     objective: ObjectiveName = "gpt",
     others: Iterable[str] = (),
-) -> ValidConfig:
+) -> Validated:
     """Refuse a config that no vocabulary can make valid, before anything slow is started.
 
     A GPU accepts whatever a CPU accepts: what is wrong with "cuda" is wrong on every device.
@@ -81,7 +77,7 @@ def validate(
     problems += objective_problems(config, objective)
     problems += _objective_curriculum_problems(config, user, objective)
     raise_if_any([*problems, *others])
-    return ValidConfig(
+    return Validated(
         config=config, deepspeed=user, world_size=world_size, device=device, objective=objective
     )
 
@@ -92,7 +88,9 @@ def _problems(
     parallel, zero_stage = config.parallel, plan_division(config, user).asked_stage
     tensor = max(1, parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
-    yield from lora_problems(config)
+    yield from lora_problems(
+        config.lora, num_experts=config.experts.num_experts, bitfit=config.optimizer.bitfit
+    )
     yield from parallel_problems(
         parallel,
         world_size=world_size,
@@ -105,7 +103,7 @@ def _problems(
         num_attention_heads=config.model.num_attention_heads,
         num_groups=num_query_groups_of(config.model),
     )
-    yield from kernels_problems(config, device=device)
+    yield from kernels_problems(config.kernels, config.model, config.precision, device=device)
     yield from precision_problems(config.precision, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
     yield from data_problems(config.data)

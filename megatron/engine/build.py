@@ -14,7 +14,7 @@ from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import nn
 
 from megatron.common.errors import ConfigError
-from megatron.config.parallelism.parallel_plan import ParallelPlan
+from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.data_parallel_engine import PlainEngine
 from megatron.engine.deepspeed.mpu import Mpu

@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import DataError, WrongDataError
-from megatron.config.data.tokenizer_plan import with_sentencepiece_form
+from megatron.config.data.tokenizer import with_sentencepiece_form
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 SUFFIX = ".tokenizer.json"

@@ -9,18 +9,18 @@ from megatron.common.errors import ConfigError, WrongDataError, near
 from megatron.config.config import Config
 from megatron.config.data.data_plan import KIND_OF, SUFFIXES, prefixes_of
 from megatron.config.data.objective_plan import ObjectiveName
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.checkpoint_plan import plan_checkpoint
 from megatron.config.run.evaluation_plan import plan_evaluation
-from megatron.config.validation import ValidConfig, validate
+from megatron.config.validation import Validated, validate
 from megatron.data.token_files.indexed_dataset import existing_pair
 from megatron.tokenizer.build import tokenizer_problems
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
-def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> ValidConfig:
+def require_startable(config: Config, *, world_size: int, objective: ObjectiveName) -> Validated:
     """Return the validated config; refuse flags and paths that no device can do anything with.
 
     Where torch may find a GPU or none, what only a CPU refuses has to wait until it is known.

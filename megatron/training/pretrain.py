@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from megatron.common.errors import ExitCode, before_the_first_step, raise_if_any
 from megatron.config.config import Config
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.plan import Plan, resolve
-from megatron.config.validation import ValidConfig, validate
+from megatron.config.validation import Validated, validate
 from megatron.data.datasets.datasets import Datasets
 from megatron.data.datasets.views import view_of
 from megatron.engine.engine import Engine
@@ -55,7 +55,7 @@ def pretrain(
     objective: Objective = GPT,
     watchdog: Watchdog | None = None,
     *,
-    valid: ValidConfig | None = None,
+    valid: Validated | None = None,
 ) -> ExitCode:
     """Train what `config` asks for, after telling the `notices` of its flags; return how it ended.
 
@@ -211,7 +211,7 @@ def _decide(
     launch: Launch,
     device: torch.device,
     objective: Objective,
-    valid: ValidConfig | None,
+    valid: Validated | None,
 ) -> tuple[Tokenizer, Plan]:
     """Return the tokenizer of the data and what will be built and run.
 

@@ -25,7 +25,7 @@ from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, und
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.inference.serving_plan import Limits
-from megatron.config.network.model_spec import plan_model
+from megatron.config.plan import plan_model
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.inference_groups import lone_groups
 from megatron.inference.engine.model_runner import Stage

@@ -12,7 +12,7 @@ from megatron.checkpointing.names import checkpoint_of
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.hugging_face import TransformersConfig
 from megatron.tokenizer.build import build_tokenizer

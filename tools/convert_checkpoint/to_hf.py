@@ -14,8 +14,7 @@ from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.names import checkpoint_of
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
-from megatron.config.data.tokenizer import TokenizerConfig
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections, value_in
 from megatron.config.tools.hugging_face import ExportConfig
 from megatron.tokenizer.build import build_tokenizer

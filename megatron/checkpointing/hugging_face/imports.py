@@ -32,7 +32,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 from megatron.checkpointing.resharding.universal import publish_whole
 from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError, near
 from megatron.config.config import Config, parse_config
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import Plan, plan
 from megatron.tokenizer.build import build_tokenizer

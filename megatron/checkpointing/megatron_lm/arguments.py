@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron.common.errors import CheckpointError
-from megatron.config.data.tokenizer_plan import with_sentencepiece_form
+from megatron.config.data.tokenizer import with_sentencepiece_form
 
 _SAME_NAMES = (
     *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels"),

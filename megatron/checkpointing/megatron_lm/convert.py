@@ -17,7 +17,7 @@ from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
 from megatron.checkpointing.resharding.universal import publish_whole
 from megatron.common.errors import ConfigError, DataError, WrongCheckpointError, near
 from megatron.config.config import Config
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
 
 

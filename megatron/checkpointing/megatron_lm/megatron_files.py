@@ -15,7 +15,7 @@ from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint, Wh
 from megatron.checkpointing.writer import write_state
 from megatron.common.atomic_files import replace_text, staged_folder
 from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, reason
-from megatron.config.network.model_spec import padded_vocab_size
+from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
 _FIRST_LAYER = 3  # its number in our list of layers

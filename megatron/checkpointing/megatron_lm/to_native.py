@@ -14,7 +14,7 @@ from megatron.checkpointing.resharding.sharded_tensor import Made, WholeCheckpoi
 from megatron.common.errors import CheckpointError
 from megatron.config.config import Config
 from megatron.config.parallelism.deepspeed import DeepSpeedConfig
-from megatron.config.parallelism.parallel import ParallelConfig
+from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.logging import LoggingConfig

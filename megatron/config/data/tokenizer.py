@@ -1,7 +1,8 @@
-"""Which tokenizer, and how large its vocabulary becomes."""
+"""The tokenizer: its flags, the arguments of build_tokenizer, and the padded vocabulary."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from megatron.config.parsing.flags import Spelling
 
@@ -85,3 +86,120 @@ class TokenizerConfig:
     """Let the padded vocabulary columns take part in the softmax of the training loss, as in
     Megatron-LM. Default: as in the run that is continued; in a new run they are left out, and the
     loss does not depend on the padding."""
+
+
+_WITH_LEGACY = ("SentencePieceTokenizer", "Llama2Tokenizer")
+"""Types whose tokens depend on --tokenizer-sentencepiece-legacy."""
+
+
+def tokenizer_arguments(config: TokenizerConfig, *, default: str | None = None) -> dict[str, Any]:
+    """Return the arguments of `build_tokenizer`; the rarer ones only where they were said.
+
+    Args:
+        default: the type when none is said.
+    """
+    rarer: dict[str, Any] = {
+        "tokenizer_model": config.tokenizer_model,
+        "tokenizer_sentencepiece_legacy": config.tokenizer_sentencepiece_legacy or None,
+        "tokenizer_kwargs": config.tokenizer_kwargs,
+        "tokenizer_hf_no_include_special_tokens": (
+            config.tokenizer_hf_no_include_special_tokens or None
+        ),
+        "vocab_size": config.vocab_size,
+        "vocab_extra_ids": config.vocab_extra_ids or None,
+        "tiktoken_pattern": config.tiktoken_pattern,
+        "tiktoken_num_special_tokens": config.tiktoken_num_special_tokens,
+        "tiktoken_special_tokens": config.tiktoken_special_tokens,
+        "tokenizer_backend": None
+        if config.tokenizer_backend == "auto"
+        else config.tokenizer_backend,
+    }
+    arguments = {
+        "tokenizer_type": config.tokenizer_type or default,
+        "vocab_file": config.vocab_file,
+        "merge_file": config.merge_file,
+        "tokenizer_name_or_path": config.tokenizer_name_or_path,
+        **{name: value for name, value in rarer.items() if value is not None},
+    }
+    return _of_hugging_face(with_sentencepiece_form(arguments, is_legacy=False))
+
+
+def with_sentencepiece_form(arguments: Mapping[str, Any], *, is_legacy: bool) -> dict[str, Any]:
+    """Return `arguments` with `tokenizer_sentencepiece_legacy`, if the type has a legacy form.
+
+    Args:
+        is_legacy: the value where `arguments` have none; True for token files and checkpoints that
+            were written before there was the flag.
+    """
+    if arguments.get("tokenizer_type") not in _WITH_LEGACY:
+        return dict(arguments)
+    return {"tokenizer_sentencepiece_legacy": is_legacy, **arguments}
+
+
+def _of_hugging_face(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return `arguments` with Megatron-LM's name of PretrainedFromHF replaced, and its path."""
+    name = arguments.get("tokenizer_model")
+    if (
+        arguments["tokenizer_type"] != "HuggingFaceTokenizer"
+        or name is None
+        or arguments["tokenizer_name_or_path"] is not None
+    ):
+        return arguments
+    others = {key: value for key, value in arguments.items() if key != "tokenizer_model"}
+    return {**others, "tokenizer_type": "PretrainedFromHF", "tokenizer_name_or_path": name}
+
+
+def gpt_tokenizer_arguments(config: TokenizerConfig) -> dict[str, Any]:
+    """Return the arguments of `build_tokenizer` for GPT: GPT-2's tokenizer when none is said."""
+    return tokenizer_arguments(config, default="GPT2BPETokenizer")
+
+
+def true_vocab_size(tokenizer: TokenizerConfig, known: int) -> int:
+    """Return the rows of the token table without padding, for a tokenizer of `known` tokens."""
+    return known if tokenizer.true_vocab_size is None else tokenizer.true_vocab_size
+
+
+def padded_vocab_size(
+    vocab_size: int, *, divisible_by: int, tensor: int, pad_to: int | None = None
+) -> int:
+    """Return the next multiple of `divisible_by` * `tensor` from `vocab_size` up.
+
+    With `pad_to` it is the next multiple of `tensor` from there up.
+
+    >>> padded_vocab_size(50257, divisible_by=128, tensor=2)
+    50432
+    >>> padded_vocab_size(50257, divisible_by=128, tensor=2, pad_to=50257)
+    50258
+    """
+    least, multiple = (pad_to, tensor) if pad_to else (vocab_size, divisible_by * tensor)
+    return -(-least // multiple) * multiple
+
+
+def vocab_problems(tokenizer: TokenizerConfig, *, vocab_size: int) -> Iterator[str]:
+    """Yield every reason why the vocabulary cannot be padded."""
+    pad_to, divisor = tokenizer.pad_vocab_size_to, tokenizer.make_vocab_size_divisible_by
+    rows = true_vocab_size(tokenizer, vocab_size)
+    if rows < vocab_size:
+        yield f"--true-vocab-size {rows} is less than the tokenizer's {vocab_size} tokens"
+    if divisor < 1:
+        yield f"--make-vocab-size-divisible-by {divisor} must be at least 1"
+    elif pad_to is not None:
+        if pad_to < vocab_size:
+            yield f"--pad-vocab-size-to {pad_to} is less than the tokenizer's {vocab_size} tokens"
+        elif pad_to < rows:
+            yield f"--pad-vocab-size-to {pad_to} is less than --true-vocab-size {rows}"
+        if pad_to % divisor:
+            yield (
+                f"--pad-vocab-size-to: {pad_to} is not divisible by {divisor} "
+                "(--make-vocab-size-divisible-by)"
+            )
+
+
+def vocab_notices(tokenizer: TokenizerConfig, *, padded: int) -> Iterator[str]:
+    """Yield what a user should know of the padded vocabulary of `padded` rows."""
+    pad_to = tokenizer.pad_vocab_size_to
+    if pad_to and padded != pad_to:
+        yield (
+            f"--pad-vocab-size-to {pad_to} is rounded up to {padded}, which the tensor-parallel "
+            "ranks divide evenly"
+        )

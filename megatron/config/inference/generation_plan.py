@@ -6,7 +6,7 @@ from typing import Literal
 from megatron.config.config import Config
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.parallelism.parallel_plan import world_size_problems
+from megatron.config.parallelism.layout import world_size_problems
 from megatron.config.parallelism.precision import PrecisionConfig
 
 Dtype = Literal["fp32", "bf16", "fp16"]

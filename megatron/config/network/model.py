@@ -1,8 +1,15 @@
-"""What can be asked of the network itself."""
+"""The network: its flags, and the ModelSpec that they resolve to."""
 
+import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
+from megatron.config.network.expert_layers import experts_of_layers
+from megatron.config.network.experts import ExpertConfig
+from megatron.config.network.layer_pattern import is_of_layers, pattern_of
+from megatron.config.network.lora import LoraConfig, lora_targets
+from megatron.config.network.model_spec import Activation, ModelSpec, Position
 from megatron.config.parsing.flags import Spelling
 
 
@@ -205,3 +212,205 @@ class ModelConfig:
 
     init_method_xavier_uniform: bool = False
     """Draw the initial weights evenly from +-sqrt(6 / (rows + columns)) instead."""
+
+
+def resolve_model(
+    model: ModelConfig,
+    experts: ExpertConfig,
+    lora: LoraConfig,
+    tokenizer: TokenizerConfig,
+    *,
+    vocab_size: int,
+    tensor: int,
+    norms_embedding: bool,
+) -> ModelSpec:
+    """Return the network for a tokenizer of `vocab_size` tokens.
+
+    Args:
+        tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.
+        norms_embedding: whether another flag than --embed-layernorm asks for that norm.
+    """
+    real_rows = true_vocab_size(tokenizer, vocab_size)
+    rows = padded_vocab_size(
+        real_rows,
+        divisible_by=tokenizer.make_vocab_size_divisible_by,
+        tensor=tensor,
+        pad_to=tokenizer.pad_vocab_size_to,
+    )
+    head_dim = head_dim_of(model)
+    position = position_of(model)
+    is_rotary = position == "rotary"
+    num_experts = experts_of_layers(experts, model.num_layers)
+    scalar = model.query_pre_attn_scalar
+    return ModelSpec(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        ffn_hidden_size=ffn_hidden_size_of(model),
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=num_query_groups_of(model),
+        head_dim=head_dim,
+        seq_length=model.seq_length,
+        max_position_embeddings=model.max_position_embeddings or model.seq_length,
+        vocab_size=real_rows,
+        padded_vocab_size=rows,
+        padded_vocab_in_softmax=bool(tokenizer.padded_vocab_in_softmax) and rows > real_rows,
+        position_embedding=position,
+        rotary_dim=int(head_dim * model.rotary_percent) if is_rotary else 0,
+        rotary_base=model.rotary_base if is_rotary else 0.0,
+        rotary_interpolation=(is_rotary and model.rotary_seq_len_interpolation_factor) or 1.0,
+        **_stretching(model, is_rotary=is_rotary),
+        window=window_of(model.window_size),
+        full_attention_layers=full_attention_layers_of(model),
+        rotary_local_base=(is_rotary and model.rotary_local_base) or 0.0,
+        query_key_layer_scaling=model.apply_query_key_layer_scaling,
+        query_scalar=0.0 if scalar in (None, head_dim) else scalar,
+        attention_softcap=model.attn_logit_softcapping or 0.0,
+        logit_softcap=model.final_logit_softcapping or 0.0,
+        sandwich_norm=model.sandwich_norm,
+        normalization=model.normalization,
+        norm_epsilon=model.norm_epsilon,
+        layernorm_1p=model.apply_layernorm_1p,
+        scaled_embedding=model.scale_embedding,
+        embed_layernorm=model.embed_layernorm or norms_embedding,
+        qk_layernorm=model.qk_layernorm,
+        residual_after_norm=model.apply_residual_connection_post_layernorm,
+        parallel_residual=model.parallel_residual,
+        activation=activation_of(model),
+        linear_bias=model.add_bias_linear,
+        qkv_bias=_attention_bias(model) or model.add_qkv_bias,
+        attention_bias_apart=_attention_bias(model) != model.add_bias_linear,
+        tied_embeddings=not model.untie_embeddings_and_output_weights,
+        fp32_residual=model.fp32_residual_connection,
+        attention_dropout=model.attention_dropout,
+        hidden_dropout=model.hidden_dropout,
+        init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
+        init_std=model.init_method_std,
+        num_experts=num_experts,
+        experts_per_token=experts.topk if num_experts else 1,
+        residual_experts=bool(num_experts) and experts.mlp_type == "residual",
+        lora_rank=lora.lora_rank,
+        lora_alpha=float((lora.lora_alpha or lora.lora_rank) if lora.lora_rank else 0),
+        lora_dropout=lora.lora_dropout,
+        lora_target_modules=lora_targets(lora.lora_target_modules) if lora.lora_rank else (),
+    )
+
+
+def _attention_bias(model: ModelConfig) -> bool:
+    return model.attention_bias == "on" if model.attention_bias else model.add_bias_linear
+
+
+def _stretching(model: ModelConfig, *, is_rotary: bool) -> dict[str, Any]:
+    """Return how wavelengths of rotary positions are stretched."""
+    if not (is_rotary and model.use_rope_scaling and model.rope_scaling_factor != 1):
+        return {"rope_scaling": 1.0}
+    factor, rule = model.rope_scaling_factor, model.rope_scaling_type
+    said: dict[str, float | None] = {
+        "rope_original_length": model.rope_original_max_position_embeddings
+    }
+    if rule != "dynamic":
+        low, high = turns_of(model)
+        said |= {"rope_low_freq_factor": low, "rope_high_freq_factor": high}
+    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if rule == "yarn":
+        of_length = 0.1 * math.log(factor) + 1
+        given["rope_attention_factor"] = model.rope_attention_factor or of_length
+        given["rope_truncation"] = model.rope_truncation
+    return {"rope_scaling": factor, "rope_rule": rule, **given}
+
+
+def turns_of(model: ModelConfig) -> tuple[float, float]:
+    """Return the turns up to which a wavelength is stretched in full, and from which not at all."""
+    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    default = 32.0 if model.rope_scaling_type == "yarn" else 4.0
+    return 1.0 if low is None else low, default if high is None else high
+
+
+def ffn_hidden_size_of(model: ModelConfig) -> int:
+    """Return the width inside the MLP."""
+    return 4 * model.hidden_size if model.ffn_hidden_size is None else model.ffn_hidden_size
+
+
+def head_dim_of(model: ModelConfig) -> int:
+    """Return the features per attention head."""
+    return model.kv_channels or model.hidden_size // model.num_attention_heads
+
+
+def num_query_groups_of(model: ModelConfig) -> int:
+    """Return the number of keys and values per token."""
+    if not model.group_query_attention:
+        return model.num_attention_heads
+    return 1 if model.num_query_groups is None else model.num_query_groups
+
+
+def position_of(model: ModelConfig) -> Position:
+    """Return how tokens learn their positions."""
+    match model.position_embedding_type:
+        case "rotary" | "rope":
+            return "rotary"
+        case "alibi" | "none" as said:
+            return said
+        case None if model.use_rotary_position_embeddings:
+            return "rotary"
+        case None if not model.add_position_embedding:
+            return "none"
+    return "learned"
+
+
+def activation_of(model: ModelConfig) -> Activation:
+    """Return what stands inside the MLP."""
+    if model.swiglu:
+        return "swiglu"
+    if model.glu_activation is not None:
+        return model.glu_activation
+    if model.squared_relu:
+        return "squared_relu"
+    if model.relu:
+        return "relu"
+    return "gelu_erf" if "erf" in gelu_forms(model).values() else "gelu_tanh"
+
+
+def gelu_forms(model: ModelConfig) -> dict[str, str]:
+    """Return {flag: form} of the flags that name a form of GELU."""
+    forms: dict[str, str] = {"--gelu": model.gelu} if model.gelu else {}
+    if model.openai_gelu:
+        forms["--openai-gelu"] = "tanh"
+    if model.onnx_safe in ("True", "true"):
+        forms["--onnx-safe"] = "erf"
+    return forms
+
+
+def window_of(said: str | None) -> int:
+    """Return how many tokens a token sees at most, itself included; 0 for no limit.
+
+    Takes Megatron's pair "(LEFT, RIGHT)", with or without parentheses, and LEFT alone: how many
+    on each side of the token, -1 for all.
+
+    Raises:
+        ValueError: it is none of that, or RIGHT lets a token see what it has to predict.
+    """
+    if said is None:
+        return 0
+    left, comma, right = said.strip().removeprefix("(").removesuffix(")").partition(",")
+    if int(left) < -1 or (comma and int(right) != 0):
+        raise ValueError(said)
+    return int(left) + 1
+
+
+def full_attention_layers_of(model: ModelConfig) -> tuple[int, ...]:
+    """Return the numbers, from 1 on, of the layers without the window; () where all are alike.
+
+    Raises:
+        ValueError: --window-attn-skip-freq does not fit the layers.
+    """
+    said = model.window_attn_skip_freq
+    if said is None or not window_of(model.window_size):
+        return ()
+    pattern, layers = pattern_of(said), model.num_layers
+    if isinstance(pattern, int) and pattern > 0:
+        return tuple(range(pattern, layers + 1, pattern))
+    if not is_of_layers(pattern, layers):
+        raise ValueError(
+            f"--window-attn-skip-freq {said} is neither a number from 1 on nor a list of {layers} "
+            "times 1 (a layer with the window) or 0, such as [1]*3+[0]"
+        )
+    return tuple(number for number, windowed in enumerate(pattern, 1) if not windowed)

@@ -1,17 +1,15 @@
-"""Why a network cannot be built or divided as asked."""
+"""Checks of the network: why it cannot be built or divided."""
 
 from collections.abc import Iterator
 
-from megatron.config.data.tokenizer import TokenizerConfig
-from megatron.config.network.model import ModelConfig
-from megatron.config.network.model_spec import (
+from megatron.config.network.model import (
+    ModelConfig,
     ffn_hidden_size_of,
     full_attention_layers_of,
     gelu_forms,
     head_dim_of,
     num_query_groups_of,
     position_of,
-    true_vocab_size,
     turns_of,
     window_of,
 )
@@ -50,36 +48,6 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
         yield (
             f"--attention-bias {model.attention_bias} is of queries, keys and values too: leave "
             "--add-qkv-bias out"
-        )
-
-
-def vocab_problems(tokenizer: TokenizerConfig, *, vocab_size: int) -> Iterator[str]:
-    """Yield every reason why the vocabulary cannot be padded."""
-    pad_to, divisor = tokenizer.pad_vocab_size_to, tokenizer.make_vocab_size_divisible_by
-    rows = true_vocab_size(tokenizer, vocab_size)
-    if rows < vocab_size:
-        yield f"--true-vocab-size {rows} is less than the tokenizer's {vocab_size} tokens"
-    if divisor < 1:
-        yield f"--make-vocab-size-divisible-by {divisor} must be at least 1"
-    elif pad_to is not None:
-        if pad_to < vocab_size:
-            yield f"--pad-vocab-size-to {pad_to} is less than the tokenizer's {vocab_size} tokens"
-        elif pad_to < rows:
-            yield f"--pad-vocab-size-to {pad_to} is less than --true-vocab-size {rows}"
-        if pad_to % divisor:
-            yield (
-                f"--pad-vocab-size-to: {pad_to} is not divisible by {divisor} "
-                "(--make-vocab-size-divisible-by)"
-            )
-
-
-def vocab_notices(tokenizer: TokenizerConfig, *, padded: int) -> Iterator[str]:
-    """Yield what a user should know of the padded vocabulary of `padded` rows."""
-    pad_to = tokenizer.pad_vocab_size_to
-    if pad_to and padded != pad_to:
-        yield (
-            f"--pad-vocab-size-to {pad_to} is rounded up to {padded}, which the tensor-parallel "
-            "ranks divide evenly"
         )
 
 

@@ -1,8 +1,12 @@
-"""Which implementation computes what."""
+"""Kernels: flags, resolution and checks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from megatron.config.network.model import ModelConfig
+from megatron.config.parallelism.kernels_plan import AttentionName, KernelsPlan
+from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parsing.flags import Spelling
 
 
@@ -52,3 +56,57 @@ class KernelsConfig:
 
     abort_on_unmet_fused_kernel_constraints: bool = False
     """Refuse to run, with the reasons, where plain PyTorch would stand in for a fused kernel."""
+
+
+_WIDEST_FLASH_HEAD = 256
+
+
+def plan_kernels(kernels: KernelsConfig, model: ModelConfig) -> KernelsPlan:
+    """Return which implementations should compute the operations."""
+    wanted = {
+        "softmax": kernels.masked_softmax_fusion,
+        "norm": kernels.layer_norm_fusion,
+        "activation": kernels.bias_gelu_fusion,
+        "bias, dropout, residual": kernels.bias_dropout_fusion,
+        "rotary positions": kernels.rope_fusion,
+        "cross-entropy": kernels.cross_entropy_fusion,
+    }
+    return KernelsPlan(
+        source=kernels.kernels,
+        unfused=tuple(operation for operation, fused in wanted.items() if not fused),
+        attention=_attention(kernels, model),
+        softmax_in_fp32=(kernels.attention_softmax_in_fp32 or model.apply_query_key_layer_scaling),
+        must_fuse=kernels.abort_on_unmet_fused_kernel_constraints,
+    )
+
+
+def kernels_problems(
+    kernels: KernelsConfig, model: ModelConfig, precision: PrecisionConfig, *, device: str
+) -> Iterator[str]:
+    """Yield every reason why the wanted implementations cannot be used."""
+    if kernels.use_flash_attn and kernels.attention_impl not in ("auto", "flash"):
+        yield f"--use-flash-attn contradicts --attention-impl {kernels.attention_impl}"
+    if kernels.kernels in ("triton", "apex") and device == "cpu":
+        yield f"--kernels {kernels.kernels} needs a GPU and this run is on CPUs: leave the flag out"
+    if kernels.attention_impl == "sdpa" and model.attn_logit_softcapping:
+        yield (
+            "--attention-impl sdpa has no --attn-logit-softcapping: leave it out, or take flash, "
+            "fused-softmax or reference"
+        )
+    if _attention(kernels, model) == "flash":
+        flag = "--use-flash-attn" if kernels.use_flash_attn else "--attention-impl flash"
+        if device == "cpu":
+            yield f"{flag} needs a GPU and this run is on CPUs: leave the flag out"
+        if not (precision.fp16 or precision.bf16):
+            yield f"{flag} computes in 16 bits: write --bf16 or --fp16, or leave the flag out"
+        width = model.kv_channels or model.hidden_size // max(1, model.num_attention_heads)
+        if width > _WIDEST_FLASH_HEAD:
+            yield f"{flag} takes heads of {_WIDEST_FLASH_HEAD} features at most, not {width}"
+
+
+def _attention(kernels: KernelsConfig, model: ModelConfig) -> AttentionName:
+    if kernels.use_flash_attn:
+        return "flash"
+    if kernels.attention_impl != "auto":
+        return kernels.attention_impl
+    return "fused-softmax" if model.attn_logit_softcapping else "sdpa"

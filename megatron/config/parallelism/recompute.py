@@ -1,8 +1,11 @@
-"""What is computed again in the backward pass instead of being kept."""
+"""Activation checkpointing (recomputation): flags, resolution and checks."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
+from megatron.config.parallelism.layout import ParallelPlan
+from megatron.config.parallelism.recompute_plan import NOTHING, RecomputePlan
 from megatron.config.parsing.flags import Spelling
 
 
@@ -53,3 +56,162 @@ class RecomputeConfig:
 
     profile_backward: bool = False
     """Log the time of every recomputed part's forward and backward pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """How what recomputation keeps is stored: DeepSpeed's block, and what stands against it."""
+
+    block: dict[str, Any]
+    problems: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def plan_recompute(recompute: RecomputeConfig, *, num_layers: int, pipeline: int) -> RecomputePlan:
+    """Return what is computed again.
+
+    Args:
+        num_layers: of the network.
+        pipeline: number of stages.
+    """
+    if recompute.checkpoint_activations or recompute.recompute_granularity == "full":
+        method, group = recompute.recompute_method or "uniform", recompute.recompute_num_layers or 1
+        in_blocks = min(1.0, group * max(1, pipeline) / max(1, num_layers))
+        return RecomputePlan(
+            granularity="full",
+            method=method,
+            num_layers=group,
+            share=in_blocks if method == "block" else 1.0,
+        )
+    if recompute.recompute_activations or recompute.recompute_granularity == "selective":
+        return replace(NOTHING, granularity="selective")
+    return NOTHING
+
+
+def recompute_problems(recompute: RecomputeConfig) -> Iterator[str]:
+    """Yield every contradiction between the flags that say what is computed again."""
+    granularity = recompute.recompute_granularity
+    selective = [
+        *(["--recompute-activations"] if recompute.recompute_activations else []),
+        *(["--recompute-granularity selective"] if granularity == "selective" else []),
+    ]
+    full = [
+        *(["--checkpoint-activations"] if recompute.checkpoint_activations else []),
+        *(["--recompute-granularity full"] if granularity == "full" else []),
+    ]
+    if selective and full:
+        yield f"{selective[0]} and {full[0]} contradict each other: take one of them out"
+    details = [
+        *(
+            [f"--recompute-method {recompute.recompute_method}"]
+            if recompute.recompute_method
+            else []
+        ),
+        *(
+            [f"--recompute-num-layers {recompute.recompute_num_layers}"]
+            if recompute.recompute_num_layers is not None
+            else []
+        ),
+    ]
+    if details and not full:
+        why = f"{selective[0]} recomputes no whole layers" if selective else "nothing is recomputed"
+        yield f"{' and '.join(details)}: {why}; add --recompute-granularity full, or leave it out"
+    if recompute.recompute_num_layers is not None and recompute.recompute_num_layers < 1:
+        yield f"--recompute-num-layers {recompute.recompute_num_layers} must be at least 1"
+    if full == ["--recompute-granularity full"] and len(details) < 2:
+        yield (
+            "--recompute-granularity full needs --recompute-method uniform or block, and "
+            "--recompute-num-layers"
+        )
+
+
+def plan_storage(
+    recompute: RecomputeConfig,
+    user: Mapping[str, Any],
+    parallel: ParallelPlan,
+    *,
+    num_layers: int,
+    device: str,
+) -> Storage:
+    """Decide how what recomputation keeps is stored.
+
+    A flag that cannot be honoured is a problem; a switch that only the JSON sets stays off, with
+    a notice, because one JSON serves many layouts.
+    """
+    plan = plan_recompute(recompute, num_layers=num_layers, pipeline=parallel.pipeline)
+    block = dict(user.get("activation_checkpointing", {}))
+    problems, notices = [], []
+    for key, flag, said in _switches(recompute):
+        if said and block.get(key) is False:
+            problems.append(
+                f"{flag}: the DeepSpeed JSON says activation_checkpointing.{key}: false"
+            )
+        wished = said or block.get(key) is True
+        obstacle = _obstacle(key, plan, parallel, block, device=device) if wished else None
+        if wished:
+            block[key] = obstacle is None
+        if obstacle and said:
+            problems.append(f"{flag}: {obstacle}")
+        elif obstacle:
+            notices.append(
+                f"activation_checkpointing.{key} of the DeepSpeed JSON stays off: {obstacle}"
+            )
+    if block.get("contiguous_memory_optimization"):
+        block["number_checkpoints"] = len(plan.groups(num_layers))
+    return Storage(block=block, problems=tuple(problems), notices=tuple(notices))
+
+
+def _switches(recompute: RecomputeConfig) -> tuple[tuple[str, str, bool], ...]:
+    """Return (key of DeepSpeed's block, flag, whether the flag is there)."""
+    return (
+        (
+            "partition_activations",
+            "--distribute-saved-activations",
+            recompute.distribute_saved_activations,
+        ),
+        (
+            "contiguous_memory_optimization",
+            "--contiguous-checkpointing",
+            recompute.contiguous_checkpointing,
+        ),
+        ("cpu_checkpointing", "--checkpoint-in-cpu", recompute.checkpoint_in_cpu),
+        (
+            "synchronize_checkpoint_boundary",
+            "--synchronize-each-layer",
+            recompute.synchronize_each_layer,
+        ),
+        ("profile", "--profile-backward", recompute.profile_backward),
+    )
+
+
+def _obstacle(
+    key: str,
+    plan: RecomputePlan,
+    parallel: ParallelPlan,
+    decided: Mapping[str, Any],
+    *,
+    device: str,
+) -> str | None:
+    """Return why the switch cannot be honoured, given those before it; None when it can."""
+    if plan.granularity == "none":
+        return "nothing is recomputed; add --checkpoint-activations"
+    if key in ("synchronize_checkpoint_boundary", "profile"):
+        return None
+    if plan.granularity != "full":
+        return (
+            "it changes how the inputs of recomputed layers are kept, and selective recomputation "
+            "keeps none; write --checkpoint-activations"
+        )
+    if key == "partition_activations":
+        if parallel.tensor == 1:
+            return "there is one tensor-parallel rank, so there is nothing to divide over"
+        if parallel.sequence_parallel:
+            return "with --sequence-parallel a rank holds no more than its part already"
+    elif key == "contiguous_memory_optimization":
+        if not decided.get("partition_activations"):
+            return "it needs --partition-activations"
+        if parallel.pipeline > 1:
+            return "DeepSpeed's buffer holds one micro-batch, and a pipeline has several under way"
+    elif device == "cpu" and not decided.get("partition_activations"):
+        return "this run is on CPUs, where activations are in that memory already"
+    return None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megatron.config.config import Config
-from megatron.config.parallelism.parallel_plan import replica_size
+from megatron.config.parallelism.layout import replica_size
 from megatron.config.run.logging import LoggingConfig
 from megatron.config.run.profiling import ProfilingConfig
 

@@ -10,8 +10,7 @@ from tempfile import gettempdir
 from typing import Any
 
 from megatron.common.errors import ConfigError
-from megatron.config.data.tokenizer import TokenizerConfig
-from megatron.config.data.tokenizer_plan import tokenizer_arguments
+from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.foreign_flags.legacy_tokenizer import TOKENIZER_LEGACY
 from megatron.config.parsing.flags import Legacy, parse_sections
 from megatron.config.tools.preprocess import PreprocessConfig, WorkerTrialConfig

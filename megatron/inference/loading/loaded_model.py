@@ -6,7 +6,7 @@ import torch
 
 from megatron.checkpointing.compare import require_same_model
 from megatron.common.errors import DataError, WrongDataError, raise_if_any
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.generation_plan import (
     dtype_problems,
@@ -15,8 +15,9 @@ from megatron.config.inference.generation_plan import (
     room_problems,
     vocabulary_problems,
 )
-from megatron.config.network.model_spec import ModelSpec, plan_model
-from megatron.config.parallelism.parallel import ParallelConfig
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.plan import plan_model
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.inference_groups import join_processes
 from megatron.inference.engine.model_runner import Stage

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from megatron.config.data.objective_plan import plan_objective
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments
+from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.data.datasets.fim import FimTokens
 from megatron.data.datasets.views import fim_tokens
 from megatron.inference.loading.model_source import ModelSource

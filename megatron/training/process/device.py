@@ -5,7 +5,7 @@ import logging
 import torch
 
 from megatron.common.errors import ConfigError
-from megatron.config.parallelism.parallel import ParallelConfig
+from megatron.config.parallelism.layout import ParallelConfig
 from megatron.training.process.environment import Launch, export_launch, launch_notices, read_launch
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_config, tiny_plan, tiny_spec
 
-from megatron.config.data.tokenizer_plan import gpt_tokenizer_arguments, tokenizer_arguments
-from megatron.config.network.model_spec import padded_vocab_size
+from megatron.config.data.tokenizer import (
+    gpt_tokenizer_arguments,
+    padded_vocab_size,
+    tokenizer_arguments,
+)
 from megatron.config.parallelism.recompute_plan import NOTHING, RecomputePlan
 
 ALL = RecomputePlan(granularity="full", method="uniform", num_layers=1, share=1.0)

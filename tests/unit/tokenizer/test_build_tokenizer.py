@@ -4,8 +4,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from megatron.common.errors import ConfigError
-from megatron.config.data.tokenizer import TokenizerConfig
-from megatron.config.data.tokenizer_plan import tokenizer_arguments
+from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
 from megatron.tokenizer.fingerprint import describe, differences
 from megatron.tokenizer.types.fast import FastTokenizer

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.config.data.tokenizer import TokenizerConfig
-from megatron.config.data.tokenizer_plan import tokenizer_arguments
+from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, differences, require_same, write_record
 from megatron.tokenizer.from_record import tokenizer_for

@@ -34,7 +34,7 @@ from megatron.checkpointing.resharding.digest import digest_of, digests, read_an
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.checkpointing.resharding.weights import read_weights
 from megatron.common.errors import CheckpointError, ConfigError
-from megatron.config.network.model_spec import full_attention_layers_of
+from megatron.config.network.model import full_attention_layers_of
 
 TOOLS = Path(__file__).resolve().parents[4] / "tools"
 VOCAB, ROWS = 50, 56

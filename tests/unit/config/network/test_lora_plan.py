@@ -4,7 +4,7 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.network.lora_plan import LINEAR, lora_targets
+from megatron.config.network.lora import LINEAR, lora_targets
 from megatron.config.validation import validate
 
 
