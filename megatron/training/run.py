@@ -211,7 +211,7 @@ class Run:
         with self.watchdog.during("going back", longer=True):
             checkpoints.finish()
             go_back(self.engine, self.plan, self.state, spike, self.journal)
-            checkpoints.goes_on_from(self.state.iteration)
+            checkpoints.rewind_to(self.state.iteration)
             stream.seek(self.state.samples)
 
     def _hooks(

@@ -25,7 +25,7 @@ _PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class PendingSave:
     """A save that is not published yet, as one rank knows it.
 
     Args:
@@ -41,7 +41,7 @@ class UnderWay:
     publication: Future[None] | None = None
 
 
-def finish_alone(save: UnderWay, *, rank: int, ranks: int, silence_s: float = SILENCE_S) -> bool:
+def finish_alone(save: PendingSave, *, rank: int, ranks: int, silence_s: float = SILENCE_S) -> bool:
     """Wait for what this rank writes; on rank 0 publish it when all have; return whether it did.
 
     A run fails on one rank, and the others find out when that one has left: nobody can ask

@@ -17,7 +17,7 @@ from megatron.checkpointing.names import published_tags
 from megatron.checkpointing.publish import clear_staging
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.training.checkpoints import emergency_save as rescue
-from megatron.training.checkpoints.emergency_save import UnderWay, finish_alone
+from megatron.training.checkpoints.emergency_save import PendingSave, finish_alone
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.state import TrainState
 
@@ -234,7 +234,7 @@ def a_save_of_two(directory, *, is_there=True, later=0.2):
         manifest = Manifest(
             state={"iteration": 5}, plan={}, config={}, versions={}, partition_dims={}, files=()
         )
-        saves.append(UnderWay(directory, manifest, [file]))
+        saves.append(PendingSave(directory, manifest, [file]))
         if rank == 0 or is_there:
             threading.Timer(
                 later * rank, lambda f=file, r=rank: f.set_result(write_one(folder, r))

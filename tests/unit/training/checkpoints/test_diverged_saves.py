@@ -101,7 +101,7 @@ def test_the_advice_names_a_checkpoint_that_a_finite_step_has_followed(start):
     checkpoints = start(saved=2)
     take(checkpoints, [math.nan], 3)
     assert "no finite step has followed global_step2" in checkpoints.advice()
-    checkpoints.goes_on_from(1)
+    checkpoints.rewind_to(1)
     take(checkpoints, [1.0, math.nan], 2)
     assert "no finite step has followed global_step2" in checkpoints.advice()
 

@@ -139,7 +139,7 @@ def test_a_run_that_has_gone_back_may_leave_at_once(job):
     for iteration in (5, 10):
         job.engine.module.weight.data.add_(1)
         job.save(iteration)
-    job.checkpoints.goes_on_from(5)
+    job.checkpoints.rewind_to(5)
     job.save(5)
     job.checkpoints.verify()
 
