@@ -46,13 +46,13 @@ def fails_in_step(failing: str, struck: int, iteration: int, rank: int) -> None:
 
     from megatron.common.errors import DataError
     from megatron.training.loop.batch_stream import Stream
-    from megatron.training.loop.loop import loop
+    from megatron.training.loop import loop
 
     without_head_start(rank)
     # A rank that fails alone waits for rank 0, which does not know, but none gives up too early.
     waits(4)
     slow_writes()
-    take_step, read, steps = loop._take_step, Stream.__next__, []
+    take_step, read, steps = loop.take_step, Stream.__next__, []
 
     def step(engine: Any, batches: Any, schedule: Any, state: Any) -> Any:
         from dataclasses import replace
@@ -67,16 +67,16 @@ def fails_in_step(failing: str, struck: int, iteration: int, rank: int) -> None:
             raise DataError("no such sample")
         return read(stream)
 
-    loop._take_step, Stream.__next__ = step, read_or_fail
+    loop.take_step, Stream.__next__ = step, read_or_fail
 
 
 def has_no_finite_loss_from(first: int, number: int | None, rank: int) -> None:
     """Have the loss be NaN from step `first` on; this process gets signal `number` a step later."""
     from dataclasses import replace
 
-    from megatron.training.loop.loop import loop
+    from megatron.training.loop import loop
 
-    take_step = loop._take_step
+    take_step = loop.take_step
 
     def step(engine: Any, batches: Any, schedule: Any, state: Any) -> Any:
         taken = take_step(engine, batches, schedule, state)
@@ -84,7 +84,7 @@ def has_no_finite_loss_from(first: int, number: int | None, rank: int) -> None:
             os.kill(os.getpid(), number)
         return replace(taken, loss=math.nan) if state.iteration + 1 >= first else taken
 
-    loop._take_step = step
+    loop.take_step = step
 
 
 def cut_while_read(path: str, rank: int) -> None:

@@ -81,16 +81,16 @@ def jumps(job: Job, count: int, draw: random.Random) -> Iterator[Trial]:
 
 def jump_in_steps(file: str, offsets: list[str], rank: int) -> None:
     """Set the clock at each step; libfaketime reads `file` at each look at the clock."""
-    from megatron.training.loop.loop import loop
+    from megatron.training.loop import loop
 
     without_head_start(rank)
-    take_step = loop._take_step
+    take_step = loop.take_step
 
     def step(engine: object, batches: object, schedule: object, state: object) -> object:
         Path(file).write_text(offsets[state.iteration % len(offsets)])  # type: ignore[attr-defined]
         return take_step(engine, batches, schedule, state)  # type: ignore[arg-type]
 
-    loop._take_step = step  # type: ignore[assignment]
+    loop.take_step = step  # type: ignore[assignment]
 
 
 def _jumping(job: Job, offsets: list[str], save: Path) -> Outcome:

@@ -97,7 +97,7 @@ def train(
             hook.before_step(state)
         if (reason := stop(state)) is not None:
             return reason
-        step = _take_step(engine, batches, schedule, state)
+        step = take_step(engine, batches, schedule, state)
         state.iteration += 1
         state.samples += step.batch_size
         state.tokens += step.batch_size * step.seq_length
@@ -108,9 +108,10 @@ def train(
             hook.after_step(state, step)
 
 
-def _take_step(
+def take_step(
     engine: Engine, batches: Iterator[Any], schedule: Schedule, state: TrainState
 ) -> StepResult:
+    """Take one optimizer step with the batch size, learning rate and weight decay of `schedule`."""
     started_at, skipped_before = time.perf_counter(), engine.skipped_steps
     batch_size, lr = schedule.batch_size(state.samples), schedule.lr(state)
     seq_length = schedule.seq_length(state.iteration + 1)
