@@ -45,8 +45,8 @@ def fails_in_step(failing: str, struck: int, iteration: int, rank: int) -> None:
     from forked import without_head_start
 
     from megatron.common.errors import DataError
-    from megatron.training.loop.batch_stream import Stream
     from megatron.training.loop import loop
+    from megatron.training.loop.batch_stream import Stream
 
     without_head_start(rank)
     # A rank that fails alone waits for rank 0, which does not know, but none gives up too early.
