@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common import logging as log
 from megatron.common.errors import raise_if_any
 from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.task_plan import name_problems, stride_of, task_problems
-from megatron.config.inference.tasks import TaskConfig
+from megatron.config.inference.tasks import TaskConfig, name_problems, stride_of, task_problems
 from megatron.config.parsing.flags import value_in
 from megatron.inference.loading.model_source import ModelSource, read_model_source
 from megatron.training.process.environment import read_launch

@@ -11,7 +11,7 @@ from typing import Any
 from stages import engine_of, random_model
 from tiny import tiny_spec
 
-from megatron.config.inference.serving_plan import Limits
+from megatron.config.inference.server import Limits
 from megatron.config.network.model_spec import ModelSpec
 from megatron.data.datasets.fim import FimTokens
 from megatron.inference.engine.sampling import Sampling

@@ -22,7 +22,7 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import SECTIONS, parse_config_for_checkpoint
 from megatron.config.parsing.flags import switch_words
-from megatron.config.tools.doctor import DoctorConfig
+from megatron.config.tools.diagnostics import DoctorConfig
 from megatron.diagnostics.doctor.findings import Examined, as_json, problems_of, report_lines
 from megatron.diagnostics.doctor.host import host_section
 from megatron.diagnostics.doctor.versions import versions_section

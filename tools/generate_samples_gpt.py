@@ -17,8 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common import logging as log
 from megatron.common.errors import ConfigError, DataError, raise_if_any, reason
-from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.generation_plan import generation_problems
+from megatron.config.inference.generation import GenerationConfig, generation_problems
 from megatron.inference.loading.model_source import read_model_source
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank

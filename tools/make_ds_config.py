@@ -13,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.config.config import parse_config_for_checkpoint
-from megatron.config.data.data_plan import with_some_data
-from megatron.config.plan import fewest_processes, plan
+from megatron.config.plan import fewest_processes, plan, with_some_data
 from megatron.config.tools.data_tools import WorldConfig
 
 NOT_NEEDED = {"schedule": {"lr": 1e-4}}

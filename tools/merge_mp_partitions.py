@@ -14,8 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
-from megatron.config.checkpoint_conversion import parse_conversion
-from megatron.config.config import SECTIONS
+from megatron.config.config import SECTIONS, parse_conversion
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import value_in
 from megatron.config.tools.checkpoint_tools import PartitionsConfig

@@ -16,10 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, ExitCode, raise_if_any
 from megatron.config.config import SECTIONS, Config, parse_config_for_checkpoint
-from megatron.config.data.data_plan import with_some_data
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of, value_in
-from megatron.config.plan import fewest_processes, plan
+from megatron.config.plan import fewest_processes, plan, with_some_data
 from megatron.config.tools.planning import PlanningConfig
 from megatron.planner.devices import device_of
 from megatron.planner.search import DECIDED, obstacle, search

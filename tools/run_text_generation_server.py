@@ -16,8 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common import logging as log
 from megatron.common.errors import ConfigError, DataError, raise_if_any, reason
 from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.serving import ServingConfig
-from megatron.config.inference.serving_plan import plan_limits, serving_problems
+from megatron.config.inference.server import ServingConfig, plan_limits, serving_problems
 from megatron.inference.loading.model_source import read_model_source
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.launch import run_tool_or_rank

@@ -22,7 +22,7 @@ from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config, parse_config_for_checkpoint
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.parsing.flags import value_in
-from megatron.config.samples_plan import plan_samples
+from megatron.config.plan import plan_samples
 from megatron.config.tools.data_tools import SampleTextConfig, WorldConfig
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.views import view_of

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import CheckpointError, ConfigError, MegatronError
 from megatron.config.parsing.flags import parse_sections
-from megatron.config.tools.monitoring import WatchConfig
+from megatron.config.tools.diagnostics import WatchConfig
 from megatron.diagnostics.monitor.history import History
 from megatron.diagnostics.monitor.html_page import write_page
 from megatron.diagnostics.monitor.journal_reader import JournalReader

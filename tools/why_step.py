@@ -23,7 +23,7 @@ from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.config import SECTIONS, flatten, parse_config_for_checkpoint
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.parsing.flags import options_of, value_in
-from megatron.config.samples_plan import plan_samples
+from megatron.config.plan import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.sample_origins import lines_of_step
 from megatron.data.datasets.views import view_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megatron.checkpointing.names import KEEP, PRUNED, iteration_of, published_tags, tag_of
 from megatron.common.atomic_files import remove_any
-from megatron.config.run.checkpoint_plan import CheckpointPlan
+from megatron.config.run.checkpoint import CheckpointPlan
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The whole of what a user can ask of a training run."""
+"""Config: every flag of a training run by section, and the command lines that give it."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -6,31 +6,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from megatron.common.errors import ConfigError
-from megatron.config.data.data import DataConfig
+from megatron.config.data.corpora import DataConfig
 from megatron.config.data.fim import FimConfig
 from megatron.config.data.masks import MaskConfig
 from megatron.config.data.objective import ObjectiveConfig
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
-from megatron.config.foreign_flags.legacy_checkpoint_conversion import ANY_RUN
+from megatron.config.foreign_flags.run import ANY_RUN
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
 from megatron.config.optimization.lr_schedule import ScheduleConfig
 from megatron.config.optimization.optimizer import OptimizerConfig
 from megatron.config.optimization.training import TrainingConfig
-from megatron.config.parallelism.deepspeed import DeepSpeedConfig
 from megatron.config.parallelism.kernels import KernelsConfig
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parallelism.recompute import RecomputeConfig
+from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.files import with_file_flags
-from megatron.config.parsing.flags import parse_sections
+from megatron.config.parsing.flags import Legacy, parse_sections
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.evaluation import EvaluationConfig
 from megatron.config.run.guards import GuardsConfig
-from megatron.config.run.logging import LoggingConfig
-from megatron.config.run.profiling import ProfilingConfig
+from megatron.config.run.logging import LoggingConfig, ProfilingConfig
 
 log = logging.getLogger(__name__)
 
@@ -151,3 +150,41 @@ def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[st
 def flatten(nested: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return {field: value} of a Config's dictionary. Names are unique over all sections."""
     return {name: value for section in nested.values() for name, value in section.items()}
+
+
+@dataclass(frozen=True)
+class ConversionCommand:
+    """What is asked of training and of the tool, and what the user should read."""
+
+    config: Config
+    own: Any
+    notices: Sequence[str]
+
+
+def parse_conversion(
+    found: Sequence[str],
+    argv: Sequence[str],
+    own: type,
+    *,
+    legacy: Sequence[Legacy] = (),
+    description: str | None = None,
+) -> ConversionCommand:
+    """Return what `argv` asks for; what it does not say is what the files say.
+
+    Args:
+        found: words of a command line, for what the files say.
+        own: the tool's own section.
+        legacy: further flags to refuse or to accept with a notice.
+
+    Raises:
+        ConfigError: a flag is unknown, refused or malformed.
+    """
+    parsed = parse_sections(
+        [*found, *with_file_flags(argv, SECTIONS)],
+        {**SECTIONS, "own": own},
+        description=description or "",
+        legacy=[*LEGACY, *legacy],
+        defaults=flatten(ANY_RUN),
+    )
+    said = parsed.sections.pop("own")
+    return ConversionCommand(Config(**parsed.sections), said, parsed.notices)

@@ -1,39 +1,32 @@
 """Wishes become decisions here, or a list of the reasons why they cannot."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from megatron.common.errors import raise_if_any
+from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
-from megatron.config.data.data_plan import KIND_OF, DataPlan, plan_data
-from megatron.config.data.mask_plan import MaskPlan, plan_masks
+from megatron.config.data.corpora import KIND_OF, DataPlan, data_problems, plan_data
+from megatron.config.data.corpora import with_some_data as _with_some_data
+from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective_plan import (
     ObjectiveName,
     ObjectivePlan,
     objective_notices,
+    objective_problems,
     plan_objective,
 )
 from megatron.config.data.tokenizer import vocab_notices, vocab_problems
-from megatron.config.expert_plan import ExpertPlan, plan_experts
-from megatron.config.joint_plan import (
-    owned_keys,
-    plan_activations,
-    plan_division,
-    plan_rates,
-    plan_steps,
-)
+from megatron.config.network.experts import ExpertPlan, plan_experts
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.optimization.batch_plan import BatchPlan
-from megatron.config.optimization.curriculum_plan import CurriculumPlan
-from megatron.config.optimization.optimizer_plan import OptimizerPlan, plan_optimizer
-from megatron.config.optimization.schedule_plan import SchedulePlan
-from megatron.config.optimization.training_plan import (
-    TrainingPlan,
-    size_problems,
-)
-from megatron.config.parallelism.ds_config import merge_ds_config
+from megatron.config.optimization.batch_size import BatchPlan
+from megatron.config.optimization.curriculum import CurriculumPlan
+from megatron.config.optimization.lr_schedule import SchedulePlan, plan_schedule
+from megatron.config.optimization.optimizer import OptimizerPlan, plan_optimizer
+from megatron.config.optimization.training import TrainingPlan, size_problems
+from megatron.config.parallelism.deepspeed_json import merge_ds_config, read_ds_config
 from megatron.config.parallelism.kernels import plan_kernels
 from megatron.config.parallelism.kernels_plan import KernelsPlan
 from megatron.config.parallelism.layout import (
@@ -42,24 +35,25 @@ from megatron.config.parallelism.layout import (
     plan_parallel,
     replica_size,
 )
-from megatron.config.parallelism.precision_plan import (
-    PrecisionPlan,
-    plan_precision,
-    precision_notices,
-)
+from megatron.config.parallelism.precision import PrecisionPlan, plan_precision, precision_notices
 from megatron.config.parallelism.recompute import plan_recompute
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.config.parallelism.zero_plan import ZeroPlan, zero_notices
-from megatron.config.run.checkpoint_plan import CheckpointPlan, checkpoint_notices, plan_checkpoint
-from megatron.config.run.evaluation_plan import (
-    EvaluationPlan,
-    plan_evaluation,
+from megatron.config.parallelism.zero import ZeroPlan, zero_notices
+from megatron.config.run.checkpoint import CheckpointPlan, checkpoint_notices, plan_checkpoint
+from megatron.config.run.evaluation import EvaluationPlan, evaluation_problems, plan_evaluation
+from megatron.config.run.fault_injection import ChaosPlan, plan_chaos
+from megatron.config.run.guards import GuardsPlan, plan_guards
+from megatron.config.run.logging import LoggingPlan, plan_logging
+from megatron.config.run.watchdog import WatchPlan, plan_watch
+from megatron.config.validation import (
+    Validated,
+    length_problems,
+    owned_keys,
+    steps_of,
+    storage_of,
+    validate,
+    zero_of,
 )
-from megatron.config.run.fault_injection_plan import ChaosPlan, plan_chaos
-from megatron.config.run.guards_plan import GuardsPlan, plan_guards
-from megatron.config.run.logging_plan import LoggingPlan, plan_logging
-from megatron.config.run.watch_plan import WatchPlan, plan_watch
-from megatron.config.validation import Validated, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +126,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
     world_size, device = valid.world_size, valid.device
     tensor = config.parallel.tensor_model_parallel_size
     precision = plan_precision(config.precision)
-    zero = plan_division(config, user)
+    zero = zero_of(config, user)
     optimizer = plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none")
     parallel = plan_parallel(
         config.parallel,
@@ -140,12 +134,12 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         zero_stage=zero.stage,
         expert=config.experts.moe_expert_parallel_size,
     )
-    steps = plan_steps(config, user, data=parallel.data)
+    steps = steps_of(config, user, data=parallel.data)
     evaluation = plan_evaluation(config.evaluation)
     model = plan_model(config, vocab_size=vocab_size, tensor=tensor)
     raise_if_any(size_problems(config.training, model.num_parameters))
     learned = plan_objective(config, objective)
-    storage = plan_activations(config, user, world_size=world_size, device=device)
+    storage = storage_of(config, user, world_size=world_size, device=device)
     return Plan(
         model=model,
         experts=plan_experts(config.experts),
@@ -153,11 +147,11 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         batch=steps.batch,
         training=steps.training,
         curriculum=steps.curriculum,
-        schedule=plan_rates(config, steps),
+        schedule=plan_schedule(config.schedule, steps, seq_length=config.model.seq_length),
         optimizer=optimizer,
         precision=precision,
         data=plan_data(
-            config,
+            config.data,
             steps.training,
             evaluation,
             steps.batch.global_batch_size,
@@ -168,7 +162,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         evaluation=evaluation,
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
-        watch=plan_watch(config),
+        watch=plan_watch(config.training, config.parallel),
         chaos=plan_chaos(config.training),
         guards=plan_guards(config.guards),
         recompute=plan_recompute(
@@ -177,7 +171,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         kernels=plan_kernels(config.kernels, config.model),
         deepspeed=merge_ds_config(
             user,
-            owned_keys(config, user, steps.batch),
+            owned_keys(config, user, zero, steps.batch),
             zero_stage=zero.stage,
             dtype=precision.dtype,
             fp32_gradients=precision.fp32_gradients,
@@ -212,6 +206,68 @@ def fewest_processes(config: Config) -> int:
     compared = 2 if config.logging.slow_rank_factor else 1
     experts = max(1, config.experts.moe_expert_parallel_size)
     return replica_size(config.parallel) * experts * compared
+
+
+def with_some_data(config: Config) -> Config:
+    """Return `config`, with a meaningless prefix where it names no data: to plan, not to train."""
+    return replace(config, data=_with_some_data(config.data))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplesPlan:
+    """Which samples are read at which step."""
+
+    seq_length: int
+    batch: BatchPlan
+    training: TrainingPlan
+    data: DataPlan
+    masks: MaskPlan
+    objective: ObjectivePlan
+
+
+def plan_samples(
+    config: Config, *, world_size: int | None, objective: ObjectiveName = "gpt"
+) -> SamplesPlan:
+    """Decide which samples a run of `world_size` processes reads; the fewest when None.
+
+    Raises:
+        ConfigError: lists every problem.
+    """
+    user = read_ds_config(config.deepspeed.deepspeed_config)
+    replica = replica_size(config.parallel)
+    replicas = (fewest_processes(config) if world_size is None else world_size) // replica
+    if replicas < 1 or (world_size is not None and world_size != replicas * replica):
+        raise ConfigError(
+            f"--world-size {world_size} is not a multiple of tensor * pipeline * sequence = {replica}"
+        )
+    raise_if_any(
+        chain(
+            length_problems(config, user, data=replicas),
+            data_problems(config.data),
+            objective_problems(config, objective),
+            evaluation_problems(
+                config.evaluation,
+                config.checkpoint,
+                zero_stage=zero_of(config, user).asked_stage,
+            ),
+        )
+    )
+    steps = steps_of(config, user, data=replicas)
+    batch, training = steps.batch, steps.training
+    return SamplesPlan(
+        seq_length=config.model.seq_length,
+        batch=batch,
+        training=training,
+        data=plan_data(
+            config.data,
+            training,
+            plan_evaluation(config.evaluation),
+            batch.global_batch_size,
+            kind=KIND_OF[objective],
+        ),
+        masks=plan_masks(config.masks),
+        objective=plan_objective(config, objective),
+    )
 
 
 def _notices(config: Config, user: dict[str, Any], zero: ZeroPlan) -> Iterator[str]:

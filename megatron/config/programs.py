@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from megatron.config.config import SECTIONS
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.serving import ServingConfig
+from megatron.config.inference.server import ServingConfig
 from megatron.config.inference.tasks import HarnessConfig, TaskConfig
 from megatron.config.tools.checkpoint_tools import (
     ConversionConfig,
@@ -23,17 +23,20 @@ from megatron.config.tools.data_tools import (
     StepSamplesConfig,
     WorldConfig,
 )
-from megatron.config.tools.doctor import DoctorConfig
+from megatron.config.tools.diagnostics import DoctorConfig, WatchConfig
 from megatron.config.tools.hugging_face import (
     AdapterConfig,
     ExportConfig,
     ImportConfig,
     TransformersConfig,
 )
-from megatron.config.tools.merge import MergeConfig
-from megatron.config.tools.monitoring import WatchConfig
 from megatron.config.tools.planning import PlanningConfig
-from megatron.config.tools.preprocess import PreprocessConfig, ShardConfig, WorkerTrialConfig
+from megatron.config.tools.preprocess import (
+    MergeConfig,
+    PreprocessConfig,
+    ShardConfig,
+    WorkerTrialConfig,
+)
 
 _TRAINING = tuple(SECTIONS.values())
 

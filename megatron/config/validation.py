@@ -6,35 +6,44 @@ from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
-from megatron.config.data.data_plan import data_problems
+from megatron.config.data.corpora import data_problems
 from megatron.config.data.objective_plan import ObjectiveName, objective_problems
-from megatron.config.expert_plan import expert_problems
-from megatron.config.joint_plan import (
-    owned_keys,
-    plan_activations,
-    plan_division,
-    plan_rates,
-    plan_steps,
-    steps_problems,
-)
+from megatron.config.network.experts import expert_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
-from megatron.config.optimization.curriculum_plan import curriculum_is_asked
-from megatron.config.optimization.optimizer_plan import optimizer_problems, plan_optimizer
-from megatron.config.optimization.schedule_plan import schedule_problems
-from megatron.config.parallelism.ds_config import ds_config_problems, read_ds_config
+from megatron.config.optimization.batch_size import BatchPlan
+from megatron.config.optimization.curriculum import curriculum_is_asked, curriculum_problems
+from megatron.config.optimization.lr_schedule import plan_schedule, schedule_problems, unit_problems
+from megatron.config.optimization.optimizer import optimizer_problems, plan_optimizer
+from megatron.config.optimization.training import StepsPlan, plan_steps, step_problems
+from megatron.config.parallelism.deepspeed_json import (
+    Twin,
+    ds_config_problems,
+    read_ds_config,
+    step_twins,
+)
 from megatron.config.parallelism.kernels import kernels_problems
-from megatron.config.parallelism.layout import parallel_problems, replica_size, sequence_problems
-from megatron.config.parallelism.precision_plan import plan_precision, precision_problems
-from megatron.config.parallelism.recompute import recompute_problems
-from megatron.config.parallelism.zero_plan import zero_problems
-from megatron.config.run.checkpoint_plan import checkpoint_problems
-from megatron.config.run.evaluation_plan import evaluation_problems, plan_evaluation
-from megatron.config.run.fault_injection_plan import chaos_problems
-from megatron.config.run.guards_plan import guards_problems
-from megatron.config.run.logging_plan import logging_problems
-from megatron.config.run.watch_plan import watch_problems
+from megatron.config.parallelism.layout import (
+    parallel_problems,
+    plan_parallel,
+    replica_size,
+    sequence_parts,
+    sequence_problems,
+)
+from megatron.config.parallelism.precision import (
+    plan_precision,
+    precision_problems,
+    precision_twins,
+)
+from megatron.config.parallelism.recompute import Storage, plan_storage, recompute_problems
+from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_problems, zero_twins
+from megatron.config.run.checkpoint import checkpoint_problems
+from megatron.config.run.evaluation import evaluation_problems, plan_evaluation
+from megatron.config.run.fault_injection import chaos_problems
+from megatron.config.run.guards import guards_problems
+from megatron.config.run.logging import logging_problems
+from megatron.config.run.watchdog import watch_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,8 @@ def validate(
 def _problems(
     config: Config, user: dict[str, Any], *, world_size: int, device: str
 ) -> Iterator[str]:
-    parallel, zero_stage = config.parallel, plan_division(config, user).asked_stage
+    parallel, zero = config.parallel, zero_of(config, user)
+    zero_stage = zero.asked_stage
     tensor = max(1, parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
     yield from lora_problems(
@@ -107,10 +117,19 @@ def _problems(
     yield from precision_problems(config.precision, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
     yield from data_problems(config.data)
-    yield from evaluation_problems(config, zero_stage=zero_stage)
+    yield from evaluation_problems(config.evaluation, config.checkpoint, zero_stage=zero_stage)
     yield from checkpoint_problems(config.checkpoint, user, zero_stage=zero_stage)
-    yield from logging_problems(config, world_size=world_size, device=device, zero_stage=zero_stage)
-    yield from watch_problems(config)
+    replicas, left_over = divmod(world_size, replica_size(parallel))
+    yield from logging_problems(
+        config.logging,
+        config.profiling,
+        world_size=world_size,
+        replicas=replicas,
+        experts=config.experts.moe_expert_parallel_size,
+        device=device,
+        zero_stage=zero_stage,
+    )
+    yield from watch_problems(config.training, parallel, config.checkpoint)
     trains = not plan_evaluation(config.evaluation).only
     yield from chaos_problems(config.training, config.checkpoint, trains=trains)
     yield from guards_problems(config.guards, config.checkpoint)
@@ -120,21 +139,22 @@ def _problems(
             "the flag out"
         )
     yield from recompute_problems(config.recompute)
-    yield from plan_activations(config, user, world_size=world_size, device=device).problems
-    replicas, left_over = divmod(world_size, replica_size(parallel))
-    # The number of processes will be another: what is told must hold for any.
+    yield from storage_of(config, user, world_size=world_size, device=device).problems
+    # With a wrong number of processes only what holds for every number is listed.
     fewest = max(1, config.experts.moe_expert_parallel_size)
-    yield from _step_problems(config, user, fewest if left_over else max(1, replicas))
+    yield from _step_problems(config, user, zero, fewest if left_over else max(1, replicas))
 
 
-def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[str]:
+def _step_problems(
+    config: Config, user: dict[str, Any], zero: ZeroPlan, data: int
+) -> Iterator[str]:
     """Yield what is wrong with batches, length and learning rate for `data` replicas."""
-    first = list(steps_problems(config, user, data=data))
+    first = [*length_problems(config, user, data=data)]
     yield from first
     if first:
-        # What is counted in wrong units has no path that could be checked.
+        # A schedule counted in wrong units has no path that could be checked.
         return
-    steps = plan_steps(config, user, data=data)
+    steps = steps_of(config, user, data=data)
     batch, training = steps.batch, steps.training
     if training.train_iters < 1:
         yield (
@@ -142,24 +162,92 @@ def _step_problems(config: Config, user: dict[str, Any], data: int) -> Iterator[
             f"{batch.size_at(0)} samples"
         )
         return
-    yield from schedule_problems(config.schedule, config.training, plan_rates(config, steps))
-    zero, pipeline = plan_division(config, user), config.parallel.pipeline_model_parallel_size
+    schedule = plan_schedule(config.schedule, steps, seq_length=config.model.seq_length)
+    yield from schedule_problems(config.schedule, config.training, schedule)
+    precision, pipeline = (
+        plan_precision(config.precision),
+        config.parallel.pipeline_model_parallel_size,
+    )
     yield from zero_problems(
         zero,
         config.deepspeed,
         user,
         optimizer=plan_optimizer(config.optimizer, on_cpu=False).name,
         uses_distributed_optimizer=config.optimizer.use_distributed_optimizer,
-        precision=plan_precision(config.precision),
+        precision=precision,
         pipeline=pipeline,
         data=data,
     )
-    tokens = batch.micro_batch_size * steps.curriculum.start
-    yield from expert_problems(config, user, data=data, tokens=tokens, zero=zero)
-    owned = owned_keys(config, user, batch)
-    yield from ds_config_problems(
-        user, owned, batch, config.deepspeed.deepspeed_config, pipeline=pipeline
+    yield from expert_problems(
+        config.experts,
+        config.parallel,
+        config.optimizer,
+        user,
+        num_layers=config.model.num_layers,
+        has_biases=config.model.add_bias_linear,
+        dtype=precision.dtype,
+        zero_stage=zero.stage,
+        data=data,
+        tokens=batch.micro_batch_size * steps.curriculum.start,
     )
+    yield from ds_config_problems(
+        user,
+        owned_keys(config, user, zero, batch),
+        batch,
+        config.deepspeed.deepspeed_config,
+        pipeline=pipeline,
+    )
+
+
+def length_problems(config: Config, user: dict[str, Any], *, data: int) -> Iterator[str]:
+    """Yield why `data` replicas cannot take the steps of `config`, or not of such sequences."""
+    yield from step_problems(config.training, user, data=data)
+    yield from unit_problems(config.schedule, config.training)
+    yield from curriculum_problems(
+        user,
+        seq_length=config.model.seq_length,
+        parts=sequence_parts(config.parallel),
+        file=config.deepspeed.deepspeed_config,
+    )
+
+
+def steps_of(config: Config, user: dict[str, Any], *, data: int) -> StepsPlan:
+    """Return the steps of `data` replicas, once `length_problems` finds nothing."""
+    trains = not (config.evaluation.eval_only or config.evaluation.inference)
+    return plan_steps(
+        config.training,
+        user,
+        data=data,
+        seq_length=config.model.seq_length,
+        saves=trains and config.checkpoint.save is not None,
+    )
+
+
+def zero_of(config: Config, user: dict[str, Any]) -> ZeroPlan:
+    """Return what ZeRO divides and offloads, with DeepSpeed's JSON."""
+    return plan_zero(config.deepspeed, config.optimizer, plan_precision(config.precision), user)
+
+
+def storage_of(config: Config, user: dict[str, Any], *, world_size: int, device: str) -> Storage:
+    """Return how the activations that recomputation keeps are stored."""
+    return plan_storage(
+        config.recompute,
+        user,
+        plan_parallel(config.parallel, world_size=world_size, zero_stage=0),
+        num_layers=config.model.num_layers,
+        device=device,
+    )
+
+
+def owned_keys(
+    config: Config, user: dict[str, Any], zero: ZeroPlan, batch: BatchPlan
+) -> list[Twin]:
+    """Return the keys of DeepSpeed's JSON that flags own, with their values."""
+    return [
+        *step_twins(batch=batch, clip_grad=config.optimizer.clip_grad),
+        *precision_twins(config.precision, user),
+        *zero_twins(zero, config.deepspeed, config.optimizer),
+    ]
 
 
 def _objective_curriculum_problems(

@@ -9,7 +9,7 @@ from deepspeed.moe import mappings
 from deepspeed.moe.layer import MoE
 from torch import Tensor, nn
 
-from megatron.config.expert_plan import ExpertPlan
+from megatron.config.network.experts import ExpertPlan
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.mlp import MixtureBuilder, ParallelMLP

@@ -13,7 +13,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
 from megatron.common.errors import ConfigError
-from megatron.config.optimization.optimizer_plan import OptimizerPlan
+from megatron.config.optimization.optimizer import OptimizerPlan
 from megatron.optimizer.build import build_optimizer, shard_dim
 from megatron.optimizer.muon import Flat, Muon, Piece
 from megatron.optimizer.param_groups import plan_groups

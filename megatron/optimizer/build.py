@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron.config.optimization.optimizer_plan import OptimizerPlan
+from megatron.config.optimization.optimizer import OptimizerPlan
 from megatron.optimizer.lion import Lion
 from megatron.optimizer.muon import Muon, muon_scale
 from megatron.optimizer.param_groups import plan_groups

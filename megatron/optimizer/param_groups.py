@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from megatron.config.optimization.optimizer_plan import OptimizerPlan
+from megatron.config.optimization.optimizer import OptimizerPlan
 
 
 def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 import math
 
-from megatron.config.optimization.optimizer_plan import OptimizerPlan
-from megatron.config.optimization.schedule_plan import SchedulePlan
+from megatron.config.optimization.lr_schedule import SchedulePlan
+from megatron.config.optimization.optimizer import OptimizerPlan
 
 
 def learning_rate(plan: SchedulePlan, *, samples: int, tokens: int) -> float:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from megatron.config.parallelism.ds_config import value_at
+from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.plan import Plan
 from megatron.planner.activations import BYTES, Activations
 from megatron.planner.pipeline_stages import Stage, stages_of

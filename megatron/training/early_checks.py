@@ -7,12 +7,11 @@ from pathlib import Path
 
 from megatron.common.errors import ConfigError, WrongDataError, near
 from megatron.config.config import Config
-from megatron.config.data.data_plan import KIND_OF, SUFFIXES, prefixes_of
+from megatron.config.data.corpora import KIND_OF, SUFFIXES, prefixes_of
 from megatron.config.data.objective_plan import ObjectiveName
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
-from megatron.config.run.checkpoint import CheckpointConfig
-from megatron.config.run.checkpoint_plan import plan_checkpoint
-from megatron.config.run.evaluation_plan import plan_evaluation
+from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
+from megatron.config.run.evaluation import plan_evaluation
 from megatron.config.validation import Validated, validate
 from megatron.data.token_files.indexed_dataset import existing_pair
 from megatron.tokenizer.build import tokenizer_problems

@@ -6,7 +6,7 @@ from pathlib import Path
 from megatron.checkpointing.saved_run import network_of_checkpoint
 from megatron.config.config import parse_config
 from megatron.config.data.objective_plan import ObjectiveName
-from megatron.config.run.watch_plan import plan_watch
+from megatron.config.run.watchdog import plan_watch
 from megatron.training.early_checks import require_startable
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.failure import FailureFile
@@ -39,7 +39,7 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
     watchdog = Watchdog(
         FailureFile(save), rank=place.rank, launchers=Launchers(is_parent=bool(launcher.name))
     )
-    limit_s = plan_watch(config).hang_timeout_s
+    limit_s = plan_watch(config.training, config.parallel).hang_timeout_s
     # Before the ranks can agree on a folder; both wrong values are refused later.
     if save and limit_s > 0:
         watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), place.world_size))

@@ -15,7 +15,7 @@ from megatron.common.logging import set_level
 from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.config.run.logging import LoggingConfig
-from megatron.config.run.watch_plan import WatchPlan
+from megatron.config.run.watchdog import WatchPlan
 from megatron.data.datasets.datasets import Datasets, View, build_datasets
 from megatron.data.sampling.provenance import TracedSource
 from megatron.engine.build import build_engine

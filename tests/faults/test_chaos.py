@@ -10,7 +10,7 @@ from small_job import Job, is_same
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.run.fault_injection_plan import FAULTS, ChaosPlan
+from megatron.config.run.fault_injection import FAULTS, ChaosPlan
 from megatron.training.guards.fault_injection import strikes
 
 MOST_STARTS = 30

@@ -24,7 +24,7 @@ import torch
 from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
-from megatron.config.inference.serving_plan import Limits
+from megatron.config.inference.server import Limits
 from megatron.config.plan import plan_model
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.inference_groups import lone_groups

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
-from megatron.config.checkpoint_conversion import parse_conversion
-from megatron.config.foreign_flags.legacy_checkpoint_conversion import CONVERSION_LEGACY
+from megatron.config.config import parse_conversion
+from megatron.config.foreign_flags.run import CONVERSION_LEGACY
 from megatron.config.tools.checkpoint_tools import ConversionConfig
 
 

@@ -13,8 +13,8 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpo
 from megatron.checkpointing.resharding.sharded_tensor import Made, WholeCheckpoint, WholeParameter
 from megatron.common.errors import CheckpointError
 from megatron.config.config import Config
-from megatron.config.parallelism.deepspeed import DeepSpeedConfig
 from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.logging import LoggingConfig

@@ -1,4 +1,4 @@
-"""What the end of a document means inside a sample."""
+"""What the end of a document means inside a packed sample: flags and resolution."""
 
 from dataclasses import dataclass
 
@@ -15,3 +15,26 @@ class MaskConfig:
 
     eod_mask_loss: bool = False
     """Leave out of the loss what is predicted from an end-of-document token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskPlan:
+    """How documents that share a sample are kept apart."""
+
+    reset_positions: bool
+    isolate_documents: bool
+    mask_loss: bool
+
+    @property
+    def needs_eod(self) -> bool:
+        """Whether ends of documents must be found in the tokens."""
+        return self.reset_positions or self.isolate_documents or self.mask_loss
+
+
+def plan_masks(masks: MaskConfig) -> MaskPlan:
+    """Return how documents are kept apart."""
+    return MaskPlan(
+        reset_positions=masks.reset_position_ids,
+        isolate_documents=masks.reset_attention_mask,
+        mask_loss=masks.eod_mask_loss,
+    )

@@ -1,10 +1,13 @@
 """Flags of other systems that have no field here, each with the sentence its user gets."""
 
-from megatron.config.foreign_flags.legacy_experts import EXPERT_LEGACY
-from megatron.config.foreign_flags.legacy_model import MODEL_LEGACY
-from megatron.config.foreign_flags.legacy_parallel import PARALLEL_LEGACY
-from megatron.config.foreign_flags.legacy_run import CHECKPOINT_LEGACY, DATA_LEGACY, RUN_LEGACY
-from megatron.config.foreign_flags.legacy_tokenizer import TOKENIZER_LEGACY
+from megatron.config.foreign_flags.network import EXPERT_LEGACY, MODEL_LEGACY
+from megatron.config.foreign_flags.parallelism import PARALLEL_LEGACY
+from megatron.config.foreign_flags.run import (
+    CHECKPOINT_LEGACY,
+    DATA_LEGACY,
+    RUN_LEGACY,
+    TOKENIZER_LEGACY,
+)
 from megatron.config.parsing.flags import Legacy
 
 LEGACY = (

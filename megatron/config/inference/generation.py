@@ -1,8 +1,12 @@
-"""What tools/generate_samples_gpt.py continues, and how it chooses tokens."""
+"""Text generation: flags, resolution and checks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.layout import ParallelConfig, world_size_problems
+from megatron.config.parallelism.precision import PrecisionConfig
 from megatron.config.parsing.flags import Spelling
 
 
@@ -72,3 +76,139 @@ class GenerationConfig:
     inference_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Number format of weights and activations; auto: that of training, or what --bf16 and --fp16
     say, and fp32 instead of fp16 on CPUs."""
+
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+LAYOUT = ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
+"""What does not follow from the run that trained the model."""
+
+
+def inference_dtype(wishes: GenerationConfig, precision: PrecisionConfig, *, device: str) -> Dtype:
+    """Return the number format of weights and activations."""
+    if wishes.inference_dtype != "auto":
+        return wishes.inference_dtype
+    if precision.bf16:
+        return "bf16"
+    return "fp16" if precision.fp16 and device != "cpu" else "fp32"
+
+
+def generation_problems(wishes: GenerationConfig) -> Iterator[str]:
+    """Yield every reason why it is not clear what to generate, or how."""
+    modes = {
+        "--prompt": wishes.prompt is not None,
+        "--sample-input-file": wishes.sample_input_file is not None,
+        "--num-samples": wishes.num_samples != 0,
+    }
+    asked = [flag for flag, on in modes.items() if on]
+    if len(asked) > 1:
+        yield f"give one of {', '.join(modes)}, or none to be asked; found {' and '.join(asked)}"
+    if wishes.num_samples < 0:
+        yield f"--num-samples {wishes.num_samples} must be at least 0"
+    if wishes.num_samples and not wishes.genfile:
+        yield "--num-samples needs --genfile: the file to write the texts to"
+    if wishes.genfile and not wishes.num_samples:
+        yield "--genfile needs --num-samples: how many texts to make up"
+    if wishes.out_seq_length < 1:
+        yield f"--out-seq-length {wishes.out_seq_length} must be at least 1"
+    if wishes.logprobs and not (wishes.num_samples or _has_objects(wishes)):
+        yield "--logprobs needs a file of JSON objects: --genfile, or --sample-output-file ….jsonl"
+    if wishes.sample_output_file and (wishes.num_samples or not asked):
+        yield "--sample-output-file is for --prompt and --sample-input-file"
+    yield from sampling_problems(wishes)
+    if wishes.beam_width is not None:
+        yield from _beam_problems(wishes)
+    elif wishes.length_penalty != 1:
+        yield "--length-penalty is for --beam-width"
+
+
+def sampling_problems(wishes: GenerationConfig) -> Iterator[str]:
+    """Yield every reason why tokens cannot be chosen so, whatever the vocabulary."""
+    if wishes.temperature < 0:
+        yield f"--temperature {wishes.temperature} must be at least 0; 0 takes the likeliest token"
+    if wishes.top_k < 0:
+        yield f"--top_k {wishes.top_k} must be at least 0"
+    if not 0 <= wishes.top_p <= 1:
+        yield f"--top_p {wishes.top_p} must be between 0 and 1"
+    if wishes.greedy and (wishes.top_k or wishes.top_p or wishes.temperature not in (0, 1)):
+        yield "--greedy takes the likeliest token: leave --top_k, --top_p and --temperature out"
+    if wishes.top_k and wishes.top_p:
+        yield "--top_k and --top_p exclude each other: give one of them"
+
+
+def vocabulary_problems(wishes: GenerationConfig, *, vocab_size: int) -> Iterator[str]:
+    """Yield every reason why tokens of this vocabulary cannot be chosen so."""
+    if wishes.top_k > vocab_size:
+        yield f"--top_k {wishes.top_k} is more than the vocabulary's {vocab_size} tokens"
+    for token in wishes.stop_tokens or ():
+        if not 0 <= token < vocab_size:
+            yield f"--stop-tokens {token} is not in the vocabulary of {vocab_size} tokens"
+
+
+def _beam_problems(wishes: GenerationConfig) -> Iterator[str]:
+    if wishes.beam_width is not None and wishes.beam_width < 1:
+        yield f"--beam-width {wishes.beam_width} must be at least 1"
+    others = {
+        "--greedy": wishes.greedy,
+        "--temperature": wishes.temperature != 1,
+        "--top_k": wishes.top_k,
+        "--top_p": wishes.top_p,
+        "--recompute": wishes.recompute,
+        "--stop-strings": wishes.stop_strings,
+        "--logprobs": wishes.logprobs,
+        "--num-samples": wishes.num_samples,
+    }
+    if said := [flag for flag, on in others.items() if on]:
+        yield f"--beam-width does not go with {', '.join(said)}"
+
+
+def _has_objects(wishes: GenerationConfig) -> bool:
+    return (wishes.sample_output_file or "").endswith(".jsonl")
+
+
+def layout_problems(
+    parallel: ParallelConfig, spec: ModelSpec, *, world_size: int, replicas: int = 1
+) -> Iterator[str]:
+    """Yield every reason why so many processes cannot share the network, or have some of it."""
+    tensor = parallel.tensor_model_parallel_size
+    pipeline = parallel.pipeline_model_parallel_size
+    if wrong := [*world_size_problems(parallel, world_size)]:
+        yield from wrong
+        return
+    if tensor < 1 or pipeline < 1 or tensor * pipeline * replicas != world_size:
+        yield (
+            f"--tensor-model-parallel-size {tensor} * --pipeline-model-parallel-size {pipeline} "
+            f"are {tensor * pipeline} processes, and {world_size} were started; start as many, as "
+            f"`deepspeed --num_gpus {max(1, tensor * pipeline)} …` does, or give other sizes"
+        )
+        return
+    for name, size in (
+        ("--num-attention-heads", spec.num_attention_heads),
+        ("--num-query-groups", spec.num_query_groups),
+        ("--ffn-hidden-size", spec.ffn_hidden_size),
+    ):
+        if size % tensor:
+            yield f"{name} {size} is not a multiple of --tensor-model-parallel-size {tensor}"
+    if pipeline > spec.num_layers:
+        yield (
+            f"--pipeline-model-parallel-size {pipeline} is more than --num-layers "
+            f"{spec.num_layers}: a stage would have no layer"
+        )
+
+
+def room_problems(wishes: GenerationConfig, spec: ModelSpec, *, rows: int) -> Iterator[str]:
+    """Yield why there cannot be so many sequences, or so long ones."""
+    if rows < 1:
+        yield f"--micro-batch-size {rows} must be at least 1"
+    said = wishes.inference_max_seq_length
+    if said is not None and not 2 <= said <= spec.max_position_embeddings:
+        yield (
+            f"--inference-max-seq-length {said} must be between 2 and --max-position-embeddings "
+            f"{spec.max_position_embeddings}"
+        )
+
+
+def dtype_problems(dtype: Dtype, *, device: str) -> Iterator[str]:
+    """Yield why `device` does not compute in this number format."""
+    if dtype == "fp16" and device == "cpu":
+        yield "--inference-dtype fp16 needs a GPU: write bf16 or fp32"

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
-from megatron.config.network.expert_layers import experts_of_layers
-from megatron.config.network.experts import ExpertConfig
+from megatron.config.network.experts import ExpertConfig, experts_of_layers
 from megatron.config.network.layer_pattern import is_of_layers, pattern_of
 from megatron.config.network.lora import LoraConfig, lora_targets
 from megatron.config.network.model_spec import Activation, ModelSpec, Position

@@ -1,8 +1,15 @@
-"""How the learning rate moves over training."""
+"""The learning-rate schedule (warm-up, decay, WSD): flags, resolution and checks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from megatron.config.optimization.training import (
+    StepsPlan,
+    TrainingConfig,
+    has_one_length,
+    tokens_of,
+)
 from megatron.config.parsing.flags import Spelling
 
 
@@ -61,3 +68,169 @@ class ScheduleConfig:
         bool, Spelling("--use-checkpoint-opt_param-scheduler", ("--use-checkpoint-lr-scheduler",))
     ] = False
     """Go on from a checkpoint with the learning rate of its run, whatever these flags say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulePlan:
+    """The learning rate as a function of what was consumed, counted from the start of training."""
+
+    unit: Literal["samples", "tokens"]
+    style: str
+    init: float  # the rate at the start of the warm-up
+    peak: float
+    floor: float
+    warmup: float  # a fraction of the span need not be whole
+    decay: int  # where the floor is reached; the warm-up counts
+    anneal: int  # the last part of WSD; 0 in other styles
+    anneal_style: str
+    # What becomes of it when a run goes on from a checkpoint of another one: it must be equal, or
+    # it is that of the flags, or that of the checkpoint.
+    on_resume: Literal["equal", "flags", "checkpoint"]
+    # Where tokens are counted and samples have different lengths: the warm-up rises over so many
+    # samples, which end at `warmup` tokens. 0, also in checkpoints of before: it counts `unit`s.
+    warmup_samples: float = 0
+
+
+def plan_schedule(schedule: ScheduleConfig, steps: StepsPlan, *, seq_length: int) -> SchedulePlan:
+    """Return the learning rate's path; iterations count as full global batches.
+
+    Args:
+        seq_length: tokens of a sample. Where tokens are counted, samples count as so many.
+    """
+    training, batch, curriculum = steps.training, steps.batch, steps.curriculum
+    iteration = batch.global_batch_size
+    by_tokens = bool(schedule.lr_decay_tokens or schedule.lr_warmup_tokens)
+    sample = seq_length if by_tokens else 1
+    if schedule.lr_decay_tokens is not None:
+        decay = schedule.lr_decay_tokens
+    elif schedule.lr_decay_samples is not None:
+        decay = schedule.lr_decay_samples * sample
+    elif schedule.lr_decay_iters is not None:
+        decay = schedule.lr_decay_iters * iteration * sample
+    else:
+        decay = training.train_samples * sample
+    warmup: float
+    warmup_samples = schedule.lr_warmup_samples or schedule.lr_warmup_iters * iteration
+    rises_apart = by_tokens and bool(curriculum.schedule) and warmup_samples > 0
+    if schedule.lr_warmup_fraction is not None:
+        warmup = schedule.lr_warmup_fraction * decay
+    elif rises_apart:
+        warmup = tokens_of(warmup_samples, batch, curriculum, training.skips)
+    else:
+        warmup = schedule.lr_warmup_tokens or warmup_samples * sample
+    override, keep = (
+        schedule.override_opt_param_scheduler,
+        schedule.use_checkpoint_opt_param_scheduler,
+    )
+    anneal = schedule.lr_wsd_decay_samples or (schedule.lr_wsd_decay_iters or 0) * iteration
+    return SchedulePlan(
+        unit="tokens" if by_tokens else "samples",
+        style=schedule.lr_decay_style,
+        init=schedule.lr_warmup_init,
+        peak=schedule.lr,
+        floor=schedule.min_lr,
+        warmup=warmup,
+        decay=decay,
+        anneal=anneal * sample,
+        anneal_style=schedule.lr_wsd_decay_style,
+        on_resume="flags" if override else "checkpoint" if keep else "equal",
+        warmup_samples=warmup_samples if rises_apart else 0,
+    )
+
+
+def unit_problems(schedule: ScheduleConfig, training: TrainingConfig) -> Iterator[str]:
+    """Yield every length of the schedule that is negative or not counted as that of the run."""
+    if not has_one_length(training):
+        return
+    for flag, warmup in (
+        ("--lr-warmup-iters", schedule.lr_warmup_iters),
+        ("--lr-warmup-samples", schedule.lr_warmup_samples),
+        ("--lr-warmup-tokens", schedule.lr_warmup_tokens),
+    ):
+        if warmup < 0:
+            yield f"{flag} {warmup} must be at least 0"
+    by_iters = training.train_iters is not None
+    run, wrong = ("--train-iters", "samples") if by_iters else ("--train-samples", "iters")
+    decay, other_warmup, anneal = (
+        (schedule.lr_decay_samples, schedule.lr_warmup_samples, schedule.lr_wsd_decay_samples)
+        if by_iters
+        else (schedule.lr_decay_iters, schedule.lr_warmup_iters, schedule.lr_wsd_decay_iters)
+    )
+    if decay is not None:
+        yield f"--lr-decay-{wrong} does not go with {run}: count both in the same unit"
+    if other_warmup:
+        yield f"--lr-warmup-{wrong} does not go with {run}: count both in the same unit"
+    if anneal is not None:
+        yield f"--lr-wsd-decay-{wrong} does not go with {run}: count both in the same unit"
+
+
+def schedule_problems(
+    schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan
+) -> Iterator[str]:
+    """Yield every reason why the learning rate has no such path."""
+    fraction = schedule.lr_warmup_fraction
+    if schedule.lr < 0 or schedule.min_lr < 0:
+        yield f"--lr {schedule.lr} and --min-lr {schedule.min_lr} must not be negative"
+    if schedule.min_lr > schedule.lr:
+        yield f"--min-lr {schedule.min_lr} is more than --lr {schedule.lr}"
+    if not 0 <= schedule.lr_warmup_init <= schedule.lr:
+        yield f"--lr-warmup-init {schedule.lr_warmup_init} must be between 0 and --lr {schedule.lr}"
+    if fraction is not None and not 0 <= fraction <= 1:
+        yield f"--lr-warmup-fraction {fraction} must be between 0 and 1"
+    lengths = ("iters", "samples", "tokens")
+    said = [unit for unit in lengths if getattr(schedule, f"lr_warmup_{unit}")]
+    if fraction is not None and said:
+        yield "--lr-warmup-fraction and --lr-warmup-iters/samples/tokens say the same: give one of them"
+    if len(said) > 1:
+        yield f"--lr-warmup-{said[0]} and --lr-warmup-{said[1]} say the same: give one of them"
+    if plan.decay < 1:
+        yield f"the learning rate decays over {plan.decay} {plan.unit}; at least 1 is needed"
+    elif plan.warmup >= plan.decay:
+        yield f"{_warmup(schedule, plan)} is not shorter than {_decay(schedule, training, plan)}"
+    yield from _wsd_problems(schedule, training, plan)
+    if schedule.override_opt_param_scheduler and schedule.use_checkpoint_opt_param_scheduler:
+        yield (
+            "--override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler exclude each "
+            "other: the learning rate is that of the flags, or that of the checkpoint"
+        )
+
+
+def _warmup(schedule: ScheduleConfig, plan: SchedulePlan) -> str:
+    flags = [f"lr_warmup_{unit}" for unit in ("fraction", "tokens", "samples", "iters")]
+    return _said(schedule, flags, plan.warmup, plan.unit)
+
+
+def _decay(schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan) -> str:
+    flags = [f"lr_decay_{unit}" for unit in ("tokens", "samples", "iters")]
+    if said := _said(schedule, flags, plan.decay, plan.unit):
+        return said
+    return _said(training, ["train_samples", "train_iters"], plan.decay, plan.unit)
+
+
+def _said(config: object, names: list[str], length: float, unit: str) -> str:
+    """Return the first of these flags that was given, with its length in `unit`; "" for none."""
+    for name in names:
+        if value := getattr(config, name):
+            flag = f"--{name.replace('_', '-')} {value}"
+            return flag if name.endswith(unit) else f"{flag} ({length:.15g} {unit})"
+    return ""
+
+
+def _wsd_problems(
+    schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan
+) -> Iterator[str]:
+    said = schedule.lr_wsd_decay_iters is not None or schedule.lr_wsd_decay_samples is not None
+    if schedule.lr_decay_style != "WSD":
+        if said:
+            yield "--lr-wsd-decay-iters and --lr-wsd-decay-samples need --lr-decay-style WSD"
+    elif plan.anneal < 1:
+        yield (
+            "--lr-decay-style WSD needs --lr-wsd-decay-iters or --lr-wsd-decay-samples: how long its "
+            "last part is"
+        )
+    elif plan.anneal > plan.decay - plan.warmup:
+        last = _said(
+            schedule, ["lr_wsd_decay_samples", "lr_wsd_decay_iters"], plan.anneal, plan.unit
+        )
+        after = f" after {_warmup(schedule, plan)}" if plan.warmup else ""
+        yield f"{last} does not fit into {_decay(schedule, training, plan)}{after}"

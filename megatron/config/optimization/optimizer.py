@@ -1,6 +1,8 @@
-"""How gradients become new weights."""
+"""The optimizer: flags, resolution and checks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
 from megatron.config.parsing.flags import Spelling
@@ -86,3 +88,180 @@ class OptimizerConfig:
 
     muon_extra_scale_factor: float = 1.0
     """A further factor of muon's step; 0.2 with spectral makes it as long as one of adam."""
+
+
+_NAMES: dict[str, Literal["adam", "adam8bit", "sgd", "lion", "muon"]] = {
+    "adam": "adam",
+    "adamw": "adam",
+    "fused_adam": "adam",
+    "adam8bit": "adam8bit",
+    "sgd": "sgd",
+    "lion": "lion",
+    "muon": "muon",
+    "dist_muon": "muon",
+}
+"""What the spellings of --optimizer mean."""
+
+# NVIDIA's apex has this module; an unrelated package of the same name has not.
+_MODULES = {"apex": "apex.optimizers", "bitsandbytes": "bitsandbytes.optim"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonPlan:
+    """The constants of Muon's matrices."""
+
+    momentum: float
+    nesterov: bool
+    steps: int  # Newton-Schulz iterations
+    scale_mode: str
+    extra_scale: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerPlan:
+    """The optimizer and its constants."""
+
+    name: Literal["adam", "adam8bit", "sgd", "lion", "muon"]
+    impl: Literal["torch", "deepspeed", "apex", "bitsandbytes"]
+    on_cpu: bool  # whether it steps on the host, wherever the network computes
+    biases_only: bool
+    weight_decay: float  # at the start
+    end_weight_decay: float
+    weight_decay_style: Literal["constant", "linear", "cosine"]
+    clip_grad: float  # 0: no clipping
+    beta1: float
+    beta2: float
+    eps: float
+    momentum: float
+    muon: MuonPlan
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that its state takes per number: moments in 32 bits, or in 8.
+
+        Muon's is that of its matrices, which have one moment; Adam's numbers beside them two.
+        """
+        if self.name == "sgd":
+            return 4 if self.momentum else 0
+        return {"adam": 8, "adam8bit": 2, "lion": 4, "muon": 4}[self.name]
+
+
+def plan_optimizer(optimizer: OptimizerConfig, *, on_cpu: bool) -> OptimizerPlan:
+    """Return the decided optimizer.
+
+    Args:
+        on_cpu: whether its state is offloaded to the host.
+    """
+    name = _name(optimizer)
+    beta1, beta2 = optimizer.adam_beta1, optimizer.adam_beta2
+    if name == "lion":
+        beta1, beta2 = optimizer.lion_beta1, optimizer.lion_beta2
+    start, end = optimizer.start_weight_decay, optimizer.end_weight_decay
+    return OptimizerPlan(
+        name=name,
+        impl=_impl(optimizer),
+        on_cpu=on_cpu,
+        biases_only=optimizer.bitfit,
+        weight_decay=optimizer.weight_decay if start is None else start,
+        end_weight_decay=optimizer.weight_decay if end is None else end,
+        weight_decay_style=optimizer.weight_decay_incr_style,
+        clip_grad=optimizer.clip_grad,
+        beta1=beta1,
+        beta2=beta2,
+        eps=optimizer.adam_eps,
+        momentum=optimizer.sgd_momentum,
+        muon=MuonPlan(
+            momentum=optimizer.muon_momentum,
+            nesterov=optimizer.muon_nesterov,
+            steps=optimizer.muon_num_ns_steps,
+            scale_mode=optimizer.muon_scale_mode,
+            extra_scale=optimizer.muon_extra_scale_factor,
+        ),
+    )
+
+
+def _name(optimizer: OptimizerConfig) -> Literal["adam", "adam8bit", "sgd", "lion", "muon"]:
+    return "adam8bit" if optimizer.use_bnb_optimizer else _NAMES[optimizer.optimizer]
+
+
+def _impl(optimizer: OptimizerConfig) -> Literal["torch", "deepspeed", "apex", "bitsandbytes"]:
+    name = _name(optimizer)
+    if name == "adam8bit":
+        return "bitsandbytes"
+    if optimizer.optimizer_impl != "auto":
+        return optimizer.optimizer_impl
+    compiled = optimizer.cpu_optimizer and not optimizer.cpu_torch_adam
+    return "deepspeed" if compiled and name in ("adam", "lion") else "torch"
+
+
+def optimizer_problems(optimizer: OptimizerConfig, *, device: str) -> Iterator[str]:
+    """Yield every reason why `device` cannot step as asked."""
+    name, impl = _name(optimizer), _impl(optimizer)
+    if optimizer.use_bnb_optimizer and _NAMES[optimizer.optimizer] not in ("adam", "adam8bit"):
+        yield f"--use-bnb-optimizer is an Adam: leave out --optimizer {optimizer.optimizer}"
+    if name == "adam8bit" and optimizer.optimizer_impl != "auto":
+        yield (
+            f"--optimizer-impl {optimizer.optimizer_impl} has no Adam with 8-bit state; leave it out"
+        )
+    elif impl == "apex" and name != "adam":
+        yield f"--optimizer-impl apex has no {name} here; write --optimizer-impl torch"
+    elif impl == "deepspeed" and name not in ("adam", "lion"):
+        yield f"--optimizer-impl deepspeed has no {name} here; write --optimizer-impl torch"
+    if optimizer.cpu_torch_adam and not optimizer.cpu_optimizer:
+        yield "--cpu_torch_adam says which Adam --cpu-optimizer takes: give that flag too"
+    if optimizer.cpu_torch_adam and optimizer.optimizer_impl not in ("auto", "torch"):
+        yield f"--cpu_torch_adam and --optimizer-impl {optimizer.optimizer_impl} exclude each other"
+    if impl in ("apex", "bitsandbytes"):
+        asked = "--optimizer-impl apex" if impl == "apex" else "Adam with 8-bit state"
+        if device == "cpu" or optimizer.cpu_optimizer:
+            yield f"{asked} needs a GPU to step on; write --optimizer adam --optimizer-impl torch"
+        elif not _is_installed(_MODULES[impl]):
+            yield (
+                f"{asked} needs the module {_MODULES[impl]}, which is not installed; install it, or "
+                "write --optimizer adam --optimizer-impl torch"
+            )
+    yield from _number_problems(optimizer)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _number_problems(optimizer: OptimizerConfig) -> Iterator[str]:
+    for flag, value, least in (
+        ("--clip-grad", optimizer.clip_grad, 0),
+        ("--weight-decay", optimizer.weight_decay, 0),
+        ("--start-weight-decay", optimizer.start_weight_decay, 0),
+        ("--end-weight-decay", optimizer.end_weight_decay, 0),
+        ("--adam-eps", optimizer.adam_eps, 0),
+        ("--sgd-momentum", optimizer.sgd_momentum, 0),
+        ("--muon-num-ns-steps", optimizer.muon_num_ns_steps, 1),
+    ):
+        if value is not None and value < least:
+            yield f"{flag} {value} must be at least {least}"
+    for flag, beta in (
+        ("--adam-beta1", optimizer.adam_beta1),
+        ("--adam-beta2", optimizer.adam_beta2),
+        ("--lion-beta1", optimizer.lion_beta1),
+        ("--lion-beta2", optimizer.lion_beta2),
+        ("--muon-momentum", optimizer.muon_momentum),
+    ):
+        if not 0 <= beta < 1:
+            yield f"{flag} {beta} must be at least 0 and less than 1"
+    if optimizer.muon_extra_scale_factor <= 0:
+        yield f"--muon-extra-scale-factor {optimizer.muon_extra_scale_factor} must be more than 0"
+    start, end = optimizer.start_weight_decay, optimizer.end_weight_decay
+    if optimizer.weight_decay_incr_style == "constant":
+        if start is not None or end is not None:
+            yield (
+                "--start-weight-decay and --end-weight-decay need --weight-decay-incr-style linear or "
+                "cosine; a constant one is --weight-decay"
+            )
+    elif start is None or end is None:
+        yield (
+            f"--weight-decay-incr-style {optimizer.weight_decay_incr_style} needs both "
+            "--start-weight-decay and --end-weight-decay"
+        )

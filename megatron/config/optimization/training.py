@@ -1,8 +1,14 @@
-"""How long the run is and how large its batches are."""
+"""Length of the run, and what ends it earlier: flags, resolution and checks."""
 
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
+from megatron.config.optimization.batch_size import BatchPlan, batch_problems, plan_batch
+from megatron.config.optimization.curriculum import CurriculumPlan, plan_curriculum
+from megatron.config.parallelism.deepspeed_json import value_at
 from megatron.config.parsing.flags import Spelling
 
 
@@ -92,3 +98,229 @@ class TrainingConfig:
 
     config: str | None = None
     """A YAML file of flags (without the dashes); flags on the command line win over it."""
+
+
+_SIZE_TOLERANCE = 0.05
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMBT]?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """How long the run is, and what ends it earlier."""
+
+    train_iters: int  # the skipped ones included
+    train_samples: int  # likewise
+    train_tokens: int  # the run ends when so many are trained on; 0: no limit
+    exit_interval: int  # 0: never
+    exit_after_minutes: int  # 0: never
+    exits_on_signal: bool
+    kill_switch: str  # file that ends the run; "": none
+    max_nan_steps: int  # in a row; 0: no limit
+    replica_check_interval: int  # 0: never
+    skips: tuple[tuple[int, int], ...]  # first and last iteration of what is passed over
+    deterministic: bool
+    seed: int
+
+
+def plan_training(
+    training: TrainingConfig, batch: BatchPlan, curriculum: CurriculumPlan, *, saves: bool
+) -> TrainingPlan:
+    """Return the run's length in steps and in samples, and what ends it earlier.
+
+    Args:
+        saves: whether the run takes steps and has somewhere to save them.
+    """
+    skips = plan_skips(training.skip_train_iteration_range)
+    lengths = []
+    if training.train_iters is not None:
+        lengths.append((training.train_iters, training.train_iters * batch.global_batch_size))
+    if training.train_samples is not None:
+        lengths.append((batch.iterations_for(training.train_samples), training.train_samples))
+    if training.train_tokens is not None:
+        lengths.append(_length_of_tokens(training.train_tokens, batch, curriculum, skips))
+    iterations, samples = min(lengths, default=(0, 0))
+    return TrainingPlan(
+        train_iters=iterations,
+        train_samples=samples,
+        train_tokens=training.train_tokens or 0,
+        exit_interval=training.exit_interval or 0,
+        exit_after_minutes=training.exit_duration_in_mins or 0,
+        exits_on_signal=training.exit_signal_handler or saves,
+        kill_switch=training.kill_switch_path or "",
+        max_nan_steps=training.max_nan_steps if training.check_for_nan_in_loss_and_grad else 0,
+        replica_check_interval=training.replica_check_interval or 0,
+        skips=skips,
+        deterministic=training.deterministic_mode,
+        seed=training.seed,
+    )
+
+
+def _length_of_tokens(
+    tokens: int, batch: BatchPlan, curriculum: CurriculumPlan, skips: tuple[tuple[int, int], ...]
+) -> tuple[int, int]:
+    """Return the iterations and samples after which `tokens` have been trained on."""
+    steady_from = _steady_from(curriculum, skips)
+    iteration, samples, done = 0, 0, 0
+    while done < tokens and (iteration < steady_from or batch.is_ramping(samples)):
+        iteration += 1
+        size = batch.size_at(samples)
+        samples += size
+        if not is_skipped(iteration, skips):
+            done += size * curriculum.length_at(iteration)
+    per_step = batch.global_batch_size * curriculum.stop
+    left = max(0, -(-(tokens - done) // per_step))
+    return iteration + left, samples + left * batch.global_batch_size
+
+
+def tokens_of(
+    samples: float, batch: BatchPlan, curriculum: CurriculumPlan, skips: tuple[tuple[int, int], ...]
+) -> int:
+    """Return the tokens that the first steps of at least `samples` samples train on."""
+    steady_from = _steady_from(curriculum, skips)
+    iteration, consumed, done = 0, 0, 0
+    while consumed < samples and (iteration < steady_from or batch.is_ramping(consumed)):
+        iteration += 1
+        size = batch.size_at(consumed)
+        consumed += size
+        if not is_skipped(iteration, skips):
+            done += size * curriculum.length_at(iteration)
+    left = max(0, math.ceil((samples - consumed) / batch.global_batch_size))
+    return done + left * batch.global_batch_size * curriculum.stop
+
+
+def _steady_from(curriculum: CurriculumPlan, skips: tuple[tuple[int, int], ...]) -> int:
+    """Return the iteration after which all steps train on sequences of one length."""
+    return max(curriculum.iterations, *(last for _, last in skips), 0)
+
+
+def has_one_length(training: TrainingConfig) -> bool:
+    """Whether the length of the run is given, and given once."""
+    lengths = (training.train_iters, training.train_samples)
+    return None in lengths and (lengths != (None, None) or training.train_tokens is not None)
+
+
+def _training_problems(training: TrainingConfig) -> Iterator[str]:
+    """Yield every contradiction in how long the run is and what that is counted in."""
+    if not has_one_length(training):
+        yield "give exactly one of --train-iters, --train-samples and --train-tokens"
+        return
+    for flag, length in (
+        ("--train-iters", training.train_iters),
+        ("--train-samples", training.train_samples),
+        ("--train-tokens", training.train_tokens),
+        ("--exit-interval", training.exit_interval),
+        ("--exit-duration-in-mins", training.exit_duration_in_mins),
+        ("--max-nan-steps", training.max_nan_steps),
+        ("--replica-check-interval", training.replica_check_interval),
+    ):
+        if length is not None and length < 1:
+            yield f"{flag} {length} must be at least 1"
+    if training.seed < 1:
+        yield f"--seed {training.seed} must be at least 1"
+    yield from skip_problems(training.skip_train_iteration_range)
+    if training.train_iters is not None and training.rampup_batch_size is not None:
+        yield "--rampup-batch-size is counted in samples: give --train-samples instead of --train-iters"
+
+
+def size_problems(training: TrainingConfig, num_parameters: int) -> Iterator[str]:
+    """Yield why the network is not of the size that --expect-params says."""
+    text = training.expect_params
+    if text is None:
+        return
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        yield f"--expect-params {text}: write a number with K, M, B or T, such as 350M or 1.3B"
+        return
+    expected = float(match[1]) * _UNITS[match[2].upper()]
+    if abs(num_parameters - expected) > _SIZE_TOLERANCE * expected:
+        yield (
+            f"--expect-params {text}, but the flags describe a network of {num_parameters:,} "
+            f"parameters, which is not within {_SIZE_TOLERANCE:.0%}"
+        )
+
+
+_RANGE = re.compile(r"(\d+(?:_\d+)*)-(\d+(?:_\d+)*)")
+
+
+def plan_skips(texts: Sequence[str] | None) -> tuple[tuple[int, int], ...]:
+    """Return first and last iteration of each range, in order; those that overlap are one."""
+    merged: list[tuple[int, int]] = []
+    for first, last in sorted(filter(None, map(_bounds, texts or ()))):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+def is_skipped(iteration: int, skips: Sequence[tuple[int, int]]) -> bool:
+    """Whether the step that is number `iteration`, from 1 on, is passed over."""
+    return any(first <= iteration <= last for first, last in skips)
+
+
+def skip_problems(texts: Sequence[str] | None) -> Iterator[str]:
+    """Yield every range that is none."""
+    for text in texts or ():
+        bounds = _bounds(text)
+        if bounds is None or not 1 <= bounds[0] <= bounds[1]:
+            yield (
+                f"--skip-train-iteration-range {text}: write FIRST-LAST, two iterations from 1 on, "
+                "the second not before the first"
+            )
+
+
+def _bounds(text: str) -> tuple[int, int] | None:
+    match = _RANGE.fullmatch(text)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsPlan:
+    """How many steps a run takes, and on what."""
+
+    batch: BatchPlan
+    curriculum: CurriculumPlan
+    training: TrainingPlan
+
+
+def plan_steps(
+    training: TrainingConfig, user: Mapping[str, Any], *, data: int, seq_length: int, saves: bool
+) -> StepsPlan:
+    """Return what `data` replicas do in a step and how often.
+
+    Args:
+        user: DeepSpeed's JSON.
+        saves: whether the run takes steps and has somewhere to save them.
+    """
+    batch = plan_batch(
+        training.micro_batch_size,
+        training.rampup_batch_size,
+        global_batch_size=_global_batch_size(training, user),
+        data_parallel_size=data,
+    )
+    curriculum = plan_curriculum(user, seq_length)
+    return StepsPlan(
+        batch=batch,
+        curriculum=curriculum,
+        training=plan_training(training, batch, curriculum, saves=saves),
+    )
+
+
+def step_problems(training: TrainingConfig, user: Mapping[str, Any], *, data: int) -> Iterator[str]:
+    """Yield every reason why `data` replicas cannot take such steps, or so many."""
+    yield from batch_problems(
+        training.micro_batch_size,
+        training.rampup_batch_size,
+        global_batch_size=_global_batch_size(training, user),
+        data_parallel_size=data,
+    )
+    yield from _training_problems(training)
+
+
+def _global_batch_size(training: TrainingConfig, user: Mapping[str, Any]) -> int | None:
+    if training.global_batch_size is not None:
+        return training.global_batch_size
+    return value_at(user, "train_batch_size")

@@ -79,6 +79,12 @@ def replica_size(parallel: ParallelConfig) -> int:
     )
 
 
+def sequence_parts(parallel: ParallelConfig) -> int:
+    """Return the number that the tokens of a sample must be a multiple of."""
+    tensor = parallel.tensor_model_parallel_size if parallel.sequence_parallel else 1
+    return max(1, tensor) * max(1, parallel.ds_sequence_parallel_size)
+
+
 def plan_parallel(
     parallel: ParallelConfig, *, world_size: int, zero_stage: int, expert: int = 1
 ) -> ParallelPlan:

@@ -1,6 +1,11 @@
-"""In which number formats the network computes."""
+"""Precision (dtypes and loss scale): flags, resolution and checks."""
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
+
+from megatron.config.parallelism.deepspeed_json import Twin, value_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +38,108 @@ class PrecisionConfig:
 
     accumulate_allreduce_grads_in_fp32: bool = False
     """Add up and reduce gradients in 32-bit floats in fp16 too; bf16 and fp32 always do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionPlan:
+    """What weights, activations and sums of gradients are stored in."""
+
+    dtype: Literal["fp32", "fp16", "bf16"]
+    fp32_gradients: bool  # whether gradients are added up and reduced in 32 bits
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether 32-bit master weights stand behind 16-bit ones."""
+        return self.dtype != "fp32"
+
+
+def plan_precision(precision: PrecisionConfig) -> PrecisionPlan:
+    """Return the decided number formats."""
+    return PrecisionPlan(
+        dtype="fp16" if precision.fp16 else "bf16" if precision.bf16 else "fp32",
+        fp32_gradients=precision.accumulate_allreduce_grads_in_fp32 or not precision.fp16,
+    )
+
+
+def precision_twins(precision: PrecisionConfig, user: Mapping[str, Any]) -> list[Twin]:
+    """Return the keys of DeepSpeed's JSON that the flags of the number formats own.
+
+    Flags that are not said own nothing.
+    """
+    twins = [
+        Twin("fp16.enabled", "--fp16", precision.fp16),
+        Twin("bf16.enabled", "--bf16", precision.bf16),
+    ]
+    if precision.accumulate_allreduce_grads_in_fp32 and (precision.fp16 or precision.bf16):
+        flag = "--accumulate-allreduce-grads-in-fp32"
+        twins += [
+            Twin("data_types.grad_accum_dtype", flag, "fp32"),
+            Twin("communication_data_type", flag, "fp32"),
+        ]
+    if not precision.fp16:
+        return twins
+    if precision.loss_scale is not None and not _is_first_power(precision, user):
+        twins.append(Twin("fp16.loss_scale", "--loss-scale", precision.loss_scale))
+    if precision.initial_loss_scale is not None:
+        power = round(math.log2(precision.initial_loss_scale))
+        twins.append(Twin("fp16.initial_scale_power", "the power of --initial-loss-scale", power))
+    for key, flag, value in (
+        ("fp16.min_loss_scale", "--min-loss-scale", precision.min_loss_scale),
+        ("fp16.loss_scale_window", "--loss-scale-window", precision.loss_scale_window),
+        ("fp16.hysteresis", "--hysteresis", precision.hysteresis),
+    ):
+        if value is not None:
+            twins.append(Twin(key, flag, int(value)))
+    return twins
+
+
+def _is_first_power(precision: PrecisionConfig, user: Mapping[str, Any]) -> bool:
+    """Whether --loss-scale repeats the power of two at which the JSON's moving scale starts.
+
+    Scripts in use say --loss-scale 12 beside {"loss_scale": 0, "initial_scale_power": 12}. A
+    constant scale of 12 would be of no use, and is not what they have ever run with.
+    """
+    return (
+        value_at(user, "fp16.loss_scale") == 0
+        and value_at(user, "fp16.initial_scale_power") == precision.loss_scale
+    )
+
+
+def precision_notices(precision: PrecisionConfig, user: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a user should know about how the flags were read."""
+    if precision.fp16:
+        if precision.loss_scale is not None and _is_first_power(precision, user):
+            yield (
+                f"--loss-scale {precision.loss_scale:g} is read as fp16.initial_scale_power of the "
+                f"JSON: the loss scale moves and starts at {2**precision.loss_scale:g}"
+            )
+        return
+    for flag, value in (
+        ("--loss-scale", precision.loss_scale),
+        ("--initial-loss-scale", precision.initial_loss_scale),
+        ("--min-loss-scale", precision.min_loss_scale),
+        ("--loss-scale-window", precision.loss_scale_window),
+        ("--hysteresis", precision.hysteresis),
+    ):
+        if value is not None:
+            yield f"{flag} {value:g} has nothing to do: only --fp16 scales its loss"
+
+
+def precision_problems(precision: PrecisionConfig, *, device: str) -> Iterator[str]:
+    """Yield every reason why `device` cannot compute as asked."""
+    if precision.fp16 and precision.bf16:
+        yield "--fp16 and --bf16 exclude each other: give one of them"
+    elif precision.fp16 and device == "cpu":
+        yield "--fp16 needs a GPU and this run is on CPUs: write --bf16, or neither for fp32"
+    if precision.loss_scale is not None and precision.loss_scale < 0:
+        yield f"--loss-scale {precision.loss_scale:g} must be at least 0"
+    initial = precision.initial_loss_scale
+    if initial is not None and (initial < 1 or not math.log2(initial).is_integer()):
+        yield f"--initial-loss-scale {initial:g} must be a power of two, such as 65536"
+    for flag, value in (
+        ("--min-loss-scale", precision.min_loss_scale),
+        ("--loss-scale-window", precision.loss_scale_window),
+        ("--hysteresis", precision.hysteresis),
+    ):
+        if value is not None and (value < 1 or value != int(value)):
+            yield f"{flag} {value:g} must be a whole number of at least 1"

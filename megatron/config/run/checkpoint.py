@@ -1,7 +1,10 @@
-"""What is saved, where, how often, and what a run starts from."""
+"""Checkpoints: what is saved and loaded, where and how often; flags, resolution and checks."""
 
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from megatron.config.parsing.flags import Spelling
 
@@ -72,3 +75,158 @@ class CheckpointConfig:
 
     no_save_rng: bool = False
     """Leave the random streams out of checkpoints: only for --finetune or --no-load-rng."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPlan:
+    """What is saved and loaded; an empty path means not at all."""
+
+    save: str
+    interval: int  # iterations; 0: only when the run ends
+    in_background: bool  # whether training goes on while a checkpoint is written
+    saves_optimizer: bool
+    saves_streams: bool
+    keep_last: int  # the newest checkpoints; 0: all
+    keep_every: int  # iterations; 0: none besides the newest
+    load: str  # the text of `save` where it is the same directory
+    step: int  # iteration whose checkpoint is loaded; 0: the newest
+    universal: bool  # whether checkpoints without a layout count, too
+    reshape_buffer_bytes: int  # for what is on its way from another layout
+    must_exist: bool  # whether --load has to hold a checkpoint
+    loads_optimizer: bool
+    loads_streams: bool
+    loads_progress: bool  # iteration, samples and tokens so far
+
+
+def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> CheckpointPlan:
+    """Return what is saved and loaded.
+
+    Args:
+        trains: whether the run takes steps; otherwise the weights are all it needs.
+    """
+    finetune = checkpoint.finetune
+    return CheckpointPlan(
+        save=_directory(checkpoint.save),
+        interval=checkpoint.save_interval or 0,
+        in_background=checkpoint.async_save,
+        saves_optimizer=not checkpoint.no_save_optim,
+        saves_streams=not checkpoint.no_save_rng,
+        keep_last=checkpoint.keep_last or int(checkpoint.keep_every is not None),
+        keep_every=checkpoint.keep_every or 0,
+        load=_directory(checkpoint.save if goes_on(checkpoint) else checkpoint.load),
+        step=checkpoint.ckpt_step or 0,
+        universal=checkpoint.universal_checkpoint,
+        reshape_buffer_bytes=checkpoint.reshape_buffer_mb << 20,
+        must_exist=checkpoint.exit_on_missing_checkpoint or not goes_on(checkpoint),
+        loads_optimizer=trains and not (finetune or checkpoint.no_load_optim),
+        loads_streams=trains and not (finetune or checkpoint.no_load_rng),
+        loads_progress=not (finetune or checkpoint.reset_progress),
+    )
+
+
+def goes_on(checkpoint: CheckpointConfig) -> bool:
+    """Return whether --load is the directory of --save, however the two are written."""
+    if not (checkpoint.save and checkpoint.load):
+        return False
+    return os.path.realpath(checkpoint.save) == os.path.realpath(checkpoint.load)
+
+
+def checkpoint_notices(checkpoint: CheckpointConfig) -> Iterator[str]:
+    """Yield what the user should know about when checkpoints are saved."""
+    if checkpoint.save_interval and not checkpoint.save:
+        yield (
+            f"--save-interval {checkpoint.save_interval} has no effect without --save: nothing is "
+            "saved"
+        )
+    if checkpoint.save and not checkpoint.save_interval:
+        yield (
+            f"--save {checkpoint.save} without --save-interval: the run is saved once, when it ends"
+        )
+
+
+def _directory(path: str | None) -> str:
+    """Return `path` without what says nothing."""
+    return str(Path(path)) if path else ""
+
+
+def checkpoint_problems(
+    checkpoint: CheckpointConfig, user: Mapping[str, Any], *, zero_stage: int
+) -> Iterator[str]:
+    """Yield every reason why nothing can be saved or loaded as asked.
+
+    Args:
+        user: DeepSpeed's JSON.
+    """
+    settings = user.get("checkpoint")
+    for key in ("writer", "checkpoint_serialization"):
+        if isinstance(settings, Mapping) and key in settings:
+            yield (
+                f"checkpoint.{key} in DeepSpeed's JSON: the files of a checkpoint are not written by "
+                "DeepSpeed; take it out, and write --async-save to go on training meanwhile"
+            )
+    if "datastates_ckpt" in user:
+        yield "datastates_ckpt in DeepSpeed's JSON: take it out, and write --async-save"
+    if checkpoint.save_interval is not None and checkpoint.save_interval < 1:
+        yield f"--save-interval {checkpoint.save_interval} must be at least 1"
+    if checkpoint.reshape_buffer_mb < 1:
+        yield f"--reshape-buffer-mb {checkpoint.reshape_buffer_mb} must be at least 1"
+    for flag, number in (
+        ("--keep-last", checkpoint.keep_last),
+        ("--keep-every", checkpoint.keep_every),
+    ):
+        if number is not None and number < 1:
+            yield f"{flag} {number} must be at least 1"
+        if number is not None and not checkpoint.save:
+            yield f"{flag} needs --save"
+    yield from _step_problems(checkpoint)
+    yield from _missing_directories(checkpoint)
+    if checkpoint.no_save_optim and zero_stage == 3:
+        yield (
+            "--no-save-optim: at ZeRO stage 3 the weights are in the optimizer's files; leave the "
+            "flag out, or use a lower stage"
+        )
+    if (checkpoint.finetune or checkpoint.reset_progress) and goes_on(checkpoint):
+        flag = "--finetune" if checkpoint.finetune else "--reset-progress"
+        yield (
+            f"{flag} with --load and --save on one directory: the next start would begin at "
+            "iteration 0 once more; save to another one"
+        )
+
+
+def _missing_directories(checkpoint: CheckpointConfig) -> Iterator[str]:
+    for flag, asked, needed, value in (
+        ("--finetune", checkpoint.finetune, "--load", checkpoint.load),
+        (
+            "--universal-checkpoint",
+            checkpoint.universal_checkpoint,
+            "--load",
+            checkpoint.load,
+        ),
+        ("--reset-progress", checkpoint.reset_progress, "--load", checkpoint.load),
+        ("--use-checkpoint-args", checkpoint.use_checkpoint_args, "--load", checkpoint.load),
+        (
+            "--exit-on-missing-checkpoint",
+            checkpoint.exit_on_missing_checkpoint,
+            "--load",
+            checkpoint.load,
+        ),
+        ("--async-save", checkpoint.async_save, "--save", checkpoint.save),
+        ("--no-save-optim", checkpoint.no_save_optim, "--save", checkpoint.save),
+        ("--no-save-rng", checkpoint.no_save_rng, "--save", checkpoint.save),
+    ):
+        if asked and not value:
+            yield f"{flag} needs {needed}"
+
+
+def _step_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
+    if checkpoint.ckpt_step is None:
+        return
+    if checkpoint.ckpt_step < 1:
+        yield f"--ckpt-step {checkpoint.ckpt_step} must be at least 1"
+    if not checkpoint.load:
+        yield "--ckpt-step needs --load"
+    if checkpoint.universal_checkpoint:
+        yield (
+            "--ckpt-step does not go with --universal-checkpoint, which takes the folder that "
+            "latest_universal names"
+        )

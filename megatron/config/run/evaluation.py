@@ -1,9 +1,11 @@
-"""How often and on how much held-out data the model is evaluated."""
+"""Evaluation on held-out data: flags, resolution and checks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from megatron.config.parsing.flags import Spelling
+from megatron.config.run.checkpoint import CheckpointConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,3 +25,53 @@ class EvaluationConfig:
 
     inference: bool = False
     """Like --eval-only, and build no optimizer, which takes most of the memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationPlan:
+    """When and how long to evaluate."""
+
+    interval: int  # 0: only after the last iteration
+    iters: int  # 0: never
+    only: bool  # nothing is trained
+    optimizer: bool  # whether one is built
+
+    def number_in(self, train_iters: int) -> int:
+        """Return how many evaluations a run of `train_iters` has, the last one included."""
+        if self.only or not self.interval:
+            return 1
+        return train_iters // self.interval + 1
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether to evaluate after `iteration`."""
+        return self.interval > 0 and iteration % self.interval == 0
+
+
+def plan_evaluation(evaluation: EvaluationConfig) -> EvaluationPlan:
+    """Return when and how long to evaluate."""
+    return EvaluationPlan(
+        interval=evaluation.eval_interval,
+        iters=evaluation.eval_iters,
+        only=evaluation.eval_only or evaluation.inference,
+        optimizer=not evaluation.inference,
+    )
+
+
+def evaluation_problems(
+    evaluation: EvaluationConfig, checkpoint: CheckpointConfig, *, zero_stage: int
+) -> Iterator[str]:
+    """Yield every reason why the model cannot be evaluated as asked."""
+    for flag, value in (
+        ("--eval-interval", evaluation.eval_interval),
+        ("--eval-iters", evaluation.eval_iters),
+    ):
+        if value < 0:
+            yield f"{flag} {value} must be at least 0"
+    flag = "--inference" if evaluation.inference else "--eval-only"
+    if evaluation.inference or evaluation.eval_only:
+        if not evaluation.eval_iters:
+            yield f"{flag} with --eval-iters 0 leaves nothing to do"
+        if not checkpoint.load:
+            yield f"{flag} needs --load: the directory of a trained model"
+    if evaluation.inference and zero_stage == 3:
+        yield "--inference: at ZeRO stage 3 the weights are the optimizer's: write --eval-only instead"

@@ -1,6 +1,10 @@
-"""What looks after a run, and a step of it taken again."""
+"""Guards of a run (loss spikes, replay of a step): flags, resolution and checks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+
+from megatron.config.parsing.flags import finite_or_none
+from megatron.config.run.checkpoint import CheckpointConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,3 +21,109 @@ class GuardsConfig:
     replay_step: int | None = None
     """Take this step of the run in --load again, from the nearest checkpoint before it, save and
     write nothing, and compare it with the journal."""
+
+
+_DEFAULTS = {
+    "zscore": 6.0,
+    "norm": 0.0,
+    "window": 50,
+    "rollback": 1,
+    "skip": 1,
+    "after": 0,
+    "max": 3,
+}
+
+_LEAST = {"zscore": 0, "norm": 0, "window": 2, "rollback": 1, "skip": 1, "after": 0, "max": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikePlan:
+    """What is a spike, and what it leads to."""
+
+    zscore: float  # of the loss; 0: not looked at
+    norm: float  # of the gradient's norm; 0: not looked at
+    window: int  # steps before, that a step is compared with
+    rollback: int  # which checkpoint is gone back to: 1 is the newest
+    skip: int  # iterations passed over, up to the spike
+    after: int  # iterations passed over behind it
+    most: int  # times in a run; the next spike ends it
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is looked at."""
+        return self.zscore > 0 or self.norm > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardsPlan:
+    """What looks after a run."""
+
+    spikes: SpikePlan
+    replay_step: int  # taken again instead of training; 0: none
+
+
+def plan_guards(guards: GuardsConfig) -> GuardsPlan:
+    """Return what looks after the run."""
+    said = {"zscore": 0} if guards.spike_policy is None else _numbers(guards.spike_policy)
+    values = _DEFAULTS | said
+    return GuardsPlan(
+        spikes=SpikePlan(
+            zscore=values["zscore"],
+            norm=values["norm"],
+            window=int(values["window"]),
+            rollback=int(values["rollback"]),
+            skip=int(values["skip"]),
+            after=int(values["after"]),
+            most=int(values["max"]),
+        ),
+        replay_step=guards.replay_step or 0,
+    )
+
+
+def guards_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Iterator[str]:
+    """Yield every reason why the run cannot be looked after as asked."""
+    yield from _policy_problems(guards, checkpoint)
+    if guards.replay_step is None:
+        return
+    if guards.replay_step < 1:
+        yield f"--replay-step {guards.replay_step} must be at least 1"
+    if not checkpoint.load:
+        yield "--replay-step needs --load: the directory that the run saved to"
+    for flag, said in (
+        ("--finetune", checkpoint.finetune),
+        ("--reset-progress", checkpoint.reset_progress),
+        ("--no-load-optim", checkpoint.no_load_optim),
+        ("--no-load-rng", checkpoint.no_load_rng),
+        ("--ckpt-step", checkpoint.ckpt_step is not None),
+    ):
+        if said:
+            yield f"--replay-step goes on from the checkpoint before the step: leave {flag} out"
+
+
+def _policy_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Iterator[str]:
+    text = guards.spike_policy
+    if text is None:
+        return
+    for word in text.split(","):
+        key, _, number = word.partition("=")
+        if key not in _DEFAULTS:
+            yield f"--spike-policy {text}: {word} has none of the keys {', '.join(_DEFAULTS)}"
+        elif (value := finite_or_none(number)) is None or value < _LEAST[key]:
+            yield f"--spike-policy {text}: {key} is a number from {_LEAST[key]} on"
+        elif isinstance(_DEFAULTS[key], int) and value != int(value):
+            yield f"--spike-policy {text}: {key} counts, and {number} is no whole number"
+    if not checkpoint.save:
+        yield "--spike-policy needs --save: it goes back to the run's own checkpoints"
+    elif not checkpoint.save_interval:
+        yield "--spike-policy needs --save-interval: it goes back to checkpoints before the spike"
+    for flag, said in (
+        ("--no-save-optim", checkpoint.no_save_optim),
+        ("--no-save-rng", checkpoint.no_save_rng),
+    ):
+        if said:
+            yield f"--spike-policy goes back to whole checkpoints: leave {flag} out"
+
+
+def _numbers(text: str) -> dict[str, float]:
+    words = (word.partition("=") for word in text.split(","))
+    return {key: finite_or_none(number) or 0 for key, _, number in words}

@@ -1,4 +1,4 @@
-"""What the tools that make token files read and write."""
+"""Preprocessing and merging of token files: flags."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -128,3 +128,20 @@ class ShardConfig:
     timeout_s: int = 3600
     """Seconds that the ranks of a launcher wait for the others at the start, and rank 0 at the end for
     a shard on which nothing happens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    """The merge of token files, as the user asked for it."""
+
+    datasets: list[str]
+    """Paths of .bin/.idx pairs without the suffix; their documents keep this order."""
+
+    output_prefix: str
+    """Path of the new pair without the suffix."""
+
+    merge: Literal["serial", "distributed"] = "serial"
+    """Who copies: one process, or several that each copy a part."""
+
+    workers: int | None = None
+    """Processes of a distributed merge (default: as many as there are CPUs)."""

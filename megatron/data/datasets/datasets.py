@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from megatron.common.errors import DataError
-from megatron.config.data.data_plan import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
+from megatron.config.data.corpora import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
 from megatron.data.datasets.chat_dataset import ChatDataset
 from megatron.data.datasets.cyclic import CyclicDataset
 from megatron.data.datasets.gpt_dataset import GPTDataset

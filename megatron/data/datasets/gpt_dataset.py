@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
-from megatron.config.data.data import SampleOrder
+from megatron.config.data.corpora import SampleOrder
 from megatron.data.sampling.index_cache import cached_sample_index, cached_sizes
 from megatron.data.sampling.provenance import Origin, Piece
 from megatron.data.sampling.sample_index import Epochs, plan_epochs

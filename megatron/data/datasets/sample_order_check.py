@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from megatron.config.data.data_plan import DataPlan
+from megatron.config.data.corpora import DataPlan
 from megatron.data.datasets.datasets import CorpusUse
 from megatron.data.sampling.blend import samples_wanted
 from megatron.data.sampling.sample_index import Epochs, plan_epochs

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from megatron.config.optimization.batch_plan import BatchPlan
+from megatron.config.optimization.batch_size import BatchPlan
 from megatron.data.sampling.batch_sampler import SampleSource
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.tokenizer.types.tokenizer import Tokenizer

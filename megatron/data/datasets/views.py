@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from megatron.common.errors import DataError
-from megatron.config.data.mask_plan import MaskPlan
+from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective_plan import ObjectiveName, ObjectivePlan
 from megatron.data.datasets.datasets import View
 from megatron.data.datasets.fim import FimDataset, FimTokens

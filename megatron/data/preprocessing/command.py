@@ -11,7 +11,7 @@ from typing import Any
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.config.foreign_flags.legacy_tokenizer import TOKENIZER_LEGACY
+from megatron.config.foreign_flags.run import TOKENIZER_LEGACY
 from megatron.config.parsing.flags import Legacy, parse_sections
 from megatron.config.tools.preprocess import PreprocessConfig, WorkerTrialConfig
 from megatron.data.preprocessing.assemble import Written

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
-from megatron.config.data.data import SampleOrder
+from megatron.config.data.corpora import SampleOrder
 from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.blend_steps import follow, lanes_for
 from megatron.data.sampling.index_cache import cached_maps

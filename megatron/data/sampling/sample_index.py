@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.config.data.data import SampleOrder
+from megatron.config.data.corpora import SampleOrder
 from megatron.data.sampling.verified_memmap import IndexMap
 
 _CHUNK = 1 << 18  # documents looked at in one go, so that temporary arrays stay small

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from megatron.config.data.data import SampleOrder
+from megatron.config.data.corpora import SampleOrder
 
 
 def shares_of(weights: Sequence[float], sample_order: SampleOrder = "bigscience") -> list[float]:

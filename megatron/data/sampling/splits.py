@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 from megatron.common.errors import ConfigError
-from megatron.config.data.data import SampleOrder
+from megatron.config.data.corpora import SampleOrder
 from megatron.data.sampling.shares import shares_of
 
 

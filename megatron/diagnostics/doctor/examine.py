@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from megatron.common.errors import ConfigError
 from megatron.config.config import Config
-from megatron.config.tools.doctor import DoctorConfig
+from megatron.config.tools.diagnostics import DoctorConfig
 from megatron.diagnostics.doctor.devices import devices_section
 from megatron.diagnostics.doctor.disk import disk_section
 from megatron.diagnostics.doctor.findings import Examined, Problem, Section

@@ -7,8 +7,8 @@ import torch
 from megatron.checkpointing.compare import require_same_model
 from megatron.common.errors import DataError, WrongDataError, raise_if_any
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
-from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.generation_plan import (
+from megatron.config.inference.generation import (
+    GenerationConfig,
     dtype_problems,
     inference_dtype,
     layout_problems,
@@ -68,7 +68,9 @@ def load_model(
     replicas = max(1, launch.world_size // max(1, of_one)) if with_replicas else 1
     raise_if_any(
         [
-            *layout_problems(config, spec, world_size=launch.world_size, replicas=replicas),
+            *layout_problems(
+                config.parallel, spec, world_size=launch.world_size, replicas=replicas
+            ),
             *room_problems(wishes, spec, rows=rows),
             *vocabulary_problems(wishes, vocab_size=spec.vocab_size),
             *dtype_problems(dtype, device=device.type),

@@ -14,7 +14,7 @@ from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.names import MANIFEST, checkpoint_of
 from megatron.common.errors import ConfigError, WrongCheckpointError, near, raise_if_any
 from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
-from megatron.config.inference.generation_plan import LAYOUT
+from megatron.config.inference.generation import LAYOUT
 from megatron.config.parsing.flags import value_in
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from megatron.common.errors import raise_if_any
-from megatron.config.inference.serving_plan import Limits
+from megatron.config.inference.server import Limits
 from megatron.data.datasets.fim import FimTokens
 from megatron.inference.engine.request import Request
 from megatron.inference.engine.sampling import Sampling

@@ -19,9 +19,9 @@ from megatron.common.errors import (
     WrongCheckpointError,
     near,
 )
-from megatron.config.optimization.schedule_plan import SchedulePlan
+from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.plan import Plan
-from megatron.config.run.checkpoint_plan import CheckpointPlan
+from megatron.config.run.checkpoint import CheckpointPlan
 from megatron.data.datasets.datasets import CorpusUse
 from megatron.data.datasets.sample_order_check import other_order
 from megatron.training.checkpoints.system_info import changed, system_info

@@ -22,7 +22,7 @@ from megatron.checkpointing.manifest import damage, read_manifest
 from megatron.checkpointing.names import iteration_of, published_tags
 from megatron.common.errors import CheckpointError
 from megatron.config.plan import Plan
-from megatron.config.run.fault_injection_plan import ChaosPlan
+from megatron.config.run.fault_injection import ChaosPlan
 from megatron.engine.engine import Engine
 from megatron.training.loop.collectives import from_rank_0
 from megatron.training.loop.journal import Journal

@@ -13,7 +13,7 @@ from megatron.checkpointing.names import iteration_of, published_tags
 from megatron.checkpointing.rollback_archive import set_aside
 from megatron.common.errors import TrainingError
 from megatron.config.plan import Plan
-from megatron.config.run.guards_plan import SpikePlan
+from megatron.config.run.guards import SpikePlan
 from megatron.engine.engine import Engine
 from megatron.training.checkpoints.checkpoint_choice import (
     Chosen,

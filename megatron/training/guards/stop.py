@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from megatron.common.errors import ExitCode
-from megatron.config.optimization.training_plan import TrainingPlan
+from megatron.config.optimization.training import TrainingPlan
 from megatron.training.guards.stop_requests import Requests
 from megatron.training.loop.state import TrainState
 

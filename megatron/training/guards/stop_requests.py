@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Protocol
 
 from megatron.common.errors import ExitCode
-from megatron.config.optimization.training_plan import TrainingPlan
+from megatron.config.optimization.training import TrainingPlan
 from megatron.training.loop.collectives import agreed
 
 log = logging.getLogger(__name__)

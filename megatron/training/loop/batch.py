@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from megatron.common.errors import DataError
-from megatron.config.data.mask_plan import MaskPlan
+from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective_plan import ObjectivePlan
-from megatron.config.optimization.batch_plan import BatchPlan
+from megatron.config.optimization.batch_size import BatchPlan
 from megatron.data.datasets.sample_origins import described
 from megatron.data.sampling.batch_sampler import micro_batches
 from megatron.data.sampling.provenance import TracedSource

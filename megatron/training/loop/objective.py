@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from megatron.config.data.mask_plan import MaskPlan
+from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective_plan import ObjectiveName, ObjectivePlan
 from megatron.model.loss import Loss, next_token_loss, num_expected_targets
 from megatron.tensor_parallel.broadcast import Fields

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.common.errors import ConfigError, reason
-from megatron.config.run.logging_plan import EnergyPlan
+from megatron.config.run.logging import EnergyPlan
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.meters import CO2, ENERGY
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from megatron.config.optimization.curriculum_plan import CurriculumPlan
+from megatron.config.optimization.curriculum import CurriculumPlan
 from megatron.config.plan import Plan
-from megatron.config.run.logging_plan import LoggingPlan
+from megatron.config.run.logging import LoggingPlan
 from megatron.engine.engine import Engine
 from megatron.training.loop.loop import Meter
 from megatron.training.loop.state import TrainState

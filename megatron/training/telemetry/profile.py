@@ -7,7 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from megatron.common.errors import ConfigError, reason
-from megatron.config.run.logging_plan import ProfilePlan
+from megatron.config.run.logging import ProfilePlan
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
 

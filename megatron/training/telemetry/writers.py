@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from megatron.common.errors import ConfigError, reason
 from megatron.config.config import flatten
-from megatron.config.run.logging import LoggingConfig
-from megatron.config.run.logging_plan import LoggingPlan, WandbPlan
+from megatron.config.run.logging import LoggingConfig, LoggingPlan, WandbPlan
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

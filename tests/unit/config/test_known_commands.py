@@ -208,9 +208,7 @@ def test_what_cannot_be_done_ends_with_what_to_write(flags, instead):
 
 
 def test_the_optimizer_of_bitsandbytes_comes_with_a_norm_of_the_embedding(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "megatron.config.optimization.optimizer_plan.find_spec", lambda module: module
-    )
+    monkeypatch.setattr("megatron.config.optimization.optimizer.find_spec", lambda module: module)
     decisions, _ = decided(f"{CODEPARROT} --use-bnb-optimizer", {}, 8, tmp_path)
     assert decisions.optimizer.impl == "bitsandbytes"
     assert decisions.model.embed_layernorm

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny import tiny_spec
 
-from megatron.config.data.mask_plan import MaskPlan
+from megatron.config.data.masks import MaskPlan
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel

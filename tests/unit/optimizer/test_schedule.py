@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import tiny_plan
 
 from megatron.config.network import model_spec
-from megatron.config.optimization.schedule_plan import SchedulePlan
+from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.optimizer import schedule
 from megatron.optimizer.schedule import learning_rate, weight_decay
 

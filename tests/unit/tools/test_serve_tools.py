@@ -11,8 +11,7 @@ from test_generate_tool import module_of
 
 from megatron.common.errors import ConfigError, DataError, MegatronError
 from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.serving import ServingConfig
-from megatron.config.inference.serving_plan import serving_problems
+from megatron.config.inference.server import ServingConfig, serving_problems
 from megatron.inference.server.server import listener
 
 TOOLS = Path(__file__).resolve().parents[3] / "tools"

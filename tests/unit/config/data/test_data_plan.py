@@ -4,7 +4,7 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.data.data_plan import SourcePlan
+from megatron.config.data.corpora import SourcePlan
 from megatron.config.validation import validate
 
 NO_PATH = ("--data-path",)

@@ -2,8 +2,11 @@
 
 import pytest
 
-from megatron.config.inference.generation import GenerationConfig
-from megatron.config.inference.generation_plan import generation_problems, vocabulary_problems
+from megatron.config.inference.generation import (
+    GenerationConfig,
+    generation_problems,
+    vocabulary_problems,
+)
 from megatron.inference.engine.sampling import Sampling
 
 

@@ -8,7 +8,7 @@ from plain_mixture import PlainMixture
 from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.common.errors import ConfigError
-from megatron.config.network.expert_layers import experts_of_layers
+from megatron.config.network.experts import experts_of_layers
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import tiny_plan
 
-from megatron.config.optimization.batch_plan import BatchPlan
+from megatron.config.optimization.batch_size import BatchPlan
 
 
 def ramp_plan(start, increment, samples, final, unit=1):

@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.optimization.curriculum_plan import curriculum_problems, plan_curriculum
+from megatron.config.optimization.curriculum import curriculum_problems, plan_curriculum
 from megatron.config.validation import validate
 
 SLOPE = {"total_curriculum_step": 50, "difficulty_step": 8}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny import tiny_config, tiny_plan
 
 from megatron.common.errors import ConfigError
-from megatron.config.optimization.skip_plan import is_skipped, plan_skips
+from megatron.config.optimization.training import is_skipped, plan_skips
 
 RAMP = ["--global-batch-size", "8", "--rampup-batch-size", "2", "2", "24"]
 

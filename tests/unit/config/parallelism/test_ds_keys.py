@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.common.errors import ConfigError, ExitCode
-from megatron.config.parallelism.ds_keys import SECTIONS, key_problems
+from megatron.config.parallelism.deepspeed_keys import SECTIONS, key_problems
 
 
 @pytest.mark.parametrize(

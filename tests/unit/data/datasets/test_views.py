@@ -5,7 +5,7 @@ import pytest
 from tiny import tiny_config
 
 from megatron.common.errors import DataError
-from megatron.config.data.mask_plan import plan_masks
+from megatron.config.data.masks import plan_masks
 from megatron.config.data.objective_plan import plan_objective
 from megatron.data.datasets.views import fim_tokens, view_of
 from megatron.data.sampling.provenance import Origin

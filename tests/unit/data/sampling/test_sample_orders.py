@@ -11,7 +11,7 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.config.data.data_plan import DataPlan, DatasetPlan, SourcePlan
+from megatron.config.data.corpora import DataPlan, DatasetPlan, SourcePlan
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.splits import split_ranges
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tiny_config, tiny_spec
 
-from megatron.config.data.mask_plan import MaskPlan
+from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective_plan import plan_objective
 from megatron.data.datasets.prefix import PrefixDataset
 from megatron.model.gpt import gpt_layers

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from megatron.common.errors import ConfigError
-from megatron.config.run.logging_plan import EnergyPlan
+from megatron.config.run.logging import EnergyPlan
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.energy import Energy
 

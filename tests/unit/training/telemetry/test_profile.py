@@ -9,7 +9,7 @@ import torch
 from tiny import tiny_config
 
 from megatron.common.errors import ConfigError
-from megatron.config.run.logging_plan import ProfilePlan
+from megatron.config.run.logging import ProfilePlan
 from megatron.engine.deepspeed.timers import Timers
 from megatron.training.loop.state import TrainState
 from megatron.training.process.flags_file import write_flags

@@ -1,13 +1,19 @@
-"""Flags of other systems about runs, their data and checkpoints, each with its user's sentence."""
+"""Flags of other systems for data, runs and checkpoints: what to write instead."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from megatron.config.parsing.flags import Legacy
 
 _SETS = 'write --train-weighted-split-paths "NAME: 1 0:1 PREFIX", and the same for valid and test'
+
 _EFFICIENCY = (
     "samples are not chosen by difficulty, nor tokens dropped; curriculum_learning in DeepSpeed's "
     "JSON shortens samples"
 )
+
 _COLLECTED = "Python collects garbage when it finds that there is some"
+
 _OURS = "there is one implementation of the network, chosen by its own flags"
 
 DATA_LEGACY = (
@@ -149,3 +155,58 @@ RUN_LEGACY = (
     Legacy("--transformer-impl", _OURS, takes=1),
     Legacy("--use-mcore-models", _OURS),
 )
+
+_MULTIMODAL = "models are trained on text alone, so there is no MultimodalTokenizer; leave it out"
+
+_ONE_FILE = "write --tokenizer-type and the files of the tokenizer instead"
+
+_NULL = "NullTokenizer ends documents with the id --vocab-size and pads with nothing; leave it out"
+
+TOKENIZER_LEGACY = (
+    Legacy(
+        "--trust-remote-code",
+        "write --tokenizer-kwargs trust_remote_code true, which runs the Python code in the "
+        "tokenizer's directory",
+        refused=True,
+    ),
+    Legacy(
+        "--tokenizer-hf-no-use-fast",
+        "write --tokenizer-kwargs use_fast false instead",
+        refused=True,
+    ),
+    Legacy("--tokenizer-metadata", _ONE_FILE, takes=1, refused=True),
+    Legacy("--metadata-path", _ONE_FILE, takes=1, refused=True),
+    Legacy("--null-tokenizer-eod-id", _NULL, takes=1, refused=True),
+    Legacy("--null-tokenizer-pad-id", _NULL, takes=1, refused=True),
+    Legacy(
+        "--sft-tokenizer-prompt-format",
+        "conversations become token files with tools/preprocess_data.py --conversations "
+        "--chat-template FILE",
+        takes=1,
+        refused=True,
+    ),
+    Legacy("--tokenizer-prompt-format", _MULTIMODAL, takes=1, refused=True),
+    Legacy("--image-tag-type", _MULTIMODAL, takes=1, refused=True),
+    Legacy("--force-system-message", _MULTIMODAL, refused=True),
+    Legacy(
+        "--use-gigatoken",
+        "gigatoken encodes wherever it gives the same ids; --tokenizer-backend chooses",
+    ),
+)
+
+ANY_RUN: Mapping[str, Mapping[str, Any]] = {
+    "model": {"num_layers": 0, "hidden_size": 0, "num_attention_heads": 0, "seq_length": 0},
+    "schedule": {"lr": 0.0},
+    "training": {"micro_batch_size": 1, "train_iters": 1},
+    "data": {"data_path": ["unknown"]},
+}
+"""Wishes of a run of which nothing is known; the files say the network."""
+
+CONVERSION_LEGACY = (
+    Legacy("--max-queue-size", "tensors are read and written one by one: there is no queue", 1),
+    Legacy("--megatron-path", "no code of Megatron-LM's is needed to read its files", 1),
+    Legacy("--no-checking", "every parameter and its shape are checked"),
+    Legacy("--model-size", "the files say the size", 1),
+    Legacy("--checkpoint-type", "the files say whose they are, or --loader does", 1),
+)
+"""Flags of Megatron-LM's conversion tool that have nothing to say here."""

@@ -1,12 +1,17 @@
-"""Flags of other systems about many processes and memory, each with the sentence its user gets."""
+"""Flags of other systems for parallelism and memory: what to write instead."""
 
 from megatron.config.parsing.flags import Legacy
 
 _REDUCED = "DeepSpeed reduces the gradients; nothing to choose"
+
 _OVERLAP = "zero_optimization.overlap_comm in DeepSpeed's JSON says what overlaps"
+
 _CONTEXT = "write --ds-sequence-parallel-size: it divides samples over ranks, by exchanging heads"
+
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
+
 _OFFLOAD = "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host"
+
 _SCHEDULE = "DeepSpeed's pipeline runs 1F1B and has no interleaved schedule"
 
 PARALLEL_LEGACY = (

@@ -1,10 +1,11 @@
-"""When a run that no longer moves is ended, and how often one that failed starts again."""
+"""Watchdog and restarts: timeouts of a run that hangs, resolution and checks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megatron.config.config import Config
-from megatron.config.run.checkpoint_plan import goes_on
+from megatron.config.optimization.training import TrainingConfig
+from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.run.checkpoint import CheckpointConfig, goes_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,19 +17,21 @@ class WatchPlan:
     max_restarts: int  # by torch's launcher
 
 
-def plan_watch(config: Config) -> WatchPlan:
+def plan_watch(training: TrainingConfig, parallel: ParallelConfig) -> WatchPlan:
     """Return how long is waited."""
     return WatchPlan(
-        hang_timeout_s=config.training.hang_timeout or 0.0,
-        group_timeout_minutes=config.parallel.distributed_timeout_minutes or 0,
-        max_restarts=config.training.max_restarts,
+        hang_timeout_s=training.hang_timeout or 0.0,
+        group_timeout_minutes=parallel.distributed_timeout_minutes or 0,
+        max_restarts=training.max_restarts,
     )
 
 
-def watch_problems(config: Config) -> Iterator[str]:
+def watch_problems(
+    training: TrainingConfig, parallel: ParallelConfig, checkpoint: CheckpointConfig
+) -> Iterator[str]:
     """Yield every reason why a run cannot be watched or started again as asked."""
-    hang, restarts = config.training.hang_timeout, config.training.max_restarts
-    minutes, trains = config.parallel.distributed_timeout_minutes, config.checkpoint.save
+    hang, restarts = training.hang_timeout, training.max_restarts
+    minutes, trains = parallel.distributed_timeout_minutes, checkpoint.save
     if hang is not None and hang <= 0:
         yield f"--hang-timeout {hang} must be more than 0 seconds"
     if hang is not None and not trains:
@@ -37,7 +40,7 @@ def watch_problems(config: Config) -> Iterator[str]:
         yield f"--distributed-timeout-minutes {minutes} must be at least 1"
     if restarts < 0:
         yield f"--max-restarts {restarts} must be at least 0"
-    if restarts and not goes_on(config.checkpoint):
+    if restarts and not goes_on(checkpoint):
         yield "--max-restarts needs --save and the same directory as --load, to go on from"
-    if restarts and config.checkpoint.ckpt_step is not None:
+    if restarts and checkpoint.ckpt_step is not None:
         yield "--max-restarts goes on from the newest checkpoint: leave --ckpt-step out"

@@ -1,15 +1,51 @@
-"""What ZeRO divides and what is offloaded: the flags, DeepSpeed's JSON, and what goes together."""
+"""ZeRO and offload: flags, resolution with DeepSpeed's JSON, and checks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from megatron.config.optimization.optimizer import OptimizerConfig
-from megatron.config.parallelism.deepspeed import DeepSpeedConfig
-from megatron.config.parallelism.ds_config import Twin, value_at
-from megatron.config.parallelism.precision_plan import PrecisionPlan
+from megatron.config.parallelism.deepspeed_json import Twin, value_at
+from megatron.config.parallelism.precision import PrecisionPlan
+from megatron.config.parsing.flags import Spelling
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeedConfig:
+    """DeepSpeed's settings, as the user asked for them."""
+
+    deepspeed_config: Annotated[str | None, Spelling("--deepspeed_config")] = None
+    """A DeepSpeed JSON file. What it repeats must agree with the flags, "auto" and what it leaves
+    out is filled in from them, and keys without a flag pass through."""
+
+    zero_stage: int | None = None
+    """What ZeRO divides over the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients
+    too, 3 weights too (default: the JSON's stage, or else 0)."""
+
+    zero_reduce_scatter: bool = False
+    """Reduce gradients only to the rank that keeps them."""
+
+    zero_contiguous_gradients: Annotated[
+        bool, Spelling("--zero-contiguous-gradients", ("--zero-contigious-gradients",))
+    ] = False
+    """Copy gradients into one buffer as they come."""
+
+    zero_reduce_bucket_size: int = 0
+    """Elements reduced at a time; 0 leaves it to the JSON or DeepSpeed."""
+
+    zero_allgather_bucket_size: int = 0
+    """Elements gathered at a time; 0 leaves it to the JSON or DeepSpeed."""
+
+    remote_device: Literal["none", "cpu", "nvme"] | None = None
+    """Where ZeRO stage 3 keeps the weights that are not in use; nvme takes its folder from
+    zero_optimization.offload_param.nvme_path of the JSON."""
+
+    use_pin_memory: bool = False
+    """Keep what is offloaded in page-locked memory, which GPUs read faster."""
+
 
 _OPTIMIZER = "zero_optimization.offload_optimizer"
+
 _WEIGHTS = "zero_optimization.offload_param"
 
 
@@ -29,7 +65,10 @@ class ZeroPlan:
 
 
 def plan_zero(
-    zero: DeepSpeedConfig, optimizer: OptimizerConfig, user: Mapping[str, Any], *, is_mixed: bool
+    zero: DeepSpeedConfig,
+    optimizer: OptimizerConfig,
+    precision: PrecisionPlan,
+    user: Mapping[str, Any],
 ) -> ZeroPlan:
     """Return what runs.
 
@@ -43,7 +82,7 @@ def plan_zero(
         asked = value_at(user, "zero_optimization.stage", int(divides))
     return ZeroPlan(
         asked_stage=asked,
-        stage=max(1, asked) if is_mixed else asked,
+        stage=max(1, asked) if precision.is_mixed else asked,
         optimizer_device="cpu" if optimizer.cpu_optimizer else _device(user, _OPTIMIZER),
         weights_device=zero.remote_device or _device(user, _WEIGHTS),
     )

@@ -1,9 +1,7 @@
-"""How many samples a step takes, and how many steps a run."""
+"""Batch size, gradient accumulation and batch size ramp-up: resolution and checks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from megatron.config.optimization.training import TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +56,17 @@ class BatchPlan:
 
 
 def plan_batch(
-    training: TrainingConfig, *, global_batch_size: int | None, data_parallel_size: int
+    micro_batch_size: int,
+    rampup_batch_size: Sequence[int] | None,
+    *,
+    global_batch_size: int | None,
+    data_parallel_size: int,
 ) -> BatchPlan:
-    """Return the decided batch; one micro-batch per replica when no global size is said."""
-    final = global_batch_size or training.micro_batch_size * data_parallel_size
-    start, increment, samples = training.rampup_batch_size or (final, 1, 0)
+    """Return the batch; without a global size it is one micro-batch per replica."""
+    final = global_batch_size or micro_batch_size * data_parallel_size
+    start, increment, samples = rampup_batch_size or (final, 1, 0)
     return BatchPlan(
-        micro_batch_size=training.micro_batch_size,
+        micro_batch_size=micro_batch_size,
         global_batch_size=final,
         data_parallel_size=data_parallel_size,
         ramp_start=start,
@@ -74,10 +76,13 @@ def plan_batch(
 
 
 def batch_problems(
-    training: TrainingConfig, *, global_batch_size: int | None, data_parallel_size: int
+    micro: int,
+    rampup_batch_size: Sequence[int] | None,
+    *,
+    global_batch_size: int | None,
+    data_parallel_size: int,
 ) -> Iterator[str]:
-    """Yield every reason why the batches cannot be cut up as asked."""
-    micro = training.micro_batch_size
+    """Yield every reason why micro-batches, global batch and ramp do not fit together."""
     if micro < 1:
         yield f"--micro-batch-size {micro} must be at least 1"
         return
@@ -90,11 +95,11 @@ def batch_problems(
             f"--global-batch-size {global_batch_size} is not a multiple of "
             f"--micro-batch-size {micro} * {data_parallel_size} replicas = {unit}"
         )
-    if training.rampup_batch_size is not None:
-        yield from _ramp_problems(training.rampup_batch_size, global_batch_size or unit, unit)
+    if rampup_batch_size is not None:
+        yield from _ramp_problems(rampup_batch_size, global_batch_size or unit, unit)
 
 
-def _ramp_problems(ramp: list[int], final: int, unit: int) -> Iterator[str]:
+def _ramp_problems(ramp: Sequence[int], final: int, unit: int) -> Iterator[str]:
     words = "--rampup-batch-size " + " ".join(map(str, ramp))
     if len(ramp) != 3:
         yield f"{words}: three numbers are needed: first batch size, increment, samples"

@@ -1,4 +1,4 @@
-"""Which faults a run injects into itself, decided."""
+"""Fault injection (--chaos): resolution and checks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -6,8 +6,7 @@ from typing import Any
 
 from megatron.config.optimization.training import TrainingConfig
 from megatron.config.parsing.flags import finite_or_none
-from megatron.config.run.checkpoint import CheckpointConfig
-from megatron.config.run.checkpoint_plan import goes_on
+from megatron.config.run.checkpoint import CheckpointConfig, goes_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,7 @@ class ChaosPlan:
 
 
 FAULTS = ("kill", "stall", "kill_save", "slow_disk", "full_disk", "flip", "truncate")
+
 _WORDS = {field.name: field.type for field in fields(ChaosPlan)}
 
 

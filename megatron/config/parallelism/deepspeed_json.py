@@ -1,7 +1,7 @@
-"""DeepSpeed's JSON: one number has one owner, the flag.
+"""DeepSpeed's JSON: every number has one owner, the flag.
 
 JSON that repeats a flag is fine, JSON that contradicts it is an error that names both, "auto" and
-silence are filled in from the flag, and known keys without a flag pass through untouched.
+absent keys are filled in from the flag, and known keys without a flag pass through untouched.
 """
 
 import json
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.config.optimization.batch_plan import BatchPlan
-from megatron.config.optimization.curriculum_plan import KEY as CURRICULUM
-from megatron.config.parallelism.ds_keys import key_problems
+from megatron.config.optimization.batch_size import BatchPlan
+from megatron.config.optimization.curriculum import KEY as CURRICULUM
+from megatron.config.parallelism.deepspeed_keys import key_problems
 
 _ABSENT = object()
 

@@ -1,25 +1,77 @@
-"""Which tokens the run reads, and how many samples of each data set, decided."""
+"""Training, validation and test data: flags, blends and splits, and checks."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.config.config import Config
-from megatron.config.data.data import DataConfig, SampleOrder
-from megatron.config.data.objective_plan import ObjectiveName
 from megatron.config.data.split_paths import (
     SplitGroup,
     SplitPart,
     parse_split_group,
     read_split_groups,
 )
-from megatron.config.optimization.training_plan import TrainingPlan
-from megatron.config.run.evaluation_plan import EvaluationPlan
+from megatron.config.optimization.training import TrainingPlan
+from megatron.config.run.evaluation import EvaluationPlan
+
+SampleOrder = Literal["bigscience", "megatron-core"]
+"""Programs whose sample order a run can have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The data, as the user asked for it."""
+
+    data_path: list[str] | None = None
+    """Prefix of a .bin/.idx pair made by tools/preprocess_data.py, or weights and prefixes by turns
+    to blend several: 0.3 first 0.7 second."""
+
+    split: str | None = None
+    """Proportions of the documents of --data-path for training, validation and test (default: 969,
+    30, 1)."""
+
+    train_weighted_split_paths: list[str] | None = None
+    """Training data instead of --data-path, one word: 'NAME: WEIGHT START:END PREFIX, ...', where
+    START and END are fractions of the documents."""
+
+    valid_weighted_split_paths: list[str] | None = None
+    """Validation data of the same form; each of several is evaluated apart, under its NAME."""
+
+    test_weighted_split_paths: list[str] | None = None
+    """Test data of the same form; each of several is evaluated apart, under its NAME."""
+
+    train_weighted_split_paths_path: str | None = None
+    """File with the value of --train-weighted-split-paths, in double quotes."""
+
+    valid_weighted_split_paths_path: str | None = None
+    """File with the values of --valid-weighted-split-paths, each in double quotes."""
+
+    test_weighted_split_paths_path: str | None = None
+    """File with the values of --test-weighted-split-paths, each in double quotes."""
+
+    dataloader_type: Literal["single", "cyclic"] = "single"
+    """Order of the samples: single goes through them once, cyclic through a new permutation of them
+    as often as is needed."""
+
+    sample_order: SampleOrder = "bigscience"
+    """Rules that cut --split, shuffle the last epoch and size the parts of a blend: those of
+    BigScience's Megatron-DeepSpeed, or those of current Megatron-LM (megatron-core)."""
+
+    mid_level_dataset_surplus: float = 0.005
+    """Share of its samples that is built in addition for each corpus of a blend; another value than
+    the default needs --sample-order megatron-core."""
+
+    data_impl: Literal["lazy", "cached", "mmap", "infer"] = "infer"
+    """Format of the token files; infer looks at each."""
+
+    data_cache_path: str | None = None
+    """Directory for the index maps (default: beside the token files)."""
+
 
 DEFAULT_SPLIT = "969, 30, 1"
 
-KIND_OF: dict[ObjectiveName, str] = {
+KIND_OF: dict[str, str] = {
     "gpt": "documents",
     "prefix-lm": "documents",
     "multitask": "pairs",
@@ -80,7 +132,7 @@ class DataPlan:
 
 
 def plan_data(
-    config: Config,
+    data: DataConfig,
     training: TrainingPlan,
     evaluation: EvaluationPlan,
     global_batch_size: int,
@@ -95,7 +147,6 @@ def plan_data(
     Args:
         kind: what samples are cut from; see KIND_OF.
     """
-    data = config.data
     iters = evaluation.iters
     evaluations = evaluation.number_in(training.train_iters)
     groups = _groups(data)
@@ -163,11 +214,11 @@ def _surplus_problems(data: DataConfig) -> Iterator[str]:
         yield f"{flag} needs --sample-order megatron-core: the other order has a fixed surplus"
 
 
-def with_some_data(config: Config) -> Config:
-    """Return `config`, with a prefix of no meaning where it says no data: to plan, not to train."""
-    if config.data.data_path or _wishes(config.data):
-        return config
-    return replace(config, data=replace(config.data, data_path=["none"]))
+def with_some_data(data: DataConfig) -> DataConfig:
+    """Return `data`, with a meaningless prefix where it names no data: to plan, not to train."""
+    if data.data_path or _wishes(data):
+        return data
+    return replace(data, data_path=["none"])
 
 
 @dataclass(frozen=True)

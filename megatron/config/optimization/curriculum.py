@@ -1,10 +1,11 @@
-"""How long the sequences are at each iteration, from the block of DeepSpeed's JSON."""
+"""Curriculum learning (sequence length warm-up), from the block of DeepSpeed's JSON."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 KEY = "curriculum_learning"
+
 _SCHEDULES = ("fixed_linear", "fixed_root", "fixed_discrete")
 
 
