@@ -10,6 +10,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from os import _exit
@@ -22,6 +23,7 @@ from megatron.common.worker_process import start_whole
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_BYTES_PER_WORKER = 4 << 20  # less than this is done before a process has started
 ITEMS_PER_WORKER = 3  # read ahead, so that a slow item does not leave the others idle
 
 
@@ -85,6 +87,32 @@ def share_cores(num_processes: int) -> None:
     num_threads = int(said) if said.isdigit() else 0
     num_threads = num_threads or len(os.sched_getaffinity(0))
     os.environ["RAYON_NUM_THREADS"] = str(max(num_threads // num_processes, 1))
+
+
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Iterator[Result]:
+    """Yield function(item) of every item, in order; with one worker, this process does it.
+
+    Args:
+        function: picklable; it is sent to each process once.
+
+    Raises:
+        LostWorkerError: a worker was killed.
+    """
+    if workers == 1:
+        return map(function, items)
+    return map_in_processes(partial(_same, function), items, workers)
+
+
+def _same(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
+    return function
+
+
+def num_workers(total_bytes: int, most: int | None = None) -> int:
+    """Return how many processes are worth starting for so much input, `most` at most."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(cores, most or cores, total_bytes // _BYTES_PER_WORKER))
 
 
 class _Worker:

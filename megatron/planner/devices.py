@@ -9,7 +9,7 @@ GIB = 2**30
 _PCIE_GB_S = 32.0  # sixteen lanes of the fourth generation, in one direction
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Device:
     """A GPU and its ways to others.
 
@@ -28,7 +28,7 @@ class Device:
     tflops_fp32: float
     node_gb_s: float
     network_gb_s: float
-    has_bf16: bool = True
+    has_bf16: bool
 
     def peak_flops(self, dtype: str) -> float:
         """Return operations a second in a number format."""
@@ -36,66 +36,15 @@ class Device:
 
 
 DEVICES = {
-    device.name: device
-    for device in (
-        Device(
-            name="v100-16gb",
-            memory_gib=15.8,
-            tflops=125,
-            tflops_fp32=15.7,
-            node_gb_s=150,
-            network_gb_s=6.25,
-            has_bf16=False,
-        ),
-        Device(
-            name="v100-32gb",
-            memory_gib=31.7,
-            tflops=125,
-            tflops_fp32=15.7,
-            node_gb_s=150,
-            network_gb_s=6.25,
-            has_bf16=False,
-        ),
-        Device(
-            name="a100-40gb",
-            memory_gib=39.4,
-            tflops=312,
-            tflops_fp32=156,
-            node_gb_s=300,
-            network_gb_s=25,
-        ),
-        Device(
-            name="a100-80gb",
-            memory_gib=79.2,
-            tflops=312,
-            tflops_fp32=156,
-            node_gb_s=300,
-            network_gb_s=25,
-        ),
-        Device(
-            name="h100-80gb",
-            memory_gib=79.1,
-            tflops=989,
-            tflops_fp32=494,
-            node_gb_s=450,
-            network_gb_s=50,
-        ),
-        Device(
-            name="h200",
-            memory_gib=139.8,
-            tflops=989,
-            tflops_fp32=494,
-            node_gb_s=450,
-            network_gb_s=50,
-        ),
-        Device(
-            name="b200",
-            memory_gib=178.0,
-            tflops=2250,
-            tflops_fp32=1125,
-            node_gb_s=900,
-            network_gb_s=50,
-        ),
+    row[0]: Device(*row)
+    for row in (
+        ("v100-16gb", 15.8, 125, 15.7, 150, 6.25, False),
+        ("v100-32gb", 31.7, 125, 15.7, 150, 6.25, False),
+        ("a100-40gb", 39.4, 312, 156, 300, 25, True),
+        ("a100-80gb", 79.2, 312, 156, 300, 25, True),
+        ("h100-80gb", 79.1, 989, 494, 450, 50, True),
+        ("h200", 139.8, 989, 494, 450, 50, True),
+        ("b200", 178.0, 2250, 1125, 900, 50, True),
     )
 }
 """By the name of --gpu. Sources: NVIDIA's data sheets of V100 SXM2, A100 SXM, H100 SXM, H200 SXM

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
+from megatron.common.process_pool import num_workers, ordered_map
 from megatron.config.parsing.flags import parse_sections
-from megatron.data.cleaning.ordered_map import num_workers, ordered_map
 from megatron.data.cleaning.records import batches, new_files, read_lines, total_bytes
 from megatron.data.cleaning.repair import TASKS, RunTasks
 

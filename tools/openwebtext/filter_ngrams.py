@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import DataError, raise_if_any
+from megatron.common.process_pool import num_workers, ordered_map
 from megatron.config.parsing.flags import parse_sections
 from megatron.data.cleaning.evaluations import EVALUATIONS, evaluation_texts
 from megatron.data.cleaning.ngrams import (
@@ -22,7 +23,6 @@ from megatron.data.cleaning.ngrams import (
     task_ngrams,
     to_dictionary,
 )
-from megatron.data.cleaning.ordered_map import num_workers, ordered_map
 from megatron.data.cleaning.records import (
     Line,
     batches,

@@ -15,10 +15,10 @@ from typing import Literal
 
 from megatron.common.cli import run_tool
 from megatron.common.errors import raise_if_any
+from megatron.common.process_pool import num_workers
 from megatron.config.parsing.flags import parse_sections
 from megatron.data.cleaning.duplicates import CompareBucket, similar_pairs
 from megatron.data.cleaning.fingerprints import Fingerprints, Texts, collect, save
-from megatron.data.cleaning.ordered_map import num_workers
 from megatron.data.cleaning.records import new_files, to_bytes, total_bytes
 
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ def write_weights(
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-class Reader:
+class Reader(ExitStack):
     """The tensors of a folder of transformers', in safetensors files or in torch's older ones.
 
     Raises:
@@ -67,30 +66,18 @@ class Reader:
     """
 
     def __init__(self, folder: Path):
-        self._folder = folder
-        self._stack = ExitStack()
+        super().__init__()
         self._places: dict[str, Any] = {}
         files = _files(folder)
         try:
             for file in files:
                 if file.suffix == ".safetensors":
-                    opened = self._stack.enter_context(safe_open(file, framework="pt"))
+                    opened = self.enter_context(safe_open(file, framework="pt"))
                     self._places.update(dict.fromkeys(opened.keys(), opened))
                 else:
                     self._places.update(read_tensors(file))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder}: {error}") from error
-
-    def __enter__(self) -> "Reader":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
 
     @property
     def names(self) -> Iterator[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.common.process_pool import ordered_map
 from megatron.data.cleaning.fingerprints import Fingerprints, Place, Source, Texts, shingles
-from megatron.data.cleaning.ordered_map import ordered_map
 
 SIMILAR = 0.5  # pairs are reported above this
 SIMILARITIES = ("union", "min", "max")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from megatron.common.atomic_files import replacing
 from megatron.common.errors import ConfigError, DataError
-from megatron.data.cleaning.ordered_map import ordered_map
+from megatron.common.process_pool import ordered_map
 from megatron.data.cleaning.records import Line, batches, read_errors_name, read_lines
 from megatron.data.token_files.publish import write_errors_name
 

@@ -4,7 +4,6 @@ import mmap
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -229,12 +228,7 @@ class IndexedDatasetWriter:
     def __enter__(self) -> "IndexedDatasetWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             if error is None:
                 self._finish()

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -40,12 +39,7 @@ class InFlight:
     def __enter__(self) -> "InFlight":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._engine_loop.cancel(self._submitted)
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:

@@ -15,7 +15,7 @@ from megatron.common.process_pool import LostWorkerError, map_in_processes
 ENDLESS = """
 import os, sys
 from itertools import repeat
-from megatron.data.cleaning.ordered_map import ordered_map
+from megatron.common.process_pool import ordered_map
 from megatron.common.cli import run_tool
 
 def answer(size):

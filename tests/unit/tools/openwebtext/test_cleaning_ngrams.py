@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from texts import english
 
 from megatron.common.errors import ConfigError, DataError
+from megatron.common.process_pool import ordered_map
 from megatron.data.cleaning.evaluations import EVALUATIONS, evaluation_texts
 from megatron.data.cleaning.ngrams import (
     CountNgrams,
@@ -18,7 +19,6 @@ from megatron.data.cleaning.ngrams import (
     task_ngrams,
     words_of,
 )
-from megatron.data.cleaning.ordered_map import ordered_map
 from megatron.data.cleaning.records import Line
 
 PLANTED = [f"secret{i}" for i in range(13)]

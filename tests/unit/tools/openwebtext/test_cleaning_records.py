@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.data.cleaning.ordered_map import num_workers, ordered_map
+from megatron.common.process_pool import num_workers, ordered_map
 from megatron.data.cleaning.records import Line, Output, batches, new_files, read_lines, to_bytes
 
 
