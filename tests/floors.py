@@ -14,6 +14,7 @@ FLOORS = [
     {"model"},
     {"checkpointing"},
     {"engine", "inference.engine"},
+    {"objectives"},
     {"training"},
     {"inference.loading"},
     {"inference.evaluation", "inference.server", "diagnostics"},

@@ -7,10 +7,11 @@ from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
-from megatron.config.data.corpora import KIND_OF, DataPlan, data_problems, plan_data
+from megatron.config.data.corpora import DataPlan, data_problems, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
 from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective_plan import (
+    DECLARATIONS,
     ObjectiveName,
     ObjectivePlan,
     objective_notices,
@@ -155,7 +156,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
             steps.training,
             evaluation,
             steps.batch.global_batch_size,
-            kind=KIND_OF[objective],
+            kind=DECLARATIONS[objective].kind,
         ),
         masks=plan_masks(config.masks),
         objective=learned,
@@ -263,7 +264,7 @@ def plan_samples(
             training,
             plan_evaluation(config.evaluation),
             batch.global_batch_size,
-            kind=KIND_OF[objective],
+            kind=DECLARATIONS[objective].kind,
         ),
         masks=plan_masks(config.masks),
         objective=plan_objective(config, objective),

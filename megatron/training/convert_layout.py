@@ -14,12 +14,12 @@ from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.guards import GuardsConfig
 from megatron.engine.build import any_format
+from megatron.objectives.registry import OBJECTIVES
 from megatron.tensor_parallel.rng import renewed_seed
 from megatron.training import setup
 from megatron.training.checkpoints.checkpoint_choice import with_saved_softmax
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.checkpoints.save_directory import sole_writer
-from megatron.training.loop.objective import OBJECTIVES
 from megatron.training.loop.state import TrainState
 from megatron.training.process.environment import Launch
 
@@ -76,7 +76,7 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
     groups = setup.build_process_groups(decided)
     kernels, _ = setup.choose(decided, device)
     with any_format():
-        engine = setup.build_gpt_engine(decided, groups, objective, kernels)
+        engine = setup.build_engine(decided, groups, objective, kernels)
     whole = read_any(source, manifest, verify=launch.rank == 0)
     engine.load_whole(
         whole,

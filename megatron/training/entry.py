@@ -49,7 +49,7 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
         from megatron.training.process.device import prepare_process
 
         launch, device = prepare_process(config.parallel)
-        from megatron.training.loop.objective import OBJECTIVES
+        from megatron.objectives.registry import OBJECTIVES
         from megatron.training.pretrain import pretrain
 
         return pretrain(

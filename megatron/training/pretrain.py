@@ -18,10 +18,11 @@ from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.plan import Plan, resolve
 from megatron.config.validation import Validated, validate
 from megatron.data.datasets.datasets import Datasets
-from megatron.data.datasets.views import view_of
 from megatron.engine.engine import Engine
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, package_problems
+from megatron.objectives.objective import Objective
+from megatron.objectives.registry import OBJECTIVES
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import common_chat_template, describe, require_same
@@ -33,7 +34,6 @@ from megatron.training.checkpoints.save_directory import require_own, sole_write
 from megatron.training.guards.stop_requests import build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
 from megatron.training.loop.collectives import from_rank_0, gathered
-from megatron.training.loop.objective import GPT, Objective
 from megatron.training.loop.state import TrainState
 from megatron.training.process.dead_ranks import Peers, this_process
 from megatron.training.process.environment import Launch
@@ -52,7 +52,7 @@ def pretrain(
     notices: Sequence[str],
     launch: Launch,
     device: torch.device,
-    objective: Objective = GPT,
+    objective: Objective = OBJECTIVES["gpt"],
     watchdog: Watchdog | None = None,
     *,
     valid: Validated | None = None,
@@ -181,13 +181,13 @@ def _build(
         )
     watchdog.starts("making process groups")
     groups = setup.build_process_groups(plan)
-    view = view_of(plan.objective, plan.masks, tokenizer, plan.training.seed)
+    view = objective.view(plan.objective, plan.masks, tokenizer, plan.training.seed)
     watchdog.starts("reading index maps")
     with before_the_first_step():
         sets = setup.read_datasets(plan, view)
     say_when("after dataloaders are built")
     watchdog.starts("building the engine")
-    engine = setup.build_gpt_engine(plan, groups, objective, kernels)
+    engine = setup.build_engine(plan, groups, objective, kernels)
     say_when("after model, optimizer, and learning rate scheduler are built")
     state = TrainState()
     if chosen:

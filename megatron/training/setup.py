@@ -18,7 +18,7 @@ from megatron.config.run.logging import LoggingConfig
 from megatron.config.run.watchdog import WatchPlan
 from megatron.data.datasets.datasets import Datasets, View, build_datasets
 from megatron.data.sampling.provenance import TracedSource
-from megatron.engine.build import build_engine
+from megatron.engine import build
 from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.compile_locks import heeding_compile_locks
 from megatron.engine.deepspeed.recompute import start_streams
@@ -28,16 +28,15 @@ from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
-from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.objectives.objective import Objective
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.process_groups import Groups, build_groups
 from megatron.tensor_parallel.topology import Topology
 from megatron.training.loop.batch import read_batches
 from megatron.training.loop.collectives import from_rank_0, rank_0_first
-from megatron.training.loop.objective import Objective
 from megatron.training.process.environment import (
     Launch,
     compiled_extensions,
@@ -180,8 +179,8 @@ def choose(plan: Plan, device: torch.device) -> tuple[Kernels, tuple[Choice, ...
     return choose_kernels(plan.kernels, work)
 
 
-def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kernels) -> Engine:
-    """Build this rank's part of a GPT with its optimizer and the loss of `objective`.
+def build_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kernels) -> Engine:
+    """Build this rank's part of the network of `objective`, with its optimizer and its loss.
 
     Args:
         kernels: what computes the operations.
@@ -189,7 +188,7 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
     Communication: every rank must call this, in step.
     """
     model, seed = plan.model, plan.training.seed
-    fields = objective.fields(plan.masks)
+    batch_fields = tuple(objective.batch_fields(plan.masks))
     rng = start_streams(
         groups,
         seed=seed,
@@ -200,8 +199,8 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
     counted = None if model.padded_vocab_in_softmax else model.vocab_size
     auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient) if model.num_experts else None
     with heeding_compile_locks(compiled_extensions()):
-        return build_engine(
-            gpt_layers(
+        return build.build_engine(
+            objective.layers(
                 model,
                 group=groups.tensor,
                 rng=rng,
@@ -237,8 +236,8 @@ def build_gpt_engine(plan: Plan, groups: Groups, objective: Objective, kernels: 
             if plan.evaluation.optimizer
             else None,
             config=plan.deepspeed,
-            batch_fields=tuple(fields),
-            carried=carried_fields(model, attention_span="attention_span" in fields),
+            batch_fields=batch_fields,
+            carried=objective.carried(model, batch_fields),
             timers=_timers(plan),
             counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
             num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,
@@ -298,7 +297,7 @@ def batches_of(
     return read_batches(
         dataset,
         collate=objective.collate(plan.objective, plan.masks, eod),
-        fields=objective.fields(plan.masks),
+        fields=objective.batch_fields(plan.masks),
         consumed_samples=consumed_samples,
         batch=plan.batch,
         letters={"s": plan.model.seq_length},

@@ -34,7 +34,7 @@ STRUCK = {
         "reading index maps",
     ),
     "stopped while the engine is built": (
-        ("megatron.training.setup:build_gpt_engine", stop, 1),
+        ("megatron.training.setup:build_engine", stop, 1),
         "building the engine",
     ),
 }

@@ -14,11 +14,10 @@ from tiny import tiny_plan
 from megatron.config.plan import Plan
 from megatron.engine.deepspeed import distributed
 from megatron.engine.engine import Engine
+from megatron.objectives.gpt import GPT, SPAN_FIELDS, gpt_batch
 from megatron.tensor_parallel.broadcast import Batch, sequence_shard
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.training.loop.batch import SPAN_FIELDS, gpt_batch
-from megatron.training.loop.objective import GPT
-from megatron.training.setup import build_gpt_engine, build_process_groups, choose
+from megatron.training.setup import build_engine, build_process_groups, choose
 
 DOCUMENTS = ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss")
 EOD = 3
@@ -31,7 +30,7 @@ def engine_of(*flags: str) -> tuple[Engine, Plan, Groups]:
     plan = tiny_plan(*flags, world_size=dist.get_world_size())
     groups = build_process_groups(plan)
     kernels, _ = choose(plan, torch.device("cpu"))
-    engine = build_gpt_engine(plan, groups, GPT, kernels)
+    engine = build_engine(plan, groups, GPT(), kernels)
     return engine, plan, groups
 
 

@@ -32,9 +32,9 @@ from torch import Tensor
 from megatron.common import logging as log
 from megatron.common.errors import MegatronError
 from megatron.config.config import parse_config
+from megatron.objectives.registry import OBJECTIVES
 from megatron.training import pretrain, run
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.objective import OBJECTIVES
 from megatron.training.loop.state import TrainState
 from megatron.training.process.device import prepare_process
 

@@ -25,13 +25,13 @@ from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
 from megatron.model.moe_aux_loss import AuxiliaryLoss
+from megatron.objectives.gpt import gpt_batch
 from megatron.optimizer.build import build_optimizer
 from megatron.tensor_parallel.experts import whole_name
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import gpt_batch
 
 FLAGS = [
     *("--num-experts", "4", "--expert-interval", "1", "--moe-loss-coeff", "0.3"),

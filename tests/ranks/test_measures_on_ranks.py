@@ -17,12 +17,11 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
+from megatron.objectives.gpt import CAUSAL_FIELDS, GPT, gpt_batch
 from megatron.tensor_parallel.broadcast import sequence_shard
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.training.loop.batch import CAUSAL_FIELDS, gpt_batch
-from megatron.training.loop.objective import GPT
-from megatron.training.setup import build_gpt_engine, build_process_groups
+from megatron.training.setup import build_engine, build_process_groups
 
 FLAGS = [
     *("--init-method-std", "0.3", "--attention-dropout", "0", "--hidden-dropout", "0"),
@@ -64,7 +63,7 @@ def measure(*flags):
     distributed.start("gloo")
     plan = tiny_plan(*FLAGS, *flags, world_size=2)
     groups = build_process_groups(plan)
-    engine = build_gpt_engine(plan, groups, GPT, REFERENCE)
+    engine = build_engine(plan, groups, GPT(), REFERENCE)
     assert engine.params_norm() == pytest.approx(norm_of_the_whole(plan), rel=1e-6)
     engine.set_lr(0.0)
     engine.set_seq_length(6 - UNSEEN_POSITIONS)

@@ -15,9 +15,9 @@ from tiny import GEMMA, tiny_plan
 
 from megatron.diagnostics.live_tensors import LiveTensors
 from megatron.engine.deepspeed import distributed
+from megatron.objectives.gpt import GPT
 from megatron.planner.memory import memory_of_stages
-from megatron.training.loop.objective import GPT
-from megatron.training.setup import build_gpt_engine, build_process_groups, choose
+from megatron.training.setup import build_engine, build_process_groups, choose
 
 SIZES = [
     *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4"),
@@ -37,7 +37,7 @@ def agrees(*flags: str) -> None:
     kernels, _ = choose(plan, torch.device("cpu"))
     fullest = 0
     with LiveTensors() as made:
-        engine = build_gpt_engine(plan, groups, GPT, kernels)
+        engine = build_engine(plan, groups, GPT(), kernels)
         batches = batches_of(plan, groups)
         engine.train_batch(batches)
         gc.collect()

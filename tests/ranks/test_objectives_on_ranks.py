@@ -23,11 +23,13 @@ from megatron.engine.deepspeed.recompute import start_streams
 from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.objectives.gpt import SPAN_FIELDS
+from megatron.objectives.prefix_lm import PrefixLM
+from megatron.objectives.registry import OBJECTIVES
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import SPAN_FIELDS, read_batches
-from megatron.training.loop.objective import OBJECTIVES, PREFIX_LM
+from megatron.training.loop.batch import read_batches
 
 FLAGS = [
     *("--pipeline-model-parallel-size", "2", "--micro-batch-size", "1", "--seq-length", "8"),
@@ -54,7 +56,7 @@ def tokens_see_what_they_should_in_a_pipeline(rank):
     distributed.start("gloo")
     plan = tiny_plan(*FLAGS, world_size=2)
     groups = build_groups(Topology(pipeline=2, data=1, tensor=1))
-    of_prefixes = PREFIX_LM.loss(plan_objective(tiny_config(), "prefix-lm"))(lone_group())
+    of_prefixes = PrefixLM().loss(plan_objective(tiny_config(), "prefix-lm"))(lone_group())
     seen = []
 
     def loss(logits, target):
@@ -133,8 +135,10 @@ def prefixes_are_the_same_on_all_ranks(rank):
     def batches(topology, samples):
         stream = read_batches(
             PrefixDataset(samples, eod=None, seed=4),
-            collate=PREFIX_LM.collate(plan_objective(tiny_config(), "prefix-lm"), plan.masks, None),
-            fields=PREFIX_LM.fields(plan.masks),
+            collate=PrefixLM().collate(
+                plan_objective(tiny_config(), "prefix-lm"), plan.masks, None
+            ),
+            fields=PrefixLM().batch_fields(plan.masks),
             consumed_samples=6,
             batch=plan.batch,
             letters={"s": plan.model.seq_length},

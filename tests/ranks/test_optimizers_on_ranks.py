@@ -32,12 +32,12 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
+from megatron.objectives.gpt import gpt_batch
 from megatron.optimizer.build import build_optimizer
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import gpt_batch
 
 FLAGS = ["--attention-dropout", "0", "--hidden-dropout", "0", "--pad-vocab-size-to", "12"]
 CONSTANTS = ["--clip-grad", "0.5", "--weight-decay", "0.2", "--adam-eps", "1e-3"]

@@ -25,11 +25,11 @@ from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
+from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
 from megatron.optimizer.param_groups import param_groups
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import CAUSAL_FIELDS, gpt_batch
 
 FLAGS = [
     *("--pipeline-model-parallel-size", "2", "--global-batch-size", "4"),

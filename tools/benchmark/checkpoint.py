@@ -35,6 +35,7 @@ from megatron.config.config import Config, parse_config
 from megatron.config.plan import Plan, plan
 from megatron.engine.deepspeed import distributed
 from megatron.engine.engine import Engine
+from megatron.objectives.gpt import GPT
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.training import setup
@@ -42,7 +43,6 @@ from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.loop import StepResult
-from megatron.training.loop.objective import GPT
 from megatron.training.loop.state import TrainState
 from megatron.training.process.device import prepare_process
 
@@ -214,7 +214,7 @@ def build(folder: Path, megabytes: int, *flags: str) -> tuple[Engine, Plan, Conf
     if not torch.distributed.is_initialized():
         distributed.start("gloo")
     kernels, _ = setup.choose(decided, device)
-    engine = setup.build_gpt_engine(decided, setup.build_process_groups(decided), GPT, kernels)
+    engine = setup.build_engine(decided, setup.build_process_groups(decided), GPT(), kernels)
     return engine, decided, config
 
 

@@ -19,15 +19,15 @@ from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.engine.deepspeed import distributed
+from megatron.objectives.gpt import GPT
 from megatron.training.guards.loss_spikes import SpikeGuard, Watched
 from megatron.training.guards.nan_guard import NanGuard
 from megatron.training.guards.replica_check import ReplicaCheck
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import Hook, StepResult
-from megatron.training.loop.objective import GPT
 from megatron.training.loop.state import TrainState
 from megatron.training.process.device import prepare_process
-from megatron.training.setup import build_gpt_engine, build_process_groups, choose
+from megatron.training.setup import build_engine, build_process_groups, choose
 from megatron.training.telemetry.step_records import StepRecords
 
 VOCAB_SIZE = 8192
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
     decided = plan(config, world_size=launch.world_size, vocab_size=VOCAB_SIZE, device=device.type)
     groups = build_process_groups(decided)
     kernels, _ = choose(decided, device)
-    engine = build_gpt_engine(decided, groups, GPT, kernels)
+    engine = build_engine(decided, groups, GPT(), kernels)
     engine.set_lr(1e-4)
     batches = random_batches(decided, decided.batch.micro_batch_size)
     before = [Watched(9.0 + i / 100, 1.0 + i / 100) for i in range(decided.guards.spikes.window)]

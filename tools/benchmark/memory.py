@@ -22,10 +22,9 @@ from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.diagnostics.live_tensors import LiveTensors
 from megatron.engine.deepspeed import distributed
-from megatron.training.loop.batch import gpt_batch
-from megatron.training.loop.objective import GPT
+from megatron.objectives.gpt import GPT, gpt_batch
 from megatron.training.process.device import prepare_process
-from megatron.training.setup import build_gpt_engine, build_process_groups, choose
+from megatron.training.setup import build_engine, build_process_groups, choose
 
 VOCAB_SIZE = 50257
 FULL = ("--recompute-granularity", "full", "--recompute-method")
@@ -78,7 +77,7 @@ def measure(argv: Sequence[str]) -> Memory:
     if not torch.distributed.is_initialized():
         distributed.start("gloo")
     kernels, _ = choose(decided, device)
-    engine = build_gpt_engine(decided, build_process_groups(decided), GPT, kernels)
+    engine = build_engine(decided, build_process_groups(decided), GPT(), kernels)
     shape = (decided.batch.micro_batch_size, decided.model.seq_length + 1)
     tokens = torch.randint(VOCAB_SIZE, shape)
     batches = iter(lambda: gpt_batch(tokens), None)

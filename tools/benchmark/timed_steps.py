@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from megatron.config.plan import Plan
+from megatron.objectives.gpt import gpt_batch
 from megatron.tensor_parallel.broadcast import Batch
-from megatron.training.loop.batch import gpt_batch
 
 
 def random_batches(decided: Plan, batch: int) -> Iterator[Batch]:

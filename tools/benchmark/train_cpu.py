@@ -21,9 +21,9 @@ from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.engine.deepspeed import distributed
-from megatron.training.loop.objective import GPT
+from megatron.objectives.gpt import GPT
 from megatron.training.process.device import prepare_process
-from megatron.training.setup import build_gpt_engine, build_process_groups, choose
+from megatron.training.setup import build_engine, build_process_groups, choose
 
 VOCAB_SIZE = 8192
 
@@ -72,7 +72,7 @@ def build_sides(dtype: str, batch: int, attention: str) -> dict[str, Callable[[]
     if not torch.distributed.is_initialized():
         distributed.start("gloo")
     kernels, _ = choose(decided, device)
-    engine = build_gpt_engine(decided, build_process_groups(decided), GPT, kernels)
+    engine = build_engine(decided, build_process_groups(decided), GPT(), kernels)
     engine.set_lr(1e-4)
     batches = random_batches(decided, batch)
     loop = PlainLoop(decided.model, dtype, lr=1e-4, device=device)

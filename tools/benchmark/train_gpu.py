@@ -23,10 +23,9 @@ from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.plan import Plan, plan
 from megatron.engine.deepspeed import distributed
-from megatron.training.loop.batch import gpt_batch
-from megatron.training.loop.objective import GPT
+from megatron.objectives.gpt import GPT, gpt_batch
 from megatron.training.process.device import prepare_process
-from megatron.training.setup import build_gpt_engine, build_process_groups, choose
+from megatron.training.setup import build_engine, build_process_groups, choose
 
 VOCAB_SIZE = 50257
 SIZES = {
@@ -80,7 +79,7 @@ def build_sides(
     if not torch.distributed.is_initialized():
         distributed.start("nccl" if device.type == "cuda" else "gloo")
     kernels, _ = choose(decided, device)
-    engine = build_gpt_engine(decided, build_process_groups(decided), GPT, kernels)
+    engine = build_engine(decided, build_process_groups(decided), GPT(), kernels)
     engine.set_lr(1e-4)
     shape = (batch, decided.model.seq_length + 1)
     tokens = torch.randint(VOCAB_SIZE, shape, device=device)

@@ -71,14 +71,6 @@ class DataConfig:
 
 DEFAULT_SPLIT = "969, 30, 1"
 
-KIND_OF: dict[str, str] = {
-    "gpt": "documents",
-    "prefix-lm": "documents",
-    "multitask": "pairs",
-    "sft": "conversations",
-}
-"""What each objective cuts its samples from."""
-
 SUFFIXES = {
     "documents": ("",),
     "pairs": ("_inputs_document", "_targets_document"),
@@ -116,7 +108,7 @@ class DataPlan:
     test: tuple[DatasetPlan, ...]
     split: str  # proportions that cut each source into train, valid and test; "": not cut
     impl: str  # format of the token files, or "infer"
-    kind: str  # what samples are cut from; see KIND_OF
+    kind: str  # what samples are cut from; see SUFFIXES
     order: str  # "single" or "cyclic"
     sample_order: SampleOrder  # whose rules of splits, last epochs and blends
     blend_surplus: float  # share of its samples built in addition for each corpus of a blend
@@ -145,7 +137,7 @@ def plan_data(
     set for one.
 
     Args:
-        kind: what samples are cut from; see KIND_OF.
+        kind: what samples are cut from; see SUFFIXES.
     """
     iters = evaluation.iters
     evaluations = evaluation.number_in(training.train_iters)

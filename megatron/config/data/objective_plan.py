@@ -9,13 +9,33 @@ from megatron.config.data.fim import FimConfig
 
 ObjectiveName = Literal["gpt", "prefix-lm", "multitask", "sft"]
 
-SCRIPTS: dict[ObjectiveName, str] = {
-    "gpt": "pretrain_gpt.py",
-    "prefix-lm": "pretrain_prefix_lm.py",
-    "multitask": "finetune_t0_non_causal_decoder.py",
-    "sft": "finetune_sft.py",
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What is known of an objective without torch; the rest is in `megatron/objectives/`."""
+
+    script: str  # which trains it
+    kind: str  # of the token files that samples are cut from: see `data_plan.SUFFIXES`
+    flags: tuple[str, ...]  # those of objectives that it takes
+
+
+DECLARATIONS: dict[ObjectiveName, Declaration] = {
+    "gpt": Declaration(script="pretrain_gpt.py", kind="documents", flags=("--fim-rate",)),
+    "prefix-lm": Declaration(
+        script="pretrain_prefix_lm.py",
+        kind="documents",
+        flags=("--loss-on-targets-only", "--reweight-loss-based-on-position-frequency"),
+    ),
+    "multitask": Declaration(
+        script="finetune_t0_non_causal_decoder.py",
+        kind="pairs",
+        flags=("--norm-target-loss", "--prefixlm"),
+    ),
+    "sft": Declaration(
+        script="finetune_sft.py", kind="conversations", flags=("--norm-target-loss",)
+    ),
 }
-"""The entry script of each objective."""
+"""The objectives by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +79,20 @@ def plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
 def objective_problems(config: Config, name: ObjectiveName) -> Iterator[str]:
     """Yield every flag of another objective, and every rate that is none."""
     said = config.objective
-    flags: tuple[tuple[str, bool, tuple[ObjectiveName, ...]], ...] = (
-        ("--loss-on-targets-only", said.loss_on_targets_only, ("prefix-lm",)),
-        (
-            "--reweight-loss-based-on-position-frequency",
-            said.reweight_loss_based_on_position_frequency,
-            ("prefix-lm",),
+    flags = {
+        "--loss-on-targets-only": said.loss_on_targets_only,
+        "--reweight-loss-based-on-position-frequency": (
+            said.reweight_loss_based_on_position_frequency
         ),
-        ("--norm-target-loss", said.norm_target_loss, ("multitask", "sft")),
-        ("--prefixlm", said.prefixlm, ("multitask",)),
-        ("--fim-rate", config.fim.fim_rate > 0, ("gpt",)),
-    )
-    for flag, given, owners in flags:
-        if given and name not in owners:
-            yield f"{flag} is for {' and '.join(SCRIPTS[one] for one in owners)}; {SCRIPTS[name]} has no use for it"
+        "--norm-target-loss": said.norm_target_loss,
+        "--prefixlm": said.prefixlm,
+        "--fim-rate": config.fim.fim_rate > 0,
+    }
+    own = DECLARATIONS[name]
+    for flag, given in flags.items():
+        if given and flag not in own.flags:
+            owners = (each.script for each in DECLARATIONS.values() if flag in each.flags)
+            yield f"{flag} is for {' and '.join(owners)}; {own.script} has no use for it"
     for flag, rate in (
         ("--fim-rate", config.fim.fim_rate),
         ("--fim-spm-rate", config.fim.fim_spm_rate),

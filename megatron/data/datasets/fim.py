@@ -3,15 +3,17 @@
 Source: arXiv:2207.14255; the orders of the parts are those of StarCoder (arXiv:2305.06161).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.common.errors import DataError
 from megatron.config.data.objective_plan import FimPlan
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _LOST = "\ufffd"  # where tokens are not whole characters, or not text at all
 
@@ -131,3 +133,42 @@ def _without_last(tokens: NDArray, mark: int | None) -> tuple[NDArray, NDArray]:
     """Return `tokens` without the `mark` that they may end with, and that."""
     length = len(tokens) - int(len(tokens) > 0 and tokens[-1] == mark)
     return tokens[:length], tokens[length:]
+
+
+def fim_tokens(plan: FimPlan, tokenizer: Tokenizer) -> FimTokens:
+    """Return the special tokens of fill-in-the-middle.
+
+    Raises:
+        DataError: lists those that the tokenizer lacks.
+    """
+    ids = {text: i for i, text in enumerate(tokenizer.vocabulary().tokens)}
+    wanted = plan.tokens
+    found = {role: _first(ids, _spellings(role, name)) for role, name in wanted.items()}
+    if found["pad"] is None and not wanted["pad"]:
+        found["pad"] = tokenizer.special_ids.get("pad", tokenizer.eod)
+    split = plan.split_token
+    problems = [
+        f"{' or '.join(_spellings(role, wanted[role]))} (--fim-{role}-token)"
+        for role, i in found.items()
+        if i is None
+    ]
+    if split and split not in ids:
+        problems.append(f"{split} (--fim-split-sample)")
+    if problems:
+        raise DataError(
+            f"the tokenizer {tokenizer.name} has no token {', no token '.join(problems)}, which "
+            "fill-in-the-middle needs; add it to the vocabulary, or name with the flag a token "
+            "that has no other use"
+        )
+    known = {role: i for role, i in found.items() if i is not None}
+    return FimTokens(**known, eod=tokenizer.eod, split=ids[split] if split else None)
+
+
+def _spellings(role: str, name: str) -> tuple[str, ...]:
+    """Return the texts by which a special token may be known; `name` alone if that is said."""
+    usual = (f"<fim_{role}>", f"<fim-{role}>", f"<|fim_{role}|>")
+    return (name,) if name else usual
+
+
+def _first(ids: Mapping[str, int], texts: tuple[str, ...]) -> int | None:
+    return next((ids[text] for text in texts if text in ids), None)

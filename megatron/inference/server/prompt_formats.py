@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from megatron.config.data.objective_plan import plan_objective
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
-from megatron.data.datasets.fim import FimTokens
-from megatron.data.datasets.views import fim_tokens
+from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.inference.loading.model_source import ModelSource
 from megatron.tokenizer.build import keywords
 from megatron.tokenizer.chat import read_chat_template
@@ -45,4 +44,4 @@ def fim_tokens_of(source: ModelSource, tokenizer: Tokenizer) -> FimTokens | None
     objective = plan_objective(source.config, name)
     if not objective.fim.rate or objective.fim.spm_rate == 1:
         return None
-    return fim_tokens(objective, tokenizer)
+    return fim_tokens(objective.fim, tokenizer)

@@ -1,41 +1,20 @@
-"""From samples to batches: the fields that GPT's objectives declare, and who reads them."""
+"""Reading batches: data loader of a replica, from a number of consumed samples on."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import count
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from megatron.common.errors import DataError
-from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective_plan import ObjectivePlan
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.data.datasets.sample_origins import described
 from megatron.data.sampling.batch_sampler import micro_batches
 from megatron.data.sampling.provenance import TracedSource
-from megatron.model.loss import position_weights
-from megatron.tensor_parallel.broadcast import Batch, Field, Fields, broadcast_batch, sequence_shard
+from megatron.objectives.objective import Collate
+from megatron.tensor_parallel.broadcast import Batch, Fields, broadcast_batch, sequence_shard
 from megatron.tensor_parallel.process_groups import Groups
-
-PACKED = MaskPlan(reset_positions=False, isolate_documents=False, mask_loss=False)
-"""Documents of a sample see each other, as in Megatron-LM by default."""
-
-CAUSAL_FIELDS: Fields = {
-    "tokens": Field("bs"),
-    "positions": Field("bs"),
-    "labels": Field("bs"),
-    "loss_mask": Field("bs", torch.float32),
-}
-"""A batch for which attention is causal."""
-
-SPAN_FIELDS: Fields = {**CAUSAL_FIELDS, "attention_span": Field("bS2")}
-"""A batch that says what each token sees; attention is over all positions, on every rank."""
-
-Collate = Callable[..., Batch]
-"""Makes a batch of the fields of several samples, given by name with a dimension of b in front."""
 
 
 def read_batches(
@@ -88,145 +67,6 @@ def read_batches(
         sizes = {**letters, "b": batch.micro_batch_size, "s": s, "S": s}
         whole = broadcast_batch(read, fields, sizes, groups, device)
         yield sequence_shard(whole, fields, groups.sequence_rank, groups.topology.sequence)
-
-
-def gpt_batch(tokens: Tensor, masks: MaskPlan = PACKED, eod: int | None = None) -> Batch:
-    """Return a batch for next-token prediction.
-
-    Args:
-        masks: how documents are kept apart.
-        eod: the token that ends a document; needed when they are.
-
-    Shapes: tokens [b, s + 1] -> CAUSAL_FIELDS, or SPAN_FIELDS if documents are isolated.
-    """
-    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    positions = torch.arange(inputs.size(1), device=tokens.device).expand_as(inputs).contiguous()
-    loss_mask = torch.ones(labels.shape, dtype=torch.float32, device=tokens.device)
-    batch = {"tokens": inputs, "positions": positions, "labels": labels, "loss_mask": loss_mask}
-    if not masks.needs_eod:
-        return batch
-    if eod is None:
-        raise ValueError("documents can be kept apart only when the token that ends one is known")
-    ends = inputs.eq(eod)
-    if masks.mask_loss:
-        batch["loss_mask"] = loss_mask.masked_fill(ends, 0.0)
-    # An end belongs to the document that it ends: the next one starts behind it.
-    starts = torch.where(ends.roll(1, 1), positions, 0).cummax(1).values
-    if masks.reset_positions:
-        batch["positions"] = positions - starts
-    if masks.isolate_documents:
-        batch["attention_span"] = torch.stack([starts, positions + 1], -1)
-    return batch
-
-
-def prefix_batch(
-    tokens: Tensor,
-    prefix_ends: Tensor,
-    masks: MaskPlan = PACKED,
-    eod: int | None = None,
-    *,
-    objective: ObjectivePlan,
-) -> Batch:
-    """Return a batch for prefix language modelling, of samples of a PrefixDataset.
-
-    The first token that is a target is the first one after the prefix.
-
-    Shapes: tokens, prefix_ends [b, s + 1] -> SPAN_FIELDS.
-    """
-    batch = gpt_batch(tokens, masks, eod)
-    inputs, prefix_ends = batch["tokens"], prefix_ends[:, :-1]
-    places = torch.arange(inputs.size(1), device=tokens.device)
-    span, weights = batch.get("attention_span"), batch["loss_mask"]
-    first = torch.zeros_like(inputs) if span is None else span[..., 0]
-    if objective.targets_only:
-        weights = weights * (places + 1 >= prefix_ends)
-    if objective.reweights:
-        weights = weights * position_weights(inputs.size(1)).to(weights)
-    seen = torch.stack([first, torch.maximum(places + 1, prefix_ends)], -1)
-    return batch | {"loss_mask": weights, "attention_span": seen}
-
-
-def pair_batch(
-    tokens: Tensor,
-    text_ids: Tensor,
-    target_starts: Tensor,
-    masks: MaskPlan = PACKED,
-    eod: int | None = None,
-    *,
-    objective: ObjectivePlan,
-) -> Batch:
-    """Return a batch for multitask finetuning, of samples of an MTFDataset.
-
-    No token sees another pair; a token counts when it is a target, predicted within its pair.
-
-    Shapes: tokens, text_ids, target_starts [b, s + 1] -> SPAN_FIELDS.
-    """
-    places = torch.arange(1, tokens.size(1), device=tokens.device)
-    return _packed_batch(
-        tokens,
-        text_ids,
-        (text_ids[:, 1:] > 0) & (places >= target_starts[:, 1:]),
-        masks,
-        eod,
-        objective,
-        # An input without a target may end with the row, which is one token longer.
-        seen=target_starts[:, :-1].clamp(max=len(places)) if objective.sees_prefix else None,
-    )
-
-
-def chat_batch(
-    tokens: Tensor,
-    text_ids: Tensor,
-    is_target: Tensor,
-    masks: MaskPlan = PACKED,
-    eod: int | None = None,
-    *,
-    objective: ObjectivePlan,
-) -> Batch:
-    """Return a batch for supervised finetuning, of samples of a ChatDataset.
-
-    No token sees another conversation; a token counts when it is of an answer.
-
-    Shapes: tokens, text_ids, is_target [b, s + 1] -> SPAN_FIELDS.
-    """
-    return _packed_batch(tokens, text_ids, is_target[:, 1:] > 0, masks, eod, objective)
-
-
-def _packed_batch(
-    tokens: Tensor,
-    text_ids: Tensor,
-    is_target: Tensor,
-    masks: MaskPlan,
-    eod: int | None,
-    objective: ObjectivePlan,
-    seen: Tensor | None = None,
-) -> Batch:
-    """Return a batch of texts that do not see each other.
-
-    Args:
-        text_ids: number of each token's text, 0 for padding.
-        is_target: whether each label counts, if it is predicted within its text.
-        seen: up to where each token sees at least; only what is before it if None.
-
-    Shapes: tokens, text_ids [b, s + 1]; is_target, seen [b, s] -> SPAN_FIELDS.
-    """
-    batch = gpt_batch(tokens, replace(masks, reset_positions=False, isolate_documents=False), eod)
-    places, weights = batch["positions"], batch["loss_mask"]
-    begins = text_ids[:, :-1].diff(dim=1, prepend=text_ids[:, :1]) != 0
-    starts = torch.where(begins, places, 0).cummax(1).values
-    stops = places + 1
-    if seen is not None:
-        stops = torch.maximum(stops, seen)
-    weights = weights * (is_target & (text_ids[:, 1:] == text_ids[:, :-1]))
-    if objective.equal_targets:
-        counts = torch.zeros(weights.size(0), tokens.size(1) + 1, device=tokens.device)
-        counts.scatter_add_(1, text_ids[:, 1:], weights)
-        weights = weights / counts.gather(1, text_ids[:, 1:]).clamp(min=1)
-    return batch | {
-        "positions": places - starts if masks.reset_positions else places,
-        "loss_mask": weights,
-        "attention_span": torch.stack([starts, stops], -1),
-    }
 
 
 def _require_vocabulary(

@@ -22,10 +22,10 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
+from megatron.objectives.gpt import gpt_batch
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import gpt_batch
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import VOCAB_SIZE
 
-from megatron.training.loop.batch import PACKED, gpt_batch
+from megatron.objectives.gpt import PACKED, gpt_batch
 
 OFFLOAD = ("--cpu-optimizer", "--cpu_torch_adam")
 

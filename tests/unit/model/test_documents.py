@@ -9,8 +9,8 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
+from megatron.objectives.gpt import gpt_batch
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.training.loop.batch import gpt_batch
 
 EOD = 9
 ALL = MaskPlan(reset_positions=True, isolate_documents=True, mask_loss=True)

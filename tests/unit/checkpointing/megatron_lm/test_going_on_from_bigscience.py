@@ -16,12 +16,11 @@ from megatron.checkpointing.saved_run import network_of_checkpoint
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.engine.deepspeed import distributed
+from megatron.objectives.gpt import GPT, gpt_batch
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
-from megatron.training.loop.batch import gpt_batch
-from megatron.training.loop.objective import GPT
 from megatron.training.loop.state import TrainState
-from megatron.training.setup import build_gpt_engine, build_process_groups
+from megatron.training.setup import build_engine, build_process_groups
 from megatron.training.setup import choose as choose_kernels
 
 VOCAB, SEQ, TAKEN, LR, DECAY = 48, 16, 8, 1e-2, 0.1
@@ -75,7 +74,7 @@ def shards_of(model, optimizer):
 def our_engine(plan):
     distributed.start("gloo")
     kernels, _ = choose_kernels(plan, torch.device("cpu"))
-    return build_gpt_engine(plan, build_process_groups(plan), GPT, kernels)
+    return build_engine(plan, build_process_groups(plan), GPT(), kernels)
 
 
 @pytest.mark.parametrize("zero_stage", ["0", "1", "2"])

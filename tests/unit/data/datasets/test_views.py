@@ -7,8 +7,9 @@ from tiny import tiny_config
 from megatron.common.errors import DataError
 from megatron.config.data.masks import plan_masks
 from megatron.config.data.objective_plan import plan_objective
-from megatron.data.datasets.views import fim_tokens, view_of
+from megatron.data.datasets.fim import fim_tokens
 from megatron.data.sampling.provenance import Origin
+from megatron.objectives.registry import OBJECTIVES
 from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary
 
 LETTERS = ["a", "b", "c"]
@@ -51,6 +52,10 @@ def plan_of(*flags, name="gpt"):
     return plan_objective(tiny_config("--fim-rate", "1", *flags), name)
 
 
+def fim_of(*flags):
+    return plan_of(*flags).fim
+
+
 @pytest.mark.parametrize(
     "special",
     [
@@ -60,7 +65,7 @@ def plan_of(*flags, name="gpt"):
     ],
 )
 def test_special_tokens_are_found_in_their_usual_spellings(special):
-    found = fim_tokens(plan_of(), Letters(*special, "end", eod="end"))
+    found = fim_tokens(fim_of(), Letters(*special, "end", eod="end"))
     assert (found.prefix, found.middle, found.suffix, found.pad, found.eod) == (3, 4, 5, 6, 7)
     assert found.split is None
 
@@ -68,19 +73,19 @@ def test_special_tokens_are_found_in_their_usual_spellings(special):
 def test_special_tokens_are_those_that_flags_name():
     flags = ["--fim-prefix-token", "x", "--fim-middle-token", "y", "--fim-suffix-token", "z"]
     flags += ["--fim-pad-token", "p", "--fim-split-sample", "f"]
-    found = fim_tokens(plan_of(*flags), Letters("x", "y", "z", "p", "f", *FIM, "end", eod="end"))
+    found = fim_tokens(fim_of(*flags), Letters("x", "y", "z", "p", "f", *FIM, "end", eod="end"))
     assert (found.prefix, found.middle, found.suffix, found.pad, found.split) == (3, 4, 5, 6, 7)
 
 
 def test_padding_is_the_tokenizers_or_the_end():
-    assert fim_tokens(plan_of(), Letters(*FIM, "end", "pad", eod="end", pad="pad")).pad == 7
-    assert fim_tokens(plan_of(), Letters(*FIM, "end", eod="end")).pad == 6
+    assert fim_tokens(fim_of(), Letters(*FIM, "end", "pad", eod="end", pad="pad")).pad == 7
+    assert fim_tokens(fim_of(), Letters(*FIM, "end", eod="end")).pad == 6
 
 
 def test_all_that_is_missing_is_told():
     flags = ["--fim-middle-token", "mid", "--fim-split-sample", "file"]
     with pytest.raises(DataError) as raised:
-        fim_tokens(plan_of(*flags), Letters("<fim_prefix>", "end", eod="end"))
+        fim_tokens(fim_of(*flags), Letters("<fim_prefix>", "end", eod="end"))
     text = str(raised.value)
     assert (
         "tokenizer letters has no token mid (--fim-middle-token), no token <fim_suffix> or" in text
@@ -93,7 +98,7 @@ def test_each_objective_has_its_view():
     tokenizer, masks = Letters(*FIM, "end", eod="end"), plan_masks(tiny_config().masks)
 
     def sample(plan):
-        view = view_of(plan, masks, tokenizer, seed=1)
+        view = OBJECTIVES[plan.name].view(plan, masks, tokenizer, seed=1)
         return view(Sample())[0] if view else None
 
     assert sample(plan_of())["tokens"][0] == 3

@@ -292,7 +292,7 @@ def test_a_wrong_load_is_told_before_data_and_network_are_built(job, monkeypatch
     def too_late(*words):
         raise AssertionError("something was built before")
 
-    for name in ("build_process_groups", "read_datasets", "build_gpt_engine"):
+    for name in ("build_process_groups", "read_datasets", "build_engine"):
         monkeypatch.setattr(pretrain.setup, name, too_late)
     words = dict.fromkeys(("padding_counts", "tokenizer", "objective", "kernels", "device"))
     words["watchdog"] = Watchdog(FailureFile(""), rank=0)

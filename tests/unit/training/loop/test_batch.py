@@ -9,9 +9,10 @@ from tiny import tiny_plan, tiny_spec
 
 from megatron.common.errors import DataError
 from megatron.data.sampling.provenance import Origin, Piece
+from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.topology import Topology
-from megatron.training.loop.batch import CAUSAL_FIELDS, gpt_batch, read_batches
+from megatron.training.loop.batch import read_batches
 from megatron.training.loop.batch_stream import length_of_next_step
 from megatron.training.loop.state import TrainState
 

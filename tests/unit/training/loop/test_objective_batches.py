@@ -17,9 +17,12 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import num_expected_targets, position_weights
+from megatron.objectives.gpt import SPAN_FIELDS
+from megatron.objectives.multitask import pair_batch
+from megatron.objectives.prefix_lm import PrefixLM, prefix_batch
+from megatron.objectives.registry import OBJECTIVES
+from megatron.objectives.sft import chat_batch
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.training.loop.batch import SPAN_FIELDS, chat_batch, pair_batch, prefix_batch
-from megatron.training.loop.objective import OBJECTIVES, PREFIX_LM
 
 EOD = 0
 MASKS = st.builds(
@@ -176,7 +179,7 @@ def test_the_prefix_loss_is_the_weighted_sum_over_the_divisor(group):
     logits, labels = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
     weights = torch.tensor([[0.0, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
     each = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    loss = PREFIX_LM.loss(plan)(group)(logits, {"labels": labels, "loss_mask": weights})
+    loss = PrefixLM().loss(plan)(group)(logits, {"labels": labels, "loss_mask": weights})
     torch.testing.assert_close(loss, (each * weights).sum() / (2 * 3))
 
 

@@ -1,0 +1,66 @@
+"""The interface of a training objective: dataset view, batch fields, layers, loss."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from megatron.config.data.masks import MaskPlan
+from megatron.config.data.objective_plan import ObjectiveName, ObjectivePlan
+from megatron.config.network.model_spec import ModelSpec
+from megatron.data.datasets.datasets import View
+from megatron.data.datasets.views import view_of
+from megatron.model.layers.layer_list import Step
+from megatron.model.loss import Loss
+from megatron.tensor_parallel.broadcast import Batch, Fields
+from megatron.tokenizer.types.tokenizer import Tokenizer
+
+Collate = Callable[..., Batch]
+"""Makes a batch of the fields of several samples, given by name with a dimension of b in front."""
+
+
+class Objective(ABC):
+    """What a run trains. A subclass is a file here, and an entry of `registry.OBJECTIVES`.
+
+    What has to be known without torch (entry script, kind of token files, flags) stands in
+    `config/data/objective_plan.py` and `data/datasets/views.py`.
+    """
+
+    name: ObjectiveName
+
+    def view(
+        self, plan: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
+    ) -> View | None:
+        """Return what wraps each dataset; None if samples are taken as they are: see `view_of`.
+
+        Raises:
+            DataError: the tokenizer lacks a special token that is needed.
+        """
+        return view_of(plan, masks, tokenizer, seed)
+
+    @abstractmethod
+    def batch_fields(self, masks: MaskPlan) -> Fields:
+        """Return the fields of a batch, with their shapes and dtypes."""
+
+    @abstractmethod
+    def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
+        """Return a function that makes a batch of samples.
+
+        Args:
+            eod: the token that ends a document; None if `masks` do not need it.
+        """
+
+    @abstractmethod
+    def layers(self, spec: ModelSpec, **parts: Any) -> list[Step]:
+        """Return the network as a list of layers that are not built yet.
+
+        Args:
+            parts: what layers are built with: see `gpt_layers`.
+        """
+
+    @abstractmethod
+    def carried(self, spec: ModelSpec, batch_fields: Sequence[str]) -> tuple[str, ...]:
+        """Return the fields of `LayerInput` that travel between pipeline stages."""
+
+    @abstractmethod
+    def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
+        """Return the function that builds the loss: see `next_token_loss`."""
