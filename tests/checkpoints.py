@@ -11,7 +11,7 @@ from torch import Tensor
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.hugging_face.network import parameters_of
 from megatron.checkpointing.manifest import Manifest, record_file, write_manifest
-from megatron.checkpointing.resharding.weights import read_weights
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import plan
 from megatron.model.gpt import gpt_layers
@@ -73,7 +73,7 @@ def write_checkpoint(
 
 def whole_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     """Return {parameter name: whole tensor} of the checkpoint in `folder`."""
-    parameters = read_weights(folder, manifest).parameters
+    parameters = read_checkpoint(folder, manifest, optimizer=False).parameters
     return {name: parameter.weight.all() for name, parameter in parameters.items()}
 
 
@@ -82,7 +82,9 @@ def in_transformers(spec: ModelSpec, weights: dict[str, Tensor]) -> dict[str, Te
     return {
         name: tensor
         for part in family_of(spec).parts(spec)
-        for name, tensor in zip(part.theirs, part.cut.apart(weights[part.ours]), strict=True)
+        for name, tensor in zip(
+            part.theirs, part.mapping.to_hugging_face(weights[part.ours]), strict=True
+        )
     }
 
 

@@ -6,7 +6,7 @@ import torch
 from tiny import batch_of
 from torch import nn
 
-from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.inference_groups import lone_groups
@@ -31,10 +31,10 @@ def random_model(group: object, spec: ModelSpec) -> SequentialModel:
     return model.eval()
 
 
-def whole_weights(model: nn.Module) -> dict[str, WholeParameter]:
+def whole_weights(model: nn.Module) -> dict[str, ParameterState]:
     """Return the weights as those of a checkpoint."""
     return {
-        name: WholeParameter(weight=undivided(tensor))
+        name: ParameterState(weight=unsharded(tensor))
         for name, tensor in model.state_dict().items()
     }
 

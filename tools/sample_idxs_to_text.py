@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from numpy.typing import NDArray
 
-from megatron.checkpointing.saved_run import run_behind
+from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config, parse_config_for_checkpoint
@@ -35,7 +35,7 @@ _SHOWN = 8  # tokens at either end, where not all are shown
 
 def main(argv: Sequence[str]) -> None:
     """Write the samples that the command line `argv` asks for."""
-    run = run_behind(value_in(argv, "--load"))
+    run = read_saved_run(value_in(argv, "--load"))
     config, own = parse_config_for_checkpoint(
         argv,
         run.config,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.checkpointing.saved_run import run_behind
+from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config_for_checkpoint
@@ -25,7 +25,7 @@ from megatron.data.datasets.sample_origins import described, reader
 
 def main(argv: Sequence[str]) -> None:
     """Print one line for each sample of the steps that `argv` asks for."""
-    run = run_behind(value_in(argv, "--load"))
+    run = read_saved_run(value_in(argv, "--load"))
     config, own = parse_config_for_checkpoint(
         argv,
         run.config,

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from megatron.checkpointing.saved_run import Run, run_behind
+from megatron.checkpointing.saved_run import Run, read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.config import SECTIONS, flatten, parse_config_for_checkpoint
@@ -83,7 +83,7 @@ def what_was_seen(
 ) -> Iterator[str]:
     """Yield what the step saw; of each attempt that did not see the same, by itself."""
     starts = {start.get("attempt"): start for start in starts_of(Path(load), warns=False)}
-    newest = run_behind(load)
+    newest = read_saved_run(load)
     runs = [run_of(starts.get(record.get("attempt"), {}), newest) for record in records]
     flags = {name: None for run in runs for name in flatten(run.config)}
     if unknown := flags.keys() - options_of(SECTIONS).keys():

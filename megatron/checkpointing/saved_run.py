@@ -26,7 +26,7 @@ class Run:
     objective: ObjectiveName
 
 
-def run_behind(directory: str | None) -> Run:
+def read_saved_run(directory: str | None) -> Run:
     """Return the run that saved to `directory`.
 
     Raises:
@@ -69,7 +69,7 @@ class SavedNetwork:
         return tuple(lines)
 
 
-def network_of_checkpoint(argv: Sequence[str]) -> SavedNetwork | None:
+def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
     """Return what `--use-checkpoint-args` takes, if `argv` has it and there is a checkpoint.
 
     Raises:

@@ -11,9 +11,8 @@ from typing import IO, Any, TypeVar, cast
 
 import torch
 
-from megatron.checkpointing.hashes import FileHash, blocks
 from megatron.checkpointing.host_copy import HostCopies
-from megatron.checkpointing.manifest import FileRecord
+from megatron.checkpointing.manifest import FileHash, FileRecord, blocks
 from megatron.common.errors import CheckpointError
 
 T = TypeVar("T")

@@ -85,5 +85,5 @@ class PlainEngine(Engine):
 
     def _mean(self, losses: Sequence[Tensor]) -> Tensor:
         mean = torch.stack(tuple(losses)).mean()
-        dist.all_reduce(mean, group=self._groups.copies)
-        return mean / self._groups.copies.size()
+        dist.all_reduce(mean, group=self._groups.data_and_sequence)
+        return mean / self._groups.data_and_sequence.size()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from megatron.checkpointing.resharding.sharded_tensor import (
     BUFFER_BYTES,
     OPTIMIZER_NAMES,
-    WholeCheckpoint,
+    FullCheckpoint,
 )
 from megatron.common.errors import CheckpointError
 from megatron.engine.deepspeed.clipping import clip_gradients
@@ -40,7 +40,7 @@ from megatron.engine.deepspeed.state_files import (
     without_disk_errors,
 )
 from megatron.engine.deepspeed.timers import Timers
-from megatron.engine.deepspeed.universal import load_whole, names_of_states
+from megatron.engine.deepspeed.universal import load_full, names_of_states
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 
@@ -73,7 +73,7 @@ class Engine(ABC):
         count_replicated(engine, groups)
         if engine.optimizer is engine.basic_optimizer:
             engine.clip_fp32_gradients = self._clip_gradients
-            if groups.copies.size() == 1:
+            if groups.data_and_sequence.size() == 1:
                 # One replica has nothing to reduce; DeepSpeed would still copy every gradient
                 # into a buffer and back.
                 engine.enable_backward_allreduce = False
@@ -244,17 +244,17 @@ class Engine(ABC):
         if streams:
             self.load_streams(directory / tag)
 
-    def load_whole(
+    def load_full(
         self,
-        checkpoint: WholeCheckpoint,
+        checkpoint: FullCheckpoint,
         *,
         optimizer: bool = True,
         buffer_bytes: int = BUFFER_BYTES,
         copies_padding: bool = False,
     ) -> None:
-        """Restore what a run of another layout saved; see megatron.engine.deepspeed.universal.load_whole."""
+        """Restore what a run of another layout saved; see megatron.engine.deepspeed.universal.load_full."""
         optimizer = optimizer and bool(self._engine.optimizer)
-        load_whole(
+        load_full(
             self._engine,
             checkpoint,
             optimizer=optimizer,

@@ -14,8 +14,8 @@ from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.mlp import MixtureBuilder, ParallelMLP
 from megatron.model.moe_aux_loss import AuxiliaryLoss
-from megatron.tensor_parallel.experts import ExpertShare, mark_expert
 from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.sharding import ExpertShare, mark_expert
 
 _NOISE = {"none": None, "jitter": "Jitter", "rsample": "RSample"}
 

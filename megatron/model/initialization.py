@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron.tensor_parallel.adapters import DOWN, UP
-from megatron.tensor_parallel.experts import whole_name
-from megatron.tensor_parallel.sharding import Shard, shard_of
+from megatron.tensor_parallel.sharding import Shard, full_name, shard_of
 
 _ROWS = 64  # rows drawn at a time, so that a rank need not draw a whole matrix to keep its shard
 _TABLE = "word_embeddings.weight"
@@ -45,7 +44,7 @@ def initialise(
     residual_std = std / math.sqrt(2 * num_layers)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
-            key = f"{seed}:{whole_name(name, parameter)}"
+            key = f"{seed}:{full_name(name, parameter)}"
             rows, columns = _whole_shape(parameter)
             drawn = vocab_size if vocab_size and name.endswith(_TABLE) else rows
             if name.endswith(UP):

@@ -26,7 +26,7 @@ from megatron.tensor_parallel.linear import (
     gathering_linear,
 )
 from megatron.tensor_parallel.rng import RngTracker
-from megatron.tensor_parallel.sharding import sharded
+from megatron.tensor_parallel.sharding import mark_sharded
 
 DOWN, UP = "lora_A", "lora_B"
 """Names of the two matrices, as in PEFT."""
@@ -75,7 +75,9 @@ class AdaptedColumnParallelLinear(ColumnParallelLinear):
         super().__init__(in_features, out_features, group=group, **wishes)
         self.adapter = adapter
         self.lora_A = nn.Parameter(torch.empty(adapter.rank, in_features))
-        self.lora_B = sharded(nn.Parameter(torch.zeros(len(self.weight), adapter.rank)), 0, group)
+        self.lora_B = mark_sharded(
+            nn.Parameter(torch.zeros(len(self.weight), adapter.rank)), 0, group
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         down = F.linear(F.dropout(x, self.adapter.dropout, self.training), self.lora_A)
@@ -107,7 +109,9 @@ class AdaptedRowParallelLinear(RowParallelLinear):
         super().__init__(in_features, out_features, group=group, **wishes)
         self.adapter = adapter
         local_features = self.weight.shape[1]
-        self.lora_A = sharded(nn.Parameter(torch.empty(adapter.rank, local_features)), 1, group)
+        self.lora_A = mark_sharded(
+            nn.Parameter(torch.empty(adapter.rank, local_features)), 1, group
+        )
         self.lora_B = nn.Parameter(torch.zeros(out_features, adapter.rank))
 
     def forward(self, x: Tensor) -> Tensor:

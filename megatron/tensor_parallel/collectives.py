@@ -71,12 +71,12 @@ class ScatterSequence(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         """Return this rank's part along `dim` of the sum of all ranks' `x`."""
         ctx.dim, ctx.group = dim, group
-        return sum_scattered(x, dim, group)
+        return reduce_scatter(x, dim, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         """Return all ranks' gradients, concatenated."""
-        return gathered(grads[0], ctx.dim, ctx.group), None, None
+        return all_gather(grads[0], ctx.dim, ctx.group), None, None
 
 
 class AllToAll(torch.autograd.Function):
@@ -98,7 +98,7 @@ class AllToAll(torch.autograd.Function):
         return _all_to_all(grads[0], ctx.gather, ctx.scatter, ctx.group), None, None, None
 
 
-def gathered(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return the concatenation along `dim` of all ranks' `x`, without a gradient."""
     own = x.movedim(dim, 0).contiguous()
     whole = own.new_empty(group.size() * own.size(0), *own.shape[1:])
@@ -106,7 +106,7 @@ def gathered(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     return _moved_from_front(whole, dim)
 
 
-def sum_scattered(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's part along `dim` of the sum of all ranks' `x`, without a gradient."""
     whole = x.movedim(dim, 0).contiguous()
     own = whole.new_empty(whole.size(0) // group.size(), *whole.shape[1:])

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.tensor_parallel.collectives import reduce_from_tensor_parallel, scatter_sequence
-from megatron.tensor_parallel.sharding import exact_quotient, sharded
+from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -29,7 +29,9 @@ class VocabParallelEmbedding(nn.Module):
         super().__init__()
         self.group = group
         self.local_rows = exact_quotient(num_embeddings, group.size(), "num_embeddings")
-        self.weight = sharded(nn.Parameter(torch.empty(self.local_rows, embedding_dim)), 0, group)
+        self.weight = mark_sharded(
+            nn.Parameter(torch.empty(self.local_rows, embedding_dim)), 0, group
+        )
 
     def forward(self, ids_bs: Tensor) -> Tensor:
         if self.group.size() == 1:

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.tensor_parallel.collectives import (
+    all_gather,
     copy_to_tensor_parallel,
-    gathered,
     reduce_from_tensor_parallel,
+    reduce_scatter,
     scatter_sequence,
-    sum_scattered,
 )
-from megatron.tensor_parallel.sharding import exact_quotient, sharded
+from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
 
 
 class ColumnParallelLinear(nn.Module):
@@ -50,8 +50,10 @@ class ColumnParallelLinear(nn.Module):
         self.group = group
         self.adds_bias = adds_bias
         local_features = exact_quotient(out_features, group.size(), "out_features")
-        self.weight = sharded(nn.Parameter(torch.empty(local_features, in_features)), 0, group)
-        bias = sharded(nn.Parameter(torch.zeros(local_features)), 0, group) if has_bias else None
+        self.weight = mark_sharded(nn.Parameter(torch.empty(local_features, in_features)), 0, group)
+        bias = (
+            mark_sharded(nn.Parameter(torch.zeros(local_features)), 0, group) if has_bias else None
+        )
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +96,9 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.group = group
         local_features = exact_quotient(in_features, group.size(), "in_features")
-        self.weight = sharded(nn.Parameter(torch.empty(out_features, local_features)), 1, group)
+        self.weight = mark_sharded(
+            nn.Parameter(torch.empty(out_features, local_features)), 1, group
+        )
         bias = nn.Parameter(torch.zeros(out_features)) if has_bias else None
         self.register_parameter("bias", bias)
 
@@ -124,17 +128,17 @@ class GatheringLinear(torch.autograd.Function):
         """Return the product with all ranks' `x`, concatenated along `dim`."""
         ctx.save_for_backward(x, weight)
         ctx.dim, ctx.group = dim, group
-        return F.linear(gathered(x, dim, group), weight, bias)
+        return F.linear(all_gather(x, dim, group), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of this rank's x, of the weight and of the bias."""
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        whole = gathered(x, ctx.dim, ctx.group)
+        whole = all_gather(x, ctx.dim, ctx.group)
         rows = grad.flatten(0, -2)
         return (
-            sum_scattered(grad @ weight, ctx.dim, ctx.group),
+            reduce_scatter(grad @ weight, ctx.dim, ctx.group),
             rows.mT @ whole.flatten(0, -2),
             rows.sum(0) if ctx.needs_input_grad[2] else None,
             None,

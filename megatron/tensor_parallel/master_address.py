@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class MeetingPlace:
+class MasterAddress:
     """Address of the store through which processes meet, and the rank of this one among them.
 
     Args:

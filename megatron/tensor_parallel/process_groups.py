@@ -17,7 +17,7 @@ class Groups:
         tensor: those that share its layers.
         sequence: those that divide the sequences of its samples.
         data: those that hold the same shard of the model, one of each replica.
-        copies: all that hold the same shard of the model, whatever they do with it.
+        data_and_sequence: all that hold the same shard of the model, whatever they do with it.
         model: those that make up a whole model.
     """
 
@@ -26,7 +26,7 @@ class Groups:
     tensor: dist.ProcessGroup
     sequence: dist.ProcessGroup
     data: dist.ProcessGroup
-    copies: dist.ProcessGroup
+    data_and_sequence: dist.ProcessGroup
     model: dist.ProcessGroup
 
     @property
@@ -62,7 +62,7 @@ def build_groups(topology: Topology) -> Groups:
         tensor=_own_group(rank, topology.tensor_groups()),
         sequence=_own_group(rank, topology.sequence_groups()),
         data=_own_group(rank, topology.data_groups()),
-        copies=_own_group(rank, topology.copy_groups()),
+        data_and_sequence=_own_group(rank, topology.data_and_sequence_groups()),
         model=_own_group(rank, topology.model_groups()),
     )
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from megatron.common.errors import TrainingError
-from megatron.tensor_parallel.master_address import MeetingPlace
+from megatron.tensor_parallel.master_address import MasterAddress
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _MOST_NAMED = 8
 
 
 def meet(
-    place: MeetingPlace, timeout: timedelta, *, look: Callable[[], None] = lambda: None
+    place: MasterAddress, timeout: timedelta, *, look: Callable[[], None] = lambda: None
 ) -> Store:
     """Return the store of all processes as soon as all have come.
 
@@ -68,7 +68,7 @@ def meet(
     return store
 
 
-def _require_name(place: MeetingPlace, look: Callable[[], None]) -> None:
+def _require_name(place: MasterAddress, look: Callable[[], None]) -> None:
     """Wait until MASTER_ADDR resolves: that of a host which is just starting may be added late."""
     give_up_at = time.monotonic() + ANSWER_S
     while True:
@@ -88,7 +88,7 @@ def _require_name(place: MeetingPlace, look: Callable[[], None]) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _wait_for_port(place: MeetingPlace, timeout: timedelta, look: Callable[[], None]) -> None:
+def _wait_for_port(place: MasterAddress, timeout: timedelta, look: Callable[[], None]) -> None:
     """Wait until something listens: rank 0 may start later."""
     give_up_at = time.monotonic() + timeout.total_seconds()
     while True:
@@ -107,7 +107,7 @@ def _wait_for_port(place: MeetingPlace, timeout: timedelta, look: Callable[[], N
         time.sleep(_PAUSE_S)
 
 
-def _open(place: MeetingPlace, look: Callable[[], None]) -> TCPStore:
+def _open(place: MasterAddress, look: Callable[[], None]) -> TCPStore:
     """Return the store that this process runs or connects to.
 
     A client of torch waits without a limit for a program that accepts connections and is silent.
@@ -151,7 +151,7 @@ def _open(place: MeetingPlace, look: Callable[[], None]) -> TCPStore:
 
 
 def _check_in(
-    store: Store, place: MeetingPlace, timeout: timedelta, look: Callable[[], None]
+    store: Store, place: MasterAddress, timeout: timedelta, look: Callable[[], None]
 ) -> None:
     """Wait until every rank of this run, and no other run's, has come to `store`."""
     meeting = PrefixStore("meeting", store)

@@ -11,7 +11,7 @@ from torch import nn
 
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
-from megatron.tensor_parallel.sharding import shard_of, summed
+from megatron.tensor_parallel.sharding import all_reduce_grad, shard_of
 
 
 def divide_sequence(model: nn.Module, group: dist.ProcessGroup) -> None:
@@ -27,4 +27,4 @@ def divide_sequence(model: nn.Module, group: dist.ProcessGroup) -> None:
             module.sequence_parallel = True
     for parameter in model.parameters():
         if shard_of(parameter) is None:
-            summed(parameter, group)
+            all_reduce_grad(parameter, group)

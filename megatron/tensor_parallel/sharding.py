@@ -1,5 +1,6 @@
 """What marks a parameter as one shard of a larger one, and how sizes are divided."""
 
+import re
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,7 +29,7 @@ def exact_quotient(whole: int, parts: int, name: str) -> int:
     return whole // parts
 
 
-def sharded(parameter: nn.Parameter, dim: int, group: dist.ProcessGroup) -> nn.Parameter:
+def mark_sharded(parameter: nn.Parameter, dim: int, group: dist.ProcessGroup) -> nn.Parameter:
     """Mark `parameter` as this rank's piece of what `group` holds together along `dim`.
 
     DeepSpeed's gradient norm reads `tensor_model_parallel`: without the mark a parameter counts
@@ -39,7 +40,7 @@ def sharded(parameter: nn.Parameter, dim: int, group: dist.ProcessGroup) -> nn.P
     return parameter
 
 
-def summed(parameter: nn.Parameter, group: dist.ProcessGroup) -> nn.Parameter:
+def all_reduce_grad(parameter: nn.Parameter, group: dist.ProcessGroup) -> nn.Parameter:
     """Let the gradient of `parameter` be the sum over `group` of what its ranks find.
 
     For a weight that is whole on every rank while each computes another part with it: other heads,
@@ -47,15 +48,15 @@ def summed(parameter: nn.Parameter, group: dist.ProcessGroup) -> nn.Parameter:
 
     Communication: one all-reduce of the gradient in every backward pass.
     """
-    if group.size() > 1 and not is_summed(parameter):
-        parameter.is_summed = True  # type: ignore[attr-defined]
+    if group.size() > 1 and not is_grad_reduced(parameter):
+        parameter.is_grad_reduced = True  # type: ignore[attr-defined]
         parameter.register_hook(partial(_sum, group=group))
     return parameter
 
 
-def is_summed(parameter: nn.Parameter) -> bool:
-    """Return whether `summed` has taken care of the gradient."""
-    return getattr(parameter, "is_summed", False)
+def is_grad_reduced(parameter: nn.Parameter) -> bool:
+    """Return whether `all_reduce_grad` has taken care of the gradient."""
+    return getattr(parameter, "is_grad_reduced", False)
 
 
 def _sum(grad: Tensor, *, group: dist.ProcessGroup) -> Tensor:
@@ -69,3 +70,39 @@ def _sum(grad: Tensor, *, group: dist.ProcessGroup) -> Tensor:
 def shard_of(parameter: nn.Parameter) -> Shard | None:
     """Return which piece `parameter` is; None for one that is whole on every rank."""
     return getattr(parameter, "shard", None)
+
+
+_NUMBER = re.compile(r"(?<=\.deepspeed_experts\.)\d+(?=\.)")
+
+
+@dataclass(frozen=True)
+class ExpertShare:
+    """Which expert a parameter belongs to, and how many replicas share the experts of its layer.
+
+    Neighbouring replicas share them, from the first one on; then the experts begin anew.
+    """
+
+    number: int
+    replicas: int
+
+
+def mark_expert(parameter: nn.Parameter, share: ExpertShare) -> None:
+    """Mark `parameter` as one of an expert's."""
+    parameter.expert_share = share  # type: ignore[attr-defined]
+
+
+def replicas_that_differ(parameter: nn.Parameter) -> int:
+    """Return how many replicas in a row hold different values of `parameter`: 1 but for experts."""
+    share: ExpertShare | None = getattr(parameter, "expert_share", None)
+    return share.replicas if share else 1
+
+
+def is_expert(parameter: nn.Parameter) -> bool:
+    """Whether `parameter` is one of an expert's."""
+    return hasattr(parameter, "expert_share")
+
+
+def full_name(name: str, parameter: nn.Parameter) -> str:
+    """Return the name that `parameter` has where one rank holds all experts of a layer."""
+    share: ExpertShare | None = getattr(parameter, "expert_share", None)
+    return _NUMBER.sub(str(share.number), name) if share else name

@@ -51,7 +51,7 @@ class Topology:
         """Return every set of ranks that holds the same shard for the same part of a sequence."""
         return self._sets("data")
 
-    def copy_groups(self) -> list[list[int]]:
+    def data_and_sequence_groups(self) -> list[list[int]]:
         """Return every set of ranks that holds the same shard of the model."""
         return self._sets("data", "sequence")
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.checkpointing.manifest import Manifest
-from megatron.checkpointing.resharding.digest import read_any
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.config.config import Config
 from megatron.config.parallelism.kernels import KernelsConfig
 from megatron.config.plan import plan
@@ -77,8 +77,8 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
     kernels, _ = setup.choose(decided, device)
     with any_format():
         engine = setup.build_engine(decided, groups, objective, kernels)
-    whole = read_any(source, manifest, verify=launch.rank == 0)
-    engine.load_whole(
+    whole = read_checkpoint(source, manifest, verify=launch.rank == 0)
+    engine.load_full(
         whole,
         optimizer=decided.checkpoint.saves_optimizer,
         copies_padding=decided.model.padded_vocab_in_softmax,

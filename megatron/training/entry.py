@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.checkpointing.saved_run import network_of_checkpoint
+from megatron.checkpointing.saved_run import checkpoint_flags
 from megatron.config.config import parse_config
 from megatron.config.data.objective_plan import ObjectiveName
 from megatron.config.run.watchdog import plan_watch
@@ -24,7 +24,7 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
     Raises:
         MegatronError: something that the user can mend.
     """
-    saved = network_of_checkpoint(argv)
+    saved = checkpoint_flags(argv)
     config, notices = parse_config(
         argv, description=description or "", defaults=saved.flags if saved else None
     )

@@ -42,7 +42,7 @@ from megatron.training.process.environment import (
     compiled_extensions,
     cpu_threads,
     export_determinism,
-    meeting_place,
+    master_address,
     verbosity,
 )
 from megatron.training.process.watchdog import Hangs, Watchdog
@@ -96,7 +96,7 @@ def start_processes(
             backend,
             level,
             timeout_minutes=timeout_minutes,
-            place=meeting_place(launch),
+            place=master_address(launch),
             device=device,
             look=look,
         )

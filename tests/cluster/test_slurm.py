@@ -11,7 +11,8 @@ from tokenizers import ByteLevelBPETokenizer
 
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.names import published_tags
-from megatron.checkpointing.resharding.digest import digest_of, digests, read_any
+from megatron.checkpointing.resharding.digest import digest_of, digests
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.training.loop.journal import read_journal, starts_of
 
 SIZES = {
@@ -60,7 +61,7 @@ def digest(save: Path) -> str:
     """Return the digest of the newest checkpoint."""
     folder = save / published_tags(save)[0]
     manifest = read_manifest(folder)
-    whole = read_any(folder, manifest)
+    whole = read_checkpoint(folder, manifest)
     return digest_of(digests(whole, manifest.plan["model"]["vocab_size"]))
 
 

@@ -7,7 +7,7 @@ import torch
 from jobs import Corpus, journal, losses, start_ranks
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from megatron.checkpointing.hugging_face.imports import Wishes, import_model
+from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.manifest import read_manifest, write_manifest
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
 
@@ -44,7 +44,7 @@ def test_a_model_with_an_odd_vocabulary_has_one_loss_in_every_layout(tmp_path: P
         model.transformer.wte.weight[-1, 0] = 1.0
         model.transformer.ln_f.bias[0] = 4.2
     model.save_pretrained(tmp_path / "hf")
-    own = import_model(tmp_path / "hf", tmp_path / "own", Wishes()).folder.parent
+    own = import_model(tmp_path / "hf", tmp_path / "own", ImportOptions()).folder.parent
     with IndexedDatasetWriter(tmp_path / "corpus", "u2") as writer:
         for document in torch.randint(ROWS, (40, 17)).tolist():
             writer.append(document)

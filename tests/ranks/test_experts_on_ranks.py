@@ -27,10 +27,9 @@ from megatron.model.loss import next_token_loss
 from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.objectives.gpt import gpt_batch
 from megatron.optimizer.build import build_optimizer
-from megatron.tensor_parallel.experts import whole_name
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.sharding import full_name, shard_of
 from megatron.tensor_parallel.topology import Topology
 
 FLAGS = [
@@ -130,7 +129,7 @@ def weights_norm(model):
 
 def require_same_weights(engine, model, **tolerance):
     for name, p in engine.module.named_parameters():
-        whole, shard = model.get_parameter(whole_name(name, p)), shard_of(p)
+        whole, shard = model.get_parameter(full_name(name, p)), shard_of(p)
         expected = whole if shard is None else whole.chunk(shard.count, shard.dim)[shard.index]
         # Keys' biases have no gradient but rounding errors, which adam blows up.
         if not name.endswith("query_key_value.bias"):

@@ -17,8 +17,8 @@ from ranks import outcomes_on_ranks, require_passed
 from torch.testing import assert_close
 
 from megatron.checkpointing.manifest import Manifest, record_file
-from megatron.checkpointing.resharding.adapters import merged, without_adapters
-from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.adapters import merge_adapters, without_adapters
+from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.tensor_parallel.adapters import is_adapter
 from megatron.tensor_parallel.sharding import shard_of
@@ -114,8 +114,8 @@ def a_base_gets_adapters_and_a_run_goes_on_bit_for_bit(rank):
         loss = base.evaluate(batches_of(plan, groups), 1)
 
         engine, plan, groups = engine_of(*LORA, *layout)
-        whole = read_whole(folder / "here", manifest, optimizer=False)
-        engine.load_whole(whole, optimizer=False)
+        whole = read_sharded(folder / "here", manifest, optimizer=False)
+        engine.load_full(whole, optimizer=False)
         assert_close(engine.evaluate(batches_of(plan, groups), 1), loss, rtol=0, atol=1e-6)
         batches = batches_of(plan, groups)
         engine.train_batch(batches)
@@ -127,13 +127,13 @@ def a_base_gets_adapters_and_a_run_goes_on_bit_for_bit(rank):
         other.load(folder, "here", read=read_state)
         assert [other.train_batch(iter(rest)) for _ in range(2)] == straight
         reshaped, plan, groups = engine_of(*LORA)
-        whole = read_whole(folder / "here", manifest)
-        reshaped.load_whole(whole)
+        whole = read_sharded(folder / "here", manifest)
+        reshaped.load_full(whole)
         loss = reshaped.evaluate(batches_of(plan, groups), 1)
         plain, plan, groups = engine_of(*BASE)
         assert plan.model == without_adapters(plan.model)
         lora_spec = engine_of(*LORA)[1].model
-        plain.load_whole(merged(lora_spec, whole), optimizer=False)
+        plain.load_full(merge_adapters(lora_spec, whole), optimizer=False)
         assert_close(plain.evaluate(batches_of(plan, groups), 1), loss, rtol=0, atol=1e-5)
 
 

@@ -13,7 +13,7 @@ from engines import batches_of, engine_of
 from ranks import outcomes_on_ranks, require_passed
 
 from megatron.checkpointing.manifest import Manifest, record_file
-from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.common.errors import CheckpointError
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.training.loop.collectives import from_rank_0, gathered
@@ -92,18 +92,18 @@ def pass_through(kind, flags, rel, folder):
     engine, plan, groups = engine_of(*NETWORK, *flags, *layouts[0])
     two_steps(engine, plan, groups)
     manifest = saved(engine, plan, folder, "0")
-    expected = numbers(read_whole(folder / "0", manifest))
+    expected = numbers(read_sharded(folder / "0", manifest))
     assert len(expected) >= 4 * 15
     if kind == "fp32":
         require_equal(in_memory(engine), expected, "in memory")
     losses = two_steps(engine, plan, groups)
     for number, layout in enumerate(layouts[1:], 1):
-        whole = read_whole(folder / str(number - 1), manifest, verify=False)
+        whole = read_sharded(folder / str(number - 1), manifest, verify=False)
         assert whole.counters["global_steps"] == 2
         engine, plan, groups = engine_of(*NETWORK, *flags, *layout)
-        engine.load_whole(whole)
+        engine.load_full(whole)
         manifest = saved(engine, plan, folder, str(number))
-        require_equal(numbers(read_whole(folder / str(number), manifest)), expected, layout)
+        require_equal(numbers(read_sharded(folder / str(number), manifest)), expected, layout)
         if kind == "fp32" and not layout:
             require_equal(in_memory(engine), expected, layout)
         # The second loss depends on moments and counts of steps. Matrices that are divided add in
@@ -129,11 +129,11 @@ def weights_alone_frozen_ones_and_other_padding_are_reshaped(rank):
         engine, plan, groups = engine_of(*flags, *TENSOR.split())
         two_steps(engine, plan, groups)
         manifest = saved(engine, plan, folder, "first")
-        whole = read_whole(folder / "first", manifest)
+        whole = read_sharded(folder / "first", manifest)
         expected = numbers_of_weights(whole)
         engine, plan, _ = engine_of(*flags, "--pad-vocab-size-to", "20", "--zero-stage", "3")
-        engine.load_whole(whole)
-        found = read_whole(folder / "again", saved(engine, plan, folder, "again"))
+        engine.load_full(whole)
+        found = read_sharded(folder / "again", saved(engine, plan, folder, "again"))
         biases = {name for name, p in found.parameters.items() if "momentum_buffer" in p.states}
         assert biases == {name for name in expected if name.endswith("bias")}
         for name, weight in numbers_of_weights(found).items():
@@ -142,9 +142,9 @@ def weights_alone_frozen_ones_and_other_padding_are_reshaped(rank):
                 weight = weight[:16]
             assert torch.equal(weight, expected[name]), name
         with pytest.raises(CheckpointError, match=r"missing \['5\.input_layernorm\.bias'"):
-            engine_of(*flags, "--num-layers", "3")[0].load_whole(whole)
+            engine_of(*flags, "--num-layers", "3")[0].load_full(whole)
         with pytest.raises(CheckpointError, match="does not fit this network: its shape is"):
-            engine_of(*flags, "--ffn-hidden-size", "24")[0].load_whole(whole)
+            engine_of(*flags, "--ffn-hidden-size", "24")[0].load_full(whole)
 
 
 def numbers_of_weights(whole):

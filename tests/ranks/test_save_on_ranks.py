@@ -17,7 +17,8 @@ from tiny import tiny_config
 from megatron.checkpointing import writer
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.names import published_tags
-from megatron.checkpointing.resharding.digest import digest_of, digests, read_any
+from megatron.checkpointing.resharding.digest import digest_of, digests
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.collectives import from_rank_0
@@ -65,7 +66,7 @@ def require_same(one, other, where):
 
 
 def digest_in(folder):
-    return digest_of(digests(read_any(folder, read_manifest(folder)), 11))
+    return digest_of(digests(read_checkpoint(folder, read_manifest(folder)), 11))
 
 
 def saved_twice(layout, rank):

@@ -26,8 +26,12 @@ from timed_steps import random_batches
 
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.names import tag_of
-from megatron.checkpointing.resharding.layouts import read_whole
-from megatron.checkpointing.resharding.sharded_tensor import Pieces, Whole, WholeCheckpoint
+from megatron.checkpointing.resharding.layouts import read_sharded
+from megatron.checkpointing.resharding.sharded_tensor import (
+    FlatShard,
+    FullCheckpoint,
+    ShardedTensor,
+)
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common import logging as log
 from megatron.common.cli import ToolParser, run_tool
@@ -236,7 +240,7 @@ def measure_reshaping(folder: Path, megabytes: int) -> None:
     engine.train_batch(random_batches(decided, 1))
     (newest,) = (folder / "save").glob("global_step*")
     dims = {name: s.dim for name, p in engine.module.named_parameters() if (s := shard_of(p))}
-    undivided = read_whole(newest, read_manifest(newest))
+    undivided = read_sharded(newest, read_manifest(newest))
     for layout, whole in (
         ("one rank", undivided),
         ("two tensor-parallel ranks", in_halves(undivided, dims)),
@@ -244,23 +248,23 @@ def measure_reshaping(folder: Path, megabytes: int) -> None:
         for buffer_mb in BUFFERS_MB:
             return_free_memory()
             with peak_memory() as peak:
-                engine.load_whole(whole, buffer_bytes=buffer_mb << 20)
+                engine.load_full(whole, buffer_bytes=buffer_mb << 20)
             print(
                 f"reshape from {layout}, --reshape-buffer-mb {buffer_mb}: "
                 f"{peak[0] / 2**20:.1f} MB at most beside the state"
             )
 
 
-def in_halves(whole: WholeCheckpoint, dims: Mapping[str, int]) -> WholeCheckpoint:
+def in_halves(whole: FullCheckpoint, dims: Mapping[str, int]) -> FullCheckpoint:
     """Return `whole` as two tensor-parallel ranks hold it, in memory.
 
     Args:
         dims: of each parameter that ranks divide.
     """
 
-    def halved(tensor: Whole, dim: int) -> Whole:
+    def halved(tensor: ShardedTensor, dim: int) -> ShardedTensor:
         parts = tensor.all().chunk(2, dim)
-        return replace(tensor, dim=dim, shards=[Pieces([part.reshape(-1)]) for part in parts])
+        return replace(tensor, dim=dim, shards=[FlatShard([part.reshape(-1)]) for part in parts])
 
     parameters = {
         name: replace(

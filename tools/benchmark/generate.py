@@ -18,7 +18,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from megatron.checkpointing.hugging_face.families.registry import family_of
-from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.network.model_spec import ModelSpec
@@ -89,8 +89,8 @@ def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> Engine:
     spec = spec_of(model.config)
     theirs = model.state_dict()
     weights = {
-        part.ours: WholeParameter(
-            weight=undivided(part.cut.together([theirs[name] for name in part.theirs]))
+        part.ours: ParameterState(
+            weight=unsharded(part.mapping.from_hugging_face([theirs[name] for name in part.theirs]))
         )
         for part in family_of(spec).parts(spec)
     }

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 import torch
 
-from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, undivided
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.common.cli import ToolParser, run_tool
 from megatron.config.config import parse_config
 from megatron.config.inference.server import Limits
@@ -133,7 +133,7 @@ def engine(said: Namespace, *, rows: int) -> Engine:
     model = SequentialModel(gpt_layers(spec, group=lone_group(), rng=OrdinaryStream(), mixed=False))
     initialise(model, seed=1, std=0.02, num_layers=spec.num_layers)
     weights = {
-        name: WholeParameter(weight=undivided(tensor))
+        name: ParameterState(weight=unsharded(tensor))
         for name, tensor in model.state_dict().items()
     }
     cpu = torch.device("cpu")

@@ -28,9 +28,10 @@ def main(argv: Sequence[str]) -> None:
     config: LookConfig = said["look"]
     folder = checkpoint_of(Path(config.path))
     manifest = read_manifest(folder)
-    from megatron.checkpointing.resharding.digest import digest_of, digests, read_any
+    from megatron.checkpointing.resharding.digest import digest_of, digests
+    from megatron.checkpointing.resharding.universal import read_checkpoint
 
-    whole = read_any(folder, manifest)
+    whole = read_checkpoint(folder, manifest)
     named = list(digests(whole, manifest.plan["model"]["vocab_size"]))
     if config.parameters:
         for name, digest in named:

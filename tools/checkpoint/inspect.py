@@ -71,9 +71,9 @@ def _summary(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _tensors(folder: Path, manifest: Manifest, *, each: bool) -> Iterator[str]:
-    from megatron.checkpointing.resharding.digest import read_any
+    from megatron.checkpointing.resharding.universal import read_checkpoint
 
-    whole = read_any(folder, manifest)
+    whole = read_checkpoint(folder, manifest)
     sizes = [parameter.weight.size for parameter in whole.parameters.values()]
     yield f"parameters: {len(sizes)} | numbers in them: {sum(sizes)}"
     if each:

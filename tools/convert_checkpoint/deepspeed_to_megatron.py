@@ -25,11 +25,11 @@ def main(argv: Sequence[str]) -> None:
     manifest = read_manifest(source)
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
     from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
-    from megatron.checkpointing.resharding.digest import read_any
+    from megatron.checkpointing.resharding.universal import read_checkpoint
 
     folder = write_megatron(
         manifest,
-        read_any(source, manifest, optimizer=False),
+        read_checkpoint(source, manifest, optimizer=False),
         Path(config.output_folder),
         tensor=config.target_tp,
         pipeline=config.target_pp,

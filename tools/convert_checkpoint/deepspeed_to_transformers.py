@@ -35,10 +35,10 @@ def main(argv: Sequence[str]) -> None:
     wishes = gpt_tokenizer_arguments(saved.tokenizer)
     tokenizer = build_tokenizer(**wishes)
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpointing.hugging_face.export import Wishes, export
+    from megatron.checkpointing.hugging_face.export import ExportOptions, export
 
     output = Path(config.output_folder)
-    own = Wishes(for_release=config.for_release)
+    own = ExportOptions(for_release=config.for_release)
     exported = export(source, manifest, output, tokenizer, wishes, own)
     print(f"{output} holds {source} as {exported.family.architecture} in {exported.dtype}")
 

@@ -24,12 +24,12 @@ def main(argv: Sequence[str]) -> None:
     if config.seq_length is not None and config.seq_length < 1:
         raise ConfigError(f"--seq-length {config.seq_length} must be at least 1")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpointing.hugging_face.imports import Wishes, import_model
+    from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 
     imported = import_model(
         Path(config.load),
         Path(config.save),
-        Wishes(
+        ImportOptions(
             tokenizer=config.tokenizer_name_or_path,
             trusts_code=config.trust_remote_code,
             dtype=config.target_dtype,

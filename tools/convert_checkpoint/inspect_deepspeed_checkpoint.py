@@ -54,10 +54,10 @@ def _owner(name: str, tensor: int) -> str:
 
 def _shapes(folder: Path, manifest: Manifest, tensor: int, pipeline: int) -> Iterator[str]:
     """Yield the shape of each parameter on a tensor rank, with the stage of an even cut."""
-    from megatron.checkpointing.resharding.digest import read_any
+    from megatron.checkpointing.resharding.universal import read_checkpoint
 
     layers = manifest.plan["model"]["num_layers"]
-    for name, parameter in read_any(folder, manifest).parameters.items():
+    for name, parameter in read_checkpoint(folder, manifest).parameters.items():
         shape, dim = list(parameter.weight.shape), manifest.partition_dims.get(name)
         if dim is not None:
             if shape[dim] % tensor:

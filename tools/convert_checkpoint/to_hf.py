@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     template = read_chat_template(config.chat_template, None).source
     source = checkpoint_of(Path(config.load))
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
-    from megatron.checkpointing.hugging_face.export import Wishes, export
+    from megatron.checkpointing.hugging_face.export import ExportOptions, export
 
     exported = export(
         source,
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         Path(config.save),
         tokenizer,
         wishes,
-        Wishes(
+        ExportOptions(
             dtype=config.target_dtype,
             max_shard_bytes=max_bytes,
             model_type=config.model_type,

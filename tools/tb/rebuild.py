@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 
 from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.names import published_tags
-from megatron.checkpointing.saved_run import run_behind
+from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, WrongCheckpointError, near
 from megatron.config.config import parse_config_for_checkpoint
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     if list(Path(target).glob("**/*tfevents*")):
         raise ConfigError(f"--tensorboard-dir {target} holds event files: give an empty folder")
     manifest = newest(Path(load))
-    run = run_behind(load)
+    run = read_saved_run(load)
     config, _ = parse_config_for_checkpoint(argv, run.config, {}, description=__doc__ or "")
     decided = plan(
         config,

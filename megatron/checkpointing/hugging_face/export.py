@@ -11,23 +11,22 @@ from torch import Tensor
 from megatron.checkpointing.hugging_face.families.family import Family, Part
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.hugging_face.logit_check import (
-    Measured,
+    LogitDifference,
     compare,
     require_equal,
     sample_tokens,
 )
 from megatron.checkpointing.hugging_face.model_card import model_card
+from megatron.checkpointing.hugging_face.model_folder import new_folder, write_weights
 from megatron.checkpointing.hugging_face.network import (
     parameters_of,
     require_parameters,
-    saved_spec,
+    spec_of,
 )
-from megatron.checkpointing.hugging_face.new_folder import new_folder
-from megatron.checkpointing.hugging_face.safetensors_files import write_weights
 from megatron.checkpointing.manifest import Manifest
-from megatron.checkpointing.resharding.adapters import merged, without_adapters
-from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
-from megatron.checkpointing.resharding.weights import read_weights
+from megatron.checkpointing.resharding.adapters import merge_adapters, without_adapters
+from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import DataError, WrongDataError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
@@ -36,7 +35,7 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class ExportOptions:
     """How to export.
 
     Args:
@@ -60,7 +59,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """What was written, why there is no tokenizer if so, and how equal the model is.
 
     Args:
@@ -70,7 +69,7 @@ class Exported:
     family: Family
     dtype: str
     tokenizer: str
-    measured: Sequence[Measured]
+    measured: Sequence[LogitDifference]
     chat_template: str = ""
 
 
@@ -80,8 +79,8 @@ def export(
     output: Path,
     tokenizer: Tokenizer,
     tokenizer_wishes: Mapping[str, Any],
-    wishes: Wishes,
-) -> Exported:
+    wishes: ExportOptions,
+) -> ExportResult:
     """Write the model of the checkpoint in `source` to `output`, which must be new or empty.
 
     Adapters are put into the weights. It is written beside `output` and renamed when both models
@@ -98,7 +97,7 @@ def export(
         DataError: the tokenizer has another vocabulary, or is not written though its template is
             asked for, or the template is not that of the training.
     """
-    saved = saved_spec(manifest.plan["model"])
+    saved = spec_of(manifest.plan["model"])
     spec = without_adapters(saved)
     family = family_of(spec, wishes.model_type)
     dtype = wishes.dtype or manifest.plan["precision"]["dtype"]
@@ -108,7 +107,7 @@ def export(
         _require_replacing(wishes)
     template = wishes.chat_template or trained_with
     with new_folder(output) as staging:
-        whole = merged(saved, read_weights(source, manifest))
+        whole = merge_adapters(saved, read_checkpoint(source, manifest, optimizer=False))
         write_model(staging, spec, family, whole, dtype, max_bytes=wishes.max_shard_bytes)
         _write_json(staging / "config.json", _config(spec, family, dtype, tokenizer))
         _write_json(staging / "generation_config.json", _generation_config(spec, tokenizer))
@@ -129,7 +128,7 @@ def export(
             for_release=wishes.for_release,
         )
         (staging / "README.md").write_text(card, encoding="utf-8")
-    return Exported(family, dtype, no_tokenizer, measured, _origin_of(template, trained_with))
+    return ExportResult(family, dtype, no_tokenizer, measured, _origin_of(template, trained_with))
 
 
 def chat_template_of(manifest: Manifest) -> str:
@@ -146,7 +145,7 @@ def _origin_of(template: str, trained_with: str) -> str:
     return "another than that of the training conversations" if trained_with else "as given"
 
 
-def _require_replacing(wishes: Wishes) -> None:
+def _require_replacing(wishes: ExportOptions) -> None:
     if not wishes.replaces_template:
         raise WrongDataError(
             "--chat-template is another than that of the conversations that the model was trained "
@@ -178,7 +177,7 @@ def write_model(
     folder: Path,
     spec: ModelSpec,
     family: Family,
-    whole: WholeCheckpoint,
+    whole: FullCheckpoint,
     dtype: str,
     *,
     max_bytes: int,
@@ -208,7 +207,7 @@ def write_model(
 def _apart(part: Part, weight: Tensor, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of transformers' with their names, rows of padding left out."""
     weight = weight[: spec.vocab_size] if _is_table(part) else weight
-    yield from zip(part.theirs, part.cut.apart(weight), strict=True)
+    yield from zip(part.theirs, part.mapping.to_hugging_face(weight), strict=True)
 
 
 def _is_table(part: Part) -> bool:
@@ -236,8 +235,8 @@ def _generation_config(spec: ModelSpec, tokenizer: Tokenizer) -> dict[str, int |
 
 
 def _measured(
-    spec: ModelSpec, whole: WholeCheckpoint, folder: Path, tokenizer: Tokenizer, dtype: str
-) -> list[Measured]:
+    spec: ModelSpec, whole: FullCheckpoint, folder: Path, tokenizer: Tokenizer, dtype: str
+) -> list[LogitDifference]:
     measured = compare(spec, whole, folder, sample_tokens(spec, tokenizer), dtype)
     require_equal(measured)
     return measured

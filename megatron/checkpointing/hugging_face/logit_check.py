@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from megatron.checkpointing.hugging_face.network import filled_model
-from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
+from megatron.checkpointing.hugging_face.network import load_network
+from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError, DataError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
@@ -27,7 +27,7 @@ _LENGTH = 256  # tokens in a sample, at most
 
 
 @dataclass(frozen=True)
-class Measured:
+class LogitDifference:
     """How far transformers' logits are from ours.
 
     Args:
@@ -81,8 +81,8 @@ def sample_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> Tensor:
 
 
 def compare(
-    spec: ModelSpec, whole: WholeCheckpoint, folder: Path, tokens_bs: Tensor, stored: str
-) -> list[Measured]:
+    spec: ModelSpec, whole: FullCheckpoint, folder: Path, tokens_bs: Tensor, stored: str
+) -> list[LogitDifference]:
     """Return how far the model in `folder` is from ours.
 
     What it computes in 32 bits is compared with our network, its weights rounded as in the files.
@@ -101,7 +101,7 @@ def compare(
         ours = _our_logits(spec, whole, TORCH_DTYPES[weights], tokens_bs)
         theirs = _their_logits(folder, TORCH_DTYPES[dtype], tokens_bs)[..., : spec.vocab_size]
         measured.append(
-            Measured(
+            LogitDifference(
                 dtype=dtype,
                 weights=weights,
                 error=float((ours - theirs).abs().max().nan_to_num(torch.inf)),
@@ -113,7 +113,7 @@ def compare(
     return measured
 
 
-def require_equal(measured: Sequence[Measured]) -> None:
+def require_equal(measured: Sequence[LogitDifference]) -> None:
     """Refuse a conversion whose models differ by more than rounding.
 
     Raises:
@@ -158,11 +158,11 @@ def load_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 @torch.no_grad()
 def _our_logits(
-    spec: ModelSpec, whole: WholeCheckpoint, rounded_to: torch.dtype, tokens_bs: Tensor
+    spec: ModelSpec, whole: FullCheckpoint, rounded_to: torch.dtype, tokens_bs: Tensor
 ) -> Tensor:
     """Return ours of the true vocabulary. The model lives no longer than this call."""
     positions_bs = torch.arange(tokens_bs.size(1)).expand_as(tokens_bs)
-    logits_bsv = filled_model(spec, whole, rounded_to=rounded_to)(
+    logits_bsv = load_network(spec, whole, rounded_to=rounded_to)(
         {"tokens": tokens_bs, "positions": positions_bs}
     )
     return logits_bsv[..., : spec.vocab_size]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from megatron.checkpointing.hugging_face.families.family import Family
-from megatron.checkpointing.hugging_face.logit_check import Measured
+from megatron.checkpointing.hugging_face.logit_check import LogitDifference
 from megatron.checkpointing.manifest import Manifest
 from megatron.config.network.model_spec import ModelSpec
 
@@ -25,7 +25,7 @@ def model_card(
     family: Family,
     *,
     dtype: str,
-    measured: Sequence[Measured],
+    measured: Sequence[LogitDifference],
     tokenizer: str,
     chat_template: str,
     for_release: bool,
@@ -93,7 +93,7 @@ def _training(manifest: Manifest) -> list[str]:
     return [f"| {name} | {value} |" for name, value in rows.items()]
 
 
-def _equality(measured: Sequence[Measured]) -> list[str]:
+def _equality(measured: Sequence[LogitDifference]) -> list[str]:
     if not measured:
         return ["Not verified: converted with --no-verify."]
     return [

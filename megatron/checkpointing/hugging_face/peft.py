@@ -11,13 +11,13 @@ from torch import Tensor
 
 from megatron.checkpointing.hugging_face.families.family import Family
 from megatron.checkpointing.hugging_face.families.registry import family_of
-from megatron.checkpointing.hugging_face.network import saved_spec
-from megatron.checkpointing.hugging_face.new_folder import new_folder
+from megatron.checkpointing.hugging_face.model_folder import new_folder
+from megatron.checkpointing.hugging_face.network import spec_of
 from megatron.checkpointing.hugging_face.tensor_mapping import StackedTransposed, Transposed
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.adapters import without_adapters
-from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
-from megatron.checkpointing.resharding.weights import read_weights
+from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.tensor_parallel.adapters import DOWN, UP
@@ -40,13 +40,15 @@ def export_adapters(
         CheckpointError: the checkpoint has no adapters, no architecture expresses its network, or
             `output` holds something or cannot be written to; nothing is left of what was written.
     """
-    spec = saved_spec(manifest.plan["model"])
+    spec = spec_of(manifest.plan["model"])
     if not spec.lora_rank:
         raise CheckpointError(f"{source} has no adapters: it was trained without --lora-rank")
     family = family_of(without_adapters(spec), model_type)
-    is_transposed = any(_is_transposed(part.cut) for part in family.parts(without_adapters(spec)))
+    is_transposed = any(
+        _is_transposed(part.mapping) for part in family.parts(without_adapters(spec))
+    )
     with new_folder(output) as staging:
-        tensors = dict(_tensors(family, spec, read_weights(source, manifest)))
+        tensors = dict(_tensors(family, spec, read_checkpoint(source, manifest, optimizer=False)))
         save_file(tensors, staging / "adapter_model.safetensors", metadata={"format": "pt"})
         config = _config(
             spec,
@@ -77,7 +79,7 @@ def _config(
 
 
 def _tensors(
-    family: Family, spec: ModelSpec, whole: WholeCheckpoint
+    family: Family, spec: ModelSpec, whole: FullCheckpoint
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the adapters of all linear layers by PEFT's names, in 32 bits."""
     for part in family.parts(without_adapters(spec)):
@@ -86,13 +88,13 @@ def _tensors(
             continue
         down, up = (whole.parameters[stem + name].weight.all().float() for name in (DOWN, UP))
         # The rows of B are those of the weight; its columns are not the weight's.
-        ups = part.cut.apart(up)
+        ups = part.mapping.to_hugging_face(up)
         for theirs, piece in zip(part.theirs, ups, strict=True):
             module = f"base_model.model.{theirs.removesuffix('.weight')}"
             yield f"{module}.{DOWN}.weight", down.clone()
-            rows = piece.T if _is_transposed(part.cut) else piece
+            rows = piece.T if _is_transposed(part.mapping) else piece
             yield f"{module}.{UP}.weight", rows.to(torch.float32, copy=True).contiguous()
 
 
-def _is_transposed(cut: object) -> bool:
-    return isinstance(cut, Transposed | StackedTransposed)
+def _is_transposed(mapping: object) -> bool:
+    return isinstance(mapping, Transposed | StackedTransposed)

@@ -8,27 +8,27 @@ import torch
 from torch import Tensor
 
 
-class Cut(Protocol):
+class TensorMapping(Protocol):
     """The same numbers in another order. `together` undoes `apart` bit for bit."""
 
-    def apart(self, tensor: Tensor) -> tuple[Tensor, ...]:
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of transformers'."""
         ...
 
-    def together(self, tensors: Sequence[Tensor]) -> Tensor:
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the tensor of ours."""
         ...
 
 
 @dataclass(frozen=True)
-class Same:
+class Identity:
     """Both have the same tensor."""
 
-    def apart(self, tensor: Tensor) -> tuple[Tensor, ...]:
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return it."""
         return (tensor,)
 
-    def together(self, tensors: Sequence[Tensor]) -> Tensor:
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return it."""
         return tensors[0]
 
@@ -37,11 +37,11 @@ class Same:
 class Transposed:
     """A matrix [out, in] here, [in, out] there; a vector is the same."""
 
-    def apart(self, tensor: Tensor) -> tuple[Tensor, ...]:
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the matrix transposed."""
         return (tensor.T if tensor.dim() == 2 else tensor,)
 
-    def together(self, tensors: Sequence[Tensor]) -> Tensor:
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the matrix transposed."""
         return tensors[0].T if tensors[0].dim() == 2 else tensors[0]
 
@@ -60,13 +60,13 @@ class QueriesKeysValues:
     queries: int
     head_dim: int
 
-    def apart(self, tensor: Tensor) -> tuple[Tensor, ...]:
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys and values of all heads."""
         by_group = tensor.unflatten(0, (self.groups, self.queries + 2, self.head_dim))
         query, key, value = by_group.split([self.queries, 1, 1], 1)
         return query.flatten(0, 2), key.flatten(0, 2), value.flatten(0, 2)
 
-    def together(self, tensors: Sequence[Tensor]) -> Tensor:
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the rows of each group behind one another."""
         heads = (self.queries, 1, 1)
         parts = [
@@ -92,36 +92,36 @@ class StackedTransposed:
     def _parts(self) -> QueriesKeysValues:
         return QueriesKeysValues(groups=self.heads, queries=1, head_dim=self.head_dim)
 
-    def apart(self, tensor: Tensor) -> tuple[Tensor, ...]:
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return one tensor of all queries, then all keys, then all values."""
-        return Transposed().apart(torch.cat(self._parts.apart(tensor)))
+        return Transposed().to_hugging_face(torch.cat(self._parts.to_hugging_face(tensor)))
 
-    def together(self, tensors: Sequence[Tensor]) -> Tensor:
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the rows of each head behind one another."""
-        return self._parts.together(Transposed().together(tensors).chunk(3))
+        return self._parts.from_hugging_face(Transposed().from_hugging_face(tensors).chunk(3))
 
 
 @dataclass(frozen=True)
 class GateUp:
     """Rows [features, {gate, up}] here, two tensors there."""
 
-    def apart(self, tensor: Tensor) -> tuple[Tensor, ...]:
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the gates and the ups."""
         return tensor[0::2], tensor[1::2]
 
-    def together(self, tensors: Sequence[Tensor]) -> Tensor:
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return them by turns."""
         return torch.stack(tuple(tensors), 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
-class AroundOne:
-    """The weight of a norm less 1 here, the weight there; the only cut that may round."""
+class OffsetByOne:
+    """The weight of a norm less 1 here, the weight there; the only mapping that may round."""
 
-    def apart(self, tensor: Tensor) -> tuple[Tensor, ...]:
+    def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the weight."""
         return (tensor.float() + 1,)
 
-    def together(self, tensors: Sequence[Tensor]) -> Tensor:
+    def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return its difference from 1."""
         return tensors[0].float() - 1

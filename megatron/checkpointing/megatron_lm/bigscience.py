@@ -14,15 +14,18 @@ from typing import Any
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.arguments import flags_of
-from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
-from megatron.checkpointing.megatron_lm.shards import Rows, known_version
+from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
+    ForeignCheckpoint,
+    Rows,
+    known_version,
+)
 from megatron.checkpointing.names import LATEST
 from megatron.checkpointing.resharding.sharded_tensor import (
-    Made,
-    Pieces,
-    WholeCheckpoint,
-    WholeParameter,
-    undivided,
+    FlatShard,
+    FullCheckpoint,
+    LazyParameters,
+    ParameterState,
+    unsharded,
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
@@ -83,8 +86,8 @@ def find(path: Path) -> ForeignCheckpoint:
         flags=flags_of(arguments),
         rows=sum(len(shard) for shard in files.shards(files.table)),
         vocab_size=info.get("original_vocab_size"),
-        whole=WholeCheckpoint(
-            parameters=Made(makers),
+        whole=FullCheckpoint(
+            parameters=LazyParameters(makers),
             counters={
                 name: int(main.get(name, 0))
                 for name in ("global_steps", "global_samples", "skipped_steps")
@@ -157,9 +160,9 @@ class _Layers:
         return len(next(iter(self._files.values())))
 
 
-def _weight(rows: Rows, name: str, files: _Layers) -> WholeParameter:
+def _weight(rows: Rows, name: str, files: _Layers) -> ParameterState:
     try:
-        return WholeParameter(weight=undivided(rows.whole(name, files.shards(name))))
+        return ParameterState(weight=unsharded(rows.whole(name, files.shards(name))))
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
 
@@ -170,7 +173,7 @@ class _Fragment:
 
     shape: tuple[int, ...]
     start: int
-    flat: Mapping[str, Pieces]
+    flat: Mapping[str, FlatShard]
     steps: float
 
     def tensor(self, state: str) -> Tensor:
@@ -179,16 +182,16 @@ class _Fragment:
         return found.view(self.shape)
 
 
-def _trained(rows: Rows, name: str, fragments: Sequence[_Fragment]) -> WholeParameter:
+def _trained(rows: Rows, name: str, fragments: Sequence[_Fragment]) -> ParameterState:
     """Return a parameter with what the optimizer keeps of it, its weight in 32 bits."""
 
     def whole(state: str) -> Tensor:
         return rows.whole(name, [fragment.tensor(state) for fragment in fragments])
 
     try:
-        return WholeParameter(
-            weight=undivided(whole("fp32")),
-            states={state: undivided(whole(state)) for state in _STATES},
+        return ParameterState(
+            weight=unsharded(whole("fp32")),
+            states={state: unsharded(whole(state)) for state in _STATES},
             steps=fragments[0].steps,
         )
     except (RuntimeError, ValueError) as error:
@@ -224,15 +227,19 @@ def _optimizer(folder: Path, mains: Sequence[Path], files: _Layers) -> dict[str,
     return found
 
 
-def _flat_group(saved: Sequence[Mapping[str, Any]], group: int) -> tuple[dict[str, Pieces], float]:
+def _flat_group(
+    saved: Sequence[Mapping[str, Any]], group: int
+) -> tuple[dict[str, FlatShard], float]:
     """Return the flat weights and states of a group of parameters, and the steps it has taken."""
     states = []
     for replica in saved:
         base = replica["base_optimizer_state"]
         states.append(base["state"][group] if "state" in base else base[group])
-    flat = {"fp32": Pieces([r["single_partition_of_fp32_groups"][group].view(-1) for r in saved])}
+    flat = {
+        "fp32": FlatShard([r["single_partition_of_fp32_groups"][group].view(-1) for r in saved])
+    }
     for name in _STATES:
-        flat[name] = Pieces([state[name].view(-1) for state in states])
+        flat[name] = FlatShard([state[name].view(-1) for state in states])
     base = saved[0]["base_optimizer_state"]
     groups = base["param_groups"] if "state" in base else []
     steps = states[0].get("step", groups[group].get("step", 0) if groups else 0)

@@ -1,23 +1,39 @@
 """From the checkpoint of one system to that of another."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from megatron.checkpointing.hugging_face.imports import Wishes, import_model
+from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
+from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of, spec_of
 from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
-from megatron.checkpointing.megatron_lm.to_native import native_manifest, native_weights
 from megatron.checkpointing.names import checkpoint_of
-from megatron.checkpointing.resharding.digest import read_any
-from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
-from megatron.checkpointing.resharding.universal import publish_whole
-from megatron.common.errors import ConfigError, DataError, WrongCheckpointError, near
+from megatron.checkpointing.resharding.sharded_tensor import (
+    FullCheckpoint,
+    LazyParameters,
+    ParameterState,
+)
+from megatron.checkpointing.resharding.universal import publish_full, read_checkpoint
+from megatron.common.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    WrongCheckpointError,
+    near,
+)
 from megatron.config.config import Config
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.parallelism.layout import ParallelConfig
+from megatron.config.parallelism.zero import DeepSpeedConfig
+from megatron.config.plan import plan
+from megatron.config.run.checkpoint import CheckpointConfig
+from megatron.config.run.logging import LoggingConfig
 from megatron.tokenizer.build import build_tokenizer
 
 
@@ -90,7 +106,7 @@ def convert(wish: Conversion, parse: Callable[[Sequence[str]], Config]) -> Itera
     if loader == "own":
         folder = checkpoint_of(wish.source)
         manifest = read_manifest(folder)
-        whole = read_any(folder, manifest, optimizer=saver == "own")
+        whole = read_checkpoint(folder, manifest, optimizer=saver == "own")
     else:
         found = find(wish.source, loader, heads=wish.heads)
         manifest, whole = _own(found, wish, parse, keeps_rows=saver == "own")
@@ -113,7 +129,7 @@ def convert(wish: Conversion, parse: Callable[[Sequence[str]], Config]) -> Itera
     if manifest.plan["checkpoint"]["saves_optimizer"]:
         # Files of other programs do not say the path of the learning rate.
         how = "--no-load-rng" if loader == "own" else "--no-load-rng --override-opt_param-scheduler"
-    yield from _told(publish_whole(wish.output, manifest, whole), wish, how)
+    yield from _told(publish_full(wish.output, manifest, whole), wish, how)
 
 
 def _told(written: Path, wish: Conversion, how: str = "--finetune") -> Iterator[str]:
@@ -137,7 +153,7 @@ def _from_transformers(wish: Conversion, config: Config, saver: str) -> Iterator
     said = import_model(
         wish.source,
         wish.output,
-        Wishes(
+        ImportOptions(
             tokenizer=config.tokenizer.tokenizer_name_or_path,
             seq_length=config.model.seq_length or None,
         ),
@@ -152,7 +168,7 @@ def _own(
     parse: Callable[[Sequence[str]], Config],
     *,
     keeps_rows: bool,
-) -> tuple[Manifest, WholeCheckpoint]:
+) -> tuple[Manifest, FullCheckpoint]:
     """Return what was found as a checkpoint of ours."""
     config = parse(found.flags)
     vocab_size = _vocab_size(found, wish, config, needed=keeps_rows)
@@ -189,3 +205,73 @@ def _vocab_size(found: ForeignCheckpoint, wish: Conversion, config: Config, *, n
             f"{found.rows} rows): give --true-vocab-size, or the flags of the tokenizer{reason}"
         )
     return found.vocab_size or found.rows
+
+
+def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int) -> Manifest:
+    """Return the manifest, without files, of what was `found`, with the wishes `config`.
+
+    Raises:
+        ConfigError: there is no such network.
+        CheckpointError: it has other parameters.
+    """
+    tokenizer = config.tokenizer
+    if tokenizer.pad_vocab_size_to is None:
+        divisor = tokenizer.make_vocab_size_divisible_by
+        tokenizer = replace(
+            tokenizer,
+            pad_vocab_size_to=found.rows,
+            make_vocab_size_divisible_by=1 if found.rows % divisor else divisor,
+        )
+    wishes = replace(
+        config,
+        tokenizer=tokenizer,
+        # Of that run on its machine; what is written is for any layout.
+        checkpoint=CheckpointConfig(),
+        parallel=ParallelConfig(),
+        deepspeed=DeepSpeedConfig(),
+        logging=LoggingConfig(),
+    )
+    # "cuda": where weights of 16 bits are trained; nothing is.
+    decided = plan(wishes, world_size=1, vocab_size=vocab_size, device="cuda")
+    held = replace(decided.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
+    # Those programs count padding, and so does a run that continues one of theirs.
+    counts = decided.model.padded_vocab_size > decided.model.vocab_size
+    model = replace(decided.model, padded_vocab_in_softmax=counts)
+    decided = replace(decided, checkpoint=held, model=model)
+    _require_names(set(found.whole.parameters), set(parameters_of(decided.model)), found.folder)
+    return manifest_of_import(wishes, decided, found.state)
+
+
+def native_weights(found: ForeignCheckpoint, spec: Mapping[str, Any]) -> FullCheckpoint:
+    """Return the parameters of `found`, each compared in shape with the network when it is read.
+
+    Args:
+        spec: the network, as in a manifest's plan.
+    """
+    shapes = {name: tuple(p.shape) for name, p in parameters_of(spec_of(spec)).items()}
+
+    def read(name: str) -> ParameterState:
+        parameter, wanted = found.whole.parameters[name], shapes[name]
+        if parameter.weight.shape != wanted:
+            raise CheckpointError(
+                f"{found.folder}: {name} is {list(parameter.weight.shape)}, and the network of its "
+                f"arguments has {list(wanted)}; the flags of the network say what it is"
+            )
+        return parameter
+
+    return replace(
+        found.whole, parameters=LazyParameters({name: partial(read, name) for name in shapes})
+    )
+
+
+def _require_names(found: set[str], expected: set[str], folder: Path) -> None:
+    """Refuse a checkpoint with other parameters than the network of its arguments has.
+
+    Raises:
+        CheckpointError: lists them.
+    """
+    if found != expected:
+        raise CheckpointError(
+            f"{folder} holds other parameters than the network of its arguments: missing "
+            f"{sorted(expected - found)}, unexpected {sorted(found - expected)}"
+        )

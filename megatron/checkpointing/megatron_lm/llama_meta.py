@@ -15,10 +15,10 @@ from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.resharding.sharded_tensor import (
-    Made,
-    WholeCheckpoint,
-    WholeParameter,
-    undivided,
+    FullCheckpoint,
+    LazyParameters,
+    ParameterState,
+    unsharded,
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
@@ -57,8 +57,10 @@ def find(path: Path) -> ForeignCheckpoint:
         flags=[*_flags(told, inner, dtype), *_tokenizer(path, rows)],
         rows=rows,
         vocab_size=rows,
-        whole=WholeCheckpoint(
-            parameters=Made({name: partial(_made, name, make) for name, make in network.makers()})
+        whole=FullCheckpoint(
+            parameters=LazyParameters(
+                {name: partial(_made, name, make) for name, make in network.makers()}
+            )
         ),
     )
 
@@ -126,9 +128,9 @@ def _halves(heads: Tensor) -> Tensor:
     return torch.cat((heads[:, :, 0::2], heads[:, :, 1::2]), 2)
 
 
-def _made(name: str, make: Any) -> WholeParameter:
+def _made(name: str, make: Any) -> ParameterState:
     try:
-        return WholeParameter(weight=undivided(make()))
+        return ParameterState(weight=unsharded(make()))
     except (KeyError, RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"{name}: its shards are not there, or do not fit: {error}"

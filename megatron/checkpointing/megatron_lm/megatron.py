@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.arguments import flags_of
-from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
-from megatron.checkpointing.megatron_lm.shards import Rows, known_version
+from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
+    ForeignCheckpoint,
+    Rows,
+    known_version,
+)
 from megatron.checkpointing.resharding.sharded_tensor import (
-    Made,
-    WholeCheckpoint,
-    WholeParameter,
-    undivided,
+    FullCheckpoint,
+    LazyParameters,
+    ParameterState,
+    unsharded,
 )
 from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
@@ -99,8 +102,10 @@ def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
         flags=flags_of(arguments) or list(_flags_of_shapes(shards, heads)),
         rows=sum(len(shard) for shard in table),
         vocab_size=_vocab_size(first),
-        whole=WholeCheckpoint(
-            parameters=Made({name: partial(_made, rows, name, s) for name, s in shards.items()})
+        whole=FullCheckpoint(
+            parameters=LazyParameters(
+                {name: partial(_made, rows, name, s) for name, s in shards.items()}
+            )
         ),
         state={
             "iteration": 0 if folder.name == "release" else int(iteration),
@@ -200,9 +205,9 @@ def _named(
             yield name, shards
 
 
-def _made(rows: Rows, name: str, shards: Sequence[Tensor]) -> WholeParameter:
+def _made(rows: Rows, name: str, shards: Sequence[Tensor]) -> ParameterState:
     try:
-        return WholeParameter(weight=undivided(rows.whole(name, shards)))
+        return ParameterState(weight=unsharded(rows.whole(name, shards)))
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.names import STAGING
-from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint, WholeParameter
+from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state
 from megatron.common.atomic_files import replace_text, staged_folder
 from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, reason
@@ -54,7 +54,7 @@ _TRACKER = "latest_checkpointed_iteration.txt"
 
 def write_megatron(
     manifest: Manifest,
-    whole: WholeCheckpoint,
+    whole: FullCheckpoint,
     output: Path,
     *,
     tensor: int,
@@ -125,7 +125,7 @@ def _write(content: Mapping[str, Any], file: Path) -> None:
 
 def _parts(
     manifest: Manifest,
-    whole: WholeCheckpoint,
+    whole: FullCheckpoint,
     place: tuple[int, int],
     sizes: tuple[int, int],
     rows: int,
@@ -198,7 +198,7 @@ def _places(
 
 
 def _shard(
-    name: str, parameter: WholeParameter, manifest: Manifest, rows: int, rank: int, tensor: int
+    name: str, parameter: ParameterState, manifest: Manifest, rows: int, rank: int, tensor: int
 ) -> Tensor:
     weight = parameter.weight.all()
     if name.endswith("word_embeddings.weight"):

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 
 from megatron.checkpointing.resharding.sharded_tensor import (
-    Made,
-    WholeCheckpoint,
-    WholeParameter,
-    undivided,
+    FullCheckpoint,
+    LazyParameters,
+    ParameterState,
+    unsharded,
 )
 from megatron.config.network.model_spec import ModelSpec
 from megatron.tensor_parallel.adapters import DOWN, UP, is_adapter
@@ -19,26 +19,26 @@ def without_adapters(spec: ModelSpec) -> ModelSpec:
     return replace(spec, lora_rank=0, lora_alpha=0.0, lora_dropout=0.0, lora_target_modules=())
 
 
-def merged(spec: ModelSpec, whole: WholeCheckpoint) -> WholeCheckpoint:
+def merge_adapters(spec: ModelSpec, whole: FullCheckpoint) -> FullCheckpoint:
     """Return the weights of the network without adapters: W + alpha / rank B A in the place of W.
 
     The sum is taken in 32 bits; a weight is put together when it is asked for.
     """
     if not spec.lora_rank:
         return whole
-    makers: dict[str, Callable[[], WholeParameter]] = {
+    makers: dict[str, Callable[[], ParameterState]] = {
         name: partial(_merged, whole, name, spec.lora_scale)
         for name in whole.parameters
         if not is_adapter(name)
     }
-    return replace(whole, parameters=Made(makers))
+    return replace(whole, parameters=LazyParameters(makers))
 
 
-def _merged(whole: WholeCheckpoint, name: str, scale: float) -> WholeParameter:
+def _merged(whole: FullCheckpoint, name: str, scale: float) -> ParameterState:
     stem = name.removesuffix("weight")
     if f"{stem}{DOWN}" not in whole.parameters:
         return whole.parameters[name]
     weight, down, up = (
         whole.parameters[stem + part].weight.all().float() for part in ("weight", DOWN, UP)
     )
-    return WholeParameter(weight=undivided(weight + scale * (up @ down)))
+    return ParameterState(weight=unsharded(weight + scale * (up @ down)))

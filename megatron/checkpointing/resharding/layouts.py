@@ -12,10 +12,10 @@ from torch import Tensor
 from megatron.checkpointing.manifest import Manifest, damage
 from megatron.checkpointing.resharding.sharded_tensor import (
     OPTIMIZER_NAMES,
-    Pieces,
-    Whole,
-    WholeCheckpoint,
-    WholeParameter,
+    FlatShard,
+    FullCheckpoint,
+    ParameterState,
+    ShardedTensor,
 )
 from megatron.checkpointing.resharding.unpickle import read_tensors
 from megatron.common.errors import CheckpointError
@@ -25,9 +25,9 @@ _OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 
 
-def read_whole(
+def read_sharded(
     folder: Path, manifest: Manifest, *, optimizer: bool = True, verify: bool = True
-) -> WholeCheckpoint:
+) -> FullCheckpoint:
     """Return everything in the checkpoint in `folder`, put together over all ranks that saved it.
 
     Tensors are read when they are looked at, a piece at a time.
@@ -57,7 +57,7 @@ def read_whole(
         raise CheckpointError(
             f"{folder}: the files are not as DeepSpeed lays them out: {error!r}"
         ) from error
-    return WholeCheckpoint(parameters=parameters, counters=counters, loss_scaler=scaler)
+    return FullCheckpoint(parameters=parameters, counters=counters, loss_scaler=scaler)
 
 
 class _Files:
@@ -232,16 +232,16 @@ def _count_steps(shard: _Shard, group: Mapping[str, Any]) -> None:
         shard.steps = float(group["step"])
 
 
-def _join(shards: Sequence[_Shard], dim: int | None) -> WholeParameter:
+def _join(shards: Sequence[_Shard], dim: int | None) -> ParameterState:
     shape = list(shards[0].shape)
     if dim is not None:
         shape[dim] *= len(shards)
 
-    def joined(parts: Sequence[Sequence[Tensor]]) -> Whole:
-        pieces = [Pieces(part) for part in parts]
-        return Whole(shape=tuple(shape), dim=dim, shards=pieces, stored=shape[0])
+    def joined(parts: Sequence[Sequence[Tensor]]) -> ShardedTensor:
+        pieces = [FlatShard(part) for part in parts]
+        return ShardedTensor(shape=tuple(shape), dim=dim, shards=pieces, stored=shape[0])
 
-    return WholeParameter(
+    return ParameterState(
         weight=joined([shard.weight for shard in shards]),
         states={
             name: joined([shard.states[name] for shard in shards]) for name in shards[0].states

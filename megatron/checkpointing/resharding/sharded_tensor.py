@@ -20,7 +20,7 @@ _COPIES = 2  # of a block, at once: shards put together from pieces, and rows fr
 
 
 @dataclass(frozen=True)
-class Pieces:
+class FlatShard:
     """The elements of one shard in order, in several flat tensors.
 
     What lies behind the shard's last element is padding.
@@ -45,7 +45,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
+class ShardedTensor:
     """One tensor, divided into equal shards along `dim`; None for one that every rank had whole.
 
     Args:
@@ -60,7 +60,7 @@ class Whole:
 
     shape: tuple[int, ...]
     dim: int | None
-    shards: Sequence[Pieces]
+    shards: Sequence[FlatShard]
     stored: int
     copies_last: bool = False
 
@@ -112,29 +112,29 @@ class Whole:
         """Return the whole tensor."""
         return self.rows(0, self.shape[0])
 
-    def with_rows(self, rows: int, *, copies_last: bool = False) -> "Whole":
+    def with_rows(self, rows: int, *, copies_last: bool = False) -> "ShardedTensor":
         """Return the tensor cut off or continued to `rows` rows, with zeros or the last one."""
         return replace(self, shape=(rows, *self.shape[1:]), copies_last=copies_last)
 
 
-def undivided(tensor: Tensor) -> Whole:
+def unsharded(tensor: Tensor) -> ShardedTensor:
     """Return `tensor` as the whole that it is."""
     shape = tuple(tensor.shape)
-    pieces = [Pieces([tensor.reshape(-1)])]
-    return Whole(shape=shape, dim=None, shards=pieces, stored=shape[0])
+    pieces = [FlatShard([tensor.reshape(-1)])]
+    return ShardedTensor(shape=shape, dim=None, shards=pieces, stored=shape[0])
 
 
-class Made(Mapping[str, "WholeParameter"]):
+class LazyParameters(Mapping[str, "ParameterState"]):
     """Parameters by name, each put together when it is asked for, so that one is in memory.
 
     Args:
         makers: of each.
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], "WholeParameter"]]):
+    def __init__(self, makers: Mapping[str, Callable[[], "ParameterState"]]):
         self._makers = makers
 
-    def __getitem__(self, name: str) -> "WholeParameter":
+    def __getitem__(self, name: str) -> "ParameterState":
         return self._makers[name]()
 
     def __iter__(self) -> Iterator[str]:
@@ -145,7 +145,7 @@ class Made(Mapping[str, "WholeParameter"]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeParameter:
+class ParameterState:
     """A weight of the network with what the optimizer keeps of it.
 
     Args:
@@ -154,16 +154,16 @@ class WholeParameter:
         steps: how many the optimizer has taken with it; None where it does not count.
     """
 
-    weight: Whole
-    states: Mapping[str, Whole] = field(default_factory=dict)
+    weight: ShardedTensor
+    states: Mapping[str, ShardedTensor] = field(default_factory=dict)
     steps: float | None = None
 
     @property
-    def tensors(self) -> dict[str, Whole]:
+    def tensors(self) -> dict[str, ShardedTensor]:
         """The weight as "fp32" and every state under its own name."""
         return {"fp32": self.weight, **self.states}
 
-    def with_rows(self, rows: int, *, copies_last: bool = False) -> "WholeParameter":
+    def with_rows(self, rows: int, *, copies_last: bool = False) -> "ParameterState":
         """Return a table of tokens with other padding: `rows` rows in all.
 
         Args:
@@ -171,7 +171,7 @@ class WholeParameter:
                 part in the softmax has learned small logits, where zeros would be large ones.
         """
 
-        def padded(whole: Whole) -> Whole:
+        def padded(whole: ShardedTensor) -> ShardedTensor:
             return whole.with_rows(rows, copies_last=copies_last)
 
         states = {name: padded(whole) for name, whole in self.states.items()}
@@ -179,7 +179,7 @@ class WholeParameter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeCheckpoint:
+class FullCheckpoint:
     """A state of training, whatever the layout of the run that saved it.
 
     Args:
@@ -188,14 +188,14 @@ class WholeCheckpoint:
         loss_scaler: the attributes of DeepSpeed's; {} where none was saved.
     """
 
-    parameters: Mapping[str, WholeParameter]
+    parameters: Mapping[str, ParameterState]
     counters: Mapping[str, int] = field(default_factory=dict)
     loss_scaler: Mapping[str, Any] = field(default_factory=dict)
 
 
 def fill_from(
     target: Tensor,
-    whole: Whole,
+    whole: ShardedTensor,
     shard: Shard | None,
     shape: Sequence[int],
     start: int = 0,
@@ -217,7 +217,7 @@ def fill_from(
         ValueError: the shard is not one of `whole`.
     """
     dim, index, count = (shard.dim, shard.index, shard.count) if shard else (0, 0, 1)
-    if (expected := whole_shape(shape, shard)) != whole.shape:
+    if (expected := full_shape(shape, shard)) != whole.shape:
         raise ValueError(f"its shape is {list(whole.shape)} instead of {list(expected)}")
     width, stop = math.prod(shape[1:]), start + target.numel()
     columns = whole.shape[1] // count if dim == 1 else None
@@ -239,7 +239,7 @@ def fill_from(
         )
 
 
-def whole_shape(shape: Sequence[int], shard: Shard | None) -> tuple[int, ...]:
+def full_shape(shape: Sequence[int], shard: Shard | None) -> tuple[int, ...]:
     """Return the shape of what a shard of `shape` is one of."""
     expected = list(shape)
     if shard:

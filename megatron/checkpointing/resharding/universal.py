@@ -19,11 +19,11 @@ from megatron.checkpointing.manifest import (
 )
 from megatron.checkpointing.names import LATEST_UNIVERSAL, STAGING, iteration_of, tag_of
 from megatron.checkpointing.publish import clear_staging, publish
-from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.sharded_tensor import (
-    WholeCheckpoint,
-    WholeParameter,
-    undivided,
+    FullCheckpoint,
+    ParameterState,
+    unsharded,
 )
 from megatron.checkpointing.resharding.unpickle import read_tensors
 from megatron.common.atomic_files import replace_text, staged_folder
@@ -32,6 +32,27 @@ from megatron.common.process_pool import map_in_processes
 
 _PARAMETERS = "zero"
 _PROGRESS = "progress.pt"
+
+
+def read_checkpoint(
+    folder: Path, manifest: Manifest, *, optimizer: bool = True, verify: bool = True
+) -> FullCheckpoint:
+    """Return everything in a checkpoint with a layout or without one.
+
+    Args:
+        optimizer: whether its states are wanted, where they were saved; see read_sharded.
+        verify: whether to compare files with the manifest: those with a layout when they are read,
+            all others at once.
+
+    Raises:
+        CheckpointError: files are missing or damaged.
+    """
+    if is_universal(manifest):
+        if verify and (problems := damage(folder, manifest.files)):
+            raise CheckpointError("; ".join(problems))
+        return read_universal(folder, manifest)
+    saved = manifest.plan["checkpoint"]["saves_optimizer"]
+    return read_sharded(folder, manifest, optimizer=optimizer and saved, verify=verify)
 
 
 def is_universal(manifest: Manifest) -> bool:
@@ -80,7 +101,7 @@ def write_universal(source: Path, output: Path, *, workers: int) -> None:
         raise CheckpointError(f"{output}: {reason(error, output)}") from error
 
 
-def publish_whole(directory: Path, manifest: Manifest, whole: WholeCheckpoint) -> Path:
+def publish_full(directory: Path, manifest: Manifest, whole: FullCheckpoint) -> Path:
     """Write a state of training to `directory` without a layout, as a run's --save; return where.
 
     A run goes on from it like from any other checkpoint, in any layout.
@@ -111,7 +132,7 @@ def publish_whole(directory: Path, manifest: Manifest, whole: WholeCheckpoint) -
     return folder
 
 
-def read_universal(folder: Path, manifest: Manifest) -> WholeCheckpoint:
+def read_universal(folder: Path, manifest: Manifest) -> FullCheckpoint:
     """Return what write_universal wrote; tensors are read when they are looked at.
 
     Raises:
@@ -124,7 +145,7 @@ def read_universal(folder: Path, manifest: Manifest) -> WholeCheckpoint:
             names.setdefault(name, []).append(file.removesuffix(".pt"))
     try:
         progress = read_tensors(folder / _PROGRESS)
-        return WholeCheckpoint(
+        return FullCheckpoint(
             parameters={
                 name: _read_parameter(folder / _PARAMETERS / name, files)
                 for name, files in names.items()
@@ -147,7 +168,7 @@ def _require_copy(output: Path, manifest: Manifest) -> None:
 def _write_files(
     source: Path, manifest: Manifest, folder: Path, workers: int
 ) -> Iterator[FileRecord]:
-    whole = read_whole(source, manifest, verify=False)
+    whole = read_sharded(source, manifest, verify=False)
     yield _write_progress(folder, whole)
     for record in manifest.files:
         if record.name.startswith("mp_rank_"):
@@ -162,7 +183,7 @@ def _write_files(
         yield from records
 
 
-def _write_progress(folder: Path, whole: WholeCheckpoint) -> FileRecord:
+def _write_progress(folder: Path, whole: FullCheckpoint) -> FileRecord:
     progress = folder / _PROGRESS
     torch.save({"counters": dict(whole.counters), "loss_scaler": dict(whole.loss_scaler)}, progress)
     return record_file(progress)
@@ -172,7 +193,7 @@ def _write_parameters(
     source: Path, manifest: Manifest, folder: Path, names: list[str]
 ) -> list[FileRecord]:
     """Write the parameters called `names`; return the files."""
-    whole = read_whole(source, manifest, verify=False)
+    whole = read_sharded(source, manifest, verify=False)
     return [
         record
         for name in names
@@ -180,7 +201,7 @@ def _write_parameters(
     ]
 
 
-def _write_parameter(folder: Path, name: str, parameter: WholeParameter) -> Iterator[FileRecord]:
+def _write_parameter(folder: Path, name: str, parameter: ParameterState) -> Iterator[FileRecord]:
     own = folder / _PARAMETERS / name
     own.mkdir(parents=True)
     contents = {
@@ -195,12 +216,12 @@ def _write_parameter(folder: Path, name: str, parameter: WholeParameter) -> Iter
         yield replace(record_file(file), name=f"{_PARAMETERS}/{name}/{file.name}")
 
 
-def _read_parameter(folder: Path, states: list[str]) -> WholeParameter:
+def _read_parameter(folder: Path, states: list[str]) -> ParameterState:
     tensors, steps = {}, None
     for state in states:
         content = read_tensors(folder / f"{state}.pt")["param"]
         if state == "step":
             steps = float(content)
         else:
-            tensors[state] = undivided(content)
-    return WholeParameter(weight=tensors.pop("fp32"), states=tensors, steps=steps)
+            tensors[state] = unsharded(content)
+    return ParameterState(weight=tensors.pop("fp32"), states=tensors, steps=steps)

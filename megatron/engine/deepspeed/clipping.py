@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.engine.deepspeed.replicated_weights import counts_here, nan_unless_finite
-from megatron.tensor_parallel.experts import is_expert, replicas_that_differ
 from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.sharding import is_expert, replicas_that_differ
 
 
 @torch.no_grad()

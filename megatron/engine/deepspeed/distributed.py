@@ -10,7 +10,7 @@ import torch.distributed as dist
 from deepspeed.constants import default_pg_timeout
 from deepspeed.utils import logger as deepspeed_logger
 
-from megatron.tensor_parallel.master_address import MeetingPlace
+from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.rendezvous import meet
 
 
@@ -19,7 +19,7 @@ def start(
     log_level: str = "warning",
     *,
     timeout_minutes: int = 0,
-    place: MeetingPlace | None = None,
+    place: MasterAddress | None = None,
     device: torch.device | None = None,
     look: Callable[[], None] = lambda: None,
 ) -> None:

@@ -9,8 +9,8 @@ from deepspeed.utils import safe_get_local_grad
 from torch import Tensor
 
 from megatron.engine.deepspeed.replicated_weights import counts_here
-from megatron.tensor_parallel.experts import replicas_that_differ
 from megatron.tensor_parallel.process_groups import Groups
+from megatron.tensor_parallel.sharding import replicas_that_differ
 
 
 @torch.no_grad()

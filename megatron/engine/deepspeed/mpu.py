@@ -58,12 +58,12 @@ class Mpu:
 
     def get_sequence_data_parallel_rank(self) -> int:
         """Return this rank's place among all that hold the same shard of the model."""
-        return dist.get_rank(self._groups.copies)
+        return dist.get_rank(self._groups.data_and_sequence)
 
     def get_sequence_data_parallel_world_size(self) -> int:
         """Return the number of ranks that hold the same shard of the model."""
-        return self._groups.copies.size()
+        return self._groups.data_and_sequence.size()
 
     def get_sequence_data_parallel_group(self) -> dist.ProcessGroup:
         """Return all ranks that hold the same shard of the model; ZeRO divides over them."""
-        return self._groups.copies
+        return self._groups.data_and_sequence

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.checkpointing.resharding.sharded_tensor import (
-    Whole,
-    WholeCheckpoint,
-    WholeParameter,
+    FullCheckpoint,
+    ParameterState,
+    ShardedTensor,
     fill_from,
-    whole_shape,
+    full_shape,
 )
 from megatron.common.errors import CheckpointError
 from megatron.tensor_parallel.adapters import is_adapter
@@ -56,9 +56,9 @@ def names_of_states(engine: Any) -> list[list[str]]:
 
 
 @torch.no_grad()
-def load_whole(
+def load_full(
     engine: Any,
-    checkpoint: WholeCheckpoint,
+    checkpoint: FullCheckpoint,
     *,
     optimizer: bool,
     buffer_bytes: int,
@@ -92,7 +92,7 @@ def load_whole(
         shard = shard_of(fragment.parameter)
         if name.endswith(_VOCABULARY):
             # Padding depends on the number of ranks that divide the table.
-            rows = whole_shape(fragment.shape, shard)[0]
+            rows = full_shape(fragment.shape, shard)[0]
             parameter = parameter.with_rows(rows, copies_last=copies_padding)
         try:
             _fill(fragment.weight, parameter.weight, fragment, buffer_bytes)
@@ -179,13 +179,13 @@ def _of_stage_3(
             yield name, Fragment(parameter, shape, start, frozen, None, slice(0, size))
 
 
-def _fill(target: Tensor, whole: Whole, fragment: Fragment, buffer_bytes: int) -> None:
+def _fill(target: Tensor, whole: ShardedTensor, fragment: Fragment, buffer_bytes: int) -> None:
     shard = shard_of(fragment.parameter)
     fill_from(target, whole, shard, fragment.shape, fragment.start, buffer_bytes=buffer_bytes)
 
 
 def _fill_states(
-    optimizer: Any, fragment: Fragment, stored: WholeParameter, buffer_bytes: int
+    optimizer: Any, fragment: Fragment, stored: ParameterState, buffer_bytes: int
 ) -> None:
     states = optimizer.state[fragment.owner]
     for name, whole in stored.states.items():
@@ -212,7 +212,7 @@ def _set_steps(optimizer: Any, counts: Mapping[Tensor, list[float]]) -> None:
             optimizer.state[owner]["step"] = int(steps)
 
 
-def _set_progress(engine: Any, checkpoint: WholeCheckpoint) -> None:
+def _set_progress(engine: Any, checkpoint: FullCheckpoint) -> None:
     """Restore DeepSpeed's counters, and a loss scale that follows overflows."""
     for name, count in checkpoint.counters.items():
         setattr(engine, name, count)

@@ -20,7 +20,7 @@ def divided_from_birth(groups: Groups, config: dict[str, Any]) -> AbstractContex
     Communication: within it, every data-parallel rank must build the same layers in step.
     """
     return deepspeed.zero.Init(
-        data_parallel_group=groups.copies, config_dict_or_path=config, mpu=Mpu(groups)
+        data_parallel_group=groups.data_and_sequence, config_dict_or_path=config, mpu=Mpu(groups)
     )
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from megatron.tensor_parallel.master_address import MeetingPlace
+from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.process_groups import Groups, build_groups, lone_group
 from megatron.tensor_parallel.rendezvous import meet
 from megatron.tensor_parallel.topology import Topology
@@ -27,7 +27,7 @@ def join_processes(
     replicas: int,
     backend: str,
     device: torch.device,
-    place: MeetingPlace,
+    place: MasterAddress,
 ) -> Groups:
     """Return the groups of this process among those that share the model or have another.
 

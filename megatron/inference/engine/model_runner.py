@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.checkpointing.resharding.sharded_tensor import WholeParameter, fill_from
+from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fill_from
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.kv_cache import Cache, NextTokens, Prompts
@@ -19,7 +19,7 @@ from megatron.model.gpt import gpt_layers, to_batch_first
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import SequentialModel, in_turn
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
-from megatron.tensor_parallel.collectives import gathered
+from megatron.tensor_parallel.collectives import all_gather
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
@@ -51,7 +51,7 @@ class Stage:
     def __init__(
         self,
         spec: ModelSpec,
-        weights: Mapping[str, WholeParameter],
+        weights: Mapping[str, ParameterState],
         *,
         groups: Groups,
         dtype: torch.dtype,
@@ -145,7 +145,7 @@ class Stage:
         """
         found = in_turn(self._head, features[:, None])[:, 0]
         if self.groups.topology.tensor > 1:
-            found = gathered(found, 1, self.groups.tensor)
+            found = all_gather(found, 1, self.groups.tensor)
         return found[:, : self.spec.vocab_size].float()
 
     def no_numbers(self) -> MegatronError:
@@ -259,7 +259,7 @@ def _pass_on(inputs: Any) -> Any:
     return inputs
 
 
-def _fill(model: SequentialModel, weights: Mapping[str, WholeParameter]) -> None:
+def _fill(model: SequentialModel, weights: Mapping[str, ParameterState]) -> None:
     for name, parameter in model.named_parameters():
         if name not in weights:
             raise CheckpointError(

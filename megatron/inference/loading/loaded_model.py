@@ -23,12 +23,12 @@ from megatron.inference.engine.inference_groups import join_processes
 from megatron.inference.engine.model_runner import Stage
 from megatron.inference.loading.model_source import ModelSource
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
-from megatron.tensor_parallel.master_address import MeetingPlace
+from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
-from megatron.training.process.environment import cpu_threads, meeting_place
+from megatron.training.process.environment import cpu_threads, master_address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def load_model(
     )
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(launch))
-    groups = _joined(parallel, replicas, device, meeting_place(launch))
+    groups = _joined(parallel, replicas, device, master_address(launch))
     stage = _filled(
         source, wishes, spec, groups, dtype=TORCH_DTYPES[dtype], device=device, rows=rows
     )
@@ -108,7 +108,7 @@ def _trained(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
 
 
 def _joined(
-    parallel: ParallelConfig, replicas: int, device: torch.device, place: MeetingPlace
+    parallel: ParallelConfig, replicas: int, device: torch.device, place: MasterAddress
 ) -> Groups:
     """Return this process's groups. Communication: waits for every rank."""
     default = "nccl" if device.type == "cuda" else "gloo"

@@ -18,10 +18,10 @@ from megatron.config.inference.generation import LAYOUT
 from megatron.config.parsing.flags import value_in
 
 if TYPE_CHECKING:
-    from megatron.checkpointing.resharding.sharded_tensor import WholeCheckpoint
+    from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 
 
-Weights = Callable[[], AbstractContextManager["WholeCheckpoint"]]
+Weights = Callable[[], AbstractContextManager["FullCheckpoint"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,17 +82,21 @@ def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
     if (folder / MANIFEST).is_file():
         manifest = read_manifest(folder)
 
-        def read() -> "AbstractContextManager[WholeCheckpoint]":
-            from megatron.checkpointing.resharding.weights import read_weights
+        def read() -> "AbstractContextManager[FullCheckpoint]":
+            from megatron.checkpointing.resharding.universal import read_checkpoint
 
-            return nullcontext(read_weights(folder, manifest))
+            return nullcontext(read_checkpoint(folder, manifest, optimizer=False))
 
         return folder, manifest, read
     if not (directory / "config.json").is_file():
         raise WrongCheckpointError(
             f"--load {directory} holds no complete checkpoint, and no model of transformers'"
         )
-    from megatron.checkpointing.hugging_face.imports import Wishes, describe_model, opened_weights
+    from megatron.checkpointing.hugging_face.import_model import (
+        ImportOptions,
+        describe_model,
+        open_weights,
+    )
 
-    described = describe_model(directory, Wishes(), save=directory)
-    return directory, described.manifest, partial(opened_weights, directory, described)
+    described = describe_model(directory, ImportOptions(), save=directory)
+    return directory, described.manifest, partial(open_weights, directory, described)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.layer_list import Layer
-from megatron.tensor_parallel.sharding import summed
+from megatron.tensor_parallel.sharding import all_reduce_grad
 
 
 class _Norm(nn.Module):
@@ -41,7 +41,7 @@ class _Norm(nn.Module):
             self.bias = nn.Parameter(torch.zeros(width))
         if group is not None:
             for parameter in self.parameters():
-                summed(parameter, group)
+                all_reduce_grad(parameter, group)
 
     def scale(self, dtype: torch.dtype) -> Tensor:
         """Return what the normed features are multiplied with, [h]."""

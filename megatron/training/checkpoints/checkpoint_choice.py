@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.compare import other_wishes, require_same
-from megatron.checkpointing.differences import table
+from megatron.checkpointing.compare import other_changes, require_same, table
 from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.names import LOCK, iteration_of, published_tags, tag_of
 from megatron.checkpointing.publish import other_latest, restore_replaced
@@ -85,7 +84,7 @@ def tell_changes(plan: Plan, chosen: Chosen) -> None:
         )
     if not _goes_on(plan):
         return
-    if found := [*other_wishes(then, as_json(asdict(going_on(plan, chosen))))]:
+    if found := [*other_changes(then, as_json(asdict(going_on(plan, chosen))))]:
         log.warning("going on from %s with other settings:\n%s", folder, table(found))
 
 

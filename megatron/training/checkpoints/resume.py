@@ -10,10 +10,10 @@ from megatron.checkpointing.compare import (
     has_same_ranks,
     layout_changes,
     require_reshapable,
+    table,
 )
-from megatron.checkpointing.differences import table
 from megatron.checkpointing.manifest import damage
-from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.universal import is_universal, read_universal
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.checkpointing.rollback_archive import set_aside
@@ -128,8 +128,8 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     if universal:
         whole = read_universal(folder, manifest)
     else:
-        whole = read_whole(folder, manifest, optimizer=wished.loads_optimizer, verify=False)
-    engine.load_whole(
+        whole = read_sharded(folder, manifest, optimizer=wished.loads_optimizer, verify=False)
+    engine.load_full(
         whole,
         optimizer=wished.loads_optimizer,
         buffer_bytes=wished.reshape_buffer_bytes,

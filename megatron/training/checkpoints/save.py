@@ -29,8 +29,7 @@ from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.config import Config
 from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
-from megatron.tensor_parallel.experts import whole_name
-from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.sharding import full_name, shard_of
 from megatron.training.checkpoints.emergency_save import PendingSave, finish_alone
 from megatron.training.checkpoints.system_info import system_info
 from megatron.training.guards.nan_guard import is_finite
@@ -391,7 +390,7 @@ class Checkpoints(Hook):
         Communication: one all-gather of the partition dimensions.
         """
         parameters = self._engine.module.named_parameters()
-        own = [(whole_name(name, p), shard.dim) for name, p in parameters if (shard := shard_of(p))]
+        own = [(full_name(name, p), shard.dim) for name, p in parameters if (shard := shard_of(p))]
         return Manifest(
             state=asdict(state),
             plan=asdict(self._plan),

@@ -9,7 +9,7 @@ from socket import gethostname
 
 import torch
 
-from megatron.checkpointing.differences import Difference
+from megatron.checkpointing.compare import Difference
 from megatron.common.version import VERSION, commit
 from megatron.training.loop.collectives import from_rank_0, gathered
 

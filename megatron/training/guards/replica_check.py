@@ -9,9 +9,8 @@ from torch import Tensor
 
 from megatron.common.errors import TrainingError
 from megatron.engine.engine import Engine
-from megatron.tensor_parallel.experts import whole_name
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.sharding import full_name, shard_of
 from megatron.training.loop.collectives import gathered
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
@@ -68,7 +67,7 @@ class ReplicaCheck(Hook):
             if hasattr(parameter, "ds_id"):
                 continue
             place = self._groups.tensor_rank if shard_of(parameter) else "all"
-            yield (whole_name(name, parameter), place), fingerprint(parameter.detach())
+            yield (full_name(name, parameter), place), fingerprint(parameter.detach())
         groups = self._groups
         part = groups.tensor_rank if self._streams_per_tensor_rank else "all"
         drawing = (groups.stage, groups.data_rank, groups.sequence_rank, part)

@@ -10,7 +10,7 @@ from typing import Literal
 from zlib import crc32
 
 from megatron.common.errors import ConfigError
-from megatron.tensor_parallel.master_address import MeetingPlace
+from megatron.tensor_parallel.master_address import MasterAddress
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 """Levels of messages, the least important first."""
@@ -289,9 +289,9 @@ def export_launch(
         raise ConfigError(f"MASTER_PORT={port} is no port: set it to one from 1 to 65535")
 
 
-def meeting_place(launch: Launch) -> MeetingPlace:
+def master_address(launch: Launch) -> MasterAddress:
     """Return where this process looks for the others; `export_launch` has written it."""
-    return MeetingPlace(
+    return MasterAddress(
         os.environ["MASTER_ADDR"],
         _number("MASTER_PORT", 0),
         rank=launch.rank,

@@ -7,15 +7,16 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.checkpointing.compare import (
+    Difference,
     adds_adapters,
     has_same_ranks,
     layout_changes,
-    other_wishes,
+    other_changes,
     require_reshapable,
     require_same,
     require_same_model,
+    table,
 )
-from megatron.checkpointing.differences import Difference, table
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 
@@ -69,7 +70,7 @@ def test_a_longer_run_has_another_learning_rate_unless_it_is_constant():
     with pytest.raises(CheckpointError, match=decay):
         require_same(saved(), saved(*longer), "f", with_schedule=True)
     tokens = ["--lr-decay-tokens", "600", "--train-iters"]
-    spans = [*other_wishes(saved(*tokens, "10"), saved("--lr-decay-tokens", "900"))]
+    spans = [*other_changes(saved(*tokens, "10"), saved("--lr-decay-tokens", "900"))]
     assert Difference("--lr-decay-tokens", 600, 900) in spans
     constant = ["--lr-decay-style", "constant"]
     require_same(saved(*constant), saved(*constant, *longer), "f", with_schedule=True)
@@ -169,20 +170,20 @@ def test_what_no_weight_depends_on_may_change_and_is_told():
     wishes = ["--attention-dropout", "0", "--seed", "99", "--lr", "0.2", "--weight-decay", "0.7"]
     then, now = saved(), saved(*wishes)
     require_same(then, now, "f")
-    assert list(other_wishes(then, now)) == [
+    assert list(other_changes(then, now)) == [
         Difference("--attention-dropout", 0.1, 0.0),
         Difference("--seed", 1234, 99),
         Difference("--lr", 0.1, 0.2),
         Difference("--end-weight-decay", 0.01, 0.7),
         Difference("--weight-decay", 0.01, 0.7),
     ]
-    assert list(other_wishes(then, then)) == []
+    assert list(other_changes(then, then)) == []
 
 
 def test_what_changes_nothing_in_a_step_is_not_told():
     ends = "--exit-interval 3 --exit-duration-in-mins 5 --data-cache-path elsewhere"
-    assert list(other_wishes(saved(), saved(*ends.split()))) == []
-    longer = list(other_wishes(saved(), saved("--train-iters", "20")))
+    assert list(other_changes(saved(), saved(*ends.split()))) == []
+    longer = list(other_changes(saved(), saved("--train-iters", "20")))
     assert [each.name for each in longer] == ["--train-iters", "--lr-decay-samples"]
 
 
@@ -208,7 +209,7 @@ def test_only_a_learned_table_limits_the_positions_of_another_run():
     then, now = saved(*alibi), saved(*alibi, *longer)
     require_same_model(then, now, "f")
     told = Difference("--max-position-embeddings", 6, 9)
-    assert list(other_wishes(then, now)) == [told]
+    assert list(other_changes(then, now)) == [told]
 
 
 def test_for_generation_the_layout_may_differ():

@@ -6,7 +6,7 @@ import pytest
 from tiny import tiny_argv, tiny_config, tiny_plan
 
 from megatron.checkpointing.manifest import Manifest, write_manifest
-from megatron.checkpointing.saved_run import network_of_checkpoint, run_behind
+from megatron.checkpointing.saved_run import checkpoint_flags, read_saved_run
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import parse_config
 
@@ -34,7 +34,7 @@ def saved(tmp_path):
 
 def parsed(*flags):
     argv = [*USES, *flags]
-    network = network_of_checkpoint(argv)
+    network = checkpoint_flags(argv)
     config, _ = parse_config(argv, defaults=network.flags)
     return config, network.told(config)
 
@@ -69,10 +69,10 @@ def test_the_step_asked_for_and_a_file_of_flags_count(saved, tmp_path):
 
 
 def test_nothing_is_taken_unasked_or_from_nothing(saved, tmp_path):
-    assert network_of_checkpoint(tiny_argv("--load", str(saved))) is None
-    assert network_of_checkpoint(["--use-checkpoint-args", "--load", str(tmp_path / "no")]) is None
+    assert checkpoint_flags(tiny_argv("--load", str(saved))) is None
+    assert checkpoint_flags(["--use-checkpoint-args", "--load", str(tmp_path / "no")]) is None
     with pytest.raises(ConfigError, match="--ckpt-step x is no iteration"):
-        network_of_checkpoint(["--use-checkpoint-args", f"--load={saved}", "--ckpt-step", "x"])
+        checkpoint_flags(["--use-checkpoint-args", f"--load={saved}", "--ckpt-step", "x"])
 
 
 def test_a_damaged_manifest_is_passed_over_and_none_is_an_error(saved):
@@ -92,4 +92,4 @@ def test_the_world_size_of_a_run_counts_all_its_axes(saved):
     state = {"iteration": 6}
     empty = {"config": {}, "versions": {}, "partition_dims": {}, "files": ()}
     write_manifest(folder, Manifest(state=state, plan=asdict(plan), **empty))
-    assert run_behind(str(saved)).world_size == plan.parallel.world_size == 4
+    assert read_saved_run(str(saved)).world_size == plan.parallel.world_size == 4

@@ -52,7 +52,7 @@ def alone(group, monkeypatch):
         tensor=group,
         sequence=group,
         data=group,
-        copies=group,
+        data_and_sequence=group,
         model=group,
     )
 

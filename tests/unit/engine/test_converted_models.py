@@ -10,11 +10,10 @@ from checkpoints import whole_weights
 from tiny import tiny_config, tiny_plan
 from transformers import AutoModelForCausalLM
 
-from megatron.checkpointing.hugging_face.export import Wishes as ExportWishes
-from megatron.checkpointing.hugging_face.export import export
-from megatron.checkpointing.hugging_face.imports import Wishes, import_model
+from megatron.checkpointing.hugging_face.export import ExportOptions, export
+from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.manifest import Manifest, read_manifest, record_file, write_manifest
-from megatron.checkpointing.resharding.weights import read_weights
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tokenizer.types.null import NullTokenizer
 
@@ -43,11 +42,11 @@ def test_what_an_engine_saved_is_evaluated_by_others(build, micro_batch, tmp_pat
     )
     write_manifest(folder, manifest)
     wishes = {"tokenizer_type": "NullTokenizer", "vocab_size": 10}
-    written = export(folder, manifest, tmp_path / "hf", NullTokenizer(10), wishes, ExportWishes())
+    written = export(folder, manifest, tmp_path / "hf", NullTokenizer(10), wishes, ExportOptions())
     assert written.dtype == ("bf16" if "--bf16" in saving else "fp32")
     assert all(one.is_equal for one in written.measured)
 
-    imported = import_model(tmp_path / "hf", tmp_path / "ours", Wishes())
+    imported = import_model(tmp_path / "hf", tmp_path / "ours", ImportOptions())
     again = read_manifest(imported.folder)
     weights = whole_weights(imported.folder, again)
     for name, weight in whole_weights(folder, manifest).items():
@@ -61,6 +60,6 @@ def test_what_an_engine_saved_is_evaluated_by_others(build, micro_batch, tmp_pat
     expected = float(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
     for kind in ([], ["--zero-stage", "3"], ["--bf16", "--zero-stage", "1"]):
         other = build(*NETWORK, *kind)
-        other.load_whole(read_weights(imported.folder, again), optimizer=False)
+        other.load_full(read_checkpoint(imported.folder, again, optimizer=False), optimizer=False)
         found = float(other.evaluate(iter([micro_batch(1)]), 1))
         assert found == pytest.approx(expected, rel=2e-2 if "--bf16" in kind else 1e-5), kind

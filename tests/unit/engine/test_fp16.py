@@ -9,7 +9,7 @@ import pytest
 from deepspeed.accelerator import get_accelerator
 
 from megatron.checkpointing.manifest import Manifest, record_file
-from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common.errors import TrainingError
 
@@ -88,7 +88,7 @@ def test_another_layout_goes_on_with_the_scale_and_the_counters(build_fp16, micr
         files=tuple(map(record_file, (tmp_path / "tag").iterdir())),
     )
     other = build_fp16(8, "--zero-stage", "3")
-    other.load_whole(read_whole(tmp_path / "tag", manifest))
+    other.load_full(read_sharded(tmp_path / "tag", manifest))
     assert (other.loss_scale, other.skipped_steps) == (2.0**27, 3)
     other.train_batch(iter([micro_batch(3)]))
     assert (other.loss_scale, other.skipped_steps) == (2.0**26, 4)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from tiny import tiny_config, tiny_plan
 
-from megatron.checkpointing.hugging_face.safetensors_files import Reader
+from megatron.checkpointing.hugging_face.model_folder import Reader
 from megatron.checkpointing.manifest import Manifest, read_manifest, record_file, write_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
-from megatron.checkpointing.resharding.layouts import read_whole
+from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.universal import read_universal, write_universal
 from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common.errors import CheckpointError, MegatronError
@@ -99,7 +99,7 @@ def test_of_our_own_checkpoints(saved, build, capsys, name: str) -> None:
             build(*ZERO).load_streams(folder)
         return
     with pytest.raises(CheckpointError, match=r"asks for posix\.system, which no checkpoint needs"):
-        read_whole(folder, manifest)
+        read_sharded(folder, manifest)
     with pytest.raises(CheckpointError, match=r"posix\.system"):
         write_universal(folder, Path("universal"), workers=1)
     for tool, *flags in (

@@ -8,11 +8,11 @@ from torch import nn
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.rng import stream_seed
-from megatron.tensor_parallel.sharding import Shard, exact_quotient, shard_of, sharded
+from megatron.tensor_parallel.sharding import Shard, exact_quotient, mark_sharded, shard_of
 
 
 def test_a_marked_parameter_says_which_piece_it_is():
-    parameter = sharded(nn.Parameter(torch.zeros(2)), 1, Shards(2, 4))
+    parameter = mark_sharded(nn.Parameter(torch.zeros(2)), 1, Shards(2, 4))
     assert shard_of(parameter) == Shard(dim=1, index=2, count=4)
     assert parameter.tensor_model_parallel is True
 

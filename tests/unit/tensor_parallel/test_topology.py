@@ -58,7 +58,7 @@ def test_ranks_that_divide_a_sequence_stand_beside_those_that_share_layers():
     assert topology.sequence_groups()[:3] == [[0, 2], [1, 3], [4, 6]]
     assert topology.tensor_groups()[:2] == [[0, 1], [2, 3]]
     assert topology.data_groups()[:2] == [[0, 4], [1, 5]]
-    assert topology.copy_groups() == [
+    assert topology.data_and_sequence_groups() == [
         [0, 2, 4, 6],
         [1, 3, 5, 7],
         [8, 10, 12, 14],

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from megatron.checkpointing.hugging_face.imports import Wishes, describe_model
+from megatron.checkpointing.hugging_face.import_model import ImportOptions, describe_model
 from megatron.common.errors import WrongCheckpointError, WrongDataError
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.hugging_face import load_with_transformers
@@ -70,7 +70,7 @@ def test_no_code_is_run_unasked(folder):
     with pytest.raises(WrongDataError, match=needs):
         load_with_transformers(str(folder), {})
     with pytest.raises(WrongCheckpointError, match="by Python code of its own, which is never run"):
-        describe_model(folder, Wishes(), save=folder)
+        describe_model(folder, ImportOptions(), save=folder)
     assert not (folder.parent / "ran").exists()
 
 

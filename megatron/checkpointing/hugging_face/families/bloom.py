@@ -9,8 +9,8 @@ from megatron.checkpointing.hugging_face.families.family import (
     Names,
     Part,
     linear,
+    network_parts,
     norm,
-    parts_of_network,
 )
 from megatron.config.network.model_spec import ModelSpec
 
@@ -65,7 +65,7 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
         ):
             yield from linear(f"{ours}{name}", (f"{theirs}{name}",), has_bias=True)
 
-    return parts_of_network(spec, _NAMES, layer)
+    return network_parts(spec, _NAMES, layer)
 
 
 def _flags(config: HuggingFaceConfig) -> list[str]:

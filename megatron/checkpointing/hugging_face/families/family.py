@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.checkpointing.hugging_face.tensor_mapping import AroundOne, Cut, Same
+from megatron.checkpointing.hugging_face.tensor_mapping import Identity, OffsetByOne, TensorMapping
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 
@@ -18,7 +18,7 @@ class Part:
 
     ours: str
     theirs: tuple[str, ...]
-    cut: Cut = Same()
+    mapping: TensorMapping = Identity()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Family:
     parts: Callable[[ModelSpec], Iterable[Part]]
     flags: Callable[[HuggingFaceConfig], list[str]]
 
-    def unfit(self, spec: ModelSpec) -> Iterator[str]:
+    def problems(self, spec: ModelSpec) -> Iterator[str]:
         """Yield what of `spec` this architecture cannot express."""
         for name, allowed in {**_SELDOM, **self.needs(spec)}.items():
             value = getattr(spec, name)
@@ -156,7 +156,7 @@ class Names:
     table_norm: str | None = None
 
 
-def parts_of_network(
+def network_parts(
     spec: ModelSpec, names: Names, layer_parts: Callable[[str, str], Iterable[Part]]
 ) -> Iterator[Part]:
     """Yield every parameter, front to back.
@@ -180,15 +180,17 @@ def parts_of_network(
 
 def norm(spec: ModelSpec, ours: str, theirs: str) -> Iterator[Part]:
     """Yield the parameters of a norm."""
-    cut = AroundOne() if spec.layernorm_1p else Same()
-    yield Part(f"{ours}.weight", (f"{theirs}.weight",), cut)
+    mapping = OffsetByOne() if spec.layernorm_1p else Identity()
+    yield Part(f"{ours}.weight", (f"{theirs}.weight",), mapping)
     if spec.normalization == "LayerNorm":
         yield Part(f"{ours}.bias", (f"{theirs}.bias",))
 
 
 def linear(
-    ours: str, theirs: tuple[str, ...], cut: Cut | None = None, *, has_bias: bool
+    ours: str, theirs: tuple[str, ...], mapping: TensorMapping | None = None, *, has_bias: bool
 ) -> Iterator[Part]:
     """Yield weight and bias of a linear layer."""
     for kind in ("weight", "bias") if has_bias else ("weight",):
-        yield Part(f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), cut or Same())
+        yield Part(
+            f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), mapping or Identity()
+        )

@@ -19,7 +19,7 @@ from megatron.checkpointing.hugging_face.families.llama import (
     window_config,
     window_flags,
 )
-from megatron.checkpointing.hugging_face.tensor_mapping import AroundOne, Same
+from megatron.checkpointing.hugging_face.tensor_mapping import Identity, OffsetByOne
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 
@@ -91,7 +91,7 @@ def _gemma3_config(spec: ModelSpec) -> dict[str, Any]:
 def _parts(spec: ModelSpec) -> Iterator[Part]:
     for part in decoder_parts(spec):
         # Norms are kept around 1 there too.
-        yield replace(part, cut=Same()) if part.cut == AroundOne() else part
+        yield replace(part, mapping=Identity()) if part.mapping == OffsetByOne() else part
 
 
 def _gemma_flags(config: HuggingFaceConfig) -> list[str]:

@@ -12,8 +12,8 @@ from megatron.checkpointing.hugging_face.families.family import (
     Part,
     activation_flags,
     linear,
+    network_parts,
     norm,
-    parts_of_network,
 )
 from megatron.checkpointing.hugging_face.tensor_mapping import StackedTransposed, Transposed
 from megatron.config.network.model_spec import ModelSpec
@@ -71,15 +71,15 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
     def layer(ours: str, theirs: str) -> Iterator[Part]:
         yield from norm(spec, f"{ours}input_layernorm", f"{theirs}ln_1")
         yield from norm(spec, f"{ours}post_attention_layernorm", f"{theirs}ln_2")
-        for own, other, cut in (
+        for own, other, mapping in (
             ("self_attention.query_key_value", "attn.c_attn", qkv),
             ("self_attention.dense", "attn.c_proj", Transposed()),
             ("mlp.dense_h_to_4h", "mlp.c_fc", Transposed()),
             ("mlp.dense_4h_to_h", "mlp.c_proj", Transposed()),
         ):
-            yield from linear(f"{ours}{own}", (f"{theirs}{other}",), cut, has_bias=True)
+            yield from linear(f"{ours}{own}", (f"{theirs}{other}",), mapping, has_bias=True)
 
-    return parts_of_network(spec, _NAMES, layer)
+    return network_parts(spec, _NAMES, layer)
 
 
 def _flags(config: HuggingFaceConfig) -> list[str]:

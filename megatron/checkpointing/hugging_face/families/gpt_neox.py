@@ -13,10 +13,10 @@ from megatron.checkpointing.hugging_face.families.family import (
     activation_flags,
     bias_flags,
     linear,
+    network_parts,
     norm,
-    parts_of_network,
 )
-from megatron.checkpointing.hugging_face.families.rotary import rotary_flags, stretching
+from megatron.checkpointing.hugging_face.families.rotary import rope_scaling_config, rotary_flags
 from megatron.config.network.model_spec import ModelSpec
 
 _NAMES = Names(
@@ -55,7 +55,7 @@ def _config(spec: ModelSpec) -> dict[str, Any]:
         "max_position_embeddings": spec.max_position_embeddings,
         "rotary_pct": spec.rotary_dim / spec.head_dim,
         "rotary_emb_base": spec.rotary_base,
-        "rope_scaling": stretching(spec),
+        "rope_scaling": rope_scaling_config(spec),
         "hidden_act": ACTIVATIONS[spec.activation],
         "layer_norm_eps": spec.norm_epsilon,
         "attention_dropout": spec.attention_dropout,
@@ -77,7 +77,7 @@ def _parts(spec: ModelSpec) -> Iterator[Part]:
         ):
             yield from linear(f"{ours}{own}", (f"{theirs}{other}",), has_bias=has_bias)
 
-    return parts_of_network(spec, _NAMES, layer)
+    return network_parts(spec, _NAMES, layer)
 
 
 def _flags(config: HuggingFaceConfig) -> list[str]:

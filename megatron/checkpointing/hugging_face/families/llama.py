@@ -17,10 +17,10 @@ from megatron.checkpointing.hugging_face.families.family import (
     activation_flags,
     bias_flags,
     linear,
+    network_parts,
     norm,
-    parts_of_network,
 )
-from megatron.checkpointing.hugging_face.families.rotary import rotary_flags, stretching
+from megatron.checkpointing.hugging_face.families.rotary import rope_scaling_config, rotary_flags
 from megatron.checkpointing.hugging_face.tensor_mapping import GateUp, QueriesKeysValues
 from megatron.config.network.model_spec import ModelSpec
 
@@ -84,7 +84,7 @@ def common_config(spec: ModelSpec) -> dict[str, Any]:
         "head_dim": spec.head_dim,
         "max_position_embeddings": spec.max_position_embeddings,
         "rope_theta": spec.rotary_base,
-        "rope_scaling": stretching(spec),
+        "rope_scaling": rope_scaling_config(spec),
         "hidden_act": ACTIVATIONS[spec.activation],
         "rms_norm_eps": spec.norm_epsilon,
         "attention_dropout": spec.attention_dropout,
@@ -154,7 +154,7 @@ def decoder_parts(spec: ModelSpec) -> Iterator[Part]:
         yield from linear(f"{own}dense_h_to_4h", halves, GateUp(), has_bias=spec.linear_bias)
         yield from linear(f"{own}dense_4h_to_h", (f"{other}down_proj",), has_bias=spec.linear_bias)
 
-    return parts_of_network(spec, _NAMES, layer)
+    return network_parts(spec, _NAMES, layer)
 
 
 def common_flags(config: HuggingFaceConfig) -> list[str]:

@@ -31,7 +31,7 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         CheckpointError: there is none; says what does not fit the nearest one.
     """
     candidates = [family for family in FAMILIES if wanted in (None, family.model_type)]
-    unfit = {family: [*family.unfit(spec)] for family in candidates}
+    unfit = {family: [*family.problems(spec)] for family in candidates}
     nearest = min(candidates, key=lambda family: len(unfit[family]))
     if not unfit[nearest]:
         return nearest
@@ -63,7 +63,7 @@ def require_same_network(family: Family, config: HuggingFaceConfig, spec: ModelS
     Raises:
         CheckpointError: lists what the flags of `spec` do not say.
     """
-    problems = [*family.unfit(spec)]
+    problems = [*family.problems(spec)]
     for name, ours in {} if problems else family.config(spec).items():
         theirs = config.get(name)
         if name not in _NOT_COMPARED and theirs is not None and theirs != ours:

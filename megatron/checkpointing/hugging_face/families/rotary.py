@@ -10,7 +10,7 @@ from megatron.config.network.model_spec import ModelSpec
 _LLAMA_3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def stretching(spec: ModelSpec) -> dict[str, Any] | None:
+def rope_scaling_config(spec: ModelSpec) -> dict[str, Any] | None:
     """Return how wavelengths are stretched, as config.json says it; None when they are not."""
     if spec.rope_scaling == 1:
         factor = spec.rotary_interpolation

@@ -30,10 +30,10 @@ from transformers import (
 
 from megatron.checkpointing.hugging_face.families.registry import FAMILIES, family_of
 from megatron.checkpointing.hugging_face.model_card import model_card
-from megatron.checkpointing.hugging_face.network import filled_model, saved_spec
+from megatron.checkpointing.hugging_face.network import load_network, spec_of
 from megatron.checkpointing.hugging_face.tensor_mapping import GateUp, QueriesKeysValues
 from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.resharding.weights import read_weights
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError, ConfigError, DataError
 
 TOOLS = Path(__file__).resolve().parents[4] / "tools" / "convert_checkpoint"
@@ -215,7 +215,7 @@ def test_a_network_is_the_same_in_transformers_and_back(case, exported, tmp_path
         "attention_softcap",
         "attention_scale",
     ):
-        assert getattr(saved_spec(again), name) == getattr(spec, name), name
+        assert getattr(spec_of(again), name) == getattr(spec, name), name
 
     tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice", "--no-verify")
     for file in ("model.safetensors", "config.json"):
@@ -383,10 +383,12 @@ def their_model(config, dtype=torch.float32):
 
 def our_logits(folder, tokens):
     manifest = read_manifest(folder)
-    spec = saved_spec(manifest.plan["model"])
+    spec = spec_of(manifest.plan["model"])
     with torch.no_grad():
         positions = torch.arange(tokens.size(1)).expand_as(tokens)
-        return filled_model(spec, read_weights(folder, manifest))(batch_of(tokens, positions))
+        return load_network(spec, read_checkpoint(folder, manifest, optimizer=False))(
+            batch_of(tokens, positions)
+        )
 
 
 @pytest.mark.parametrize("case", THEIRS)
@@ -537,18 +539,22 @@ def test_gemma_3_does_not_stretch_positions_in_the_window():
 
 def test_only_gpt_neox_has_parallel_residuals():
     spec = tiny_plan(*SIZES.split(), "--parallel-residual").model
-    told = {each.model_type: "\n".join(each.unfit(spec)) for each in FAMILIES}
+    told = {each.model_type: "\n".join(each.problems(spec)) for each in FAMILIES}
     refused = {name for name, why in told.items() if "(--parallel-residual)" in why}
     assert refused == told.keys() - {"gpt_neox"}
 
 
 def test_a_conversion_that_computes_something_else_leaves_nothing(exported, tmp_path, monkeypatch):
-    monkeypatch.setattr(GateUp, "apart", lambda self, tensor: (tensor[1::2], tensor[0::2]))
+    monkeypatch.setattr(
+        GateUp, "to_hugging_face", lambda self, tensor: (tensor[1::2], tensor[0::2])
+    )
     with pytest.raises(CheckpointError, match="do not compute the same(.|\n)*logits differ by"):
         exported(f"{LLAMA} --swiglu {UNTIED}")
     assert [file.name for file in tmp_path.iterdir()] == ["saved"]
     monkeypatch.undo()
-    monkeypatch.setattr(QueriesKeysValues, "together", lambda self, tensors: torch.cat(tensors))
+    monkeypatch.setattr(
+        QueriesKeysValues, "from_hugging_face", lambda self, tensors: torch.cat(tensors)
+    )
     their_model(THEIRS["llama"]).save_pretrained(tmp_path / "hf")
     with pytest.raises(CheckpointError, match="do not compute the same"):
         tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours")

@@ -25,14 +25,14 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from megatron.checkpointing.hugging_face.network import filled_model, saved_spec
+from megatron.checkpointing.hugging_face.network import load_network, spec_of
 from megatron.checkpointing.lock import locked
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.megatron_lm.arguments import flags_of
 from megatron.checkpointing.megatron_lm.convert import find
-from megatron.checkpointing.resharding.digest import digest_of, digests, read_any
+from megatron.checkpointing.resharding.digest import digest_of, digests
+from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.checkpointing.resharding.unpickle import read_foreign
-from megatron.checkpointing.resharding.weights import read_weights
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.network.model import full_attention_layers_of
 
@@ -96,8 +96,8 @@ def convert(source, target, *words):
 
 def logits(folder):
     manifest = read_manifest(folder)
-    spec = saved_spec(manifest.plan["model"])
-    network = filled_model(spec, read_weights(folder, manifest))
+    spec = spec_of(manifest.plan["model"])
+    network = load_network(spec, read_checkpoint(folder, manifest, optimizer=False))
     tokens_bs = torch.randint(0, VOCAB, (2, 16), generator=torch.Generator().manual_seed(1))
     positions_bs = torch.arange(16).expand(2, -1)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def require_same_logits(folder, model):
 
 def state_digest(folder):
     manifest = read_manifest(folder)
-    whole = read_any(folder, manifest, optimizer=False)
+    whole = read_checkpoint(folder, manifest, optimizer=False)
     return digest_of(digests(whole, manifest.plan["model"]["vocab_size"]))
 
 
@@ -167,7 +167,7 @@ def test_a_state_in_fp16_is_laid_out_without_a_gpu(bloom, tmp_path):
     assert {tensor.dtype for tensor in main["module"].values()} == {torch.float16}
     whole, manifest = {}, read_manifest(folder)
     for place in (folder, moved):
-        state = read_any(place, read_manifest(place))
+        state = read_checkpoint(place, read_manifest(place))
         whole[place] = digest_of(digests(state, manifest.plan["model"]["vocab_size"]))
     assert whole[folder] == whole[moved]
 
@@ -180,7 +180,7 @@ def test_bigscience_opens_with_its_optimizer(bloom, group, tmp_path):
     assert manifest.plan["checkpoint"]["saves_optimizer"]
     counted = {"iteration": 9, "samples": 90, "tokens": 1440, "valid_samples": 0, "skipped": 1}
     assert manifest.state == counted
-    whole = read_any(folder, manifest)
+    whole = read_checkpoint(folder, manifest)
     assert whole.counters == {"global_steps": 9, "global_samples": 90, "skipped_steps": 1}
     names = {
         (number, name): f"{number if number > 1 else 'tied_modules.embed'}.{name}"

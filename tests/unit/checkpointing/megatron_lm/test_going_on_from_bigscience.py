@@ -12,7 +12,7 @@ from foreign_files import bloom_layers, write_bloom_as_bigscience
 from transformers import BloomConfig, BloomForCausalLM
 
 from megatron.checkpointing.megatron_lm.convert import Conversion, convert
-from megatron.checkpointing.saved_run import network_of_checkpoint
+from megatron.checkpointing.saved_run import checkpoint_flags
 from megatron.config.config import parse_config
 from megatron.config.plan import plan
 from megatron.engine.deepspeed import distributed
@@ -95,7 +95,7 @@ def test_the_next_steps_are_those_of_the_program_that_began(
         f"--attention-dropout 0 --hidden-dropout 0 --zero-stage {zero_stage} "
         "--no-load-rng --override-opt_param-scheduler"
     ).split()
-    config, _ = parse_config(flags, defaults=network_of_checkpoint(flags).flags)
+    config, _ = parse_config(flags, defaults=checkpoint_flags(flags).flags)
     decided = plan(config, world_size=1, vocab_size=VOCAB, device="cpu")
     engine, state = our_engine(decided), TrainState()
     resume(engine, decided, state, choose_checkpoint(decided))

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from megatron.checkpointing.resharding.sharded_tensor import (
-    Pieces,
-    Whole,
-    WholeParameter,
+    FlatShard,
+    ParameterState,
+    ShardedTensor,
     fill_from,
 )
 from megatron.tensor_parallel.sharding import Shard
@@ -25,8 +25,8 @@ def divided(tensor, dim, count, cuts):
     for shard in shards:
         flat = torch.cat([shard.reshape(-1), torch.full((3,), -1.0)])
         places = sorted({cut % (flat.numel() + 1) for cut in cuts})
-        pieces.append(Pieces(flat.tensor_split(places)))
-    return Whole(shape=tuple(tensor.shape), dim=dim, shards=pieces, stored=tensor.shape[0])
+        pieces.append(FlatShard(flat.tensor_split(places)))
+    return ShardedTensor(shape=tuple(tensor.shape), dim=dim, shards=pieces, stored=tensor.shape[0])
 
 
 DIVISIONS = st.sampled_from([(None, 1), (0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (1, 4)])
@@ -98,7 +98,7 @@ def test_a_bias_is_divided_too(count):
 def test_further_rows_are_zeros_or_copies_of_the_last(copies):
     table = torch.arange(8.0).view(4, 2)
     stored = divided(table, 0, 2, [3])
-    parameter = WholeParameter(weight=stored, states={"exp_avg": stored}, steps=3.0)
+    parameter = ParameterState(weight=stored, states={"exp_avg": stored}, steps=3.0)
     longer = parameter.with_rows(7, copies_last=copies)
     expected = torch.cat([table, copies * table[-1:].expand(3, 2)])
     for whole in longer.tensors.values():
@@ -116,5 +116,5 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"its shape is \[4, 2\] instead of \[6, 2\]"):
         fill_from(torch.zeros(6), stored, Shard(0, 0, 2), (3, 2))
     with pytest.raises(ValueError, match="shard 1 has 3 elements instead of 4"):
-        short = [Pieces([torch.zeros(4)]), Pieces([torch.zeros(3)])]
-        Whole(shape=(4, 2), dim=0, shards=short, stored=4)
+        short = [FlatShard([torch.zeros(4)]), FlatShard([torch.zeros(3)])]
+        ShardedTensor(shape=(4, 2), dim=0, shards=short, stored=4)

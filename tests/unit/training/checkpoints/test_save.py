@@ -18,7 +18,7 @@ from torch import nn
 from megatron.checkpointing import publish
 from megatron.checkpointing.manifest import damage, read_manifest
 from megatron.checkpointing.names import MANIFEST, published_tags
-from megatron.checkpointing.saved_run import network_of_checkpoint
+from megatron.checkpointing.saved_run import checkpoint_flags
 from megatron.common.errors import (
     CheckpointError,
     ExitCode,
@@ -26,7 +26,7 @@ from megatron.common.errors import (
     WrongCheckpointError,
 )
 from megatron.data.datasets.datasets import CorpusUse
-from megatron.tensor_parallel.sharding import sharded
+from megatron.tensor_parallel.sharding import mark_sharded
 from megatron.training import pretrain
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.resume import resume
@@ -44,7 +44,7 @@ class FakeEngine:
 
     def __init__(self, group):
         self.module = nn.Linear(2, 2)
-        sharded(self.module.weight, 1, group)
+        mark_sharded(self.module.weight, 1, group)
         self.loaded = []
 
     def save(self, directory, tag, client_state, *, optimizer, streams, write):
@@ -221,7 +221,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(job, monkeypa
         job.resume()
     assert raised.value.exit_code is ExitCode.FAILED
     with pytest.raises(UnreadableCheckpointError, match=told):
-        network_of_checkpoint(["--use-checkpoint-args", "--load", str(job.directory)])
+        checkpoint_flags(["--use-checkpoint-args", "--load", str(job.directory)])
     monkeypatch.undo()
     assert job.resume().iteration == 10
 

@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from megatron.checkpointing.differences import Difference
+from megatron.checkpointing.compare import Difference
 from megatron.common.version import commit
 from megatron.training.checkpoints.system_info import changed, driver, system_info
 

@@ -40,7 +40,7 @@ def batches(group, dataset, consumed_samples=0, length=None):
         tensor=group,
         sequence=group,
         data=group,
-        copies=group,
+        data_and_sequence=group,
         model=group,
     )
     return read_batches(

@@ -11,8 +11,8 @@ from ports import free_port
 
 from megatron.common.errors import PeerLeftError, TrainingError
 from megatron.tensor_parallel import rendezvous as meeting
-from megatron.tensor_parallel.master_address import MeetingPlace
-from megatron.training.process.environment import Launch, meeting_place
+from megatron.tensor_parallel.master_address import MasterAddress
+from megatron.training.process.environment import Launch, master_address
 
 SOON = timedelta(seconds=2)
 LATE = timedelta(minutes=5)
@@ -26,7 +26,7 @@ def impatience(monkeypatch):
 
 
 def place(port, rank=1, **others):
-    return MeetingPlace(**{"host": "127.0.0.1", "world_size": 2, **others}, port=port, rank=rank)
+    return MasterAddress(**{"host": "127.0.0.1", "world_size": 2, **others}, port=port, rank=rank)
 
 
 def refused(where, timeout=LATE, **words):
@@ -168,9 +168,9 @@ def test_a_rank_that_waits_looks_whether_the_run_has_failed():
 def test_the_environment_says_where(monkeypatch):
     for name, value in {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    found = meeting_place(Launch(rank=0, world_size=4, local_rank=0, local_size=4))
-    assert found == MeetingPlace("node1", 29500, 0, 4)
+    found = master_address(Launch(rank=0, world_size=4, local_rank=0, local_size=4))
+    assert found == MasterAddress("node1", 29500, 0, 4)
     assert (str(found), found.hosts) == ("node1:29500", True)
     # torch's launcher runs the store itself.
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert not meeting_place(Launch(0, 4, 0, 4)).hosts
+    assert not master_address(Launch(0, 4, 0, 4)).hosts

@@ -12,24 +12,23 @@ from megatron.checkpointing.hugging_face.families.registry import (
     family_of_config,
     require_same_network,
 )
-from megatron.checkpointing.hugging_face.import_manifest import manifest_of_converted
 from megatron.checkpointing.hugging_face.logit_check import (
-    Measured,
+    LogitDifference,
     compare,
     require_equal,
     sample_tokens,
 )
-from megatron.checkpointing.hugging_face.network import parameters_of
-from megatron.checkpointing.hugging_face.safetensors_files import Reader
+from megatron.checkpointing.hugging_face.model_folder import Reader
+from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.names import published_tags
 from megatron.checkpointing.resharding.sharded_tensor import (
-    Made,
-    WholeCheckpoint,
-    WholeParameter,
-    undivided,
+    FullCheckpoint,
+    LazyParameters,
+    ParameterState,
+    unsharded,
 )
-from megatron.checkpointing.resharding.universal import publish_whole
+from megatron.checkpointing.resharding.universal import publish_full
 from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError, near
 from megatron.config.config import Config, parse_config
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
@@ -55,7 +54,7 @@ _NO_TRAINING = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class ImportOptions:
     """How to import.
 
     Args:
@@ -74,7 +73,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """What was written, the words of pretrain_gpt.py that go with it, and how equal it is.
 
     Args:
@@ -83,11 +82,11 @@ class Imported:
 
     folder: Path
     flags: Sequence[str]
-    measured: Sequence[Measured]
+    measured: Sequence[LogitDifference]
     is_text_part: bool = False
 
 
-def import_model(source: Path, directory: Path, wishes: Wishes) -> Imported:
+def import_model(source: Path, directory: Path, wishes: ImportOptions) -> ImportResult:
     """Write the model in `source` as the checkpoint of iteration 0 of `directory`.
 
     Memory: while comparing, one model in 32 bits; while writing, a parameter and its copy.
@@ -101,19 +100,19 @@ def import_model(source: Path, directory: Path, wishes: Wishes) -> Imported:
         raise WrongCheckpointError(f"--save {directory} holds checkpoints already: give another")
     described = describe_model(source, wishes, save=directory)
     spec = described.plan.model
-    with opened_weights(source, described) as whole:
+    with open_weights(source, described) as whole:
         measured = []
         if wishes.verifies:
             tokens_bs = sample_tokens(spec, described.tokenizer)
             # In 32 bits both have the weights as they are, whatever the number format of the files.
             measured = compare(spec, whole, source, tokens_bs, "fp32")
             require_equal(measured)
-        folder = publish_whole(directory, described.manifest, whole)
-    return Imported(folder, described.flags, measured, described.is_text_part)
+        folder = publish_full(directory, described.manifest, whole)
+    return ImportResult(folder, described.flags, measured, described.is_text_part)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Described:
+class ModelDescription:
     """What the model in a folder of transformers' is here, its weights left out.
 
     Args:
@@ -130,7 +129,7 @@ class Described:
     is_text_part: bool
 
 
-def describe_model(source: Path, wishes: Wishes, *, save: Path) -> Described:
+def describe_model(source: Path, wishes: ImportOptions, *, save: Path) -> ModelDescription:
     """Return what the model in `source` is here.
 
     Args:
@@ -154,18 +153,18 @@ def describe_model(source: Path, wishes: Wishes, *, save: Path) -> Described:
         )
     decided = _decide(wished, tokenizer.vocab_size)
     require_same_network(family, config, decided.model)
-    return Described(
+    return ModelDescription(
         family=family,
         flags=flags,
         plan=decided,
         tokenizer=tokenizer,
-        manifest=manifest_of_converted(wished, decided),
+        manifest=manifest_of_import(wished, decided),
         is_text_part=config is not whole,
     )
 
 
 @contextmanager
-def opened_weights(source: Path, described: Described) -> Iterator[WholeCheckpoint]:
+def open_weights(source: Path, described: ModelDescription) -> Iterator[FullCheckpoint]:
     """Give the weights in `source`, each of which is read when it is looked at.
 
     Raises:
@@ -208,7 +207,7 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shared_flags(
-    source: Path, config: Mapping[str, Any], rows: int, wishes: Wishes
+    source: Path, config: Mapping[str, Any], rows: int, wishes: ImportOptions
 ) -> Iterator[str]:
     """Yield the flags that all architectures need."""
     if not config["tie_word_embeddings"]:
@@ -258,7 +257,7 @@ def _named(reader: Reader, family: Family) -> dict[str, str]:
     }
 
 
-def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> WholeCheckpoint:
+def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckpoint:
     """Return the weights, each of which is read when it is looked at.
 
     Raises:
@@ -278,16 +277,16 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> WholeCheck
         )
     own = parameters_of(spec)
     for part in parts:
-        shapes = [tuple(tensor.shape) for tensor in part.cut.apart(own[part.ours])]
+        shapes = [tuple(tensor.shape) for tensor in part.mapping.to_hugging_face(own[part.ours])]
         for name, shape in zip(part.theirs, shapes, strict=True):
             if (found := reader.shape(named[name])) != shape:
                 raise CheckpointError(f"{name} is {list(found)} instead of {list(shape)}")
 
-    def made(part: Part) -> WholeParameter:
+    def made(part: Part) -> ParameterState:
         tensors = [reader.tensor(named[name]) for name in part.theirs]
-        return WholeParameter(weight=undivided(part.cut.together(tensors).float()))
+        return ParameterState(weight=unsharded(part.mapping.from_hugging_face(tensors).float()))
 
-    return WholeCheckpoint(
-        parameters=Made({part.ours: partial(made, part) for part in parts}),
+    return FullCheckpoint(
+        parameters=LazyParameters({part.ours: partial(made, part) for part in parts}),
         counters=dict.fromkeys(_COUNTERS, 0),
     )
