@@ -258,6 +258,8 @@ def _noted(batches: Iterator[Any], into: list[Any]) -> Iterator[Any]:
 def _as_lists(tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return tree.tolist()
+    if isinstance(tree, Mapping):
+        return {name: _as_lists(part) for name, part in tree.items()}
     return [_as_lists(part) for part in tree]
 
 

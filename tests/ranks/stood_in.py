@@ -39,9 +39,7 @@ def stood_in(*, as_gpu: bool) -> Iterator[None]:
         if as_gpu:
             supports: Callable[[], bool] = lambda: True  # noqa: E731
             stack.enter_context(patch.object(get_accelerator(), "is_fp16_supported", supports))
-            for name in ("plan", "check"):
-                real = getattr(pretrain, name)
-                stack.enter_context(patch.object(pretrain, name, _for_gpu(real)))
+            stack.enter_context(patch.object(pretrain, "validate", _for_gpu(pretrain.validate)))
         yield
 
 
