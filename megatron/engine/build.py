@@ -9,7 +9,6 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import nn
 
@@ -109,18 +108,6 @@ def build_engine(
     _rework(model, groups, parallel, recompute)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
     return PlainEngine(engine, groups, loss, auxiliary, **watching)
-
-
-@contextlib.contextmanager
-def any_format() -> Iterator[None]:
-    """Let engines be built inside whose number format this device keeps but cannot compute in."""
-    accelerator = get_accelerator()
-    kept = accelerator.is_fp16_supported
-    accelerator.is_fp16_supported = lambda: True
-    try:
-        yield
-    finally:
-        accelerator.is_fp16_supported = kept
 
 
 def _rework(

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron.engine.deepspeed.skip_nonfinite import least_scale_told
+from megatron.engine.deepspeed.skip_nonfinite import min_loss_scale_error
 from megatron.engine.engine import Engine
 from megatron.model.loss import Loss
 from megatron.model.moe_aux_loss import AuxiliaryLoss
@@ -49,7 +49,7 @@ class PlainEngine(Engine):
     def set_seq_length(self, tokens: int) -> None:
         """Expect samples of so many tokens from the next batch on: any length passes through."""
 
-    @least_scale_told()
+    @min_loss_scale_error()
     def train_batch(self, batches: Iterator[Batch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         self._engine.module.train()

@@ -3,12 +3,14 @@
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from torch import Tensor, nn
 
 from megatron.checkpointing.resharding.sharded_tensor import (
@@ -17,32 +19,56 @@ from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
 )
 from megatron.common.errors import CheckpointError
-from megatron.engine.deepspeed.clipping import clip_gradients
-from megatron.engine.deepspeed.grad_stats import ZeroCounter, params_norm
+from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.grad_stats import (
+    ZeroCounter,
+    clip_gradients,
+    params_norm,
+    watch_replicated_weights,
+)
 from megatron.engine.deepspeed.recompute import (
     restore_streams,
     seed_streams,
     stream_states,
 )
-from megatron.engine.deepspeed.replicated_weights import count_replicated
-from megatron.engine.deepspeed.skip_nonfinite import (
-    FiniteSteps,
-    forget_refused_gradients,
-    is_finite,
-)
-from megatron.engine.deepspeed.state_files import (
-    Read,
-    StateFiles,
-    Write,
-    opened_once,
-    save_plainly,
-    taken_literally,
-    without_disk_errors,
-)
+from megatron.engine.deepspeed.skip_nonfinite import SkipNonfinite, is_finite
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.universal import load_full, names_of_states
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
+
+Write = Callable[[Any, Path], None]
+"""Writes a state to a file as torch.save does, at once or later; see checkpointing/writer.py."""
+
+Read = Callable[[Path, Any], Any]
+"""Reads a file, its tensors to torch.load's `map_location`; runs no code that the file asks for. See
+checkpointing/resharding/unpickle.py."""
+
+
+class StateFiles(CheckpointEngine):
+    """DeepSpeed's checkpoint engine: files are written by `write` and read by `read`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "StateFiles"
+        self.write: Write = torch.save
+        self.read: Read | None = None
+
+    def create(self, info: CheckpointCommitInfo) -> None:
+        """Do nothing: the folder exists."""
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Write `state_dict`, at once or later."""
+        self.write(state_dict, Path(path))
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Read a file."""
+        assert self.read
+        return self.read(Path(path), map_location)
+
+    def commit(self, info: CheckpointCommitInfo) -> bool:
+        """Do nothing: a checkpoint counts when it is published."""
+        return True
 
 
 class Engine(ABC):
@@ -61,23 +87,19 @@ class Engine(ABC):
         self._groups = groups
         self._timers = timers
         self._files = engine.checkpoint_engine = StateFiles()
-        engine._copy_recovery_script = without_disk_errors(engine._copy_recovery_script)
+        patches.log_failed_script_copies(engine)
         # Before the gradient is looked at: what clips it is called by the optimizer's own step.
         self._zeros = ZeroCounter(engine, groups, num_padding) if counts_zeros else None
-        self._finite: FiniteSteps | None = None
+        self._nonfinite: SkipNonfinite | None = None
         if engine.basic_optimizer is None:
             # DeepSpeed may have one of its own around it all the same.
             return
-        self._finite = FiniteSteps(engine, engine.basic_optimizer)
-        forget_refused_gradients(engine.optimizer)
-        count_replicated(engine, groups)
+        self._nonfinite = SkipNonfinite(engine, engine.basic_optimizer)
+        watch_replicated_weights(engine, groups)
         if engine.optimizer is engine.basic_optimizer:
-            engine.clip_fp32_gradients = self._clip_gradients
+            patches.replace_fp32_clipping(engine, self._clip_gradients)
             if groups.data_and_sequence.size() == 1:
-                # One replica has nothing to reduce; DeepSpeed would still copy every gradient
-                # into a buffer and back.
-                engine.enable_backward_allreduce = False
-                engine.pipeline_enable_backward_allreduce = False
+                patches.skip_allreduce(engine)
 
     @property
     def module(self) -> nn.Module:
@@ -140,8 +162,8 @@ class Engine(ABC):
     @property
     def skipped_steps(self) -> int:
         """Steps so far whose gradient overflowed or was no number and was thrown away."""
-        refused = self._finite.num_refused if self._finite else 0
-        return self._engine.skipped_steps + refused
+        nonfinite = self._nonfinite.num_skipped if self._nonfinite else 0
+        return self._engine.skipped_steps + nonfinite
 
     def set_lr(self, lr: float) -> None:
         """Use this learning rate from the next step on."""
@@ -178,7 +200,7 @@ class Engine(ABC):
         *,
         optimizer: bool = True,
         streams: bool = True,
-        write: Write = save_plainly,
+        write: Write = torch.save,
     ) -> None:
         """Write weights, optimizer and random streams to `directory`/`tag`.
 
@@ -221,7 +243,7 @@ class Engine(ABC):
         constants = self._constants()
         self._files.read = read
         try:
-            with opened_once(), taken_literally():
+            with patches.one_read_per_file(), patches.literal_paths():
                 found, _ = self._engine.load_checkpoint(
                     str(directory), tag=tag, load_module_only=not with_state
                 )
@@ -239,8 +261,8 @@ class Engine(ABC):
         if with_state and not optimizer:
             self._forget_moments()
         self._put_constants(constants)
-        if self._finite:
-            self._finite.begin_anew()
+        if self._nonfinite:
+            self._nonfinite.reset()
         if streams:
             self.load_streams(directory / tag)
 
@@ -325,8 +347,7 @@ class Engine(ABC):
     def _streams_file(self, folder: Path) -> Path:
         return folder / f"rng_rank_{self._groups.rank:05d}.pt"
 
-    def _clip_gradients(self) -> None:
-        # DeepSpeed keeps the norm of its own optimizers here; nobody else fills it for torch's.
-        self._engine._global_grad_norm = clip_gradients(
+    def _clip_gradients(self) -> float:
+        return clip_gradients(
             self._engine.module.parameters(), self._groups, self._engine.gradient_clipping()
         )

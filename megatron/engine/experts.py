@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.moe import mappings
 from deepspeed.moe.layer import MoE
 from torch import Tensor, nn
 
 from megatron.config.network.experts import ExpertPlan
 from megatron.config.network.model_spec import ModelSpec
+from megatron.engine.deepspeed import patches
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.mlp import MixtureBuilder, ParallelMLP
 from megatron.model.moe_aux_loss import AuxiliaryLoss
@@ -29,8 +29,7 @@ def mixture_builder(
         replicas: how many neighbouring ones share them.
         auxiliary: takes the loss that keeps experts evenly busy.
     """
-    # DeepSpeed's own gathers into a flat tensor, which gloo refuses.
-    mappings._gather_tokens = partial(_gather_tokens, group=groups.tensor)
+    patches.replace_token_gather(partial(_gather_tokens, group=groups.tensor))
     return partial(
         MixtureOfExperts,
         plan=plan,

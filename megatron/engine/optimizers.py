@@ -14,6 +14,7 @@ from torch import nn
 
 from megatron.common.errors import ConfigError
 from megatron.config.optimization.optimizer import OptimizerPlan
+from megatron.engine.deepspeed import patches
 from megatron.optimizer.build import build_optimizer, shard_dim
 from megatron.optimizer.muon import Flat, Muon, Piece
 from megatron.optimizer.param_groups import plan_groups
@@ -35,8 +36,7 @@ def engine_optimizer(
     else:
         optimizer = build_optimizer(model, plan, lr, tensor_group=tensor_group, dtype=dtype)
     for frozen in (p for p in model.parameters() if not p.requires_grad):
-        # DeepSpeed's pipelines ask a weight that stages share for this gradient, frozen or not.
-        frozen._hp_grad = None  # type: ignore[attr-defined]
+        patches.mark_without_gradient(frozen)
     return optimizer
 
 

@@ -1,14 +1,16 @@
 """A stage of the model on each rank: an engine that passes micro-batches from stage to stage."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from megatron.engine.deepspeed.skip_nonfinite import least_scale_told
+from megatron.engine.deepspeed import patches
+from megatron.engine.deepspeed.skip_nonfinite import min_loss_scale_error
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.engine import Engine
-from megatron.engine.pipeline_module import timed_instructions
+from megatron.engine.pipeline_module import timed_instruction
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 
@@ -20,7 +22,7 @@ class PipelinedEngine(Engine):
         super().__init__(engine, groups, timers=timers, **watching)
         self._seq_length = 0
         if timers.is_on:
-            engine._INSTRUCTION_MAP = timed_instructions(engine._INSTRUCTION_MAP, timers)
+            patches.wrap_instructions(engine, partial(timed_instruction, timers))
 
     def set_seq_length(self, tokens: int) -> None:
         """Expect samples of so many tokens from the next batch on."""
@@ -29,7 +31,7 @@ class PipelinedEngine(Engine):
             self._engine.reset_activation_shape()
             self._seq_length = tokens
 
-    @least_scale_told()
+    @min_loss_scale_error()
     def train_batch(self, batches: Iterator[Batch]) -> Tensor:
         """Take one optimizer step on the next global batch; return its mean loss, on all ranks."""
         return self._engine.train_batch(data_iter=self._unnamed(batches))

@@ -5,7 +5,7 @@ import io
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
 from megatron.common.errors import ConfigError
 from megatron.config.parallelism.recompute_plan import RecomputePlan
+from megatron.engine.deepspeed.patches import TiedPipelineModule
 from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
 from megatron.model.layers.layer_input import LayerInput, Tensors
@@ -113,7 +114,7 @@ def _tell_stages(steps: Sequence[Step], module: PipelineModule, topology: Topolo
         )
 
 
-class Stage(PipelineModule):
+class Stage(TiedPipelineModule):
     """DeepSpeed's stage: named tensors inside, tuples at its edges, recomputation as without stages.
 
     The first stage gets the fields of a batch. Between stages travel those of a `LayerInput`, in its
@@ -145,28 +146,18 @@ class Stage(PipelineModule):
         output = in_turn(self._calls, inputs)
         return output.pack() if isinstance(output, LayerInput) else output
 
-    @torch.no_grad()
-    def _synchronize_tied_weights(self) -> None:
-        # Otherwise torch warns, at each backward pass, that the broadcast has no gradient.
-        super()._synchronize_tied_weights()
-
 
 def _of_batch(loss: Callable[..., Any], fields: Sequence[str]) -> Callable[..., Any]:
-    """Return `loss` of the tensors of a batch, which DeepSpeed hands over without their names."""
+    """Adapt `loss` to the tensors of a batch, which DeepSpeed passes without their names."""
     return lambda output, tensors: loss(output, dict(zip(fields, tensors, strict=True)))
 
 
-def timed_instructions(
-    instructions: Mapping[type, Callable[..., Any]], timers: Timers
-) -> dict[type, Callable[..., Any]]:
-    """Return what DeepSpeed calls for each instruction of its schedule, with its time measured."""
-    return {
-        instruction: _timed(call, _PARTS[instruction.__name__], timers)
-        for instruction, call in instructions.items()
-    }
+def timed_instruction(
+    timers: Timers, instruction: str, call: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Measure the time of what the pipeline engine calls for an instruction of its schedule."""
+    part = _PARTS[instruction]
 
-
-def _timed(call: Callable[..., Any], part: str, timers: Timers) -> Callable[..., Any]:
     def timed(*args: Any, **kwargs: Any) -> Any:
         with timers.part(part):
             return call(*args, **kwargs)

@@ -13,7 +13,7 @@ from megatron.config.parallelism.kernels import KernelsConfig
 from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.guards import GuardsConfig
-from megatron.engine.build import any_format
+from megatron.engine.deepspeed.patches import any_dtype
 from megatron.objectives.registry import OBJECTIVES
 from megatron.tensor_parallel.rng import renewed_seed
 from megatron.training import setup
@@ -75,7 +75,7 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
     setup.start_processes(config, launch, device, deterministic=False)
     groups = setup.build_process_groups(decided)
     kernels, _ = setup.choose(decided, device)
-    with any_format():
+    with any_dtype():
         engine = setup.build_engine(decided, groups, objective, kernels)
     whole = read_checkpoint(source, manifest, verify=launch.rank == 0)
     engine.load_full(

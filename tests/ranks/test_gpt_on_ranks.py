@@ -11,7 +11,7 @@ from tiny import GEMMA_2, GEMMA_3, batch_of, tiny_spec
 from torch.testing import assert_close
 
 from megatron.engine.deepspeed import distributed
-from megatron.engine.deepspeed.clipping import clip_gradients
+from megatron.engine.deepspeed.grad_stats import clip_gradients
 from megatron.engine.deepspeed.mpu import Mpu
 from megatron.engine.deepspeed.recompute import (
     recompute,

@@ -1,15 +1,15 @@
-"""The first contact between processes, through DeepSpeed."""
+"""Initialize torch.distributed and DeepSpeed: process groups, backend, collective timeout."""
 
 from collections.abc import Callable
 from datetime import timedelta
 
 import deepspeed
-import deepspeed.ops
 import torch
 import torch.distributed as dist
 from deepspeed.constants import default_pg_timeout
 from deepspeed.utils import logger as deepspeed_logger
 
+from megatron.engine.deepspeed import patches
 from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.rendezvous import meet
 
@@ -23,13 +23,12 @@ def start(
     device: torch.device | None = None,
     look: Callable[[], None] = lambda: None,
 ) -> None:
-    """Join the other processes, unless this one has.
+    """Initialize the default process group, unless that is done.
 
     Args:
-        log_level: least level of DeepSpeed's own messages.
-        timeout_minutes: how long one operation may wait for other ranks; 0: the default.
-        place: where they meet; by the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
-            when None.
+        log_level: of DeepSpeed's own messages.
+        timeout_minutes: timeout of one collective; 0: torch's default.
+        place: the rendezvous; default: from the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
         device: GPU of this rank.
         look: called about twice a second while this process waits for others; may raise.
 
@@ -39,9 +38,7 @@ def start(
     Communication: waits for every rank.
     """
     deepspeed_logger.setLevel(log_level.upper())
-    # On CPUs DeepSpeed would compile a shared-memory reduction here, for minutes, which only its
-    # inference kernels call; an empty table of operators says that there is none to load.
-    deepspeed.ops.__compatible_ops__ = {}
+    patches.skip_operator_lookup()
     timeout = timedelta(minutes=timeout_minutes) if timeout_minutes else default_pg_timeout
     if place and not dist.is_initialized():
         # NCCL then connects at once, and finds two ranks on one GPU; see DeepSpeed's TorchBackend.
@@ -56,22 +53,9 @@ def start(
         )
     deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
     if timeout_minutes:
-        limit_waiting(timeout_minutes)
-
-
-def limit_waiting(timeout_minutes: int) -> None:
-    """Let no operation of any group of this rank, there or to come, wait longer for other ranks.
-
-    A new group does not inherit the first one's limit: it has torch's default of 10 or 30 minutes,
-    also while an engine is built.
-    """
-    timeout, c10d = timedelta(minutes=timeout_minutes), dist.distributed_c10d
-    c10d.default_pg_timeout = timeout
-    c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
-    for group in list(c10d._world.pg_map):
-        c10d._set_pg_timeout(timeout, group)
+        patches.set_collective_timeout(timeout)
 
 
 def is_first_to_claim(name: str) -> bool:
     """Whether no other rank has called this with the same name, in this start of the run."""
-    return dist.distributed_c10d._get_default_store().add(f"claim/{name}", 1) == 1
+    return patches.default_store().add(f"claim/{name}", 1) == 1

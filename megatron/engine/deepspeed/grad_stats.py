@@ -1,27 +1,106 @@
-"""Norms and counts over the whole model, each weight once, wherever its pieces are."""
+"""Gradient and weight norms of the whole model, clipping, and counts of zero gradients.
 
-from collections.abc import Iterable
+A weight that several ranks of a replica hold is counted on one of them, and the norm decides whether
+a step is taken. A NaN in another rank's copy is added to the norm, in the all-reduce that is made
+anyway.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_local_grad
-from torch import Tensor
+from torch import Tensor, nn
 
-from megatron.engine.deepspeed.replicated_weights import counts_here
+from megatron.engine.deepspeed import patches
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sharding import replicas_that_differ
+from megatron.tensor_parallel.sharding import is_expert, replicas_that_differ, shard_of
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[nn.Parameter], groups: Groups, max_norm: float) -> float:
+    """Clip gradients by their norm over the full network, in fp32 without ZeRO.
+
+    The network is a replica, and with it the experts of its neighbours.
+
+    Returns:
+        The norm before clipping.
+
+    Communication: one all-reduce of a scalar over the replica; with experts one more, and one
+    over the replicas.
+    """
+    held = [(p, p.grad) for p in parameters if p.grad is not None]
+    device = held[0][1].device
+    counted = [(p, grad) for p, grad in held if counts_here(p, groups)]
+    squared = _squared_norm([grad for p, grad in counted if not is_expert(p)], device)
+    squared += _nan_unless_finite([grad for p, grad in held if not counts_here(p, groups)], device)
+    dist.all_reduce(squared, group=groups.model)
+    if any(is_expert(p) for p, _ in held):
+        experts = [
+            grad
+            for p, grad in counted
+            if is_expert(p) and groups.data_rank < replicas_that_differ(p)
+        ]
+        of_experts = _squared_norm(experts, device)
+        dist.all_reduce(of_experts, group=groups.model)
+        dist.all_reduce(of_experts, group=groups.data)
+        squared += of_experts
+    norm = float(squared.sqrt())
+    scale = max_norm / (norm + 1e-6)
+    if scale < 1:
+        patches.foreach_scale([grad for _, grad in held], scale)
+    return norm
+
+
+def _squared_norm(gradients: list[Tensor], device: torch.device) -> Tensor:
+    """Compute the square of their common L2 norm in fp32."""
+    if not gradients:
+        return torch.zeros((), device=device)
+    norms = patches.foreach_norm(gradients)
+    return torch.stack([norm.float().square() for norm in norms]).sum()
+
+
+def counts_here(parameter: nn.Parameter, groups: Groups) -> bool:
+    """Whether this rank adds `parameter` to its replica's norm, so that each weight is added once."""
+    if getattr(parameter, "ds_pipe_replicated", False):
+        return False
+    return shard_of(parameter) is not None or groups.tensor_rank == 0
+
+
+def watch_replicated_weights(engine: Any, groups: Groups) -> None:
+    """Let a NaN in any rank's copy of a weight reach the gradient norm of DeepSpeed's optimizers.
+
+    A scalar, 0 or NaN, is added to the gradients as if it were that of a weight which this rank
+    counts.
+    """
+    if groups.topology.tensor * groups.topology.pipeline == 1:
+        return
+
+    def scalar(pairs: Sequence[tuple[nn.Parameter, Tensor]], device: torch.device) -> Tensor:
+        return _nan_unless_finite([g for p, g in pairs if not counts_here(p, groups)], device)
+
+    patches.add_to_grad_norm(engine.optimizer, scalar)
+
+
+def _nan_unless_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Compute 0 if all gradients are finite, else NaN, without waiting for the device."""
+    zero = torch.zeros((), device=device)
+    if not gradients:
+        return zero
+    total = torch.stack([gradient.detach().float().norm() for gradient in gradients]).sum()
+    return torch.where(total.isfinite(), zero, torch.nan)
 
 
 @torch.no_grad()
 def params_norm(parameters: Iterable[Any], groups: Groups) -> float:
-    """Return the L2 norm of all weights of the model.
+    """Compute the L2 norm of all weights of the model.
 
     Communication: one all-reduce of a scalar over all ranks.
     """
     counted = [p for p in parameters if counts_here(p, groups)]
     pieces = [
-        _own_part(p, p.ds_tensor) if _is_partitioned(p) else p.detach()
+        _without_padding(p, p.ds_tensor) if _is_partitioned(p) else p.detach()
         for p in counted
         if _is_partitioned(p) or _is_first_copy(p, groups)
     ]
@@ -30,59 +109,58 @@ def params_norm(parameters: Iterable[Any], groups: Groups) -> float:
 
 
 class ZeroCounter:
-    """Counts the zeros of each step's gradient, just before the optimizer takes it.
+    """Count zero gradients of each step, just before the optimizer takes it (--log-num-zeros-in-grad).
 
     Args:
         engine: DeepSpeed's; its optimizer's step is wrapped.
-        num_padding: weights of the whole model whose gradient is always zero, which do not count.
+        num_padding: weights of the full model whose gradient is always zero, which do not count.
     """
 
     def __init__(self, engine: Any, groups: Groups, num_padding: int):
         self.count = 0.0  # of the last step
         self._parameters = [p for p in engine.module.parameters() if p.requires_grad]
         self._groups = groups
-        step = engine.optimizer.step
+        self._num_padding = num_padding
+        patches.wrap_step(engine.optimizer, self._step)
 
-        def counted_step(*args: Any, **kwargs: Any) -> Any:
-            self.count = self._count() - num_padding
-            return step(*args, **kwargs)
-
-        engine.optimizer.step = counted_step
+    def _step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.count = self._count() - self._num_padding
+        return step(*args, **kwargs)
 
     @torch.no_grad()
     def _count(self) -> float:
-        """Return the number of zeros. Communication: one all-reduce over all ranks."""
+        """Count zeros. Communication: one all-reduce over all ranks."""
         counted = [p for p in self._parameters if counts_here(p, self._groups)]
         pieces = (self._gradient(p) for p in counted)
         zeros = ((g.numel() - g.count_nonzero()).double() for g in pieces if g is not None)
         return float(_over_all_ranks(zeros, self._groups))
 
     def _gradient(self, parameter: Any) -> Tensor | None:
-        """Return the piece of the reduced gradient that this rank alone answers for."""
+        """Return the shard of the reduced gradient that this rank counts."""
         if _is_partitioned(parameter):
-            return _own_part(parameter, safe_get_local_grad(parameter))
-        if not hasattr(parameter, "_hp_mapping"):
+            return _without_padding(parameter, safe_get_local_grad(parameter))
+        if not patches.has_master_weight(parameter):
             return parameter.grad if _is_first_copy(parameter, self._groups) else None
-        mapping = parameter._hp_mapping
+        mapping = patches.master_weight(parameter)
         if mapping is None:
             return None
-        piece = mapping.get_lp_grad_fragment(parameter._index_in_param_group).flatten()
+        piece = patches.master_gradient(parameter).flatten()
         own = mapping.lp_fragment_address
         return piece if piece.numel() == own.numel else piece[own.start : own.start + own.numel]
 
 
 def _is_first_copy(parameter: Any, groups: Groups) -> bool:
-    """Whether this rank answers for a weight that others hold as well."""
+    """Whether this rank counts a weight that other replicas hold as well."""
     return groups.sequence_rank == 0 and groups.data_rank < replicas_that_differ(parameter)
 
 
 def _is_partitioned(parameter: Any) -> bool:
-    """Whether ZeRO-3 has divided this weight over the replicas."""
+    """Whether ZeRO-3 has partitioned this weight over the replicas."""
     return hasattr(parameter, "ds_tensor")
 
 
-def _own_part(parameter: Any, piece: Tensor) -> Tensor:
-    """Return this rank's piece of a weight that ZeRO-3 divided, without the padding at the end."""
+def _without_padding(parameter: Any, piece: Tensor) -> Tensor:
+    """Strip the padding from this rank's shard of a weight that ZeRO-3 has partitioned."""
     size = parameter.ds_tensor.ds_numel
     start = size * dist.get_rank(parameter.ds_process_group)
     return piece.flatten()[: max(0, min(size, parameter.ds_numel - start))]

@@ -1,0 +1,329 @@
+"""Private names of DeepSpeed and torch that are read, wrapped or replaced: one function for each.
+
+No other file touches them. Written for DeepSpeed 0.19 and torch 2.13; tests/unit/engine/test_patches.py
+fails for a name that the installed release has no more.
+"""
+
+import glob
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import deepspeed.ops
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from deepspeed.moe import mappings
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.state_dict_factory import SDLoaderBase
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+
+Scalar = Callable[[Sequence[tuple[nn.Parameter, Tensor]], torch.device], Tensor]
+"""Computes a scalar from parameters and their gradients, on a device."""
+
+
+def skip_operator_lookup() -> None:
+    """Let DeepSpeed load no compiled operator when it starts (`__compatible_ops__`).
+
+    On CPUs it would compile a shared-memory reduction, for minutes, which only its inference kernels
+    call; an empty table of operators says that there is none to load.
+    """
+    deepspeed.ops.__compatible_ops__ = {}
+
+
+def set_collective_timeout(timeout: timedelta) -> None:
+    """Set the timeout of every process group of this rank, existing or new (`_world.pg_map`).
+
+    A new group does not inherit the first one's timeout: it has torch's default of 10 or 30 minutes,
+    also while an engine is built.
+    """
+    c10d = dist.distributed_c10d
+    c10d.default_pg_timeout = timeout
+    c10d.default_pg_nccl_timeout = timeout  # type: ignore[attr-defined]
+    for group in list(c10d._world.pg_map):
+        c10d._set_pg_timeout(timeout, group)
+
+
+def default_store() -> Any:
+    """Return the key-value store through which the ranks of this run met (`_get_default_store`)."""
+    return dist.distributed_c10d._get_default_store()
+
+
+@contextmanager
+def any_dtype() -> Iterator[None]:
+    """Build engines in a dtype that this device can store but not compute in (`is_fp16_supported`)."""
+    accelerator = get_accelerator()
+    usual = accelerator.is_fp16_supported
+    accelerator.is_fp16_supported = lambda: True
+    try:
+        yield
+    finally:
+        accelerator.is_fp16_supported = usual
+
+
+def foreach_norm(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Compute the L2 norm of each tensor in one kernel launch (`_foreach_norm`)."""
+    return torch._foreach_norm(tensors)
+
+
+def foreach_scale(tensors: list[Tensor], factor: float) -> None:
+    """Multiply all tensors in place, in one kernel launch (`_foreach_mul_`)."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def has_master_weight(parameter: Any) -> bool:
+    """Whether ZeRO stages 1 and 2 or the bf16 optimizer keep `parameter` in fp32 (`_hp_mapping`)."""
+    return hasattr(parameter, "_hp_mapping")
+
+
+def master_weight(parameter: Any) -> Any:
+    """Return where this rank keeps its fragment of `parameter` in fp32; None if it has none."""
+    return parameter._hp_mapping
+
+
+def master_gradient(parameter: Any) -> Tensor:
+    """Return the reduced gradient of this rank's fragment (`_index_in_param_group`)."""
+    return parameter._hp_mapping.get_lp_grad_fragment(parameter._index_in_param_group)
+
+
+def mark_without_gradient(parameter: Any) -> None:
+    """Give a frozen weight the attribute `_hp_grad`.
+
+    DeepSpeed's pipeline engine reads it from a weight that stages share, frozen or not.
+    """
+    parameter._hp_grad = None
+
+
+def copy_to_weights(zero: Any, group: int) -> None:
+    """Copy a group's flat weights to its parameters (`_unflatten_partitioned_parameters`)."""
+    zero._unflatten_partitioned_parameters(group)
+
+
+def wrap_step(optimizer: Any, wrapper: Callable[..., Any]) -> None:
+    """Call `wrapper(step, ...)` where DeepSpeed calls `optimizer.step(...)`."""
+    step = optimizer.step
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(step, *args, **kwargs)
+
+    optimizer.step = wrapped
+
+
+def grad_norm_of_step(engine: Any) -> Any:
+    """Return the global gradient norm of the step being taken (`_global_grad_norm`).
+
+    ZeRO and the bf16 optimizer keep it themselves; `get_global_grad_norm` is set after the step.
+    """
+    optimizer = engine.optimizer
+    holder = optimizer if hasattr(optimizer, "_global_grad_norm") else engine
+    return holder._global_grad_norm
+
+
+def replace_fp32_clipping(engine: Any, clip: Callable[[], float]) -> None:
+    """Clip with `clip`, which returns the norm, in fp32 without ZeRO (`clip_fp32_gradients`).
+
+    DeepSpeed keeps the norm of its own optimizers only, and counts a weight that two pipeline stages
+    share twice.
+    """
+
+    def clip_and_keep_norm() -> None:
+        engine._global_grad_norm = clip()
+
+    engine.clip_fp32_gradients = clip_and_keep_norm
+
+
+def skip_allreduce(engine: Any) -> None:
+    """Reduce no gradients where there is one replica (`enable_backward_allreduce`).
+
+    DeepSpeed would still copy every gradient into a buffer and back.
+    """
+    engine.enable_backward_allreduce = False
+    engine.pipeline_enable_backward_allreduce = False
+
+
+def drop_refused_gradients(optimizer: Any) -> None:
+    """Drop the gradients of a refused step with CPU offload (`reset_cpu_buffers`).
+
+    ZeRO stages 1 and 2 keep them in their buffers and add those of the next step, so that a NaN
+    stays and every further step is refused.
+    """
+    if not hasattr(optimizer, "_release_preflattened_grad_buffers"):
+        return
+    reset = optimizer.reset_cpu_buffers
+
+    def reset_all() -> None:
+        reset()
+        for group in optimizer.averaged_gradients:
+            optimizer.averaged_gradients[group] = None
+
+    optimizer.reset_cpu_buffers = reset_all
+
+
+def add_to_grad_norm(optimizer: Any, scalar: Scalar) -> None:
+    """Add a scalar to the gradients of which DeepSpeed's optimizer takes the global norm.
+
+    In fp16 DeepSpeed looks at all gradients itself (`get_grads_for_norm`, `get_grad_norm_direct`).
+    """
+    if hasattr(optimizer, "get_grads_for_norm"):
+        _add_to_bf16_norm(optimizer, scalar)
+    elif hasattr(optimizer, "get_grad_norm_direct"):
+        marker = _Marker()
+        _add_to_zero_norm(optimizer, scalar, marker)
+        _add_to_offload_norm(optimizer, scalar, marker)
+
+
+class _Marker:
+    """Stands for the scalar among parameters: DeepSpeed counts it on every rank."""
+
+    tensor_model_parallel = True
+    ds_id = -1
+
+
+def _add_to_bf16_norm(optimizer: Any, scalar: Scalar) -> None:
+    usual = optimizer.get_grads_for_norm
+
+    def grads_and_scalar(for_clipping: bool = False) -> Any:
+        found = usual(for_clipping=for_clipping)
+        if for_clipping:
+            return found
+        dense, of_experts = found
+        groups = zip(optimizer.bf16_groups, optimizer.fp32_groups_gradients, strict=True)
+        pairs = [pair for params, grads in groups for pair in zip(params, grads, strict=True)]
+        device = next(grad for _, grad in pairs).device
+        return [*dense, scalar(pairs, device)], of_experts
+
+    optimizer.get_grads_for_norm = grads_and_scalar
+
+
+def _add_to_zero_norm(optimizer: Any, scalar: Scalar, marker: _Marker) -> None:
+    """Change the norm of gradients that ZeRO has partitioned over the replicas."""
+    usual = optimizer.get_grad_norm_direct
+
+    def norm(gradients: Sequence[Tensor], params: Sequence[Any], **options: Any) -> Tensor:
+        kept = [grad for grad in gradients if not getattr(grad, "_zero_padding", False)]
+        extra = scalar([*zip(params, kept, strict=False)], optimizer.device)
+        return usual([extra, *kept], [_like(params, marker), *params], **options)
+
+    optimizer.get_grad_norm_direct = norm
+
+
+def _add_to_offload_norm(optimizer: Any, scalar: Scalar, marker: _Marker) -> None:
+    """Change the norm of gradients on the CPU, whose own norms DeepSpeed keeps by parameter."""
+    usual = optimizer.complete_grad_norm_calculation_for_cpu_offload
+
+    def norm(params: Sequence[Any]) -> Tensor:
+        norms = optimizer.norm_for_param_grads
+        pairs = [
+            (param, torch.as_tensor(norms[number]))
+            for param in params
+            if (number := optimizer.get_param_id(param)) in norms
+        ]
+        if hasattr(optimizer, "param_id"):
+            optimizer.param_id[id(marker)] = marker.ds_id
+        norms[marker.ds_id] = scalar(pairs, torch.device("cpu"))
+        return usual([_like(params, marker), *params])
+
+    optimizer.complete_grad_norm_calculation_for_cpu_offload = norm
+
+
+def _like(params: Sequence[Any], marker: _Marker) -> _Marker:
+    """Give the marker the process group over which ZeRO stage 3 partitions `params`."""
+    if params and hasattr(params[0], "ds_process_group"):
+        marker.ds_process_group = params[0].ds_process_group  # type: ignore[attr-defined]
+    return marker
+
+
+@contextmanager
+def one_read_per_file() -> Iterator[None]:
+    """Read each file of a checkpoint once inside the `with` block (`check_ckpt_list`).
+
+    DeepSpeed has every rank read the first file of each list as well, to compare one number in it
+    with the length of the list. Our manifest lists all files.
+    """
+    usual = SDLoaderBase.check_ckpt_list
+    SDLoaderBase.check_ckpt_list = _require_files
+    try:
+        yield
+    finally:
+        SDLoaderBase.check_ckpt_list = usual
+
+
+def _require_files(loader: SDLoaderBase) -> None:
+    assert loader.ckpt_list, "no file for this part of the network"
+
+
+@contextmanager
+def literal_paths() -> Iterator[None]:
+    """Find checkpoint files in folders of any name inside the `with` block.
+
+    DeepSpeed takes the full path for a glob pattern, in which brackets and stars are no letters
+    (`_get_all_ckpt_names`, `ckpt_layer_path_list`).
+    """
+    finders = (DeepSpeedEngine, "_get_all_ckpt_names"), (PipelineModule, "ckpt_layer_path_list")
+    usual = [getattr(owner, name) for owner, name in finders]
+    for (owner, name), find in zip(finders, usual, strict=True):
+        setattr(owner, name, _escaped(find))
+    try:
+        yield
+    finally:
+        for (owner, name), find in zip(finders, usual, strict=True):
+            setattr(owner, name, find)
+
+
+def _escaped(find: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    def find_in(holder: Any, directory: str, *args: Any) -> list[str]:
+        return find(holder, glob.escape(directory), *args)
+
+    return find_in
+
+
+def log_failed_script_copies(engine: Any) -> None:
+    """Warn where `zero_to_fp32.py` cannot be copied beside a checkpoint (`_copy_recovery_script`).
+
+    Only rank 0 copies it, while the other ranks wait: a full disk must not end that rank alone.
+    """
+    copy = engine._copy_recovery_script
+
+    def copy_or_log(directory: str) -> None:
+        try:
+            copy(directory)
+        except OSError as error:
+            log.warning("%s: DeepSpeed's zero_to_fp32.py cannot be put there: %s", directory, error)
+
+    engine._copy_recovery_script = copy_or_log
+
+
+def wrap_instructions(
+    engine: Any, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Wrap what the pipeline engine calls for each instruction of its schedule (`_INSTRUCTION_MAP`).
+
+    Args:
+        wrap: from the name of an instruction and its function to another function.
+    """
+    instructions: Mapping[type, Callable[..., Any]] = engine._INSTRUCTION_MAP
+    engine._INSTRUCTION_MAP = {kind: wrap(kind.__name__, f) for kind, f in instructions.items()}
+
+
+class TiedPipelineModule(PipelineModule):
+    """A PipelineModule that broadcasts tied weights without gradients.
+
+    Otherwise torch warns, at each backward pass, that the broadcast has no gradient.
+    """
+
+    @torch.no_grad()
+    def _synchronize_tied_weights(self) -> None:
+        super()._synchronize_tied_weights()
+
+
+def replace_token_gather(gather: Callable[..., Tensor]) -> None:
+    """All-gather the tokens of experts with `gather(x, dim)` (`mappings._gather_tokens`).
+
+    DeepSpeed gathers into a flat tensor, which gloo refuses.
+    """
+    mappings._gather_tokens = gather

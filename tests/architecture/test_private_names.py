@@ -1,0 +1,126 @@
+"""Private names of other packages are used in one file, engine/deepspeed/patches.py."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from source import PACKAGE
+
+PATCHES = "engine/deepspeed/patches.py"
+
+ELSEWHERE = {
+    # Torch's own optimizers call them; there is no public form of most.
+    "optimizer/lion.py": {
+        name for name in dir(__import__("torch")) if name.startswith("_foreach_")
+    },
+    # One file that is nothing but these operators.
+    "inference/engine/onednn_weights.py": {
+        *("_C", "_linear_pointwise", "_make_subclass", "_reorder_linear_weight"),
+    },
+    "diagnostics/live_tensors.py": {"_python_dispatch", "_pytree"},
+    "tensor_parallel/rendezvous.py": {"_C", "_distributed_c10d"},
+    # Of the standard library and others.
+    "common/process_pool.py": {"_exit"},
+    "training/process/launch.py": {"_exit"},
+    "training/process/watchdog.py": {"_exit"},
+    "training/process/stack_dump.py": {"_current_frames"},
+    "inference/server/engine_thread.py": {"_current_frames"},
+    "config/parsing/flags.py": {"_group_actions"},
+    "data/preprocessing/sentences.py": {"_params"},
+    "tokenizer/bounded_jinja.py": {"_parse"},
+}
+"""Files and the private names that they may use."""
+
+PUBLIC = {"_replace", "_asdict", "_fields"}  # of named tuples
+
+
+def private_names(source: str) -> Iterator[str]:
+    """Yield the private names of other modules that `source` imports, reads or sets."""
+    tree = ast.parse(source)
+    own = set(_own_names(tree))
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute) and not _is_self(node.value):
+            names = [node.attr]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "")[-4:] == "attr":
+            names = [
+                argument.value
+                for argument in node.args[1:2]
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+            ]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [*node.module.split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+        yield from (
+            name for name in names if _is_private(name) and (name not in own or _is_override(node))
+        )
+
+
+def _own_names(tree: ast.AST) -> Iterator[str]:
+    """Yield what the classes of a module define themselves."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+        elif isinstance(node, ast.Attribute) and _is_self(node.value):
+            yield node.attr
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def _is_override(node: ast.AST) -> bool:
+    """Whether `node` is an attribute of super()."""
+    return ast.unparse(getattr(node, "value", ast.Tuple())) == "super()"
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__") and name not in PUBLIC
+
+
+def found_in(package: Path) -> dict[str, set[str]]:
+    """Return the private names that each file uses, but the patches."""
+    files = {str(file.relative_to(package)): file for file in package.rglob("*.py")}
+    return {
+        name: found
+        for name, file in sorted(files.items())
+        if name != PATCHES and (found := {*private_names(file.read_text(encoding="utf-8"))})
+    }
+
+
+def test_private_names_of_others_are_used_by_the_patches_alone():
+    found = {name: names - ELSEWHERE.get(name, set()) for name, names in found_in(PACKAGE).items()}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_every_exception_is_needed():
+    found = found_in(PACKAGE)
+    assert [name for name, names in ELSEWHERE.items() if not names & found.get(name, set())] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "engine._INSTRUCTION_MAP = {}",
+        "norm = getattr(engine.optimizer, '_global_grad_norm', None)",
+        "if hasattr(parameter, '_hp_mapping'): parameter.grad = None",
+        "from torch._C import _nn",
+        "import torch._dynamo",
+        "class Own(Base):\n    def method(self):\n        return self.engine._optimizer",
+        "class Own(Base):\n    def _tied(self):\n        super()._tied()",
+    ],
+)
+def test_a_private_name_of_others_is_found(line):
+    assert [*private_names(line)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["self._engine = engine", "inputs._replace(x=1)", "class A:\n    def __len__(self): ..."],
+)
+def test_own_and_public_names_are_not_found(line):
+    assert [*private_names(line)] == []

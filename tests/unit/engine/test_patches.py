@@ -1,0 +1,104 @@
+"""Names of DeepSpeed and torch that patches.py and its neighbours depend on still exist."""
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from megatron.engine.deepspeed import patches
+
+NAMES = {
+    "torch.distributed.distributed_c10d": (
+        *("_world", "pg_map", "_set_pg_timeout", "_get_default_store"),
+        *("default_pg_timeout", "default_pg_nccl_timeout"),
+    ),
+    "deepspeed.ops": ("__compatible_ops__",),
+    "deepspeed.comm.torch": ("__compatible_ops__",),
+    "deepspeed.moe.mappings": ("_gather_tokens",),
+    "deepspeed.runtime.bf16_optimizer": (
+        *("_hp_mapping", "_hp_grad", "_global_grad_norm", "get_grads_for_norm"),
+        *("bf16_groups", "fp32_groups_gradients", "real_dp_process_group"),
+    ),
+    "deepspeed.runtime.engine": (
+        *("_global_grad_norm", "_copy_recovery_script", "_get_all_ckpt_names"),
+        *("clip_fp32_gradients", "enable_backward_allreduce", "checkpoint_engine"),
+        *("basic_optimizer", "save_zero_checkpoint", "is_fp16_supported"),
+    ),
+    "deepspeed.runtime.pipe.engine": (
+        *("_INSTRUCTION_MAP", "_hp_grad", "pipeline_enable_backward_allreduce"),
+        "reset_activation_shape",
+    ),
+    "deepspeed.runtime.pipe.module": ("_synchronize_tied_weights", "ckpt_layer_path_list"),
+    "deepspeed.runtime.state_dict_factory": ("check_ckpt_list", "ckpt_list"),
+    "deepspeed.runtime.zero.stage_1_and_2": (
+        *("_global_grad_norm", "_zero_padding", "_release_preflattened_grad_buffers"),
+        *(
+            "reset_cpu_buffers",
+            "averaged_gradients",
+            "get_grad_norm_direct",
+            "norm_for_param_grads",
+        ),
+        *("complete_grad_norm_calculation_for_cpu_offload", "get_param_id", "param_id"),
+        *("round_robin_bit16_groups", "round_robin_bit16_offsets", "real_dp_process_group"),
+        "update_lp_params",
+    ),
+    "deepspeed.runtime.zero.stage3": (
+        *("_global_grad_norm", "_unflatten_partitioned_parameters", "get_grad_norm_direct"),
+        *("complete_grad_norm_calculation_for_cpu_offload", "norm_for_param_grads", "get_param_id"),
+        *("fp32_partitioned_groups_flat", "fp16_partitioned_groups_flat", "fp16_groups"),
+        *("ds_process_group", "checkpoint_event_prologue", "checkpoint_event_epilogue"),
+    ),
+    "deepspeed.utils.mixed_precision_linkage": ("_hp_mapping", "_index_in_param_group"),
+    "deepspeed.utils.tensor_fragment": ("get_lp_grad_fragment", "lp_fragment_address"),
+}
+"""Module -> names in its source."""
+
+OF_TORCH = ("_foreach_norm", "_foreach_mul_")
+
+
+def identifiers(source: str) -> set[str]:
+    """Return all names, attributes, definitions and strings of `source`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        for field in ("attr", "id", "name", "value"):
+            if isinstance(name := getattr(node, field, None), str):
+                found.add(name)
+    return found
+
+
+def source_of(module: str) -> str:
+    spec = find_spec(module)
+    assert spec
+    assert spec.origin
+    return Path(spec.origin).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_the_installed_release_has_every_name(module):
+    assert {*NAMES[module]} - identifiers(source_of(module)) == set()
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_torch_has_every_name(name):
+    assert hasattr(torch, name)
+
+
+def test_a_name_that_is_gone_is_found():
+    source = source_of("deepspeed.moe.mappings").replace("_gather_tokens", "_collect")
+    assert {*NAMES["deepspeed.moe.mappings"]} - identifiers(source) == {"_gather_tokens"}
+
+
+def test_every_private_name_of_the_patches_is_looked_for():
+    tree = ast.parse(Path(patches.__file__).read_text(encoding="utf-8"))
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)} | {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.isidentifier()
+    }
+    private = {name for name in used if name.startswith("_") and not name.endswith("__")} - own
+    assert private - {*OF_TORCH}.union(*NAMES.values()) == set()
