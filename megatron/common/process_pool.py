@@ -1,7 +1,8 @@
 """A function over many items in many processes, in order, with a bound on what is under way.
 
 Each process has a pipe of its own, which nobody else writes to: whenever one is killed, also in
-the middle of an answer, its pipe ends, and so does the wait for it.
+the middle of an answer, its pipe ends, and so does the wait for it. The executors of the standard
+library share one pipe between their processes, and wait for the rest of such an answer for ever.
 """
 
 import os
