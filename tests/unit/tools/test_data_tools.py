@@ -111,7 +111,7 @@ def test_mistakes_are_told_together(directory):
     done = run("build_index.py", "--seq-length 6 --micro-batch-size 2 --data-path a b")
     assert done.returncode == 2
     assert "give exactly one of --train-iters" in done.stderr
-    assert "'a' before b is no number" in done.stderr
+    assert "--data-path a b: several prefixes" in done.stderr
 
 
 def test_samples_are_shown_as_training_reads_them(directory):

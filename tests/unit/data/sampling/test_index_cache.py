@@ -174,7 +174,7 @@ def test_an_index_map_that_is_cut_under_the_reader_is_an_error(tmp_path, builds,
     corpus(tmp_path / "c", [5] * 8)
     documents = {"num_samples": 9, "seq_length": 4, "seed": 1}
     samples = GPTDataset(IndexedDataset(tmp_path / "c"), range(8), **documents)
-    expected = [sample.tolist() for sample in samples]
+    expected = [sample["tokens"].tolist() for sample in samples]
     (path,) = (tmp_path / "c-index-cache").glob(f"*-{name}.npy")
     os.truncate(path, 128)
     with pytest.raises(
@@ -182,7 +182,7 @@ def test_an_index_map_that_is_cut_under_the_reader_is_an_error(tmp_path, builds,
     ):
         list(samples)
     again = GPTDataset(IndexedDataset(tmp_path / "c"), range(8), **documents)
-    assert [sample.tolist() for sample in again] == expected
+    assert [sample["tokens"].tolist() for sample in again] == expected
     assert len(builds) == 2
 
 

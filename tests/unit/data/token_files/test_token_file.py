@@ -90,12 +90,12 @@ def test_each_block_is_compared_once(prefix, monkeypatch):
 
 def test_files_without_digests_are_read_as_they_are(prefix):
     digests_path(IndexedDataset(prefix).bin_path).unlink()
-    expected = [sample.tolist() for sample in samples_of(prefix)]
+    expected = [sample["tokens"].tolist() for sample in samples_of(prefix)]
     flip(f"{prefix}.bin", 6)
     damaged = IndexedDataset(prefix)
     damaged.tokens.verify()
     assert not damaged.tokens.has_digests
-    assert [sample.tolist() for sample in samples_of(prefix)] != expected
+    assert [sample["tokens"].tolist() for sample in samples_of(prefix)] != expected
 
 
 def test_all_damaged_blocks_are_counted(prefix):
@@ -165,7 +165,7 @@ def test_a_file_that_is_cut_under_the_reader_is_an_error(prefix, has_digests):
     if not has_digests:
         os.unlink(f"{prefix}.bin.xxh3")
     samples = samples_of(prefix)
-    first = samples[0].tolist()
+    first = samples[0]["tokens"].tolist()
     os.truncate(f"{prefix}.bin", 10)
     with pytest.raises(DataError, match=r"c\.bin was cut while it is read: it had 200000 bytes"):
         list(samples)
@@ -175,11 +175,11 @@ def test_a_file_that_is_cut_under_the_reader_is_an_error(prefix, has_digests):
 @pytest.mark.parametrize("replaced", [False, True])
 def test_an_index_that_is_cut_under_the_reader_is_an_error(prefix, replaced):
     samples = samples_of(prefix)
-    expected = [sample.tolist() for sample in samples]
+    expected = [sample["tokens"].tolist() for sample in samples]
     if replaced:  # what was opened stays as it was
         os.unlink(f"{prefix}.idx")
         with open(f"{prefix}.idx", "wb"):
-            assert [sample.tolist() for sample in samples] == expected
+            assert [sample["tokens"].tolist() for sample in samples] == expected
         return
     os.truncate(f"{prefix}.idx", 40)
     with pytest.raises(DataError, match=r"c\.idx was cut while it is read: .* has 40 now"):
