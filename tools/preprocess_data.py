@@ -13,24 +13,24 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.config.tools.preprocess import WorkerTrialConfig
-from megatron.data.preprocessing.command import read_flags, say_written
+from megatron.data.preprocessing.command import print_written, read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.worker_counts import try_worker_counts
 
 
 def main(argv: Sequence[str]) -> None:
-    """Convert as `argv` says, then say what was written."""
+    """Convert as `argv` says, then print what was written."""
     log.configure(rank=0)
-    asked = read_flags(argv, description=__doc__, extra={"trial": WorkerTrialConfig})
-    trial: WorkerTrialConfig = asked.sections["trial"]
+    command = read_flags(argv, description=__doc__, extra={"trial": WorkerTrialConfig})
+    trial: WorkerTrialConfig = command.sections["trial"]
     if trial.find_optimal_num_workers:
         counts, most = trial.workers_to_check, trial.max_documents
-        for line in try_worker_counts(asked.conversion, counts, most):
+        for line in try_worker_counts(command.spec, counts, most):
             print(line, flush=True)
         return
-    for notice in asked.notices:
+    for notice in command.notices:
         print(notice)
-    say_written(preprocess(asked.conversion))
+    print_written(preprocess(command.spec))
 
 
 if __name__ == "__main__":

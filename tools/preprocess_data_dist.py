@@ -19,8 +19,9 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.parsing.flags import Legacy
 from megatron.config.tools.preprocess import ShardConfig
-from megatron.data.preprocessing.command import read_flags, say_written
-from megatron.data.preprocessing.shards import convert_together, merge_shards, stage_shard
+from megatron.data.preprocessing.command import print_written, read_flags
+from megatron.data.preprocessing.distributed import preprocess_on_ranks
+from megatron.data.preprocessing.preprocess import convert_share, merge_shards
 from megatron.training.process.environment import has_rank, read_launch
 from megatron.training.process.launchers import write_root_cause
 
@@ -39,37 +40,36 @@ LEGACY = (
 
 def main(argv: Sequence[str]) -> None:
     """Convert one shard, or join them, as `argv` and the launcher say."""
-    place = read_launch(None)
-    launched = place.world_size > 1 or has_rank()
-    rank = place.rank
+    launch = read_launch(None)
+    is_launched = launch.world_size > 1 or has_rank()
+    rank = launch.rank
     log.configure(rank=rank)
-    asked = read_flags(argv, description=__doc__, extra={"shards": ShardConfig}, legacy=LEGACY)
-    config: ShardConfig = asked.sections["shards"]
+    command = read_flags(argv, description=__doc__, extra={"shards": ShardConfig}, legacy=LEGACY)
+    config: ShardConfig = command.sections["shards"]
     if rank == 0:
-        for notice in asked.notices:
+        for notice in command.notices:
             print(notice)
-    problems = shard_problems(config, launched)
+    problems = shard_problems(config, is_launched)
     if problems:
         raise ConfigError(*problems)
-    conversion = asked.conversion
-    num_shards = config.num_shards or place.world_size
+    spec = command.spec
+    num_shards = config.num_shards or launch.world_size
     merge_workers = 1 if config.merge == "serial" else os.cpu_count() or 1
     if config.merge_shards:
-        joined = replace(conversion, workers=merge_workers, partitions=1)
-        say_written(merge_shards(joined, num_shards))
+        print_written(merge_shards(replace(spec, workers=merge_workers)))
     elif config.shard_index is not None:
-        stage_shard(conversion, config.shard_index, num_shards)
+        convert_share(spec, config.shard_index, num_shards)
         print(f"shard {config.shard_index} of {num_shards} is done; --merge-shards joins all")
     else:
-        written = convert_together(
-            conversion, rank, num_shards, timeout_s=config.timeout_s, merge_workers=merge_workers
+        written = preprocess_on_ranks(
+            spec, rank, num_shards, timeout_s=config.timeout_s, merge_workers=merge_workers
         )
-        say_written(written)
+        print_written(written)
 
 
-def shard_problems(config: ShardConfig, launched: bool) -> list[str]:
+def shard_problems(config: ShardConfig, is_launched: bool) -> list[str]:
     """Return one sentence for each thing that leaves open what this process shall do."""
-    if launched:
+    if is_launched:
         if config.num_shards or config.shard_index is not None or config.merge_shards:
             return [
                 "--num-shards, --shard-index and --merge-shards are for SLURM arrays; under a "

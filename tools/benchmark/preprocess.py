@@ -43,7 +43,7 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from megatron.common.cli import ToolParser, run_tool
 from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.null import NullTokenizer
 
@@ -201,9 +201,9 @@ def train_other(kind: str, file: Path, special: Sequence[str]) -> Path:
     return directory
 
 
-def wishes(file: Path) -> Conversion:
+def wishes(file: Path) -> PreprocessSpec:
     """Return the conversion of `file` by one process, but for its tokenizer."""
-    return Conversion(
+    return PreprocessSpec(
         inputs=(str(file),),
         output_prefix=str(file.with_name("out")),
         make_encoder=NullTokenizer,

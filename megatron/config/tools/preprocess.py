@@ -71,10 +71,6 @@ class PreprocessConfig:
     workers: int = 1
     """Processes that tokenize. The files do not depend on it."""
 
-    partitions: int | None = None
-    """Parts of the input, each with its share of the workers and a writer of its own, joined at
-    the end. The files do not depend on it."""
-
     chunk_size: int | None = None
     """Lines that a worker gets at a time at most (default: only bytes count)."""
 

@@ -1,8 +1,8 @@
-"""Finished stages become token files, a report and a list of bad lines: all of them, or none."""
+"""Joins finished shards into token files, a report and a list of bad lines: all of them, or none."""
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,20 @@ from numpy.typing import NDArray
 from megatron.common.atomic_files import flush
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.block_encoder import EncodingRules
-from megatron.data.preprocessing.preprocess_spec import Conversion, fingerprint
-from megatron.data.preprocessing.quality import Tally
-from megatron.data.preprocessing.report import key_report, readable
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+from megatron.data.preprocessing.report import key_report, readable, retry_first_documents
 from megatron.data.preprocessing.shard_writer import (
-    Position,
-    key_file,
-    part_directory,
-    position_of,
-    read_state,
-    remove_stage,
+    ShardState,
+    existing_files,
+    finished_shards,
+    new_state,
+    read_options,
+    remove_folders,
     write_json,
 )
-from megatron.data.readers.inputs import split_sources
+from megatron.data.preprocessing.shards import Shard
 from megatron.data.token_files.block_digests import write_digests
-from megatron.data.token_files.copying import copy_extents, lay_end_to_end
+from megatron.data.token_files.copying import Extent, copy_extents, lay_end_to_end
 from megatron.data.token_files.differences import differences
 from megatron.data.token_files.index_files import (
     INDEX_WRITERS,
@@ -36,9 +35,15 @@ from megatron.data.token_files.index_files import (
     pieces_of_file,
 )
 from megatron.data.token_files.outputs import report_of
-from megatron.data.token_files.publish import publish_pair, write_errors_name
+from megatron.data.token_files.publish import (
+    publish_pair,
+    staged_record,
+    write_errors_name,
+)
 
 _PUBLISH = "publish.json"
+_BATCH_BYTES = 1 << 30  # tokens that lie on disk twice while shards are joined, at most
+_COPYING = 4  # processes; more do not copy faster
 
 
 @dataclass(frozen=True)
@@ -56,133 +61,126 @@ class Written:
     report: tuple[str, ...]  # lines for people
 
 
-def was_assembled(root: Path) -> bool:
-    """Whether nothing is left to do but to give the files their names."""
-    return (root / _PUBLISH).exists()
+def was_assembled(staging: Path) -> bool:
+    """Whether nothing is left to do but to publish the files."""
+    return (staging / _PUBLISH).exists()
 
 
-def forget_assembled(root: Path) -> None:
-    """Begin again: what is assembled is not what is wanted. To be called before parts change."""
-    with write_errors_name(root):
-        (root / _PUBLISH).unlink(missing_ok=True)
+def forget_assembled(staging: Path) -> None:
+    """Begin again: do not publish what is assembled. Called before shards change."""
+    with write_errors_name(staging):
+        (staging / _PUBLISH).unlink(missing_ok=True)
 
 
-def require_assembled_of(conversion: Conversion, rules: EncodingRules, num_parts: int) -> None:
-    """Check that what is assembled was made from these inputs and with these wishes.
+def require_assembled_of(spec: PreprocessSpec, options: Mapping[str, Any]) -> None:
+    """Check that the assembled files were made from these inputs and with these options.
 
     Raises:
-        DataError: everything that is otherwise now.
+        DataError: listing all that is different.
     """
-    root = conversion.root
-    wishes = json.loads((root / _PUBLISH).read_text()).get("wishes")
-    begin_again = f"remove {root}, and convert again"
-    if wishes is None:
-        raise DataError(f"{root} is of an earlier version, and does not say of what; {begin_again}")
-    if found := differences(wishes, _wishes(conversion, rules, num_parts)):
+    staging = spec.staging
+    assembled = json.loads((staging / _PUBLISH).read_text()).get("options")
+    begin_again = f"remove {staging}, and convert again"
+    if assembled is None:
+        raise DataError(f"{staging} holds work of an earlier version; {begin_again}")
+    if found := differences(assembled, _published_options(spec, options)):
         raise DataError(
-            f"{root} holds the finished work of another run: {'; '.join(found)}; run as before, "
+            f"{staging} holds the finished work of another run: {'; '.join(found)}; run as before, "
             f"or {begin_again}"
         )
 
 
-def assemble(conversion: Conversion, rules: EncodingRules, num_parts: int) -> list[Written]:
-    """Write the token files from the stages of all parts, and publish them.
-
-    Raises:
-        DataError: a part is not finished, no document is left, or the disk is full.
-    """
-    root = conversion.root
-    parts = [part_directory(root, part, num_parts) for part in range(num_parts)]
-    positions = [position_of(_finished(part)) for part in parts]
-    written = [sum(of_part) for of_part in zip(*(p.written for p in positions), strict=True)]
-    empty = [sum(of_part) for of_part in zip(*(p.empty for p in positions), strict=True)]
-    if without := [
-        k for k in range(len(written)) if written[k] <= empty[k] * rules.has_empty_entries
-    ]:
-        keys = " and ".join(repr(rules.keys[k]) for k in without)
-        reason = _why_nothing_is_left(
-            conversion, root, parts, positions, max(empty[k] for k in without)
-        )
-        remove_stage(parts)
-        raise DataError(f"nothing to write for key {keys}: {reason}")
-    pairs, report = [], {}
-    for k, key in enumerate(rules.keys):
-        prefix = conversion.prefix_of(key)
-        content = _content(parts, k, rules, written[k])
-        with write_errors_name(Path(prefix + ".bin")):
-            bin_path = _joined(parts, k, root, conversion.workers * conversion.partitions)
-            write_digests(bin_path, _staged_digests(root, k))
-        with write_errors_name(Path(prefix + ".idx")), (root / f"{k}.idx").open("wb") as file:
-            INDEX_WRITERS[conversion.dataset_impl](file, content)
-        pairs.append([str(bin_path), str(root / f"{k}.idx"), prefix])
-        report[key] = key_report(
-            parts,
-            k,
-            _total_tally(positions, k),
-            itemsize=rules.dtype.itemsize,
-            suffix_tokens=len(rules.suffix),
-        ) | {
-            "without_tokens": empty[k],
-            "dropped_documents": _num_dropped(rules, positions, empty[k]),
-        }
-    totals = {
-        "inputs": list(conversion.inputs),
-        "input_bytes": sum(position.input_bytes for position in positions),
-        "documents": sum(position.documents for position in positions),
-        "dropped_documents": sum(position.dropped for position in positions),
-        "bad_lines": sum(position.bad for position in positions),
-    }
-    said = {**totals, "tokenizer": dict(conversion.tokenizer), "keys": report}
-    moves = [_staged_report(conversion, root, said), *_staged_bad_lines(conversion, root, parts)]
-    with write_errors_name(root):
-        for pair in pairs:
-            flush(Path(pair[0]))
-            flush(Path(pair[1]))
-        write_json(
-            root / _PUBLISH,
-            {
-                "wishes": _wishes(conversion, rules, num_parts),
-                "pairs": pairs,
-                "moves": moves,
-                "report": said,
-            },
-        )
-    return publish_staged(root)
-
-
-def require_parts_of_one_conversion(
-    conversion: Conversion, rules: EncodingRules, num_parts: int
+def require_same_options(
+    staging: Path, finished: Iterable[ShardState], options: Mapping[str, Any]
 ) -> None:
-    """Check that every part was made from these inputs, as they are, and with these wishes.
+    """Check that finished shards were made from these inputs and with these options.
 
     Raises:
-        DataError: everything that another process wanted or found otherwise.
+        DataError: listing all that is different.
     """
-    sources = conversion.sources()
-    problems = []
-    for k in range(num_parts):
-        part = part_directory(conversion.root, k, num_parts)
-        mine = fingerprint(conversion, rules, split_sources(sources, k, num_parts))
-        problems += [
-            f"{part}: {each}" for each in differences(_finished(part)["fingerprint"], mine)
-        ]
-    if problems:
+    found: dict[str, None] = {}
+    for digest in sorted({state.options for state in finished}):
+        found |= dict.fromkeys(differences(read_options(staging, digest), options))
+    if found:
         raise DataError(
-            "the shards are not parts of this conversion; merge with the flags that made them, or "
-            "convert these again without --resume:\n" + "\n".join(problems)
+            f"the finished shards in {staging} are of another conversion: {'; '.join(found)}; run "
+            "as before, or convert all again without --resume"
         )
 
 
-def publish_staged(root: Path) -> list[Written]:
-    """Give the staged files their names. A run that is killed in here is finished by the next."""
-    staged = json.loads((root / _PUBLISH).read_text())
-    for k, (bin_path, idx_path, prefix) in enumerate(staged["pairs"]):
-        publish_pair(Path(bin_path), Path(idx_path), _staged_digests(root, k), prefix)
-    for source, target in staged["moves"]:
+def assemble(
+    spec: PreprocessSpec,
+    rules: EncodingRules,
+    shards: Sequence[Shard],
+    options: Mapping[str, Any],
+) -> list[Written]:
+    """Join the finished shards into token files, each with the record of its tokenizer; publish.
+
+    Raises:
+        DataError: a shard is not finished or of other options, no document is left, or the disk
+            is full.
+    """
+    staging = spec.staging
+    states = _finished_of(spec, shards, options)
+    total = _total(states.values(), len(rules.keys))
+    folders = [staging / name for name in states]
+    without = [
+        k
+        for k in range(len(rules.keys))
+        if total.written[k] <= total.empty[k] * rules.has_empty_entries
+    ]
+    if without:
+        keys = " and ".join(repr(rules.keys[k]) for k in without)
+        reason = _why_nothing_is_left(spec, folders, total, max(total.empty[k] for k in without))
+        remove_folders(folders)
+        raise DataError(f"nothing to write for key {keys}: {reason}")
+    retry_first_documents(spec, rules, total.tallies)
+    with staged_record(spec.prefixes, spec.record, is_kept=lambda: was_assembled(staging)):
+        pairs, of_keys = [], {}
+        for k, key in enumerate(rules.keys):
+            pairs.append(_write_pair(spec, rules, states, k, total.written[k]))
+            of_keys[key] = key_report(
+                folders,
+                k,
+                total.tallies[k],
+                itemsize=rules.dtype.itemsize,
+                suffix_tokens=len(rules.suffix),
+            ) | {
+                "without_tokens": total.empty[k],
+                "dropped_documents": total.empty[k]
+                if rules.empty_documents == "per-key"
+                else total.dropped,
+            }
+        report = {
+            "inputs": list(spec.inputs),
+            "input_bytes": total.input_bytes,
+            "documents": total.documents,
+            "dropped_documents": total.dropped,
+            "bad_lines": total.bad,
+            "tokenizer": dict(spec.tokenizer),
+            "keys": of_keys,
+        }
+        moves = [_staged_report(spec, report), *_staged_bad_lines(spec, folders)]
+        with write_errors_name(staging):
+            for bin_path, idx_path, _ in pairs:
+                flush(Path(bin_path))
+                flush(Path(idx_path))
+            assembled = {"pairs": pairs, "moves": moves, "report": report}
+            assembled["options"] = _published_options(spec, options)
+            write_json(staging / _PUBLISH, assembled)
+        return publish_assembled(staging)
+
+
+def publish_assembled(staging: Path) -> list[Written]:
+    """Rename the assembled files to their names. If killed, the next run continues here."""
+    assembled = json.loads((staging / _PUBLISH).read_text())
+    for k, (bin_path, idx_path, prefix) in enumerate(assembled["pairs"]):
+        publish_pair(Path(bin_path), Path(idx_path), _staged_digests(staging, k), prefix)
+    for source, target in assembled["moves"]:
         with write_errors_name(Path(target)):
             if Path(source).exists():
                 os.replace(source, target)
-    said = staged["report"]
+    report = assembled["report"]
     return [
         Written(
             prefix=prefix,
@@ -190,82 +188,128 @@ def publish_staged(root: Path) -> list[Written]:
             documents=of_key["documents"],
             dropped=of_key["dropped_documents"],
             empty=of_key["without_tokens"],
-            bad=said["bad_lines"],
+            bad=report["bad_lines"],
             tokens=of_key["tokens"],
             bytes=sum(os.path.getsize(prefix + suffix) for suffix in (".bin", ".idx")),
             report=tuple(readable(key, of_key)),
         )
-        for (_, _, prefix), (key, of_key) in zip(staged["pairs"], said["keys"].items(), strict=True)
+        for (_, _, prefix), (key, of_key) in zip(
+            assembled["pairs"], report["keys"].items(), strict=True
+        )
     ]
 
 
-def _why_nothing_is_left(
-    conversion: Conversion,
-    root: Path,
-    parts: Sequence[Path],
-    positions: Sequence[Position],
-    empty: int,
-) -> str:
-    """Return what became of the documents; bad lines that are collected are published.
-
-    Args:
-        empty: documents without a token.
-    """
-    inputs = ", ".join(conversion.inputs)
-    dropped = max(empty, sum(position.dropped for position in positions))
-    bad = sum(position.bad for position in positions)
-    if not any(position.input_bytes for position in positions):
-        return f"the input {inputs} is empty"
-    if not dropped and not bad:
-        return f"the input {inputs} holds nothing but blank lines"
-    if not bad:
-        return f"none of the {dropped} documents in {inputs} has a token"
-    with (next(part for part in parts if (part / "bad").stat().st_size) / "bad").open() as file:
-        first = json.loads(file.readline())
-    word = "row" if "row" in first else "line"
-    place = f"{first['file']}, {word} {first[word]}: {first['problem']}"
-    listed = ""
-    for staged, target in _staged_bad_lines(conversion, root, parts):
-        with write_errors_name(Path(target)):
-            os.replace(staged, target)
-        listed = f" ({target} lists them)"
-    if dropped:
-        others = f"{dropped} documents in {inputs} have no token, and the other {bad} {word}s"
-    else:
-        others = f"all {bad} {word}s of {inputs}"
-    return f"{others} were left out as bad{listed}, the first: {place}"
-
-
-def _num_dropped(rules: EncodingRules, positions: Sequence[Position], empty: int) -> int:
-    """Return how many documents are left out under a key that has `empty` without a token."""
-    if rules.empty_documents == "per-key":
-        return empty
-    return sum(position.dropped for position in positions)
-
-
-def _wishes(conversion: Conversion, rules: EncodingRules, num_parts: int) -> dict[str, Any]:
+def _published_options(spec: PreprocessSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return everything that the published files depend on."""
     return {
-        "the number of parts": num_parts,
-        **fingerprint(conversion, rules, conversion.sources()),
-        "--dataset-impl": conversion.dataset_impl,
-        "--on-error collect": conversion.bad_lines_path,
+        **options,
+        "--dataset-impl": spec.dataset_impl,
+        "--on-error collect": spec.bad_lines_path,
     }
 
 
-def _finished(part: Path) -> dict[str, Any]:
-    state = read_state(part)
-    if state is None or not position_of(state).is_done:
-        raise DataError(f"{part} is not finished; run its shard again with --resume, then merge")
-    return state
+def _finished_of(
+    spec: PreprocessSpec, shards: Sequence[Shard], options: Mapping[str, Any]
+) -> dict[str, ShardState]:
+    """Return the state of all shards, those of packed files included, in order.
+
+    Raises:
+        DataError: shards are not finished, or were made with other options or inputs.
+    """
+    finished = finished_shards(spec.staging)
+    names: list[str] = []
+    missing = []
+    for shard in shards:
+        pieces, are_all = shard.finished_pieces(finished)
+        names += pieces
+        if not are_all:
+            missing.append(shard.name)
+    if missing:
+        first = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise DataError(
+            f"{len(missing)} of {len(shards)} shards in {spec.staging} are not finished ({first}); "
+            "run the processes that convert them again with --resume, then merge"
+        )
+    found = {name: finished[name] for name in names}
+    require_same_options(spec.staging, found.values(), options)
+    return found
 
 
-def _content(parts: Sequence[Path], key: int, rules: EncodingRules, documents: int) -> IndexContent:
-    sequences = sum(key_file(part, key, "sizes").stat().st_size // 4 for part in parts)
+def _total(states: Iterable[ShardState], num_keys: int) -> ShardState:
+    """Return the sum of what became of all shards."""
+    total = new_state(num_keys)
+    for state in states:
+        for k in range(num_keys):
+            total.tallies[k].add(state.tallies[k], total.written[k])
+            total.written[k] += state.written[k]
+            total.empty[k] += state.empty[k]
+        total.documents += state.documents
+        total.dropped += state.dropped
+        total.bad += state.bad
+        total.input_bytes += state.input_bytes
+    return total
+
+
+def _write_pair(
+    spec: PreprocessSpec,
+    rules: EncodingRules,
+    states: Mapping[str, ShardState],
+    key: int,
+    documents: int,
+) -> list[str]:
+    """Write tokens, digests and index of a key; return their paths and the prefix."""
+    staging, prefix = spec.staging, spec.prefix_of(rules.keys[key])
+    bin_path, idx_path = staging / f"{key}.bin", staging / f"{key}.idx"
+    with write_errors_name(Path(prefix + ".bin")):
+        _join_tokens(staging, states, bin_path, workers=min(spec.workers, _COPYING))
+        write_digests(bin_path, _staged_digests(staging, key))
+    with write_errors_name(Path(prefix + ".idx")), idx_path.open("wb") as file:
+        folders = [staging / name for name in states]
+        INDEX_WRITERS[spec.dataset_impl](file, _content(folders, key, rules, documents))
+    return [str(bin_path), str(idx_path), prefix]
+
+
+def _join_tokens(
+    staging: Path, states: Mapping[str, ShardState], target: Path, *, workers: int
+) -> None:
+    """Move the tokens of all shards into one file.
+
+    A shard's own file is removed when its tokens are on disk in the other, so that no disk need
+    hold all of them twice. After a kill, those that are left go on to the same positions.
+    """
+    extents, end = [], 0
+    for name, state in states.items():
+        num_bytes = state.lengths.get(target.name, 0)
+        extents.append(Extent(staging / name / target.name, 0, end, num_bytes))
+        end += num_bytes
+    target.touch()
+    left = [each for each in extents if each.source.exists()]
+    moved = [each for each in extents if each.num_bytes and not each.source.exists()]
+    if any(each.target_offset + each.num_bytes > target.stat().st_size for each in moved):
+        raise DataError(
+            f"tokens of finished shards are missing in {staging}; run without --resume to begin "
+            "again"
+        )
+    os.truncate(target, end)
+    while left:
+        batch, num_bytes = [], 0
+        while left and num_bytes < _BATCH_BYTES:
+            batch.append(left.pop(0))
+            num_bytes += batch[-1].num_bytes
+        copy_extents(batch, target, workers=workers if num_bytes >= _BATCH_BYTES else 1)
+        flush(target)
+        for each in batch:
+            each.source.unlink()
+
+
+def _content(
+    folders: Sequence[Path], key: int, rules: EncodingRules, documents: int
+) -> IndexContent:
+    all_sizes = existing_files(folders, key, "sizes")
 
     def sizes() -> Iterator[NDArray]:
-        for part in parts:
-            yield from pieces_of_file(key_file(part, key, "sizes"), np.dtype("<i4"))
+        for path in all_sizes:
+            yield from pieces_of_file(path, np.dtype("<i4"))
 
     def document_starts() -> Iterator[NDArray]:
         if not rules.counts_sequences:
@@ -273,58 +317,72 @@ def _content(parts: Sequence[Path], key: int, rules: EncodingRules, documents: i
             return
         end = np.zeros(1, "<i8")
         yield end
-        for part in parts:
-            for counts in pieces_of_file(key_file(part, key, "counts"), np.dtype("<i4")):
+        for path in existing_files(folders, key, "counts"):
+            for counts in pieces_of_file(path, np.dtype("<i4")):
                 ends = end[-1] + np.cumsum(counts, dtype="<i8")
                 yield ends
                 end = ends
 
     return IndexContent(
         dtype=rules.dtype,
-        num_sequences=sequences,
+        num_sequences=sum(path.stat().st_size // 4 for path in all_sizes),
         num_documents=documents,
         sizes=sizes,
         document_starts=document_starts,
     )
 
 
-def _joined(parts: Sequence[Path], key: int, root: Path, workers: int) -> Path:
-    """Return a file with the tokens of all parts."""
-    if len(parts) == 1:
-        return key_file(parts[0], key, "bin")
-    path = root / f"{key}.bin"
-    path.unlink(missing_ok=True)
-    sources = [key_file(part, key, "bin") for part in parts]
-    copy_extents(lay_end_to_end(sources), path, workers=min(workers, 4))
-    return path
+def _staged_digests(staging: Path, key: int) -> Path:
+    return staging / f"{key}.bin.xxh3"
 
 
-def _staged_digests(root: Path, key: int) -> Path:
-    return root / f"{key}.bin.xxh3"
-
-
-def _total_tally(positions: Sequence[Position], key: int) -> Tally:
-    total, before = Tally(), 0
-    for position in positions:
-        total.add(position.tallies[key], before)
-        before += position.written[key]
-    return total
-
-
-def _staged_report(conversion: Conversion, root: Path, said: dict[str, Any]) -> list[str]:
-    target = report_of(conversion.output_prefix)
+def _staged_report(spec: PreprocessSpec, report: Mapping[str, Any]) -> list[str]:
+    target = report_of(spec.output_prefix)
     with write_errors_name(Path(target)):
-        write_json(root / "report.json", said)
-    return [str(root / "report.json"), target]
+        write_json(spec.staging / "report.json", report)
+    return [str(spec.staging / "report.json"), target]
 
 
-def _staged_bad_lines(
-    conversion: Conversion, root: Path, parts: Sequence[Path]
-) -> Iterator[list[str]]:
-    if conversion.bad_lines_path is None:
+def _staged_bad_lines(spec: PreprocessSpec, folders: Sequence[Path]) -> Iterator[list[str]]:
+    if spec.bad_lines_path is None:
         return
-    with write_errors_name(Path(conversion.bad_lines_path)):
-        staged = Path(conversion.bad_lines_path + ".new")
+    with write_errors_name(Path(spec.bad_lines_path)):
+        staged = Path(spec.bad_lines_path + ".new")
         staged.unlink(missing_ok=True)
-        copy_extents(lay_end_to_end([part / "bad" for part in parts]), staged)
-    yield [str(staged), conversion.bad_lines_path]
+        copy_extents(lay_end_to_end(_bad_lines_of(folders)), staged)
+    yield [str(staged), spec.bad_lines_path]
+
+
+def _bad_lines_of(folders: Sequence[Path]) -> list[Path]:
+    return [path for folder in folders if (path := folder / "bad").exists()]
+
+
+def _why_nothing_is_left(
+    spec: PreprocessSpec, folders: Sequence[Path], total: ShardState, empty: int
+) -> str:
+    """Return what became of the documents; bad lines that are collected are published.
+
+    Args:
+        empty: documents without a token.
+    """
+    inputs = ", ".join(spec.inputs)
+    dropped = max(empty, total.dropped)
+    if not total.input_bytes:
+        return f"the input {inputs} is empty"
+    if not dropped and not total.bad:
+        return f"the input {inputs} holds nothing but blank lines"
+    if not total.bad:
+        return f"none of the {dropped} documents in {inputs} has a token"
+    with _bad_lines_of(folders)[0].open() as file:
+        first = json.loads(file.readline())
+    word = "row" if "row" in first else "line"
+    where = f"{first['file']}, {word} {first[word]}: {first['problem']}"
+    listed = ""
+    for staged, target in _staged_bad_lines(spec, folders):
+        with write_errors_name(Path(target)):
+            os.replace(staged, target)
+        listed = f" ({target} lists them)"
+    others = f"all {total.bad} {word}s of {inputs}"
+    if dropped:
+        others = f"{dropped} documents in {inputs} have no token, and the other {total.bad} {word}s"
+    return f"{others} were left out as bad{listed}, the first: {where}"

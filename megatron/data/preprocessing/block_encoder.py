@@ -122,10 +122,6 @@ class EncodedKey:
 class Encoded:
     """What became of a block. `keys` has one entry for each key."""
 
-    source: int
-    start: int
-    end: int
-    file_end: int
     num_lines: int
     num_documents: int
     num_dropped: int
@@ -159,14 +155,10 @@ class BlockEncoder:
             key.num_empty = len(of_key) - int(of_key.sum())
         kept = int(np.logical_or.reduce(keeps).sum())
         return Encoded(
-            source=block.source,
-            start=block.start,
-            end=block.end,
-            file_end=block.file_end,
             num_lines=documents.num_lines,
             num_documents=kept,
             num_dropped=len(documents.lines) - kept,
-            num_input_bytes=len(block.data or b"") if block.rows else block.end - block.start,
+            num_input_bytes=block.num_bytes,
             keys=keys,
             bad=documents.bad,
         )

@@ -71,8 +71,3 @@ class ConversationEncoder(BlockEncoder):
     ) -> Tally:
         # Tokens of a template are not decoded to the text of the line.
         return Tally()
-
-
-def block_encoder(encoder: Any, rules: EncodingRules) -> BlockEncoder:
-    """Return what turns the blocks of a conversion into tokens."""
-    return ConversationEncoder(encoder, rules) if rules.chats else BlockEncoder(encoder, rules)

@@ -23,7 +23,7 @@ from megatron.data.preprocessing.output_problems import (
     replacement_problems,
 )
 from megatron.data.preprocessing.preprocess import input_problems
-from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers.inputs import STDIN
 from megatron.data.readers.text_formats import TextSeparator
 from megatron.data.token_files.outputs import output_files, stage_of
@@ -35,6 +35,7 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _LEGACY = (
     Legacy("--keep-sequential-samples", "no effect: documents always keep the input's order"),
+    Legacy("--partitions", "no effect: every worker writes its own shards", takes=1),
     Legacy("--datasets", "give the files to --input", takes="+", refused=True),
     *TOKENIZER_LEGACY,
 )
@@ -49,7 +50,7 @@ class PreprocessCommand:
         notices: what its user should read before the work begins.
     """
 
-    conversion: Conversion
+    spec: PreprocessSpec
     sections: dict[str, Any]
     notices: tuple[str, ...]
 
@@ -60,14 +61,12 @@ def read_flags(
     description: str,
     extra: dict[str, type] | None = None,
     legacy: Sequence[Legacy] = (),
-    workers_per_partition: int | None = None,
 ) -> PreprocessCommand:
     """Return what `argv` asks for.
 
     Args:
         extra: further sections of the tool.
         legacy: flags of its older namesake.
-        workers_per_partition: decides --partitions when it is not said and the input has parts.
 
     Raises:
         ConfigError: everything that is wrong with it.
@@ -77,26 +76,25 @@ def read_flags(
     parsed = parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
     config = _with_prefix(parsed.sections)
     wishes = tokenizer_arguments(parsed.sections["tokenizer"])
-    partitions = config.partitions or _partitions(config, workers_per_partition)
     problems = [
         *tokenizer_problems(**wishes),
-        *_problems(config, partitions),
+        *_problems(config),
         *_output_problems(config, wishes),
     ]
     if problems:
         texts = [] if config.conversations else config.input
         keys = config.json_keys
         raise ConfigError(*problems, *input_problems(texts, keys, text_separator(config)))
-    conversion = _conversion(config, wishes, partitions)
+    spec = _spec(config, wishes)
     notices = [
         *parsed.notices,
         *_sentence_notices(config, wishes["tokenizer_type"]),
-        *replacement_notices(conversion.prefixes),
+        *replacement_notices(spec.prefixes),
     ]
-    return PreprocessCommand(conversion, parsed.sections, tuple(notices))
+    return PreprocessCommand(spec, parsed.sections, tuple(notices))
 
 
-def say_written(results: Sequence[Written]) -> None:
+def print_written(results: Sequence[Written]) -> None:
     """Print what the files hold."""
     for written in results:
         print(summary(written))
@@ -130,7 +128,7 @@ def lost_texts(results: Sequence[Written]) -> Iterator[str]:
         )
 
 
-def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions: int) -> Conversion:
+def _spec(config: PreprocessConfig, wishes: Mapping[str, Any]) -> PreprocessSpec:
     """Return the conversion that `config` asks for.
 
     Args:
@@ -145,7 +143,7 @@ def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions:
         make_encoder = partial(_built_for_chats, json.dumps(wishes), template)
         make_encoder()  # refuses a tokenizer that cannot do it
         known_by["chat template"] = hashlib.sha256(repr(template).encode()).hexdigest()
-    return Conversion(
+    return PreprocessSpec(
         inputs=tuple(config.input),
         text=text_separator(config),
         output_prefix=str(config.output_prefix),
@@ -162,8 +160,7 @@ def _conversion(config: PreprocessConfig, wishes: Mapping[str, Any], partitions:
         lang=config.lang,
         keep_newlines=config.keep_newlines,
         dataset_impl=config.dataset_impl,
-        workers=config.workers // partitions,
-        partitions=partitions,
+        workers=config.workers,
         chunk_size=config.chunk_size,
         max_memory_mb=config.max_memory_mb,
         on_error=config.on_error[0],
@@ -192,18 +189,9 @@ def _with_prefix(sections: Mapping[str, Any]) -> PreprocessConfig:
     return config
 
 
-def _partitions(config: PreprocessConfig, workers_per_partition: int | None) -> int:
-    """Return how many parts the input has when nobody said: all with the same workers."""
-    if workers_per_partition is None or STDIN in config.input:
-        return 1
-    most = max(config.workers // workers_per_partition, 1)
-    return next(count for count in range(most, 0, -1) if config.workers % count == 0)
-
-
-def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
+def _problems(config: PreprocessConfig) -> Iterator[str]:
     numbers = {
         "--workers": config.workers,
-        "--partitions": config.partitions,
         "--chunk-size": config.chunk_size,
         "--max-memory-mb": config.max_memory_mb,
         "--log-interval": config.log_interval,
@@ -211,11 +199,6 @@ def _problems(config: PreprocessConfig, partitions: int) -> Iterator[str]:
     for flag, number in numbers.items():
         if number is not None and number < 1:
             yield f"{flag} {number}: give 1 or more"
-    if partitions > 1 and config.workers % partitions:
-        yield (
-            f"--workers {config.workers} is not a multiple of --partitions {partitions}; each "
-            "partition needs as many workers as the others"
-        )
     words = len(config.on_error)
     if config.on_error[0] not in ("stop", "skip", "collect"):
         yield f"--on-error {' '.join(config.on_error)}: give stop, skip, or collect FILE"

@@ -1,159 +1,169 @@
-"""Texts to token files: the same bytes for any number of processes, whole or not at all.
+"""Preprocessing: texts to token files, the same bytes for any number of workers, or nothing.
 
-What a text becomes is asked of a tokenizer, which is passed in. Work is staged beside the output;
-when all parts are there, they become the token files in one step.
+Workers convert shards of the input, each into files of its own; finished shards are joined.
 """
 
 import fcntl
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from megatron.common.errors import BusyError, DataError
-from megatron.common.processes import run_in_processes
+from megatron.common.errors import DataError, MegatronError
+from megatron.common.process_pool import LostWorkerError, map_in_processes, share_cores
 from megatron.data.preprocessing.assemble import (
     Written,
     assemble,
     forget_assembled,
-    publish_staged,
+    publish_assembled,
     require_assembled_of,
+    require_same_options,
     was_assembled,
 )
-from megatron.data.preprocessing.block_encoder import Encoded, EncodingRules
-from megatron.data.preprocessing.chat_encoder import block_encoder
+from megatron.data.preprocessing.block_encoder import BlockEncoder, Encoded, EncodingRules
+from megatron.data.preprocessing.chat_encoder import ConversationEncoder
 from megatron.data.preprocessing.preprocess_spec import (
-    Conversion,
+    PreprocessSpec,
     build_rules,
     fingerprint,
     require_columns,
 )
 from megatron.data.preprocessing.progress import Progress
-from megatron.data.preprocessing.round_trip import try_first_documents
 from megatron.data.preprocessing.shard_writer import (
-    STATE,
-    Stage,
-    part_directory,
-    remove_stage,
-    require_as_many_parts,
+    FINISHED,
+    ShardState,
+    ShardWriter,
+    finished_shards,
+    record_options,
+    remove_folders,
+    staging_lock,
 )
-from megatron.data.preprocessing.workers import encoded_by_workers
+from megatron.data.preprocessing.shards import (
+    Shard,
+    default_shard_bytes,
+    plan_shards,
+    shards_of_rank,
+    unpack,
+)
 from megatron.data.readers.documents import BadLine, read_documents
-from megatron.data.readers.inputs import (
-    STDIN,
-    Source,
-    find_sources,
-    read_blocks,
-    split_sources,
-)
+from megatron.data.readers.inputs import STDIN, Block, Source, find_sources, read_blocks
 from megatron.data.readers.line_blocks import Limits
 from megatron.data.readers.text_formats import TextSeparator
-from megatron.data.token_files.publish import staged_record, write_errors_name
+from megatron.data.token_files.publish import write_errors_name
 
 log = logging.getLogger(__name__)
 
 _MOST_WARNINGS = 5  # bad lines that are named in the log
 
-Report = Callable[[int, int, int, bool], None]  # documents, tokens, bytes, by an earlier run
 
-
-@dataclass(frozen=True)
-class _Part:
-    """What one process of a conversion does."""
-
-    conversion: Conversion
-    rules: EncodingRules
-    part: int
-    num_parts: int
-
-    def __call__(self, report: Report) -> None:
-        stage_part(self.conversion, self.rules, self.part, self.num_parts, report)
-
-
-def preprocess(conversion: Conversion) -> list[Written]:
-    """Convert, and return what was written, one entry for each key.
+def preprocess(spec: PreprocessSpec) -> list[Written]:
+    """Convert all inputs, and return what was written, one entry for each key.
 
     Raises:
         DataError: an input cannot be read, a line is not as expected, nothing is left to
             write, or the output cannot be written.
         MegatronError: a process was killed.
     """
-    num_parts = conversion.partitions
-    with _whole_stage(conversion):
-        sources = conversion.sources()
-        require_columns(conversion)
-        rules = build_rules(conversion, conversion.make_encoder())
-        if was_assembled(conversion.root):
-            require_assembled_of(conversion, rules, num_parts)
-            return publish_staged(conversion.root)
-        if conversion.resume:
-            require_as_many_parts(conversion.root, num_parts)
-        total_bytes = sum(source.num_bytes for source in sources)
-        progress = Progress(total_bytes, log_interval=conversion.log_interval)
-
-        def report(documents: int, tokens: int, num_bytes: int, earlier: bool) -> None:
-            count = progress.take_up if earlier else progress.add
-            count(documents=documents, tokens=tokens, num_bytes=num_bytes)
-
-        try:
-            if num_parts == 1:
-                stage_part(conversion, rules, 0, 1, report)
-            else:
-                parts = [_Part(conversion, rules, k, num_parts) for k in range(num_parts)]
-                run_in_processes(parts, report)
-        finally:
-            progress.close()
-        return publish_parts(conversion, rules, num_parts)
+    with _work_in_progress(spec):
+        rules, options = _begin(spec)
+        if was_assembled(spec.staging):
+            require_assembled_of(spec, options)
+            return publish_assembled(spec.staging)
+        shards = plan_shards(spec.sources(), spec.shard_bytes)
+        convert_shards(spec, rules, shards, options)
+        return assemble(spec, rules, shards, options)
 
 
-def publish_parts(conversion: Conversion, rules: EncodingRules, num_parts: int) -> list[Written]:
-    """Make the token files of all parts, each with the record of the tokenizer.
+def convert_share(spec: PreprocessSpec, rank: int, num_ranks: int) -> None:
+    """Convert the shards of rank `rank` of `num_ranks`; `merge_shards` joins those of all ranks.
+
+    With `resume` there is nothing to do where a merge has joined all shards already.
 
     Raises:
-        DataError: a part is not finished, nothing is left to write, or the disk is full.
+        DataError: as `preprocess`, or on resuming shards were made with other options.
+        MegatronError: a process was killed.
     """
-    root = conversion.root
-    with staged_record(conversion.prefixes, conversion.record, is_kept=lambda: was_assembled(root)):
-        return assemble(conversion, rules, num_parts)
+    staging = spec.staging
+    with write_errors_name(staging):
+        staging.mkdir(exist_ok=True)
+    with staging_lock(staging, fcntl.LOCK_SH):
+        rules, options = _begin(spec)
+        if not spec.resume:
+            forget_assembled(staging)
+        elif was_assembled(staging):
+            require_assembled_of(spec, options)
+            return
+        shards = plan_shards(spec.sources(), spec.shard_bytes)
+        shards = shards_of_rank(shards, rank, num_ranks)
+        if not spec.resume:
+            remove_folders(path for shard in shards for path in staging.glob(f"{shard.name}*/"))
+        convert_shards(spec, rules, shards, options)
 
 
-def stage_part(
-    conversion: Conversion, rules: EncodingRules, part: int, num_parts: int, report: Report
-) -> None:
-    """Convert part `part` of `num_parts` of the input, into its own stage.
+def merge_shards(spec: PreprocessSpec) -> list[Written]:
+    """Join the shards of all ranks into token files; the shards are removed.
 
     Raises:
-        DataError: as `preprocess`.
+        DataError: a shard is missing, or was made with other options or from other inputs.
+    """
+    staging = spec.staging
+    if not staging.is_dir():
+        raise DataError(f"there are no shards to merge: {staging} does not exist")
+    with staging_lock(staging, fcntl.LOCK_EX):
+        rules, options = _begin(spec)
+        if was_assembled(staging):
+            require_assembled_of(spec, options)
+            written = publish_assembled(staging)
+        else:
+            shards = plan_shards(spec.sources(), spec.shard_bytes)
+            written = assemble(spec, rules, shards, options)
+        remove_published(staging)
+    return written
+
+
+def convert_shards(
+    spec: PreprocessSpec, rules: EncodingRules, shards: Sequence[Shard], options: Mapping[str, Any]
+) -> None:
+    """Convert those of `shards` that are not finished.
+
+    Raises:
+        DataError: as `preprocess`, or a finished shard was made with other options.
         MegatronError: a worker was killed.
     """
-    sources = split_sources(conversion.sources(), part, num_parts)
-    stage = Stage(
-        part_directory(conversion.root, part, num_parts),
-        fingerprint(conversion, rules, sources),
-        len(rules.keys),
-        resume=conversion.resume,
-    )
+    finished = finished_shards(spec.staging) if spec.resume else {}
+    require_same_options(spec.staging, finished.values(), options)
+    convert = _Convert(spec, rules, record_options(spec.staging, options), finished)
+    progress = Progress(sum(s.num_bytes for s in shards), log_interval=spec.log_interval)
+    names = {shard.name for shard in shards}
+    for name, state in finished.items():
+        if name.partition("-")[0] in names:
+            progress.add_earlier(state.documents + state.dropped, state.tokens, state.file_bytes)
+    num_named = 0
     try:
-        position = stage.position
-        report(position.documents, position.tokens, position.file_bytes, True)
-        if not position.is_done:
-            _fill(stage, conversion, rules, sources, report)
-            if part == 0 and not rules.chats:
-                try_first_documents(conversion, rules, position.tallies)
-            stage.commit(is_done=True)
-    except BaseException:
-        with suppress(DataError):  # closing writes what is buffered, and the disk may be full
-            stage.close()
-        raise
-    stage.close()
+        for done in _converted(convert, shards):
+            for problem in done.problems[: _MOST_WARNINGS - num_named]:
+                log.warning("left out %s", problem)
+                num_named += 1
+                if num_named == _MOST_WARNINGS:
+                    log.warning(
+                        "further bad lines are counted and, with --on-error collect, written"
+                    )
+            progress.add(done.documents, done.tokens, done.num_bytes)
+    except LostWorkerError as error:
+        raise MegatronError(
+            f"{error}; use fewer --workers than {spec.workers} or a smaller --max-memory-mb"
+        ) from error
+    finally:
+        progress.close()
 
 
 def input_problems(
     inputs: Iterable[str], json_keys: Sequence[str], text: TextSeparator | None = None
 ) -> Iterator[str]:
-    """Yield one sentence for each input that is missing or whose first document is not right.
+    """Yield a message for each input that is missing or whose first document is not as expected.
 
     Args:
         text: what ends a document, if they are plain text.
@@ -177,119 +187,177 @@ def input_problems(
             yield str(error)
 
 
-def _fill(
-    stage: Stage,
-    conversion: Conversion,
-    rules: EncodingRules,
-    sources: Sequence[Source],
-    report: Report,
-) -> None:
-    position = stage.position
-    blocks = read_blocks(
-        sources,
-        conversion.limits(),
-        first=position.source,
-        offset=position.offset,
-        columns=rules.keys,
-    )
-    if conversion.workers == 1:
-        encoded_blocks: Iterator[Encoded] = map(
-            block_encoder(conversion.make_encoder(), rules), blocks
+@dataclass
+class _Done:
+    """What one process did, for the progress and the log."""
+
+    documents: int = 0
+    tokens: int = 0
+    num_bytes: int = 0
+    problems: list[str] = field(default_factory=list)  # the first bad lines
+
+
+@dataclass(frozen=True)
+class _Convert:
+    """What a worker process needs to convert shards.
+
+    Args:
+        options: digest of the options and inputs.
+        finished: shards of an earlier run, by name.
+    """
+
+    spec: PreprocessSpec
+    rules: EncodingRules
+    options: str
+    finished: Mapping[str, ShardState]
+
+    def in_worker(self, num_workers: int) -> Callable[[Shard], _Done]:
+        """Return what converts shards in one of `num_workers` processes."""
+        share_cores(num_workers)
+        return self.here()
+
+    def here(self) -> Callable[[Shard], _Done]:
+        """Return what converts shards, or a packed one piece by piece, in this process."""
+        encoder: Any = self.spec.make_encoder()
+
+        def convert(shard: Shard) -> _Done:
+            done = _Done()
+            for piece in self.unpacked(shard):
+                # Made anew for each shard, so that nothing depends on which process had others.
+                kind = ConversationEncoder if self.rules.chats else BlockEncoder
+                self._convert(piece, kind(encoder, self.rules), done)
+            return done
+
+        return convert
+
+    def unpacked(self, shard: Shard) -> Iterable[Shard]:
+        """Return the shards that are not finished of a packed one, or the shard itself."""
+        if not shard.is_packed:
+            return [shard]
+        shard_bytes = self.spec.shard_bytes or default_shard_bytes(self.spec.sources())
+        limit = self.spec.max_text_bytes
+        sizes = {"shard_bytes": shard_bytes, "line_bytes": limit}
+        return unpack(shard, self.spec.staging, self.finished, **sizes)
+
+    def _convert(self, shard: Shard, encode: Callable[[Block], Encoded], done: _Done) -> None:
+        sources = shard.sources()
+        folder = self.spec.staging / shard.name
+        writer = ShardWriter(folder, self.options, len(self.rules.keys))
+        state, current, lines = writer.state, 0, 0
+        try:
+            limits = self.spec.limits()
+            for block in read_blocks(sources, limits, columns=self.rules.keys):
+                with self._alone_if_large(block, limits):
+                    encoded = encode(block)
+                if block.source != current:
+                    current, lines = block.source, 0
+                for bad in encoded.bad:
+                    self._take_bad(writer, shard, sources[current], block, lines, bad, done)
+                lines += encoded.num_lines
+                writer.append(encoded)
+            state.file_bytes, state.is_last = shard.num_bytes, shard.is_last
+            if shard.unpacked_from:
+                state.text_end = sources[0].num_bytes
+            writer.finish()
+        finally:
+            writer.close()
+        if shard.unpacked_from:
+            Path(sources[0].path).unlink()
+        done.documents += state.documents + state.dropped
+        done.tokens += state.tokens
+        done.num_bytes += state.file_bytes
+
+    @contextmanager
+    def _alone_if_large(self, block: Block, limits: Limits) -> Iterator[None]:
+        """Have only one process at a time encode a block of one line far larger than others."""
+        if self.spec.workers == 1 or block.num_bytes <= 2 * limits.block_bytes:
+            yield
+            return
+        with (self.spec.staging / "large-line.lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _take_bad(
+        self,
+        writer: ShardWriter,
+        shard: Shard,
+        source: Source,
+        block: Block,
+        lines_before: int,
+        bad: BadLine,
+        done: _Done,
+    ) -> None:
+        """Stop at a bad line, or count it."""
+        word, origin = "line", shard.unpacked_from or source
+        if source.kind == "parquet":
+            word, number = "row", block.start + bad.line + 1
+        else:
+            before = shard.lines_before if shard.unpacked_from else source.lines_before
+            number = before + lines_before + bad.line + 1
+        is_document = source.text not in (None, "line")
+        name = "document" if is_document else "element" if origin.kind == "whole" else word
+        problem = f"{origin.path}, {name} {number}: {bad.problem}"
+        if self.spec.on_error == "stop":
+            raise DataError(problem)
+        writer.append_bad(
+            {"file": origin.path, word: number, "problem": bad.problem, "excerpt": bad.excerpt}
         )
-    else:
-        encoded_blocks = encoded_by_workers(
-            blocks,
-            conversion.workers,
-            conversion.make_encoder,
-            rules,
-            max_bytes=conversion.max_text_bytes,
+        if len(done.problems) < _MOST_WARNINGS:
+            done.problems.append(problem)
+
+
+def _converted(convert: _Convert, shards: Sequence[Shard]) -> Iterator[_Done]:
+    """Convert what is not finished, and yield in the order of the input what was done."""
+    shards = [shard for shard in shards if shard.name not in convert.finished]
+    num_packed = sum(shard.is_packed for shard in shards)
+    workers = convert.spec.workers if num_packed else min(convert.spec.workers, len(shards))
+    items: Iterable[Shard] = shards
+    if num_packed < workers or workers == 1:  # this process unpacks for the workers
+        items = (piece for shard in shards for piece in convert.unpacked(shard))
+    if workers > 1:
+        yield from map_in_processes(partial(convert.in_worker, workers), items, workers)
+    elif shards:
+        yield from map(convert.here(), items)
+
+
+def _begin(spec: PreprocessSpec) -> tuple[EncodingRules, dict[str, Any]]:
+    """Return what texts become, and all options and inputs that finished work depends on."""
+    require_columns(spec)
+    rules = build_rules(spec, spec.make_encoder())
+    options = fingerprint(spec, rules, spec.sources())
+    if any(spec.staging.glob("*-of-*/state.json")) and spec.resume:
+        raise DataError(
+            f"{spec.staging} holds work of an earlier version, which cannot be resumed; run "
+            "without --resume to begin again"
         )
-    committed_at = time.monotonic()
-    for encoded in encoded_blocks:
-        for bad in encoded.bad:
-            _take_bad(stage, conversion, sources[encoded.source], encoded, bad)
-        tokens, file_bytes = position.tokens, position.file_bytes
-        before = sum(source.num_bytes for source in sources[: encoded.source])
-        position.file_bytes = before + encoded.file_end - _first_byte(sources[encoded.source])
-        stage.append(encoded)
-        num_documents = encoded.num_documents + encoded.num_dropped
-        report(num_documents, position.tokens - tokens, position.file_bytes - file_bytes, False)
-        if time.monotonic() - committed_at >= conversion.commit_interval_s:
-            stage.commit()
-            committed_at = time.monotonic()
-
-
-def _first_byte(source: Source) -> int:
-    return source.start if source.kind == "plain" else 0
-
-
-def _take_bad(
-    stage: Stage, conversion: Conversion, source: Source, encoded: Encoded, bad: BadLine
-) -> None:
-    """Stop at a bad line, or remember it."""
-    word = "line"
-    if source.kind == "parquet":
-        word, number = "row", encoded.start + bad.line + 1
-    else:
-        before = stage.position.lines if encoded.source == stage.position.source else 0
-        number = source.lines_before + before + bad.line + 1
-    is_document = source.text not in (None, "line")
-    name = "document" if is_document else "element" if source.kind == "whole" else word
-    place = f"{source.path}, {name} {number}"
-    if conversion.on_error == "stop":
-        raise DataError(f"{place}: {bad.problem}")
-    stage.append_bad(
-        {"file": source.path, word: number, "problem": bad.problem, "excerpt": bad.excerpt}
-    )
-    if stage.position.bad <= _MOST_WARNINGS:
-        log.warning("left out %s: %s", place, bad.problem)
-    if stage.position.bad == _MOST_WARNINGS:
-        log.warning("further bad lines are only counted and, with --on-error collect, written")
+    return rules, options
 
 
 @contextmanager
-def _whole_stage(conversion: Conversion) -> Iterator[None]:
-    """Keep others out of the stage; when this fails, leave only what can be taken up again."""
-    root = conversion.root
-    with write_errors_name(root):
-        root.mkdir(exist_ok=True)
-    with stage_lock(root, fcntl.LOCK_EX):
-        if not conversion.resume:
-            forget_assembled(root)
-            remove_stage([path for path in root.iterdir() if path.is_dir()])
+def _work_in_progress(spec: PreprocessSpec) -> Iterator[None]:
+    """Lock the folder of the work in progress; on failure leave only what can be resumed."""
+    staging = spec.staging
+    with write_errors_name(staging):
+        staging.mkdir(exist_ok=True)
+    with staging_lock(staging, fcntl.LOCK_EX):
+        if not spec.resume:
+            forget_assembled(staging)
+            remove_folders(path for path in staging.iterdir() if path.is_dir())
         try:
             yield
         except BaseException:
-            if was_assembled(root) or any(root.glob(f"*/{STATE}")):
-                log.warning("%s keeps what is done; --resume goes on from there", root)
+            if was_assembled(staging) or any(staging.glob(f"*/{FINISHED}")):
+                log.warning("%s keeps what is finished; --resume continues from there", staging)
             else:
-                remove_stage([root])
+                remove_folders([staging])
             raise
-        remove_published(root)
+        remove_published(staging)
 
 
-def remove_published(root: Path) -> None:
-    """Remove the stage of files that are published.
+def remove_published(staging: Path) -> None:
+    """Remove the work in progress of files that are published.
 
-    While it still says that, its parts may be incomplete: so they go first.
+    While it says that they are, its shards may be incomplete: so they go first.
     """
-    remove_stage([path for path in root.iterdir() if path.is_dir()])
-    remove_stage([root])
-
-
-@contextmanager
-def stage_lock(root: Path, kind: int) -> Iterator[None]:
-    """Hold the lock of a stage: alone, or with others that each convert a part.
-
-    Raises:
-        BusyError: another process holds it.
-    """
-    with (root / "lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyError(
-                f"another process writes to {root}; wait for its end, or give another "
-                "--output-prefix"
-            ) from error
-        yield
+    remove_folders(path for path in staging.iterdir() if path.is_dir())
+    remove_folders([staging])

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ _SMALLEST_BLOCK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversion:
+class PreprocessSpec:
     """Texts to convert, and how.
 
     Args:
@@ -42,14 +42,13 @@ class Conversion:
             of chat_encoder.py.
         split_sentences: make each sentence a sequence of its own.
         workers: processes that tokenize; with 1, this process does.
-        partitions: parts of the input that are converted side by side and joined at the end.
         chunk_size: lines a worker gets at a time at most; if None, only bytes count.
         max_memory_mb: for text and tokens under way, besides what the processes need to run.
         on_error: "stop" at a bad line, or "skip" it.
         bad_lines_path: file for the skipped lines.
         resume: go on where an interrupted run stopped.
         log_interval: documents between two lines of progress.
-        commit_interval_s: seconds of work that may be lost when the run is killed.
+        shard_bytes: input of a shard, which a killed worker loses (default: by the input's size).
     """
 
     inputs: tuple[str, ...]
@@ -69,14 +68,13 @@ class Conversion:
     keep_newlines: bool = False
     dataset_impl: str = "mmap"
     workers: int = 1
-    partitions: int = 1
     chunk_size: int | None = None
     max_memory_mb: int = 1024
     on_error: str = "stop"
     bad_lines_path: str | None = None
     resume: bool = False
     log_interval: int = 10_000
-    commit_interval_s: float = 10.0
+    shard_bytes: int | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -84,7 +82,7 @@ class Conversion:
         return tuple(dict.fromkeys(self.json_keys))
 
     @property
-    def root(self) -> Path:
+    def staging(self) -> Path:
         """Directory of the work in progress, beside the output."""
         return stage_of(self.output_prefix)
 
@@ -100,7 +98,7 @@ class Conversion:
     @property
     def max_text_bytes(self) -> int:
         """Bytes of text under way at a time, which is also the longest line."""
-        return (self.max_memory_mb << 20) // (_MEMORY_PER_TEXT * self.partitions)
+        return (self.max_memory_mb << 20) // _MEMORY_PER_TEXT
 
     def sources(self) -> list[Source]:
         """Return the inputs.
@@ -117,26 +115,26 @@ class Conversion:
         return Limits(block_bytes, self.max_text_bytes, self.chunk_size)
 
 
-def require_columns(conversion: Conversion) -> None:
+def require_columns(spec: PreprocessSpec) -> None:
     """Check that every table has a column for each key: one without fails in no single row.
 
     Raises:
         DataError: naming all tables that lack one.
     """
-    if conversion.chats:
+    if spec.chats:
         return
-    tables = columns_of_tables(conversion.sources())
+    tables = columns_of_tables(spec.sources())
     problems = [
         f"{path}: {no_key(key, names)}"
         for path, names in tables
-        for key in conversion.keys
+        for key in spec.keys
         if key not in names
     ]
     if problems:
         raise DataError("\n".join(problems))
 
 
-def build_rules(conversion: Conversion, encoder: Encoder) -> EncodingRules:
+def build_rules(spec: PreprocessSpec, encoder: Encoder) -> EncodingRules:
     """Return what a text becomes; a sentence splitter is trained if need be.
 
     Raises:
@@ -144,27 +142,27 @@ def build_rules(conversion: Conversion, encoder: Encoder) -> EncodingRules:
     """
     suffix = []
     for role, flag, is_wanted in (
-        ("eod", "--append-eod", conversion.append_eod),
-        ("bos", "--append-bos", conversion.append_bos),
+        ("eod", "--append-eod", spec.append_eod),
+        ("bos", "--append-bos", spec.append_bos),
     ):
         if is_wanted and role not in encoder.special_ids:
             raise DataError(f"{flag}: the tokenizer has no token of the role {role}")
         if is_wanted:
             suffix.append(encoder.special_ids[role])
     splitter = None
-    if conversion.split_sentences:
-        texts = (text for texts in first_documents(conversion) for text in texts)
-        splitter = build_splitter(conversion.lang, conversion.keep_newlines, texts)
+    if spec.split_sentences:
+        texts = (text for texts in first_documents(spec) for text in texts)
+        splitter = build_splitter(spec.lang, spec.keep_newlines, texts)
     return EncodingRules(
-        keys=conversion.keys,
+        keys=spec.keys,
         dtype=best_dtype(encoder.vocab_size),
         suffix=tuple(suffix),
-        empty_documents=conversion.empty_documents,
-        prepend_space=conversion.prepend_space,
+        empty_documents=spec.empty_documents,
+        prepend_space=spec.prepend_space,
         splitter=splitter,
-        odd_ids=() if conversion.chats else odd_ids(encoder),
-        chats=conversion.chats,
-        max_line_bytes=conversion.max_text_bytes,
+        odd_ids=() if spec.chats else odd_ids(encoder),
+        chats=spec.chats,
+        max_line_bytes=spec.max_text_bytes,
     )
 
 
@@ -186,33 +184,35 @@ def odd_ids(encoder: Encoder) -> tuple[int, ...]:
 
 
 def fingerprint(
-    conversion: Conversion, rules: EncodingRules, sources: list[Source]
+    spec: PreprocessSpec, rules: EncodingRules, sources: list[Source]
 ) -> dict[str, Any]:
     """Return everything that the tokens depend on, as JSON."""
     inputs = []
     for source in sources:
         changed_at = 0 if source.kind == "stream" else os.stat(source.path).st_mtime_ns
-        inputs.append([*asdict(source).values(), changed_at])
+        inputs.append([source.path, source.kind, source.num_bytes, changed_at])
     return {
         "--input": inputs,
-        "--json-keys": conversion.keys,
-        "the tokenizer": dict(conversion.tokenizer),
+        "--document-separator": spec.text,
+        "--json-keys": spec.keys,
+        "the tokenizer": dict(spec.tokenizer),
         "the type of a token": rules.dtype.name,
         "the end of a document": rules.suffix,
         "--empty-documents": rules.empty_documents,
         "--conversations": rules.chats,
         "--prepend-space": rules.prepend_space,
-        "--split-sentences": conversion.split_sentences,
+        "--split-sentences": spec.split_sentences,
         "the model that splits sentences": rules.splitter.model if rules.splitter else None,
-        "--lang": conversion.lang,
-        "--keep-newlines": conversion.keep_newlines,
+        "--lang": spec.lang,
+        "--keep-newlines": spec.keep_newlines,
         "the longest line that --max-memory-mb allows": rules.max_line_bytes,
+        "bytes of a shard": spec.shard_bytes,
     }
 
 
-def first_documents(conversion: Conversion) -> Iterator[tuple[str, ...]]:
+def first_documents(spec: PreprocessSpec) -> Iterator[tuple[str, ...]]:
     """Yield the texts, one for each key, of the documents in inputs that can be read twice."""
-    sources = [source for source in conversion.sources() if source.kind != "stream"]
-    for block in read_blocks(sources, conversion.limits(), columns=conversion.keys):
-        documents = read_documents(block, conversion.keys, conversion.max_text_bytes)
+    sources = [source for source in spec.sources() if source.kind != "stream"]
+    for block in read_blocks(sources, spec.limits(), columns=spec.keys):
+        documents = read_documents(block, spec.keys, spec.max_text_bytes)
         yield from zip(*documents.texts, strict=True)

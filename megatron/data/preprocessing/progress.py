@@ -27,8 +27,8 @@ class Progress:
         # disable=None: tqdm's word for "only on a terminal".
         self._bar = tqdm(total=total_bytes or None, unit="B", unit_scale=True, disable=None)
 
-    def take_up(self, *, documents: int, tokens: int, num_bytes: int) -> None:
-        """Count what an earlier run did; it is no part of the rates."""
+    def add_earlier(self, documents: int, tokens: int, num_bytes: int) -> None:
+        """Count what an earlier run did; rates leave it out."""
         self.documents += documents
         self.tokens += tokens
         self.bytes += num_bytes
@@ -37,7 +37,7 @@ class Progress:
         self._bar.initial = self._before[2]
         self._bar.update(num_bytes)
 
-    def add(self, *, documents: int, tokens: int, num_bytes: int) -> None:
+    def add(self, documents: int, tokens: int, num_bytes: int) -> None:
         """Count one more piece of the input."""
         is_due = (self.documents + documents) // self._log_interval > (
             self.documents // self._log_interval

@@ -2,38 +2,49 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from megatron.data.preprocessing.quality import SHORTEST_RUN, Tally
-from megatron.data.preprocessing.shard_writer import key_file
+from megatron.common.errors import DataError
+from megatron.data.preprocessing.block_encoder import Encoder, EncodingRules
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec, first_documents
+from megatron.data.preprocessing.quality import (
+    MOST_CHARS,
+    SAMPLE_ONE_IN,
+    SHORTEST_RUN,
+    Tally,
+    hash_documents,
+)
+from megatron.data.preprocessing.shard_writer import existing_files
 from megatron.data.token_files.index_files import pieces_of_file
 from megatron.data.token_files.lengths import Lengths, readable_lengths
 
 HUGE_TOKENS = 1_000_000
+FIRST_DOCUMENTS = 100  # all decoded again; of those behind, one in SAMPLE_ONE_IN
 _BUCKET_BYTES = 1 << 26  # hashes sorted at a time
 
 
 def key_report(
-    parts: Sequence[Path], key: int, tally: Tally, *, itemsize: int, suffix_tokens: int
+    folders: Sequence[Path], key: int, tally: Tally, *, itemsize: int, suffix_tokens: int
 ) -> dict[str, Any]:
     """Return what there is to say about the documents of one key.
 
     Args:
-        parts: stages, in order.
+        folders: of the shards, in order.
         suffix_tokens: tokens that every document has at its end; one with no others is empty.
     """
     lengths = Lengths()
     num_sequences = 0
-    for part in parts:
-        for sizes, num_here in document_sizes(part, key):
+    for folder in folders:
+        for sizes, num_here in document_sizes(folder, key):
             lengths.add(sizes)
             num_sequences += num_here
-    repeated = count_repeated([key_file(part, key, "hashes") for part in parts], parts[0])
+    repeated = count_repeated(existing_files(folders, key, "hashes"), folders[0])
     documents, tokens = lengths.documents, lengths.tokens
     return {
         "documents": documents,
@@ -75,15 +86,20 @@ def readable(key: str, said: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def document_sizes(part: Path, key: int) -> Iterator[tuple[NDArray, int]]:
-    """Yield (tokens of documents, number of their sequences) of a stage, in pieces."""
-    sizes = pieces_of_file(key_file(part, key, "sizes"), np.dtype("<i4"))
-    if not key_file(part, key, "counts").stat().st_size:
+def document_sizes(folder: Path, key: int) -> Iterator[tuple[NDArray, int]]:
+    """Yield (tokens of documents, number of their sequences) of a shard, in pieces."""
+    sizes = (
+        piece
+        for path in existing_files([folder], key, "sizes")
+        for piece in pieces_of_file(path, np.dtype("<i4"))
+    )
+    all_counts = existing_files([folder], key, "counts")
+    if not all_counts:
         for piece in sizes:
             yield piece.astype(np.int64), len(piece)
         return
     held = np.empty(0, np.int64)
-    for counts in pieces_of_file(key_file(part, key, "counts"), np.dtype("<i4")):
+    for counts in pieces_of_file(all_counts[0], np.dtype("<i4")):
         needed = int(counts.sum())
         while len(held) < needed:
             held = np.concatenate([held, next(sizes).astype(np.int64)])
@@ -121,3 +137,41 @@ def _repeated(arrays: list[NDArray]) -> int:
     hashes = np.concatenate(arrays)
     hashes.sort()
     return int(np.count_nonzero(hashes[1:] == hashes[:-1]))
+
+
+def retry_first_documents(
+    spec: PreprocessSpec, rules: EncodingRules, tallies: Sequence[Tally]
+) -> None:
+    """Decode the first documents of inputs that can be read twice; count the changed ones by key.
+
+    Documents that the sample by hash contains are counted already.
+    """
+    if rules.chats:
+        return
+    documents, num_chars = [], 0
+    for texts in islice(first_documents(spec), FIRST_DOCUMENTS):
+        num_chars += sum(map(len, texts))
+        if num_chars > MOST_CHARS:
+            break
+        documents.append(texts)
+    encoder = spec.make_encoder()
+    for tally, texts in zip(tallies, zip(*documents, strict=True), strict=False):
+        if rules.prepend_space:
+            texts = tuple(" " + text if text else "" for text in texts)
+        try:
+            _try(encoder, rules, texts, tally)
+        except DataError:  # of a bad line, which the conversion itself reports
+            for text in texts:
+                with suppress(DataError):
+                    _try(encoder, rules, [text], tally)
+
+
+def _try(encoder: Encoder, rules: EncodingRules, texts: Sequence[str], tally: Tally) -> None:
+    tokens, lengths = rules.encode(encoder, texts)
+    ends = np.cumsum(lengths)
+    num_ends = int(rules.end is not None)
+    hashes = hash_documents(tokens.astype(rules.dtype), ends)
+    is_left = (lengths > num_ends) & (hashes % SAMPLE_ONE_IN != 0)
+    for i in np.flatnonzero(is_left).tolist():
+        ids = tokens[ends[i] - lengths[i] : ends[i] - num_ends]
+        tally.take_decoded(texts[i], encoder.gives_back(ids, texts[i]))

@@ -1,111 +1,213 @@
-"""One conversion by several processes that share nothing but a file system."""
+"""Shards of the input: the unit of restart, of parallelism and of distribution of preprocessing.
 
-import fcntl
-from dataclasses import replace
+Where shards begin and end follows from the input alone, not from workers, ranks or memory.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, takewhile
+from pathlib import Path
 
 from megatron.common.errors import DataError
-from megatron.data.preprocessing.assemble import (
-    Written,
-    forget_assembled,
-    publish_staged,
-    require_assembled_of,
-    require_parts_of_one_conversion,
-    was_assembled,
-)
-from megatron.data.preprocessing.file_rendezvous import meet, say_done, wait_for_shards
-from megatron.data.preprocessing.preprocess import (
-    publish_parts,
-    remove_published,
-    stage_lock,
-    stage_part,
-)
-from megatron.data.preprocessing.preprocess_spec import Conversion, build_rules, require_columns
-from megatron.data.preprocessing.progress import Progress
-from megatron.data.preprocessing.shard_writer import require_as_many_parts
-from megatron.data.readers.inputs import split_sources
+from megatron.data.preprocessing.shard_writer import ShardState
+from megatron.data.readers.inputs import Source, cut_source, open_text
 from megatron.data.token_files.publish import write_errors_name
 
-
-def stage_shard(conversion: Conversion, index: int, num_shards: int) -> None:
-    """Convert part `index` of `num_shards`; `merge_shards` makes the files of all parts.
-
-    On resuming there is nothing to do where a merge has assembled all parts already.
-
-    Raises:
-        DataError: an input cannot be read, a line is not as expected, the disk is full, or on
-            resuming what is there was made with other wishes.
-        MegatronError: a process was killed.
-    """
-    conversion = replace(conversion, workers=conversion.workers * conversion.partitions)
-    conversion = replace(conversion, partitions=1)
-    root = conversion.root
-    with write_errors_name(root):
-        root.mkdir(exist_ok=True)
-    with stage_lock(root, fcntl.LOCK_SH):
-        require_columns(conversion)
-        rules = build_rules(conversion, conversion.make_encoder())
-        if not conversion.resume:
-            forget_assembled(root)
-        elif was_assembled(root):
-            require_assembled_of(conversion, rules, num_shards)
-            return
-        else:
-            require_as_many_parts(root, num_shards)
-        sources = split_sources(conversion.sources(), index, num_shards)
-        total_bytes = sum(source.num_bytes for source in sources)
-        progress = Progress(total_bytes, log_interval=conversion.log_interval)
-
-        def report(documents: int, tokens: int, num_bytes: int, earlier: bool) -> None:
-            count = progress.take_up if earlier else progress.add
-            count(documents=documents, tokens=tokens, num_bytes=num_bytes)
-
-        try:
-            stage_part(conversion, rules, index, num_shards, report)
-        finally:
-            progress.close()
+_SHARDS = 1024  # of a large input
+_SMALLEST_BYTES = 1 << 21
+_LARGEST_BYTES = 1 << 26
+_OF_ONE_SIZE = 64  # shards of a pipe, before the next are twice as large
 
 
-def merge_shards(conversion: Conversion, num_shards: int) -> list[Written]:
-    """Make the token files of all shards, which are then removed.
-
-    Raises:
-        DataError: a shard is missing, not finished, or of other wishes or inputs than these.
-    """
-    root = conversion.root
-    if not root.is_dir():
-        raise DataError(f"there are no shards to merge: {root} does not exist")
-    with stage_lock(root, fcntl.LOCK_EX):
-        rules = build_rules(conversion, conversion.make_encoder())
-        if was_assembled(root):
-            require_assembled_of(conversion, rules, num_shards)
-            written = publish_staged(root)
-        else:
-            require_parts_of_one_conversion(conversion, rules, num_shards)
-            written = publish_parts(conversion, rules, num_shards)
-        remove_published(root)
-    return written
-
-
-def convert_together(
-    conversion: Conversion, rank: int, num_ranks: int, *, timeout_s: float, merge_workers: int
-) -> list[Written]:
-    """Convert the shard of this rank of a launch; rank 0 then joins all, and returns the files.
+@dataclass(frozen=True)
+class Shard:
+    """Consecutive pieces of the input, or a packed file that is unpacked into further shards.
 
     Args:
-        timeout_s: how long to wait for ranks of which nothing is seen.
-        merge_workers: processes of rank 0 that copy.
+        name: of its directory. Names sort in the order of the input.
+        ranges: sources, and the bytes of each in which its lines begin.
+        num_bytes: on disk.
+        is_packed: `unpack` makes shards of it: it is compressed, a pipe or a JSON array, and large.
+        unpacked_from: the packed source; the only range is then text of it, in a file of its own.
+        lines_before: lines of `unpacked_from` in front of this shard.
+        is_last: no further shard of `unpacked_from` follows.
+    """
 
-    Communication: waits for every other rank at the start, and on rank 0 at the end, through files.
+    name: str
+    ranges: tuple[tuple[Source, int, int], ...]
+    num_bytes: int
+    is_packed: bool = False
+    unpacked_from: Source | None = None
+    lines_before: int = 0
+    is_last: bool = True
+
+    def sources(self) -> list[Source]:
+        """Return the pieces of files to read, cut between lines."""
+        if self.unpacked_from is not None:
+            return [source for source, _, _ in self.ranges]
+        return [piece for each in self.ranges for piece in cut_source(*each)]
+
+    def finished_pieces(self, finished: Mapping[str, ShardState]) -> tuple[list[str], bool]:
+        """Return the names of its shards that are finished, and whether those are all of it."""
+        if not self.is_packed:
+            return [self.name] if self.name in finished else [], self.name in finished
+        names = [*takewhile(finished.__contains__, map(self.piece_name, count()))]
+        return names, bool(names) and finished[names[-1]].is_last
+
+    def piece_name(self, number: int) -> str:
+        """Return the name of one of the shards that this packed one is unpacked into."""
+        return f"{self.name}-{number:06d}"
+
+
+def plan_shards(sources: Sequence[Source], shard_bytes: int | None = None) -> list[Shard]:
+    """Cut the input into shards.
+
+    Args:
+        shard_bytes: bytes on disk of a shard (default: by the size of the input).
+    """
+    shard_bytes = shard_bytes or default_shard_bytes(sources)
+    shards: list[Shard] = []
+    ranges: list[tuple[Source, int, int]] = []
+    held = 0
+
+    def close() -> None:
+        nonlocal ranges, held
+        if ranges:
+            shards.append(Shard(f"{len(shards):06d}", tuple(ranges), held))
+            ranges, held = [], 0
+
+    for source in sources:
+        can_be_cut = source.kind in ("plain", "parquet")
+        if source.kind == "stream" or (not can_be_cut and source.num_bytes > shard_bytes):
+            close()
+            whole = ((source, 0, source.num_bytes),)
+            shards.append(Shard(f"{len(shards):06d}", whole, source.num_bytes, is_packed=True))
+            continue
+        start = 0
+        while start < source.num_bytes:
+            stop = min(start + shard_bytes - held, source.num_bytes)
+            stop = stop if can_be_cut else source.num_bytes
+            ranges.append((source, start, stop))
+            held += stop - start
+            start = stop
+            if held >= shard_bytes:
+                close()
+    close()
+    return shards
+
+
+def default_shard_bytes(sources: Sequence[Source]) -> int:
+    """Return how large shards are where nothing else is given."""
+    total = sum(source.num_bytes for source in sources)
+    return min(max(total // _SHARDS, _SMALLEST_BYTES), _LARGEST_BYTES)
+
+
+def shards_of_rank(shards: Sequence[Shard], rank: int, num_ranks: int) -> list[Shard]:
+    """Return the consecutive shards of one rank, about as many bytes as those of another.
 
     Raises:
-        DataError: as `stage_shard`, or a rank does not come or does not go on.
-        MegatronError: a process was killed.
+        DataError: an input is a pipe, of which every rank would read a part.
     """
-    root = conversion.root
-    launch = meet(root, rank, num_ranks, timeout_s)
-    stage_shard(conversion, rank, num_ranks)
-    say_done(root, rank, launch)
-    if rank:
-        return []
-    wait_for_shards(root, num_ranks, launch, timeout_s)
-    return merge_shards(replace(conversion, workers=merge_workers, partitions=1), num_ranks)
+    total = sum(shard.num_bytes for shard in shards)
+    found, before = [], 0
+    for shard in shards:
+        source = shard.ranges[0][0]
+        if source.kind == "stream" and num_ranks > 1:
+            raise DataError(
+                f"--input {source.path} is a pipe, which cannot be read in several parts; "
+                "give files"
+            )
+        if before * num_ranks // max(total, 1) == rank:
+            found.append(shard)
+        before += shard.num_bytes
+    return found
+
+
+def unpack(
+    shard: Shard,
+    folder: Path,
+    finished: Mapping[str, ShardState],
+    *,
+    shard_bytes: int,
+    line_bytes: int,
+) -> Iterator[Shard]:
+    """Unpack a packed shard into shards of plain text, which lie in `folder` until converted.
+
+    Shards that are finished are only read over, to the text behind them.
+
+    Args:
+        finished: of an earlier run, by name.
+
+    Raises:
+        DataError: the input cannot be read or is not the same as then, or the disk is full.
+    """
+    ((source, _, _),) = shard.ranges
+    _, are_all_finished = shard.finished_pieces(finished)
+    if are_all_finished:
+        return
+    end = lines = read = number = 0
+    with open_text(source, line_bytes) as (pieces, position):
+        text = _Text(pieces)
+        while number == 0 or not text.is_at_end():
+            name, start, lines_before = shard.piece_name(number), end, lines
+            num_bytes = shard_bytes
+            if not source.num_bytes:
+                num_bytes = min(shard_bytes << number // _OF_ONE_SIZE, _LARGEST_BYTES)
+            number += 1
+            if name in finished:
+                end += sum(map(len, text.to_line_end(num_bytes)))
+                lines += finished[name].lines
+                if end != finished[name].text_end:
+                    raise DataError(
+                        f"--input {source.path} is shorter than it was when this run was "
+                        "interrupted, or holds other lines"
+                    )
+                continue
+            path = folder / f"{name}.text"
+            with write_errors_name(path), path.open("wb") as file:
+                file.seek(start)  # bytes have the same positions as in the text; a hole is before
+                for piece in text.to_line_end(num_bytes):
+                    file.write(piece)
+                    end += len(piece)
+                    lines += piece.count(b"\n")
+            plain = replace(
+                source, path=str(path), kind="plain", num_bytes=end, start=start, end=end
+            )
+            before, read = read, position() or end
+            yield Shard(
+                name,
+                ((plain, start, end),),
+                read - before,
+                unpacked_from=source,
+                lines_before=lines_before,
+                is_last=text.is_at_end(),
+            )
+
+
+class _Text:
+    """Text that comes in pieces, taken up to line ends."""
+
+    def __init__(self, pieces: Iterator[bytes]):
+        self._pieces = pieces
+        self._rest = b""
+
+    def is_at_end(self) -> bool:
+        """Whether no text is left."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return True
+            self._rest = piece
+        return False
+
+    def to_line_end(self, num_bytes: int) -> Iterator[bytes]:
+        """Yield at least `num_bytes` bytes, up to the end of a line, or all that is left."""
+        while not self.is_at_end():
+            piece, self._rest = self._rest, b""
+            end = piece.find(b"\n", max(num_bytes - 1, 0)) + 1
+            if end:
+                piece, self._rest = piece[:end], piece[end:]
+            yield piece
+            if end:
+                return
+            num_bytes -= len(piece)

@@ -10,12 +10,16 @@ from tempfile import TemporaryDirectory
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion, first_documents, require_columns
+from megatron.data.preprocessing.preprocess_spec import (
+    PreprocessSpec,
+    first_documents,
+    require_columns,
+)
 from megatron.data.token_files.publish import write_errors_name
 
 
 def try_worker_counts(
-    conversion: Conversion, counts: Sequence[int], max_documents: int
+    spec: PreprocessSpec, counts: Sequence[int], max_documents: int
 ) -> Iterator[str]:
     """Convert the first documents once with each number of workers; yield a line for each.
 
@@ -28,25 +32,24 @@ def try_worker_counts(
     """
     if min(*counts, max_documents) < 1:
         raise ConfigError("--workers-to-check and --max-documents: give 1 or more")
-    if conversion.chats:
+    if spec.chats:
         raise ConfigError("--find-optimal-num-workers tries texts, not --conversations")
-    require_columns(conversion)
-    beside = Path(conversion.output_prefix).absolute().parent
+    require_columns(spec)
+    beside = Path(spec.output_prefix).absolute().parent
     with write_errors_name(beside), TemporaryDirectory(dir=beside, prefix="workers-") as folder:
         sample = Path(folder, "sample.jsonl")
         with sample.open("w", encoding="utf-8") as file:
             documents = 0
-            for texts in islice(first_documents(conversion), max_documents):
-                file.write(json.dumps(dict(zip(conversion.keys, texts, strict=True))) + "\n")
+            for texts in islice(first_documents(spec), max_documents):
+                file.write(json.dumps(dict(zip(spec.keys, texts, strict=True))) + "\n")
                 documents += 1
         if not documents:
             raise DataError("--find-optimal-num-workers needs documents in files, not in a pipe")
         trial = replace(
-            conversion,
+            spec,
             inputs=(str(sample),),
             text=None,
             output_prefix=str(Path(folder, "trial")),
-            partitions=1,
             resume=False,
             bad_lines_path=None,
             log_interval=documents + 1,

@@ -7,7 +7,7 @@ import glob
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -41,7 +41,7 @@ class Source:
 
     path: str
     kind: str  # "plain", "stream", "parquet", a compression, or "whole" for what cannot be cut
-    num_bytes: int  # that this part has on the disk; 0 if nobody knows
+    num_bytes: int  # of this part on disk; 0: unknown
     start: int = 0
     end: int | None = None
     text: TextSeparator | None = None  # what ends a document of plain text; None: JSON
@@ -62,7 +62,6 @@ class Block:
         end: where the next block starts.
         data: the lines; None if whoever needs them reads these bytes of the plain file.
         rows: the lines are rows of an Arrow table, serialised in `data`.
-        file_end: bytes of the file that have been read so far.
         too_long: the block is one line over the limit, which starts like this.
         too_long_bytes: of that line.
         text: the lines are documents of plain text: as they are, for the separator "line", or
@@ -73,12 +72,16 @@ class Block:
     path: str
     start: int
     end: int
-    file_end: int
     data: bytes | None = None
     rows: bool = False
     too_long: bytes | None = None
     too_long_bytes: int = 0
     text: TextSeparator | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of text, or of rows in memory."""
+        return len(self.data or b"") if self.rows else self.end - self.start
 
 
 def find_sources(patterns: Iterable[str], text: TextSeparator | None = None) -> list[Source]:
@@ -93,46 +96,24 @@ def find_sources(patterns: Iterable[str], text: TextSeparator | None = None) -> 
     return [_source(path, text) for pattern in patterns for path in _matches(pattern)]
 
 
-def split_sources(sources: Sequence[Source], part: int, num_parts: int) -> list[Source]:
-    """Return part `part` of `num_parts`, of about equal bytes, cut between lines.
+def cut_source(source: Source, low: int, high: int) -> Iterator[Source]:
+    """Yield the part of `source` that begins in its bytes `low` to `high`, cut between lines.
 
-    Compressed files are not cut; a Parquet file is cut between its row groups.
-
-    Raises:
-        DataError: an input is a pipe, whose end nobody knows.
+    Parts of consecutive ranges are the source: a Parquet file is cut between its row groups, and
+    what cannot be cut belongs to the range that holds its first byte.
     """
-    if num_parts == 1:
-        return list(sources)
-    total = sum(source.num_bytes for source in sources)
-    first, last = total * part // num_parts, total * (part + 1) // num_parts
-    found: list[Source] = []
-    before = 0
-    for source in sources:
-        if source.kind == "stream":
-            raise DataError(
-                f"--input {source.path} is a pipe, which cannot be read in several parts; "
-                "give files"
-            )
-        low, high = first - before, last - before
-        if source.kind == "plain":
-            found += _plain_part(source, low, high)
-        elif source.kind == "parquet":
-            found += _table_part(source, low, high)
-        elif low <= 0 < high:
-            found.append(source)
-        before += source.num_bytes
-    return found
+    if source.kind == "plain":
+        yield from _plain_part(source, low, high)
+    elif source.kind == "parquet":
+        yield from _table_part(source, low, high)
+    elif low <= 0 < high:
+        yield source
 
 
 def read_blocks(
-    sources: Sequence[Source],
-    limits: Limits,
-    *,
-    first: int = 0,
-    offset: int | None = None,
-    columns: Sequence[str] | None = None,
+    sources: Sequence[Source], limits: Limits, *, columns: Sequence[str] | None = None
 ) -> Iterator[Block]:
-    """Yield the blocks of all sources in order, from `offset` of source `first` on.
+    """Yield the blocks of all sources in order.
 
     Args:
         columns: of tables, to read no others.
@@ -140,17 +121,36 @@ def read_blocks(
     Raises:
         DataError: an input cannot be read, or is damaged.
     """
-    for index in range(first, len(sources)):
-        source = sources[index]
-        start = source.start if offset is None else offset
-        offset = None
+    for index, source in enumerate(sources):
         with _read_errors_name(source.path):
             if source.kind == "parquet":
-                yield from _table_blocks(index, source, start, limits, columns)
+                yield from _table_blocks(index, source, limits, columns)
             elif source.kind == "plain" and limits.block_lines is None:
-                yield from _plain_blocks(index, source, start, limits)
+                yield from _plain_blocks(index, source, limits)
             else:
-                yield from _stream_blocks(index, source, start, limits)
+                yield from _stream_blocks(index, source, limits)
+
+
+@contextmanager
+def open_text(
+    source: Source, line_bytes: int
+) -> Iterator[tuple[Iterator[bytes], Callable[[], int]]]:
+    """Yield the text of a source that is not plain, decompressed, and how much of its file was read.
+
+    Args:
+        line_bytes: the longest element of a JSON array.
+
+    Raises:
+        DataError: the input cannot be read, or is damaged.
+    """
+    with _opened(source) as file:
+        pieces = _lines_only(decompressed(file), source.path)
+        if source.text is None:
+            pieces = unpacked_array(pieces, line_bytes)
+        elif source.text != "line":
+            pieces = documents_of_text(pieces, source.text)
+        is_file = file.seekable()
+        yield _named(pieces, source.path), lambda: file.tell() if is_file else 0
 
 
 def columns_of_tables(sources: Iterable[Source]) -> Iterator[tuple[str, list[str]]]:
@@ -248,7 +248,8 @@ def _line_end(file: BinaryIO, position: int, end: int) -> int:
     return end
 
 
-def _plain_blocks(index: int, source: Source, start: int, limits: Limits) -> Iterator[Block]:
+def _plain_blocks(index: int, source: Source, limits: Limits) -> Iterator[Block]:
+    start = source.start
     end = source.num_bytes if source.end is None else source.end
     with Path(source.path).open("rb") as file:
         while start < end:
@@ -261,46 +262,54 @@ def _plain_blocks(index: int, source: Source, start: int, limits: Limits) -> Ite
                     stop = before
                 else:
                     excerpt = read_range(source.path, start, start + EXCERPT_BYTES)
-                    place = (index, source.path, start, stop, stop)
-                    yield Block(*place, too_long=excerpt, too_long_bytes=stop - start)
+                    where = (index, source.path, start, stop)
+                    yield Block(*where, too_long=excerpt, too_long_bytes=stop - start)
                     start = stop
                     continue
-            yield Block(index, source.path, start, stop, stop, text=source.text)
+            yield Block(index, source.path, start, stop, text=source.text)
             start = stop
 
 
-def _stream_blocks(index: int, source: Source, start: int, limits: Limits) -> Iterator[Block]:
-    with _opened(source) as file:
-        if source.kind == "plain":
+def _stream_blocks(index: int, source: Source, limits: Limits) -> Iterator[Block]:
+    start = source.start
+    if source.kind == "plain":
+        with Path(source.path).open("rb") as file:
             file.seek(start)
             stop = source.num_bytes if source.end is None else source.end
-            pieces = _pieces(file, stop - start)
+            yield from _blocks_of(_pieces(file, stop - start), index, source, limits)
+    else:
+        with open_text(source, limits.line_bytes) as (pieces, _):
+            yield from _blocks_of(pieces, index, source, limits)
+
+
+def _blocks_of(
+    pieces: Iterator[bytes], index: int, source: Source, limits: Limits
+) -> Iterator[Block]:
+    start = source.start
+    for data, too_long, length in whole_lines(pieces, limits):
+        where = (index, source.path, start, start + length)
+        if too_long:
+            yield Block(*where, too_long=data, too_long_bytes=length)
         else:
-            pieces = _lines_only(decompressed(file), source.path)
-            if source.text is None:
-                pieces = unpacked_array(pieces, limits.line_bytes)
-            elif source.text != "line":
-                pieces = documents_of_text(pieces, source.text)
-            pieces = _skipped(pieces, start, source.path)
-        for data, too_long, length in whole_lines(pieces, limits):
-            # Of a compressed file its own position counts; a pipe has none, and no known end.
-            is_packed = source.kind != "plain" and file.seekable()
-            file_end = file.tell() if is_packed else start + length
-            place = (index, source.path, start, start + length, file_end)
-            if too_long:
-                yield Block(*place, too_long=data, too_long_bytes=length)
-            else:
-                yield Block(*place, data=data, text=source.text)
-            start += length
+            yield Block(*where, data=data, text=source.text)
+        start += length
 
 
 @contextmanager
 def _opened(source: Source) -> Iterator[BinaryIO]:
     if source.path == STDIN:
         yield sys.stdin.buffer
-    else:
-        with Path(source.path).open("rb") as file:
-            yield file
+        return
+    with _read_errors_name(source.path):
+        file = Path(source.path).open("rb")  # noqa: SIM115  (closed below)
+    with file:
+        yield file
+
+
+def _named(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
+    """Yield `pieces`; an error of reading them names the file."""
+    with _read_errors_name(path):
+        yield from pieces
 
 
 def _lines_only(pieces: Iterator[bytes], path: str) -> Iterator[bytes]:
@@ -320,19 +329,10 @@ def _pieces(file: BinaryIO, count: int) -> Iterator[bytes]:
         count -= len(piece)
 
 
-def _skipped(pieces: Iterator[bytes], count: int, path: str) -> Iterator[bytes]:
-    for piece in pieces:
-        if count < len(piece):
-            yield piece[count:]
-        count = max(count - len(piece), 0)
-    if count:
-        raise DataError(f"--input {path} is shorter than it was when this run was interrupted")
-
-
 def _table_blocks(
-    index: int, source: Source, start: int, limits: Limits, columns: Sequence[str] | None
+    index: int, source: Source, limits: Limits, columns: Sequence[str] | None
 ) -> Iterator[Block]:
-    total = parquet.row_group_starts(source.path)[-1]
+    start = source.start
     for rows in parquet.read_rows(
         source.path,
         start,
@@ -343,12 +343,11 @@ def _table_blocks(
         most_row_bytes=limits.line_bytes,
     ):
         end = start + rows.num_rows
-        file_end = source.num_bytes * end // total
-        place = (index, source.path, start, end, file_end)
+        where = (index, source.path, start, end)
         if rows.is_too_long:
-            yield Block(*place, rows=True, too_long=rows.data, too_long_bytes=rows.num_bytes)
+            yield Block(*where, rows=True, too_long=rows.data, too_long_bytes=rows.num_bytes)
         else:
-            yield Block(*place, data=rows.data, rows=True)
+            yield Block(*where, data=rows.data, rows=True)
         start = end
 
 

@@ -48,7 +48,7 @@ def _of_inputs(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> It
     """Yield what became of the files: which are others, or in what they differ.
 
     Args:
-        was: of each file, its path, kind, bytes, start, end, and nanoseconds of its last change.
+        was: of each file, its path, kind, bytes, and nanoseconds of its last change.
         now: the same.
     """
     paths, paths_now = [entry[0] for entry in was], [entry[0] for entry in now]
@@ -70,26 +70,16 @@ def _of_inputs(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> It
 
 
 def _of_file(was: Sequence[Any], now: Sequence[Any]) -> str:
-    path, kind, num_bytes, *part, changed_at = was
-    _, kind_now, num_bytes_now, *part_now, changed_at_now = now
+    path, kind, num_bytes, changed_at = was
+    _, kind_now, num_bytes_now, changed_at_now = now
     found = []
     if kind != kind_now:
         found.append(f"was {kind} and is {kind_now}")
     if num_bytes != num_bytes_now:
-        of = (
-            ""
-            if _is_whole(num_bytes, part) and _is_whole(num_bytes_now, part_now)
-            else "a part of "
-        )
-        found.append(f"had {of}{num_bytes} bytes and has {num_bytes_now}")
+        found.append(f"had {num_bytes} bytes and has {num_bytes_now}")
     if changed_at != changed_at_now:
         found.append(f"was last changed at {_time(changed_at)}, and now at {_time(changed_at_now)}")
-    # Nothing of this file itself, but others became longer or shorter, and all are divided.
-    return f"--input {path} {', '.join(found) or 'is divided otherwise'}"
-
-
-def _is_whole(num_bytes: int, part: Sequence[int | None]) -> bool:
-    return part in ([0, None], [0, num_bytes])
+    return f"--input {path} {', '.join(found)}"
 
 
 def _time(nanoseconds: int) -> str:

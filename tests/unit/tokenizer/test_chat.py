@@ -132,7 +132,7 @@ def flags_of(folder, tmp_path, *more):
 def converted(folder, tmp_path, lines, *more):
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     flags = flags_of(folder, tmp_path, "--conversations", *more)
-    return preprocess(read_flags(flags, description="").conversion)
+    return preprocess(read_flags(flags, description="").spec)
 
 
 def test_files_hold_the_conversations_and_samples_whole_ones(folder, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import _MEMORY_PER_TEXT, Conversion
+from megatron.data.preprocessing.preprocess_spec import _MEMORY_PER_TEXT, PreprocessSpec
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 from megatron.tokenizer.types.adversarial import adversarial_texts
 from megatron.tokenizer.types.fast import FastTokenizer
@@ -50,7 +50,7 @@ def test_a_huge_document_has_the_ids_of_the_reference_in_bounded_memory(gpt2_fil
     Path("/proc/self/clear_refs").write_text("5")
     before = memory_bytes("VmRSS")
     (written,) = preprocess(
-        Conversion(
+        PreprocessSpec(
             inputs=(str(tmp_path / "in.jsonl"),),
             output_prefix=str(tmp_path / "out"),
             make_encoder=lambda: fast,

@@ -48,7 +48,7 @@ def pairs(directory, prefix):
     return [(directory / (prefix + name)).read_bytes() for name in names]
 
 
-@pytest.mark.parametrize("line", ["--workers 10", "--workers 4 --partitions 4", "--workers 3"])
+@pytest.mark.parametrize("line", ["--workers 10", "--workers 4 --partitions 4"])
 def test_many_cores_give_the_same_bytes(directory, line):
     done = run(directory, "preprocess_data_many_cores", f"--output-prefix many {line}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -56,7 +56,7 @@ def test_many_cores_give_the_same_bytes(directory, line):
     assert not (directory / "many.stage").exists()
 
 
-@pytest.mark.parametrize("line", ["--workers 2", "--workers 2 --partitions 2"])
+@pytest.mark.parametrize("line", ["--workers 1", "--workers 2"])
 def test_when_nobody_reads_the_progress_the_tool_stops_in_good_order(directory, line):
     reading, writing = os.pipe()
     os.close(reading)
@@ -180,5 +180,5 @@ def test_a_full_disk_is_said_and_publishes_nothing(directory):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000)),
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: cannot write full.stage/00000-of-00001: File too large")
+    assert done.stderr.startswith("error: cannot write full.stage/000000: File too large")
     assert not list(directory.glob("full*"))

@@ -14,9 +14,8 @@ import pytest
 from bytes_tokenizer import BytesTokenizer
 
 from megatron.common.errors import DataError
-from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion
-from megatron.data.preprocessing.shards import merge_shards, stage_shard
+from megatron.data.preprocessing.preprocess import convert_share, merge_shards, preprocess
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 
 CHANGES = ("replace", "unlink", "fsync", "mkdir", "truncate", "rmdir")
 
@@ -27,7 +26,7 @@ def wishes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"a": "x" * (i % 31), "b": "y" * (i % 17)}) for i in range(500)]
     Path("a.jsonl").write_text("\n".join([*lines, "bad", *lines]))
-    return Conversion(
+    return PreprocessSpec(
         inputs=("a.jsonl",),
         output_prefix="out",
         make_encoder=BytesTokenizer,
@@ -37,6 +36,7 @@ def wishes(tmp_path, monkeypatch):
         on_error="collect",
         bad_lines_path="out.bad",
         resume=True,
+        shard_bytes=9000,
     )
 
 
@@ -48,8 +48,8 @@ def whole(wishes):
 def in_shards(wishes):
     """Convert in two parts, and join them."""
     for shard in (0, 1):
-        stage_shard(wishes, shard, 2)
-    merge_shards(wishes, 2)
+        convert_share(wishes, shard, 2)
+    merge_shards(wishes)
 
 
 def is_killed_before(change, function, *words):

@@ -10,22 +10,21 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
 import pytest
 from bytes_tokenizer import BytesTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.common.errors import DataError, MegatronError
-from megatron.common.process_pool import ITEMS_PER_WORKER
 from megatron.data.preprocessing import preprocess_spec as conversion_module
-from megatron.data.preprocessing.block_encoder import EncodingRules
 from megatron.data.preprocessing.command import lost_texts, summary
-from megatron.data.preprocessing.preprocess import input_problems, preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion
-from megatron.data.preprocessing.shards import merge_shards, stage_shard
-from megatron.data.preprocessing.workers import encoded_by_workers
-from megatron.data.readers.inputs import Block
+from megatron.data.preprocessing.preprocess import (
+    convert_share,
+    input_problems,
+    merge_shards,
+    preprocess,
+)
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 
@@ -54,7 +53,7 @@ def write_lines(path, documents):
 
 def conversion(tmp_path, inputs, **wishes):
     wishes = {"make_encoder": Bytes, "output_prefix": str(tmp_path / "out")} | wishes
-    return Conversion(inputs=tuple(inputs), **wishes)
+    return PreprocessSpec(inputs=tuple(inputs), **wishes)
 
 
 def run(tmp_path, inputs, **wishes):
@@ -117,7 +116,7 @@ def test_empty_documents_are_kept_under_all_keys_when_asked(tmp_path):
 def test_a_document_empty_under_one_key_goes_under_that_key_alone_when_asked(tmp_path):
     rows = [("a", ""), ("b", "c"), ("", "d"), ("", ""), ("e", "f")]
     path = write_lines(tmp_path / "a.jsonl", [{"src": a, "dst": b} for a, b in rows])
-    for cut in ({}, {"partitions": 2}, {"workers": 2, "chunk_size": 1}):
+    for cut in ({}, {"shard_bytes": 30}, {"workers": 2, "shard_bytes": 50, "chunk_size": 1}):
         src, dst = run(tmp_path, [path], json_keys=("src", "dst"), empty_documents="per-key", **cut)
         assert read_texts(src.prefix) == ["a", "b", "e"]
         assert read_texts(dst.prefix) == ["c", "d", "f"]
@@ -173,11 +172,11 @@ def megatron_lm_pair(texts, *, append_eod):
         max_size=9,
     ).filter(lambda rows: all(map(any, zip(*rows, strict=True)))),
     append_eod=st.booleans(),
-    partitions=st.integers(1, 3),
+    shard_bytes=st.integers(1, 200),
 )
 @settings(max_examples=40, deadline=None)
 def test_empty_documents_of_megatron_lm_are_byte_for_byte_its_own(
-    tmp_path_factory, rows, append_eod, partitions
+    tmp_path_factory, rows, append_eod, shard_bytes
 ):
     tmp_path = tmp_path_factory.mktemp("megatron")
     path = write_lines(tmp_path / "a.jsonl", [{"src": a, "dst": b} for a, b in rows])
@@ -187,7 +186,7 @@ def test_empty_documents_of_megatron_lm_are_byte_for_byte_its_own(
         json_keys=("src", "dst"),
         empty_documents="megatron-lm",
         append_eod=append_eod,
-        partitions=partitions,
+        shard_bytes=shard_bytes,
     )
     for written, texts in zip(results, zip(*rows, strict=True), strict=True):
         found = tuple(Path(written.prefix + suffix).read_bytes() for suffix in (".bin", ".idx"))
@@ -224,19 +223,19 @@ def test_blank_lines_byte_order_marks_and_line_ends_are_no_documents(tmp_path):
     assert read_texts(tmp_path / "out_text_document") == ["a", "b\n"]
 
 
-def test_the_bytes_do_not_depend_on_workers_partitions_or_blocks(tmp_path, monkeypatch):
+def test_the_bytes_do_not_depend_on_workers_shards_or_blocks(tmp_path, monkeypatch):
     documents = [{"text": "x" * (i * 37 % 101)} for i in range(200)]
     path = write_lines(tmp_path / "a.jsonl", documents)
     found = set()
-    for workers, partitions, chunk_size, block_bytes in [
-        (1, 1, None, 1 << 20),
-        (1, 1, 7, 50),
-        (2, 1, 1, 1 << 20),
-        (2, 1, None, 99),
-        (1, 3, None, 50),
+    for workers, shard_bytes, chunk_size, block_bytes in [
+        (1, None, None, 1 << 20),
+        (1, None, 7, 50),
+        (2, 1000, 1, 1 << 20),
+        (2, 99, None, 99),
+        (1, 3000, None, 50),
     ]:
         monkeypatch.setattr(conversion_module, "_BLOCK_BYTES", block_bytes)
-        cut = {"workers": workers, "partitions": partitions, "chunk_size": chunk_size}
+        cut = {"workers": workers, "shard_bytes": shard_bytes, "chunk_size": chunk_size}
         (written,) = run(tmp_path, [path], append_eod=True, **cut)
         found.add(
             tuple((tmp_path / f"out_text_document{s}").read_bytes() for s in (".bin", ".idx"))
@@ -247,14 +246,15 @@ def test_the_bytes_do_not_depend_on_workers_partitions_or_blocks(tmp_path, monke
 
 @given(
     rows=st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), min_size=1, max_size=20),
-    partitions=st.integers(1, 4),
+    num_ranks=st.integers(1, 4),
+    shard_bytes=st.integers(1, 200),
     chunk_size=st.sampled_from([None, 1, 3]),
     keep_empty=st.booleans(),
     blanks=st.sampled_from(["", "\n", "  \n\n"]),
 )
 @settings(max_examples=40, deadline=None)
 def test_any_cut_of_the_input_gives_every_document_in_order(
-    tmp_path_factory, rows, partitions, chunk_size, keep_empty, blanks
+    tmp_path_factory, rows, num_ranks, shard_bytes, chunk_size, keep_empty, blanks
 ):
     folder = tmp_path_factory.mktemp("cut")
     lines = [json.dumps({"a": a, "b": b}) + "\n" + blanks for a, b in rows]
@@ -265,37 +265,17 @@ def test_any_cut_of_the_input_gives_every_document_in_order(
         json_keys=("a", "b"),
         empty_documents="keep" if keep_empty else "drop",
         chunk_size=chunk_size,
+        shard_bytes=shard_bytes,
         append_eod=True,
     )
     expected = [row for row in rows if keep_empty or all(row)]
     if not expected:
         return
-    for part in range(partitions):
-        stage_shard(wishes, part, partitions)
-    for k, written in enumerate(merge_shards(wishes, partitions)):
+    for rank in range(num_ranks):
+        convert_share(wishes, rank, num_ranks)
+    for k, written in enumerate(merge_shards(wishes)):
         assert read_tokens(written.prefix) == [[*row[k].encode(), 256] for row in expected]
         assert written.dropped == len(rows) - len(expected)
-
-
-def test_few_blocks_are_read_ahead_of_the_writer(tmp_path):
-    """The input is not read into memory: reading waits for the workers."""
-    given_out = []
-
-    def blocks():
-        for number in range(100):
-            given_out.append(number)
-            yield Block(0, "a", number * 14, number * 14 + 14, 0, data=b'{"text": "a"}\n')
-
-    rules = EncodingRules(keys=("text",), dtype=np.dtype("<u2"))
-    encoded = encoded_by_workers(blocks(), 2, Bytes, rules, max_bytes=1 << 20)
-    next(encoded)
-    assert len(given_out) == 2 * ITEMS_PER_WORKER
-    encoded.close()
-    given_out.clear()
-    encoded = encoded_by_workers(blocks(), 2, Bytes, rules, max_bytes=30)
-    next(encoded)
-    assert len(given_out) == 3
-    encoded.close()
 
 
 BAD_LINES = [
@@ -332,15 +312,15 @@ def test_a_bad_line_is_named_by_a_worker_too(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n' * 50 + b"x\n" + b'{"text": "a"}\n' * 50)
     with pytest.raises(DataError, match="a.jsonl, line 51: not JSON: 'x'"):
-        run(tmp_path, [str(path)], workers=2, chunk_size=4)
-    assert outputs(tmp_path) == []
+        run(tmp_path, [str(path)], workers=2, shard_bytes=500)
+    assert outputs(tmp_path) == ["out.stage"]  # the first shard is finished
 
 
 def test_a_killed_worker_is_an_error_and_nothing_is_written(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}] * 9 + [{"text": "kill"}])
     with pytest.raises(MegatronError, match="a worker process was killed.*--workers than 2"):
-        run(tmp_path, [path], workers=2, chunk_size=1)
-    assert outputs(tmp_path) == []
+        run(tmp_path, [path], workers=2, shard_bytes=120)
+    assert outputs(tmp_path) in ([], ["out.stage"])
 
 
 def test_the_old_files_stay_when_the_new_ones_fail(tmp_path):
@@ -377,12 +357,12 @@ def test_an_input_without_text_is_an_error(tmp_path, content, reason):
         ),
     ],
 )
-@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("shard_bytes", [None, 9])
 def test_when_all_lines_are_bad_the_first_is_said_and_all_are_listed(
-    tmp_path, content, said, partitions
+    tmp_path, content, said, shard_bytes
 ):
     (tmp_path / "a.jsonl").write_text(content)
-    wishes = {"workers": 1, "partitions": partitions}
+    wishes = {"shard_bytes": shard_bytes}
     with pytest.raises(DataError, match=f"{said}, the first: .*a.jsonl, line 1: not JSON: 'x'"):
         run(tmp_path, [str(tmp_path / "a.jsonl")], on_error="skip", **wishes)
     listed = tmp_path / "bad.jsonl"
@@ -431,7 +411,7 @@ def test_large_vocabularies_get_four_bytes(tmp_path):
 def test_progress_is_a_line_each_interval_where_there_is_no_terminal(tmp_path, caplog):
     path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}] * 10)
     with caplog.at_level(logging.INFO, "megatron"):
-        run(tmp_path, [path], chunk_size=1, log_interval=4)
+        run(tmp_path, [path], shard_bytes=14, log_interval=4)
     lines = [record.getMessage() for record in caplog.records]
     assert [line.partition(" | documents/s")[0] for line in lines] == [
         "documents: 4 | tokens: 4",
@@ -457,9 +437,9 @@ def test_a_first_look_names_what_is_wrong_with_each_input(tmp_path):
 
 
 def test_an_encoder_maker_with_arguments_reaches_the_workers(tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}])
-    run(tmp_path, [path], make_encoder=partial(Shifted, by=1), workers=2)
-    assert read_texts(tmp_path / "out_text_document") == ["b"]
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "a"}] * 2)
+    run(tmp_path, [path], make_encoder=partial(Shifted, by=1), workers=2, shard_bytes=10)
+    assert read_texts(tmp_path / "out_text_document") == ["b", "b"]
 
 
 class Shifted(Bytes):

@@ -10,9 +10,9 @@ from bytes_tokenizer import BytesTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron.data.preprocessing import quality, report, round_trip
+from megatron.data.preprocessing import quality, report
 from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.quality import (
     LongRuns,
     Run,
@@ -131,13 +131,13 @@ class Lossy(BytesTokenizer):
         return "".join("\ufffd" if i == ord("a") else chr(i) for i in ids)
 
 
-@pytest.mark.parametrize("how", [{}, {"workers": 2}, {"partitions": 3}])
+@pytest.mark.parametrize("how", [{}, {"workers": 2, "shard_bytes": 200}, {"shard_bytes": 300}])
 def test_the_report_says_what_is_odd(tmp_path, how):
     texts = ["abc", "Abc", "abc", "", "zzyy", "\\" * 50, "def"]
     lines = [json.dumps({"text": text}) + "\n" for text in texts]
     (tmp_path / "a.jsonl").write_text("".join(lines))
     (written,) = preprocess(
-        Conversion(
+        PreprocessSpec(
             inputs=(str(tmp_path / "a.jsonl"),),
             output_prefix=str(tmp_path / "out"),
             make_encoder=Lossy,
@@ -162,32 +162,32 @@ def test_the_report_says_what_is_odd(tmp_path, how):
 def test_the_first_documents_and_some_of_the_others_are_decoded_once(
     tmp_path, monkeypatch, one_in, expected
 ):
-    for module in ("block_encoder", "round_trip"):
+    for module in ("block_encoder", "report"):
         monkeypatch.setattr(f"megatron.data.preprocessing.{module}.SAMPLE_ONE_IN", one_in)
     texts = [f"text {i}" for i in range(300)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
     tokens = np.frombuffer("".join(texts).encode(), "u1").astype("<u2")
     hashes = hash_documents(tokens, np.cumsum([len(text) for text in texts]))
     chosen = {i for i, one in enumerate(hashes.tolist()) if one % one_in == 0}
-    conversion = Conversion(
+    conversion = PreprocessSpec(
         inputs=(str(tmp_path / "a.jsonl"),),
         output_prefix=str(tmp_path / "out"),
         make_encoder=BytesTokenizer,
     )
     preprocess(conversion)
     said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
-    assert said["decoded_again"] == len(chosen | set(range(round_trip.FIRST)))
+    assert said["decoded_again"] == len(chosen | set(range(report.FIRST_DOCUMENTS)))
     assert expected in (None, said["decoded_again"])
 
 
 def test_a_long_document_is_not_decoded_again(tmp_path, monkeypatch):
-    for module in ("block_encoder", "round_trip"):
+    for module in ("block_encoder", "report"):
         monkeypatch.setattr(f"megatron.data.preprocessing.{module}.SAMPLE_ONE_IN", 1)
     monkeypatch.setattr("megatron.data.preprocessing.block_encoder.MOST_CHARS", 5)
     lines = [json.dumps({"text": text}) + "\n" for text in ("abc", "abcde", "abcdef", "x" * 99)]
     (tmp_path / "a.jsonl").write_text("".join(lines))
     inputs, prefix = (str(tmp_path / "a.jsonl"),), str(tmp_path / "out")
-    preprocess(Conversion(inputs=inputs, output_prefix=prefix, make_encoder=BytesTokenizer))
+    preprocess(PreprocessSpec(inputs=inputs, output_prefix=prefix, make_encoder=BytesTokenizer))
     said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
     assert said["decoded_again"] == 2
 

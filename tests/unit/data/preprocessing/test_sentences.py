@@ -11,7 +11,7 @@ from bytes_tokenizer import BytesTokenizer
 from megatron.common.errors import DataError
 from megatron.data.preprocessing import sentences
 from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.sentences import SentenceSplitter, build_splitter
 from megatron.data.token_files.legacy_indexed_dataset import open_token_files
 
@@ -33,7 +33,9 @@ def write(tmp_path, texts=TEXTS):
 
 def run(tmp_path, **wishes):
     wishes = {"output_prefix": str(tmp_path / "out"), "make_encoder": BytesTokenizer} | wishes
-    (written,) = preprocess(Conversion(inputs=(write(tmp_path),), split_sentences=True, **wishes))
+    (written,) = preprocess(
+        PreprocessSpec(inputs=(write(tmp_path),), split_sentences=True, **wishes)
+    )
     return written
 
 

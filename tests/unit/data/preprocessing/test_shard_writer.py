@@ -1,5 +1,6 @@
 """Runs that are killed, or whose disk is full, and are taken up again: the same bytes."""
 
+import gzip
 import json
 import os
 import random
@@ -16,11 +17,9 @@ import pytest
 from bytes_tokenizer import BytesTokenizer
 
 from megatron.common.errors import DataError
-from megatron.data.preprocessing.file_rendezvous import wait_for_shards
-from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion
-from megatron.data.preprocessing.shard_writer import Stage
-from megatron.data.preprocessing.shards import merge_shards, stage_shard
+from megatron.data.preprocessing.preprocess import convert_share, merge_shards, preprocess
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+from megatron.data.preprocessing.shard_writer import ShardWriter
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 ROOT = Path(__file__).parents[4]
@@ -29,8 +28,8 @@ import sys, time
 sys.path[:0] = [{root!r}, {here!r}]
 from bytes_tokenizer import BytesTokenizer
 from megatron.data.preprocessing import preprocess_spec as conversion
-from megatron.data.preprocessing.preprocess_spec import Conversion
-from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+from megatron.data.preprocessing.preprocess import convert_share, merge_shards, preprocess
 from megatron.common.errors import MegatronError
 
 class Slow(BytesTokenizer):
@@ -41,8 +40,8 @@ class Slow(BytesTokenizer):
 if __name__ == "__main__":
     conversion._BLOCK_BYTES = conversion._SMALLEST_BLOCK_BYTES = 200
     try:
-        preprocess(Conversion(inputs=("a.jsonl",), output_prefix="out", make_encoder=Slow,
-            resume=True, commit_interval_s=0.0, append_eod=True, json_keys=("a", "b"), {more}))
+        preprocess(PreprocessSpec(inputs=("a.jsonl",), output_prefix="out", make_encoder=Slow,
+            resume=True, shard_bytes=1500, append_eod=True, json_keys=("a", "b"), {more}))
     except MegatronError as error:
         sys.exit(str(error))
 """
@@ -70,12 +69,12 @@ def uninterrupted(directory):
     prefix = directory / "whole" / "out"
     prefix.parent.mkdir()
     preprocess(
-        Conversion(inputs=(str(directory / "a.jsonl"),), output_prefix=str(prefix), **wishes)
+        PreprocessSpec(inputs=(str(directory / "a.jsonl"),), output_prefix=str(prefix), **wishes)
     )
     return outputs(directory / "whole")
 
 
-@pytest.mark.parametrize("more", ["", "workers=2,", "partitions=2,"])
+@pytest.mark.parametrize("more", ["", "workers=2,"])
 def test_a_run_killed_again_and_again_gives_the_same_bytes(directory, more):
     expected = uninterrupted(directory)
     (directory / "run.py").write_text(program(pause=0.001, more=more))
@@ -95,23 +94,20 @@ def test_a_run_killed_again_and_again_gives_the_same_bytes(directory, more):
     assert not (directory / "out.stage").exists()
 
 
-def test_what_was_written_before_the_first_commit_does_not_count(directory, monkeypatch):
+def test_a_shard_that_is_not_finished_does_not_count(directory, monkeypatch):
     expected = uninterrupted(directory)
 
-    def killed(stage, *, is_done=False):
-        for file in stage._files.values():
-            file.flush()
+    def killed(writer):
+        writer.close()
         raise KeyboardInterrupt
 
     wishes = conversion(directory, append_eod=True, json_keys=("a", "b"))
     with monkeypatch.context() as patch:
-        patch.setattr(Stage, "commit", killed)
-        patch.setattr(
-            "megatron.data.preprocessing.preprocess.remove_stage", lambda directories: None
-        )
+        patch.setattr(ShardWriter, "finish", killed)
+        patch.setattr("megatron.data.preprocessing.preprocess.remove_folders", lambda folders: None)
         with pytest.raises(KeyboardInterrupt):
             preprocess(wishes)
-    assert (directory / "out.stage" / "00000-of-00001" / "0.bin").stat().st_size
+    assert (directory / "out.stage" / "000000" / "0.bin").stat().st_size
     preprocess(replace(wishes, resume=True))
     assert outputs(directory) == expected
 
@@ -125,13 +121,22 @@ def test_a_full_disk_publishes_nothing_and_can_be_mended(directory):
         cwd=directory,
         capture_output=True,
         text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, -1)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1)),
     )
     assert done.returncode == 1
-    assert "cannot write out.stage/00000-of-00001: File too large" in done.stderr
+    assert "cannot write out.stage/000000: File too large" in done.stderr
     assert outputs(directory) == {}
     subprocess.run(command, cwd=directory, check=True)
     assert outputs(directory) == expected
+
+
+class Fails(BytesTokenizer):
+    """Bytes, but for one text."""
+
+    def encode(self, text):
+        if text == "kill":
+            raise DataError("the text that kills")
+        return super().encode(text)
 
 
 class Killed(BaseException):
@@ -181,33 +186,33 @@ def test_new_shards_win_over_what_an_earlier_merge_assembled(
 ):
     wishes = conversion(directory)
     for shard in range(num_shards):
-        stage_shard(wishes, shard, num_shards)
+        convert_share(wishes, shard, num_shards)
     with killed_before_rename_of(monkeypatch, suffix):
-        merge_shards(wishes, num_shards)
+        merge_shards(wishes)
     (directory / "a.jsonl").write_text('{"a": "new"}\n' * 20)
     with pytest.raises(
         DataError, match="another run: --input .*a.jsonl had .* bytes and has 260, "
     ):
-        merge_shards(wishes, num_shards)
+        merge_shards(wishes)
     with pytest.raises(
         DataError, match="another run: --input .*a.jsonl had .* bytes and has 260, "
     ):
-        stage_shard(wishes, 0, num_shards)
+        convert_share(wishes, 0, num_shards)
     for shard in range(num_shards):
-        stage_shard(replace(wishes, resume=False), shard, num_shards)
-    merge_shards(wishes, num_shards)
+        convert_share(replace(wishes, resume=False), shard, num_shards)
+    merge_shards(wishes)
     assert (directory / "out_a_document.bin").read_bytes() == b"n\0e\0w\0" * 20
     assert len(IndexedDataset(directory / "out_a_document")) == 20
 
 
 def test_shards_that_are_assembled_have_nothing_to_resume(directory, monkeypatch):
     wishes = conversion(directory)
-    stage_shard(wishes, 0, 1)
+    convert_share(wishes, 0, 1)
     with killed_before_rename_of(monkeypatch, "document.idx"):
-        merge_shards(wishes, 1)
-    assert not (directory / "out.stage" / "00000-of-00001" / "0.bin").exists()
-    stage_shard(wishes, 0, 1)
-    assert merge_shards(wishes, 1)[0].documents == 290
+        merge_shards(wishes)
+    assert not (directory / "out.stage" / "000000" / "0.bin").exists()
+    convert_share(wishes, 0, 1)
+    assert merge_shards(wishes)[0].documents == 290
 
 
 def test_what_is_assembled_goes_before_the_parts_it_is_of(directory, monkeypatch):
@@ -217,11 +222,11 @@ def test_what_is_assembled_goes_before_the_parts_it_is_of(directory, monkeypatch
     with killed_before_rename_of(monkeypatch, "document.bin"):
         preprocess(wishes)
 
-    def killed(directories):
+    def killed(folders):
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr("megatron.data.preprocessing.preprocess.remove_stage", killed)
+        patch.setattr("megatron.data.preprocessing.preprocess.remove_folders", killed)
         preprocess(replace(wishes, resume=False))
     assert not (directory / "out.stage" / "publish.json").exists()
 
@@ -232,9 +237,9 @@ def test_work_of_an_earlier_version_is_not_published_unseen(directory, monkeypat
         preprocess(wishes)
     path = directory / "out.stage" / "publish.json"
     said = json.loads(path.read_text())
-    del said["wishes"]
+    del said["options"]
     path.write_text(json.dumps(said))
-    with pytest.raises(DataError, match="of an earlier version, and does not say of what; remove"):
+    with pytest.raises(DataError, match="work of an earlier version; remove"):
         preprocess(wishes)
     preprocess(replace(wishes, resume=False))
     assert len(IndexedDataset(directory / "out_a_document")) == 290
@@ -242,8 +247,9 @@ def test_work_of_an_earlier_version_is_not_published_unseen(directory, monkeypat
 
 def conversion(directory, **wishes):
     wishes = {"make_encoder": BytesTokenizer, "json_keys": ("a",), "resume": True} | wishes
+    wishes = {"shard_bytes": 1500} | wishes
     inputs = (str(directory / "a.jsonl"),)
-    return Conversion(inputs=inputs, output_prefix=str(directory / "out"), **wishes)
+    return PreprocessSpec(inputs=inputs, output_prefix=str(directory / "out"), **wishes)
 
 
 @pytest.mark.parametrize(
@@ -255,34 +261,32 @@ def conversion(directory, **wishes):
     ],
 )
 def test_other_wishes_are_not_mixed_into_a_stage(directory, other, message):
-    stage_shard(conversion(directory, tokenizer={"name": "a"}), 0, 2)
-    with pytest.raises(DataError, match=f"cannot --resume from .*: {message}"):
-        stage_shard(conversion(directory, **({"tokenizer": {"name": "a"}} | other)), 0, 2)
+    convert_share(conversion(directory, tokenizer={"name": "a"}), 0, 2)
+    with pytest.raises(DataError, match=f"of another conversion: {message}"):
+        convert_share(conversion(directory, **({"tokenizer": {"name": "a"}} | other)), 0, 2)
 
 
 def test_a_changed_input_is_not_mixed_into_a_stage(directory):
-    stage_shard(conversion(directory), 0, 2)
+    convert_share(conversion(directory), 0, 2)
     with (directory / "a.jsonl").open("a") as file:
         file.write('{"a": "more"}\n')
-    with pytest.raises(DataError, match="--input .*a.jsonl was last changed at 2"):
-        stage_shard(conversion(directory), 0, 2)
+    with pytest.raises(DataError, match="--input .*a.jsonl had .* bytes and has"):
+        convert_share(conversion(directory), 0, 2)
 
 
 def test_without_resume_a_stage_is_begun_again(directory):
-    stage_shard(conversion(directory, tokenizer={"name": "a"}), 0, 1)
+    convert_share(conversion(directory, tokenizer={"name": "a"}), 0, 1)
     other = conversion(directory, tokenizer={"name": "b"}, resume=False)
-    stage_shard(other, 0, 1)
-    assert len(merge_shards(other, 1)) == 1
+    convert_share(other, 0, 1)
+    assert len(merge_shards(other)) == 1
 
 
 def test_missing_shards_are_named(directory):
     with pytest.raises(DataError, match="there are no shards to merge"):
-        merge_shards(conversion(directory), 2)
-    stage_shard(conversion(directory), 0, 2)
-    with pytest.raises(DataError, match="00001-of-00002 is not finished"):
-        merge_shards(conversion(directory), 2)
-    with pytest.raises(DataError, match="shards 0, 1 of 2 are not finished"):
-        wait_for_shards(directory / "out.stage", 2, "launch", timeout_s=0.3)
+        merge_shards(conversion(directory))
+    convert_share(conversion(directory), 0, 2)
+    with pytest.raises(DataError, match=r"\d of \d+ shards in .*out.stage are not finished \(0000"):
+        merge_shards(conversion(directory))
 
 
 @pytest.mark.parametrize(
@@ -294,38 +298,37 @@ def test_missing_shards_are_named(directory):
         ({"max_memory_mb": 9}, "the longest line that --max-memory-mb allows was 589824 and is 6"),
     ],
 )
-def test_shards_of_other_wishes_are_not_merged(directory, other, message):
-    stage_shard(conversion(directory), 0, 2)
-    stage_shard(conversion(directory, **other), 1, 2)
-    with pytest.raises(DataError, match=f"not parts of this conversion.*\n.*1-of-00002: {message}"):
-        merge_shards(conversion(directory), 2)
-    stage_shard(conversion(directory, resume=False), 1, 2)
-    assert len(merge_shards(conversion(directory), 2)) == 1
+def test_shards_of_other_options_are_not_merged(directory, other, message):
+    convert_share(conversion(directory), 0, 2)
+    convert_share(conversion(directory, resume=False, **other), 1, 2)
+    with pytest.raises(DataError, match=f"of another conversion: {message}"):
+        merge_shards(conversion(directory))
+    convert_share(conversion(directory, resume=False), 1, 2)
+    assert len(merge_shards(conversion(directory))) == 1
 
 
 def test_shards_of_an_input_that_changed_between_them_are_not_merged(directory):
     """A shuffled file has its length still: its lines would be there twice, or not at all."""
     path = directory / "a.jsonl"
-    stage_shard(conversion(directory, empty_documents="keep"), 0, 2)
+    convert_share(conversion(directory, empty_documents="keep"), 0, 2)
     lines = path.read_text().splitlines(keepends=True)
     random.Random(1).shuffle(lines)
     path.write_text("".join(lines))
-    stage_shard(conversion(directory, append_eod=True), 1, 2)
+    convert_share(conversion(directory, append_eod=True, resume=False), 1, 2)
     with pytest.raises(DataError) as caught:
-        merge_shards(conversion(directory, append_eod=True), 2)
-    problems = str(caught.value).splitlines()[1:]
-    assert len(problems) == 3  # of the first shard: everything that is wrong with it
-    assert all("00000-of-00002: " in problem for problem in problems)
+        merge_shards(conversion(directory, append_eod=True))
+    for problem in ("--input ", "each document ended with nothing", "--empty-documents was 'keep'"):
+        assert problem in str(caught.value)
 
 
 def test_shards_of_the_same_file_on_another_machine_are_merged(directory):
     """A copy that keeps its date is the same input; its inode and its owner do not count."""
-    stage_shard(conversion(directory), 0, 2)
+    convert_share(conversion(directory), 0, 2)
     path = directory / "a.jsonl"
     shutil.copy2(path, directory / "copy")
     os.replace(directory / "copy", path)
-    stage_shard(conversion(directory), 1, 2)
-    assert merge_shards(conversion(directory), 2)[0].documents == 290
+    convert_share(conversion(directory), 1, 2)
+    assert merge_shards(conversion(directory))[0].documents == 290
 
 
 def test_sentences_of_two_models_are_not_mixed(directory, monkeypatch):
@@ -342,20 +345,22 @@ def test_sentences_of_two_models_are_not_mixed(directory, monkeypatch):
 
     wishes = conversion(directory, split_sentences=True)
     monkeypatch.setattr(punkt, "PunktTokenizer", missing)
-    stage_shard(wishes, 0, 2)
-    stage_shard(wishes, 1, 2)
+    convert_share(wishes, 0, 2)
+    convert_share(wishes, 1, 2)
     monkeypatch.setattr(punkt, "PunktTokenizer", Installed)
     change = "the model that splits sentences was 'trained on the input, .*' and is 'NLTK data for english, "
-    with pytest.raises(DataError, match=f"cannot --resume from .*: {change}"):
-        stage_shard(wishes, 1, 2)
-    stage_shard(replace(wishes, resume=False), 1, 2)
-    with pytest.raises(DataError, match=f"00000-of-00002: {change}"):
-        merge_shards(wishes, 2)
+    with pytest.raises(DataError, match=f"of another conversion: {change}"):
+        convert_share(wishes, 1, 2)
+    convert_share(replace(wishes, resume=False), 1, 2)
+    with pytest.raises(DataError, match=f"of another conversion: {change}"):
+        merge_shards(wishes)
     monkeypatch.setattr(punkt, "PunktTokenizer", missing)
-    with pytest.raises(DataError, match="00001-of-00002: the model that splits sentences was 'N"):
-        merge_shards(wishes, 2)
-    stage_shard(replace(wishes, resume=False), 1, 2)
-    assert merge_shards(wishes, 2)[0].documents == 290
+    with pytest.raises(
+        DataError, match="of another conversion: the model that splits sentences was 'N"
+    ):
+        merge_shards(wishes)
+    convert_share(replace(wishes, resume=False), 1, 2)
+    assert merge_shards(wishes)[0].documents == 290
 
 
 def test_a_stage_that_does_not_say_its_model_of_sentences_is_not_resumed(directory):
@@ -363,34 +368,92 @@ def test_a_stage_that_does_not_say_its_model_of_sentences_is_not_resumed(directo
     pytest.importorskip("nltk.tokenize.punkt")
     for split_sentences in (False, True):
         wishes = conversion(directory, split_sentences=split_sentences)
-        stage_shard(replace(wishes, resume=False), 0, 1)
-        path = directory / "out.stage" / "00000-of-00001" / "state.json"
-        state = json.loads(path.read_text())
-        del state["fingerprint"]["the model that splits sentences"]
-        path.write_text(json.dumps(state))
+        convert_share(replace(wishes, resume=False), 0, 1)
+        for path in (directory / "out.stage").glob("options-*.json"):
+            options = json.loads(path.read_text())
+            del options["the model that splits sentences"]
+            path.write_text(json.dumps(options))
         if not split_sentences:
-            stage_shard(wishes, 0, 1)
+            convert_share(wishes, 0, 1)
             continue
         with pytest.raises(DataError, match="the model that splits sentences was not said and is"):
-            stage_shard(wishes, 0, 1)
+            convert_share(wishes, 0, 1)
 
 
-def test_work_of_another_number_of_parts_is_not_begun_again_in_silence(directory):
-    wishes = conversion(directory)
-    stage_shard(wishes, 0, 2)
-    stage_shard(wishes, 1, 2)
-    kept = (directory / "out.stage" / "00001-of-00002" / "0.bin").stat().st_size
-    refusal = r"cannot --resume from .*out.stage: the work there is one of 2 parts, not of "
-    with pytest.raises(DataError, match=refusal + "1; give as many"):
+def test_finished_shards_are_those_of_any_number_of_ranks_and_workers(directory):
+    wishes = conversion(directory, append_eod=True, json_keys=("a", "b"))
+    expected = uninterrupted(directory)
+    convert_share(wishes, 0, 2)
+    convert_share(wishes, 2, 3)
+    marker = directory / "out.stage" / "000000" / "finished.json"
+    before = marker.stat().st_mtime_ns
+    convert_share(replace(wishes, workers=2), 0, 1)
+    assert marker.stat().st_mtime_ns == before
+    preprocess(wishes)
+    assert outputs(directory) == expected
+
+
+def test_work_of_an_earlier_version_is_not_begun_again_in_silence(directory):
+    (directory / "out.stage" / "00000-of-00001").mkdir(parents=True)
+    (directory / "out.stage" / "00000-of-00001" / "state.json").write_text("{}")
+    with pytest.raises(DataError, match="an earlier version, which cannot be resumed; run without"):
+        preprocess(conversion(directory))
+    assert preprocess(conversion(directory, resume=False))[0].documents == 290
+
+
+def test_a_kill_while_tokens_are_joined_loses_none(directory, monkeypatch):
+    """A shard's own tokens are removed as soon as they are in the file of all."""
+    wishes = conversion(directory, append_eod=True, json_keys=("a", "b"))
+    expected = uninterrupted(directory)
+    monkeypatch.setattr("megatron.data.preprocessing.assemble._BATCH_BYTES", 1)
+    removed, unlink = [], Path.unlink
+
+    def unlink_until_killed(path, **how):
+        if path.name == "0.bin":
+            removed.append(path)
+            if len(removed) == 3:
+                raise Killed
+        unlink(path, **how)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "unlink", unlink_until_killed)
         preprocess(wishes)
-    with pytest.raises(DataError, match=refusal + "3; give as many"):
-        stage_shard(wishes, 0, 3)
-    assert (directory / "out.stage" / "00001-of-00002" / "0.bin").stat().st_size == kept
-    for resume in (False, True):  # then the new number is the one that is resumed
-        stage_shard(replace(wishes, resume=resume), 0, 3)
-    stage_shard(wishes, 1, 3)
-    stage_shard(wishes, 2, 3)
-    assert merge_shards(wishes, 3)[0].documents == 290
+    assert not removed[0].exists()
+    assert removed[2].exists()
+    preprocess(wishes)
+    assert outputs(directory) == expected
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        removed.clear()
+        patch.setattr(Path, "unlink", unlink_until_killed)
+        preprocess(wishes)
+    (directory / "out.stage" / "0.bin").unlink()
+    with pytest.raises(DataError, match="tokens of finished shards are missing"):
+        preprocess(wishes)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "pipe"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_packed_input_is_resumed_shard_by_shard(directory, monkeypatch, kind, workers):
+    path = directory / "a.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[150] = '{"a": "kill", "b": "b"}\n'
+    path.write_text("".join(lines))
+    expected = uninterrupted(directory)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    wishes = conversion(directory, append_eod=True, json_keys=("a", "b"), shard_bytes=200)
+    if kind == "pipe":
+        wishes = replace(wishes, inputs=("-",))
+
+    def run(wishes):
+        with path.open() as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            preprocess(wishes)
+
+    with pytest.raises(DataError, match="line 151: the text that kills"):
+        run(replace(wishes, make_encoder=Fails, workers=workers))
+    assert len([*directory.glob("out.stage/*/finished.json")]) > 3
+    run(replace(wishes, workers=workers))
+    assert outputs(directory) == expected
 
 
 def test_two_runs_do_not_write_to_one_stage(directory):
@@ -399,7 +462,7 @@ def test_two_runs_do_not_write_to_one_stage(directory):
     first = subprocess.Popen(command, cwd=directory)
     try:
         deadline = time.monotonic() + 60
-        while not (directory / "out.stage" / "00000-of-00001").exists():
+        while not (directory / "out.stage" / "000000").exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         with pytest.raises(DataError, match="another process writes to"):

@@ -14,7 +14,7 @@ from bytes_tokenizer import BytesTokenizer
 from megatron.common.process_pool import map_in_processes
 from megatron.common.processes import run_in_processes
 from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.progress import Progress
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
@@ -26,18 +26,16 @@ class Threads(BytesTokenizer):
         return [int(os.environ["RAYON_NUM_THREADS"])]
 
 
-@pytest.mark.parametrize(("workers", "partitions", "threads"), [(2, 1, 6), (2, 2, 3), (1, 2, 6)])
-def test_the_processes_of_a_conversion_share_the_threads(
-    tmp_path, monkeypatch, workers, partitions, threads
-):
+@pytest.mark.parametrize(("workers", "threads"), [(2, 6), (1, 12)])
+def test_the_processes_of_a_conversion_share_the_threads(tmp_path, monkeypatch, workers, threads):
     monkeypatch.setenv("RAYON_NUM_THREADS", "12")
     (tmp_path / "in.jsonl").write_text(4 * (json.dumps({"text": "a"}) + "\n"))
-    wishes = Conversion(
+    wishes = PreprocessSpec(
         inputs=(str(tmp_path / "in.jsonl"),),
         output_prefix=str(tmp_path / "out"),
         make_encoder=Threads,
         workers=workers,
-        partitions=partitions,
+        shard_bytes=20,
     )
     (written,) = preprocess(wishes)
     assert IndexedDataset(written.prefix).tokens[:].tolist() == [threads] * 4
@@ -123,9 +121,9 @@ def test_what_an_earlier_run_did_is_no_part_of_the_rates_whenever_it_is_told(mon
         "megatron.data.preprocessing.progress.time.monotonic", lambda: 10 * next(seconds)
     )
     progress = Progress(0, log_interval=100)
-    progress.take_up(documents=1000, tokens=0, num_bytes=0)
+    progress.add_earlier(documents=1000, tokens=0, num_bytes=0)
     progress.add(documents=50, tokens=0, num_bytes=0)
-    progress.take_up(documents=1000, tokens=0, num_bytes=0)
+    progress.add_earlier(documents=1000, tokens=0, num_bytes=0)
     with caplog.at_level(logging.INFO, "megatron"):
         progress.add(documents=50, tokens=0, num_bytes=0)
     assert "documents: 2100 | tokens: 0 | documents/s: 10 |" in caplog.text

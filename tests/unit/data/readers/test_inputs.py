@@ -13,16 +13,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from megatron.common.errors import DataError
-from megatron.data.preprocessing.preprocess import preprocess, stage_part
-from megatron.data.preprocessing.preprocess_spec import Conversion, build_rules
+from megatron.data.preprocessing.preprocess import convert_share, preprocess
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers import inputs, line_blocks
 from megatron.data.readers.decompress import compression_of
 from megatron.data.readers.inputs import (
     count_lines,
+    cut_source,
     find_sources,
     read_blocks,
     read_range,
-    split_sources,
 )
 from megatron.data.readers.line_blocks import Limits, whole_lines
 from megatron.data.token_files.indexed_dataset import IndexedDataset
@@ -86,7 +86,7 @@ KINDS = [
 
 def run(tmp_path, *inputs, **wishes):
     wishes = {"output_prefix": str(tmp_path / "out"), "make_encoder": BytesTokenizer} | wishes
-    return preprocess(Conversion(inputs=inputs, **wishes))
+    return preprocess(PreprocessSpec(inputs=inputs, **wishes))
 
 
 def read_texts(prefix):
@@ -97,10 +97,14 @@ def read_texts(prefix):
 IN_PROCESSES = [
     ("plain", {"workers": 2, "chunk_size": 7}),
     ("parquet", {"workers": 2}),
-    ("plain", {"partitions": 3}),
-    ("gzip", {"partitions": 2}),
+    ("plain", {"workers": 2, "shard_bytes": 300}),
+    ("gzip", {"workers": 2, "shard_bytes": 300}),
 ]
-HERE = [(kind, how) for kind in KINDS for how in ({}, {"chunk_size": 7})]
+HERE = [
+    (kind, how)
+    for kind in KINDS
+    for how in ({}, {"chunk_size": 7}, {"shard_bytes": 50}, {"shard_bytes": 50, "chunk_size": 7})
+]
 UNREADABLE = {
     "a ZIP archive; unpack it": b"PK\x03\x04\x14\0\0\0",
     "a 7-Zip archive; unpack it": b"7z\xbc\xaf\x27\x1c\0\4",
@@ -147,12 +151,12 @@ def text_of(source, block):
     ends_open=st.booleans(),
     block_bytes=st.integers(1, 50),
     block_lines=st.sampled_from([None, 1, 4]),
-    num_parts=st.integers(1, 4),
+    part_bytes=st.integers(1, 300),
     kind=st.sampled_from(["plain", "gzip", "zstd"]),
 )
 @settings(max_examples=60, deadline=None)
 def test_blocks_of_all_parts_are_the_file_cut_between_lines(
-    tmp_path_factory, lines, ends_open, block_bytes, block_lines, num_parts, kind
+    tmp_path_factory, lines, ends_open, block_bytes, block_lines, part_bytes, kind
 ):
     folder = tmp_path_factory.mktemp("blocks")
     data = b"\n".join(lines) + (b"" if ends_open else b"\n")
@@ -160,15 +164,10 @@ def test_blocks_of_all_parts_are_the_file_cut_between_lines(
     path = write_as(folder / "data", kind, data)
     limits = Limits(block_bytes, 1000, block_lines)
     found = []
-    for part in range(num_parts):
-        sources = split_sources(find_sources([path]), part, num_parts)
-        blocks = list(read_blocks(sources, limits))
-        texts = [text_of(sources[0], block) for block in blocks]
-        for i, block in enumerate(blocks):  # reading can be taken up after any of them
-            again = read_blocks(sources, limits, offset=block.end)
-            rest = b"".join(text_of(sources[0], each) for each in again)
-            assert rest == b"".join(texts[i + 1 :])
-        found += texts
+    (source,) = find_sources([path])
+    for start in range(0, max(source.num_bytes, 1), part_bytes):
+        for part in cut_source(source, start, start + part_bytes):
+            found += [text_of(part, block) for block in read_blocks([part], limits)]
     assert b"".join(found) == data
     assert all(piece.endswith(b"\n") for piece in found[:-1])
 
@@ -260,7 +259,7 @@ BAD = b'{"text": "a"}\n' * 4 + b'{"text": 7}\n' + b'{"text": "a"}\n'
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [*(pair for pair in HERE if pair[0] != "parquet"), ("plain", {"partitions": 3})],
+    [*(pair for pair in HERE if pair[0] != "parquet"), ("plain", {"shard_bytes": 30})],
 )
 def test_a_bad_line_has_its_number_in_every_kind(tmp_path, kind, how):
     path = write_as(tmp_path / "data", kind, BAD)
@@ -281,7 +280,7 @@ def test_bad_lines_are_collected_and_the_rest_converted(tmp_path):
     first = write_as(tmp_path / "1", "plain", BAD + b"nonsense\n")
     second = write_as(tmp_path / "2", "gzip", BAD)
     found = set()
-    for how in ({}, {"partitions": 3}, {"workers": 2, "chunk_size": 1}):
+    for how in ({}, {"shard_bytes": 30}, {"workers": 2, "chunk_size": 1, "shard_bytes": 50}):
         collected = tmp_path / "bad.jsonl"
         (written,) = run(
             tmp_path, first, second, on_error="skip", bad_lines_path=str(collected), **how
@@ -308,15 +307,16 @@ def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
         return count_lines(*asked)
 
     monkeypatch.setattr(inputs, "count_lines", counting)
-    wishes = Conversion(
+    wishes = PreprocessSpec(
         inputs=(path,),
         output_prefix=str(tmp_path / "out"),
         make_encoder=BytesTokenizer,
         on_error="skip",
         chunk_size=2,
+        shard_bytes=280,
     )
-    stage_part(wishes, build_rules(wishes, BytesTokenizer()), 1, 2, lambda *done: None)
-    (said,) = wishes.root.glob("*/bad")
+    convert_share(wishes, 1, 2)
+    (said,) = wishes.staging.glob("*/bad")
     numbers = [json.loads(line)["line"] for line in said.read_text().splitlines()]
     assert numbers == list(range(21, 41))
     assert len(counted) == 1
@@ -342,7 +342,13 @@ def test_standard_input_may_be_packed(tmp_path, kind, monkeypatch):
 
 def test_standard_input_has_no_parts(tmp_path):
     with pytest.raises(DataError, match="--input - is a pipe"):
-        run(tmp_path, "-", partitions=2)
+        convert_share(
+            PreprocessSpec(
+                inputs=("-",), output_prefix=str(tmp_path / "out"), make_encoder=BytesTokenizer
+            ),
+            0,
+            2,
+        )
 
 
 @pytest.mark.parametrize(("library", "kind"), [("zstandard", "zstd"), ("pyarrow", "parquet")])

@@ -8,11 +8,10 @@ import pytest
 from bytes_tokenizer import BytesTokenizer
 
 from megatron.common.errors import DataError
-from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion
-from megatron.data.preprocessing.shards import stage_shard
+from megatron.data.preprocessing.preprocess import convert_share, preprocess
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers.documents import read_documents
-from megatron.data.readers.inputs import find_sources, read_blocks, split_sources
+from megatron.data.readers.inputs import cut_source, find_sources, read_blocks
 from megatron.data.readers.line_blocks import Limits
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -82,22 +81,21 @@ def test_blocks_of_all_parts_are_the_rows_cut_anywhere(tmp_path, block_bytes, bl
     texts = [LETTERS[: i * 37 % 90] for i in range(100)]
     sources = write(tmp_path / "t", {"text": texts, "n": range(100)}, row_group_size=23)
     limits = Limits(block_bytes, 1 << 20, block_lines)
-    for num_parts in (1, 3):
-        parts = [split_sources(sources, part, num_parts) for part in range(num_parts)]
-        blocks = [block for part in parts for block in read(part, limits)[0]]
+    (source,) = sources
+    for num_bytes in (source.num_bytes, source.num_bytes // 3):
+        starts = range(0, source.num_bytes, num_bytes)
+        parts = [part for i in starts for part in cut_source(source, i, i + num_bytes)]
+        blocks = [block for part in parts for block in read([part], limits)[0]]
         assert texts_of(blocks) == texts
         assert all(block.end - block.start <= (block_lines or 100) for block in blocks)
         assert [block.start for block in blocks] == [0, *(block.end for block in blocks[:-1])]
-    for block in read(sources, limits)[0]:  # reading can be taken up after any of them
-        rest = read_blocks(sources, limits, offset=block.end, columns=("text",))
-        assert texts_of(rest) == texts[block.end :]
 
 
 def test_a_row_over_the_limit_is_reported(tmp_path):
     texts = ["a", LETTERS[:70_000], "b", "c"]
     write(tmp_path / "t", {"text": texts, "id": range(4)})
     (written,) = preprocess(
-        Conversion(
+        PreprocessSpec(
             inputs=(str(tmp_path / "t"),),
             output_prefix=str(tmp_path / "out"),
             make_encoder=BytesTokenizer,
@@ -117,14 +115,14 @@ def test_a_row_over_the_limit_is_reported(tmp_path):
 def test_a_table_without_a_column_is_said_once_and_not_row_by_row(tmp_path, splits):
     for name, columns in {"a": {"text": ["a"]}, "b": {"body": ["b"] * 9}, "c": {"n": [1]}}.items():
         write(tmp_path / name, columns)
-    conversion = Conversion(
+    conversion = PreprocessSpec(
         inputs=tuple(str(tmp_path / name) for name in "abc"),
         output_prefix=str(tmp_path / "out"),
         make_encoder=BytesTokenizer,
         on_error="skip",
         split_sentences=splits,
     )
-    for begin in (preprocess, lambda wishes: stage_shard(wishes, 0, 2)):
+    for begin in (preprocess, lambda wishes: convert_share(wishes, 0, 2)):
         with pytest.raises(DataError) as caught:
             begin(conversion)
         assert str(caught.value).splitlines() == [

@@ -16,7 +16,7 @@ from megatron.common.errors import ConfigError, DataError
 from megatron.data.preprocessing import preprocess_spec as conversion_module
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
-from megatron.data.preprocessing.preprocess_spec import Conversion
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers.text_formats import documents_of_text, unpacked_array
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
@@ -30,7 +30,7 @@ BY_SEPARATOR = {
 
 def run(tmp_path, *inputs, **wishes):
     wishes = {"make_encoder": BytesTokenizer, "output_prefix": str(tmp_path / "out")} | wishes
-    (written,) = preprocess(Conversion(inputs=inputs, **wishes))
+    (written,) = preprocess(PreprocessSpec(inputs=inputs, **wishes))
     dataset = IndexedDataset(written.prefix)
     return [bytes(dataset[i].astype("u1")).decode() for i in range(len(dataset))]
 
@@ -47,7 +47,7 @@ def test_documents_of_plain_text(tmp_path, monkeypatch, separator, pack):
     (tmp_path / "corpus.txt").write_bytes(pack(TEXT.encode()))
     name = str(tmp_path / "corpus.txt")
     expected = BY_SEPARATOR[separator]
-    for cut in ({}, {"chunk_size": 1}, {"partitions": 3}):
+    for cut in ({}, {"chunk_size": 1}, {"shard_bytes": 20}):
         assert run(tmp_path, name, name, text=separator, **cut) == 2 * expected
 
 
@@ -125,7 +125,7 @@ def test_arrays_are_converted_as_lines_are(tmp_path, monkeypatch, pack):
     packed = pack(json.dumps([{"text": text} for text in texts], indent=2).encode())
     (tmp_path / "corpus.json").write_bytes(packed)
     name = str(tmp_path / "corpus.json")
-    for cut in ({}, {"chunk_size": 3}, {"partitions": 2}):
+    for cut in ({}, {"chunk_size": 3}, {"shard_bytes": 30}):
         assert run(tmp_path, name, **cut) == texts
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(packed))))
     assert run(tmp_path, "-") == texts
@@ -158,7 +158,7 @@ def test_a_conversion_of_texts_and_arrays_is_resumed(tmp_path, monkeypatch, sepa
     texts = [f"n{i}" for i in range(60)]
     whole = json.dumps([{"text": t} for t in texts]) if separator is None else "\n\n".join(texts)
     (tmp_path / "corpus").write_text(whole)
-    name, cut = str(tmp_path / "corpus"), {"chunk_size": 1, "commit_interval_s": 0.0}
+    name, cut = str(tmp_path / "corpus"), {"shard_bytes": 100}
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, name, text=separator, make_encoder=Dies, **cut)
     monkeypatch.setattr(Dies, "is_resumed", True)
@@ -194,6 +194,6 @@ def test_plain_text_is_read_by_the_flags(tmp_path):
         ("--input-format text --document-separator file", [[1, 2, 3, 4]]),
     ):
         words = [*line.split(), "--vocab-size", "9", *flags.split()]
-        (written,) = preprocess(read_flags(words, description="").conversion)
+        (written,) = preprocess(read_flags(words, description="").spec)
         dataset = IndexedDataset(written.prefix)
         assert [dataset[i].tolist() for i in range(len(dataset))] == expected

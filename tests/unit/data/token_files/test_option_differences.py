@@ -4,13 +4,13 @@ import pytest
 
 from megatron.data.token_files.differences import differences
 
-FILES = [[f"{i}.jsonl", "plain", 5, 0, 5, 10**18] for i in range(9)]
+FILES = [[f"{i}.jsonl", "plain", 5, 10**18] for i in range(9)]
 LATER = 10**18 + 2 * 10**9
 
 
 def changed(i, **to):
     """Return an entry of `FILES` with other values."""
-    names = ("path", "kind", "num_bytes", "start", "end", "changed_at")
+    names = ("path", "kind", "num_bytes", "changed_at")
     return list((dict(zip(names, FILES[i], strict=True)) | to).values())
 
 
@@ -21,17 +21,12 @@ def changed(i, **to):
         ([*FILES, ["x"]], "--input named 9 files and names 10 files: x new, none gone"),
         ([*FILES, FILES[0]], "--input named 9 files and names 10 files: none new, none gone"),
         ([*FILES[:7], *FILES[:6:-1]], "--input has another order: 8.jsonl comes where 7.jsonl was"),
-        ([*FILES[:8], changed(8, num_bytes=70, end=70)], "--input 8.jsonl had 5 bytes and has 70"),
+        ([*FILES[:8], changed(8, num_bytes=70)], "--input 8.jsonl had 5 bytes and has 70"),
         (
-            [*FILES[:8], changed(8, num_bytes=3, end=3)],
+            [*FILES[:8], changed(8, num_bytes=3)],
             "--input 8.jsonl had 5 bytes and has 3",
         ),
         ([*FILES[:8], changed(8, kind="gzip")], "--input 8.jsonl was plain and is gzip"),
-        (
-            [*FILES[:8], changed(8, num_bytes=3, start=2)],
-            "--input 8.jsonl had a part of 5 bytes and has 3",
-        ),
-        ([*FILES[:8], changed(8, start=1, end=6)], "--input 8.jsonl is divided otherwise"),
     ],
 )
 def test_files_are_named_with_what_became_of_them(now, said):
