@@ -76,14 +76,14 @@ class PreprocessConfig:
 
     max_memory_mb: int = 1024
     """Memory for text and tokens under way, besides what each process needs to run. A line, or a
-    row of a table, may have a sixteenth of what a partition has of it."""
+    row of a table, may have a sixteenth of it."""
 
     on_error: list[str] = field(default_factory=lambda: ["stop"])
     """What a bad line does: stop; skip; or collect FILE, which skips it and writes file, line,
     problem and excerpt to FILE."""
 
     resume: bool = False
-    """Go on where an interrupted run stopped; the files are those of an uninterrupted run."""
+    """Skip the shards that an interrupted run finished; the files are those of an uninterrupted run."""
 
     log_interval: int = 10_000
     """Documents between two lines of progress where there is no terminal for a bar."""
