@@ -14,7 +14,7 @@ from megatron.data.readers.inputs import Source, cut_source, open_text
 from megatron.data.token_files.publish import write_errors_name
 
 _SHARDS = 1024  # of a large input
-_SMALLEST_BYTES = 1 << 21
+_SMALLEST_BYTES = 1 << 22
 _LARGEST_BYTES = 1 << 26
 _OF_ONE_SIZE = 64  # shards of a pipe, before the next are twice as large
 

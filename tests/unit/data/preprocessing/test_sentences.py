@@ -84,7 +84,7 @@ def test_white_space_between_sentences_is_not_missed_when_decoded_again(
     tmp_path, monkeypatch, keep_newlines
 ):
     monkeypatch.setattr("megatron.data.preprocessing.block_encoder.SAMPLE_ONE_IN", 1)
-    monkeypatch.setattr("megatron.data.preprocessing.round_trip.SAMPLE_ONE_IN", 1)
+    monkeypatch.setattr("megatron.data.preprocessing.report.SAMPLE_ONE_IN", 1)
     run(tmp_path, keep_newlines=keep_newlines)
     said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
     assert (said["decoded_again"], said["changed_by_decoding"]) == (3, 0)
