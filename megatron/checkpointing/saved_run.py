@@ -8,7 +8,7 @@ from typing import Any
 from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.names import published_tags, tag_of
 from megatron.common.errors import CheckpointError, ConfigError, UnreadableCheckpointError
-from megatron.config.config import ANY_NETWORK, SECTIONS, Config, flatten
+from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
 from megatron.config.data.objective_plan import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of, value_in
@@ -54,7 +54,7 @@ class SavedNetwork:
 
     def told(self, config: Config) -> tuple[str, ...]:
         """Return what is taken from the checkpoint, and what `config` says otherwise."""
-        options, now = options_of(SECTIONS), flatten(asdict(config))
+        options, now = options_of(all_sections()), flatten(asdict(config))
         initial = {f.name: f.default for section in _sections() for f in fields(section)}
         differ = [name for name in self.flags if name in now and now[name] != self.flags[name]]
         taken = [

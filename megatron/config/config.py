@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.data.corpora import DataConfig
 from megatron.config.data.fim import FimConfig
 from megatron.config.data.masks import MaskConfig
@@ -26,6 +26,12 @@ from megatron.config.parallelism.recompute import RecomputeConfig
 from megatron.config.parallelism.zero import DeepSpeedConfig
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import Legacy, parse_sections
+from megatron.config.plugins import (
+    PluginConfig,
+    load_plugins,
+    missing_plugins,
+    plugin_sections,
+)
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.evaluation import EvaluationConfig
 from megatron.config.run.guards import GuardsConfig
@@ -59,6 +65,9 @@ class Config:
     logging: LoggingConfig
     profiling: ProfilingConfig
     deepspeed: DeepSpeedConfig
+    plugins: PluginConfig = field(default_factory=PluginConfig)
+    extensions: dict[str, Any] = field(default_factory=dict)
+    """The sections of flags that plugins brought, by the name of their class."""
 
 
 SECTIONS: Mapping[str, type] = {
@@ -88,14 +97,54 @@ def parse_config(
     Raises:
         ConfigError: a flag is unknown, refused, missing or malformed.
     """
+    sections = load_sections(argv)
     parsed = parse_sections(
-        with_file_flags(argv, SECTIONS),
-        SECTIONS,
+        with_file_flags(argv, sections),
+        sections,
         description=description,
         legacy=LEGACY,
         defaults=defaults,
     )
-    return Config(**parsed.sections), parsed.notices
+    return config_of(parsed.sections), parsed.notices
+
+
+def load_sections(argv: Sequence[str]) -> dict[str, type]:
+    """Import the plugins of `argv`; return the sections of a run, with those of the plugins.
+
+    Raises:
+        ConfigError: a plugin cannot be imported.
+    """
+    load_plugins(plugins_in(argv))
+    return all_sections()
+
+
+def all_sections() -> dict[str, type]:
+    """Return the sections of a run and of the plugins that are loaded."""
+    return {**SECTIONS, **plugin_sections()}
+
+
+def plugins_in(argv: Sequence[str]) -> list[str]:
+    """Return the modules of --plugin in `argv` and in its file of flags."""
+    words = with_file_flags(argv, SECTIONS)
+    if not any(word.partition("=")[0] == "--plugin" for word in words):
+        return []
+    modules: list[str] = []
+    is_value = False
+    for word in words:
+        option, equals, value = word.partition("=")
+        if word.startswith("--"):
+            is_value = option == "--plugin" and not equals
+            modules += [value] if option == "--plugin" and equals else []
+        elif is_value:
+            modules.append(word)
+    return modules
+
+
+def config_of(sections: Mapping[str, Any]) -> Config:
+    """Return the Config of parsed sections; those of plugins become its `extensions`."""
+    own = {name: section for name, section in sections.items() if name in SECTIONS}
+    extensions = {name: section for name, section in sections.items() if name not in SECTIONS}
+    return Config(**own, extensions=extensions)
 
 
 def parse_config_for_checkpoint(
@@ -116,17 +165,20 @@ def parse_config_for_checkpoint(
     Raises:
         ConfigError: a flag is unknown, refused or malformed.
     """
+    sections = load_sections(argv)
+    raise_if_any(missing_plugins(saved.get("plugins", {}), plugins_in(argv)))
+    of_run = {name: section for name, section in saved.items() if name != "plugins"}
     parsed = parse_sections(
-        with_file_flags(argv, SECTIONS),
-        {**SECTIONS, **extra},
+        with_file_flags(argv, sections),
+        {**sections, **extra},
         description=description,
         legacy=LEGACY,
-        defaults=flatten(saved),
+        defaults=flatten(of_run),
     )
     for notice in parsed.notices:
         log.warning(notice)
     own = {name: parsed.sections.pop(name) for name in extra}
-    return Config(**parsed.sections), own
+    return config_of(parsed.sections), own
 
 
 def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[str]:
@@ -136,9 +188,10 @@ def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[st
         extra: further sections of the tool.
     """
     try:
+        sections = load_sections(argv)
         parse_sections(
-            with_file_flags(argv, SECTIONS),
-            {**SECTIONS, **extra},
+            with_file_flags(argv, sections),
+            {**sections, **extra},
             legacy=LEGACY,
             defaults=flatten(ANY_RUN),
         )
@@ -149,7 +202,9 @@ def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[st
 
 def flatten(nested: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return {field: value} of a Config's dictionary. Names are unique over all sections."""
-    return {name: value for section in nested.values() for name, value in section.items()}
+    sections = {**nested, **nested.get("extensions", {})}
+    sections.pop("extensions", None)
+    return {name: value for section in sections.values() for name, value in section.items()}
 
 
 @dataclass(frozen=True)
@@ -179,12 +234,13 @@ def parse_conversion(
     Raises:
         ConfigError: a flag is unknown, refused or malformed.
     """
+    sections = load_sections(argv)
     parsed = parse_sections(
-        [*found, *with_file_flags(argv, SECTIONS)],
-        {**SECTIONS, "own": own},
+        [*found, *with_file_flags(argv, sections)],
+        {**sections, "own": own},
         description=description or "",
         legacy=[*LEGACY, *legacy],
         defaults=flatten(ANY_RUN),
     )
     said = parsed.sections.pop("own")
-    return ConversionCommand(Config(**parsed.sections), said, parsed.notices)
+    return ConversionCommand(config_of(parsed.sections), said, parsed.notices)

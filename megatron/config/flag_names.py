@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from megatron.config.config import SECTIONS
+from megatron.config.config import all_sections
 from megatron.config.parsing.flags import options_of
 
 _SWITCHED_OFF = {
@@ -110,5 +110,6 @@ def _said(switch: bool) -> str:
 
 def _options() -> Mapping[str, str]:
     """Return the option of each field of the config, where it says what the field does."""
-    on = {f.name for section in SECTIONS.values() for f in fields(section) if f.default is True}
-    return {name: option for name, option in options_of(SECTIONS).items() if name not in on}
+    sections = all_sections()
+    on = {f.name for section in sections.values() for f in fields(section) if f.default is True}
+    return {name: option for name, option in options_of(sections).items() if name not in on}

@@ -40,6 +40,14 @@ from megatron.config.parallelism.precision import PrecisionPlan, plan_precision,
 from megatron.config.parallelism.recompute import plan_recompute
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parallelism.zero import ZeroPlan, zero_notices
+from megatron.config.plugins import PluginPlan, plan_plugins
+from megatron.config.registries import (
+    ACTIVATIONS,
+    NORMS,
+    OPTIMIZERS,
+    POSITION_EMBEDDINGS,
+    SCHEDULES,
+)
 from megatron.config.run.checkpoint import CheckpointPlan, checkpoint_notices, plan_checkpoint
 from megatron.config.run.evaluation import EvaluationPlan, evaluation_problems, plan_evaluation
 from megatron.config.run.fault_injection import ChaosPlan, plan_chaos
@@ -81,6 +89,7 @@ class Plan:
     guards: GuardsPlan
     recompute: RecomputePlan
     kernels: KernelsPlan
+    plugins: PluginPlan
     deepspeed: dict[str, Any]
     notices: tuple[str, ...]
 
@@ -128,7 +137,10 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
     tensor = config.parallel.tensor_model_parallel_size
     precision = plan_precision(config.precision)
     zero = zero_of(config, user)
-    optimizer = plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none")
+    optimizer = replace(
+        plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none"),
+        own_flags=OPTIMIZERS.flags_of(config.optimizer.optimizer, config.extensions),
+    )
     parallel = plan_parallel(
         config.parallel,
         world_size=world_size,
@@ -148,7 +160,10 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         batch=steps.batch,
         training=steps.training,
         curriculum=steps.curriculum,
-        schedule=plan_schedule(config.schedule, steps, seq_length=config.model.seq_length),
+        schedule=replace(
+            plan_schedule(config.schedule, steps, seq_length=config.model.seq_length),
+            own_flags=SCHEDULES.flags_of(config.schedule.lr_decay_style, config.extensions),
+        ),
         optimizer=optimizer,
         precision=precision,
         data=plan_data(
@@ -170,6 +185,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
             config.recompute, num_layers=config.model.num_layers, pipeline=parallel.pipeline
         ),
         kernels=plan_kernels(config.kernels, config.model),
+        plugins=plan_plugins(config.plugins, config.extensions),
         deepspeed=merge_ds_config(
             user,
             owned_keys(config, user, zero, steps.batch),
@@ -191,7 +207,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
 
 def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
     """Return the network of `config` for a tokenizer of `vocab_size` tokens."""
-    return resolve_model(
+    spec = resolve_model(
         config.model,
         config.experts,
         config.lora,
@@ -200,6 +216,12 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         tensor=tensor,
         norms_embedding=config.optimizer.use_bnb_optimizer,
     )
+    own = (
+        *POSITION_EMBEDDINGS.flags_of(spec.position_embedding, config.extensions),
+        *ACTIVATIONS.flags_of(spec.activation, config.extensions),
+        *NORMS.flags_of(spec.normalization, config.extensions),
+    )
+    return replace(spec, own_flags=tuple(dict.fromkeys(own)))
 
 
 def fewest_processes(config: Config) -> int:

@@ -12,6 +12,7 @@ from megatron.common.errors import ConfigError
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
+from megatron.config.registries import ACTIVATIONS
 from megatron.fused_kernels import apex_norms
 from megatron.fused_kernels.reference import (
     bias_dropout_add,
@@ -147,7 +148,7 @@ def _operations(plan: KernelsPlan, spec: ModelSpec) -> Iterator[str]:
     if plan.attention == "fused-softmax":
         yield "softmax"
     yield "norm"
-    if spec.activation not in ("relu", "squared_relu"):
+    if spec.activation not in ("relu", "squared_relu", *ACTIVATIONS):
         yield "activation"
     yield "bias, dropout, residual"
     if spec.position_embedding == "rotary":

@@ -102,7 +102,7 @@ def carried_fields(spec: ModelSpec, *, attention_span: bool) -> tuple[str, ...]:
     """
     fields = {
         "hidden": True,
-        "positions": spec.position_embedding == "rotary",
+        "positions": spec.layers_read_positions,
         "attention_span": attention_span,
     }
     return tuple(name for name, is_present in fields.items() if is_present)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.config.optimization.optimizer import OptimizerPlan
+from megatron.config.registries import OPTIMIZERS
 from megatron.optimizer.lion import Lion
 from megatron.optimizer.muon import Muon, muon_scale
 from megatron.optimizer.param_groups import plan_groups
@@ -32,6 +33,8 @@ def build_optimizer(
     """
     groups = plan_groups(model, plan)
     betas = (plan.beta1, plan.beta2)
+    if plan.name in OPTIMIZERS:
+        return OPTIMIZERS.get(plan.name, plan.own_flags)(groups, lr, plan)
     match plan.name, plan.impl:
         case "sgd", _:
             return torch.optim.SGD(groups, lr=lr, momentum=plan.momentum)

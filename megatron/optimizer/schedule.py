@@ -1,9 +1,11 @@
 """Learning rate and weight decay, functions of what was consumed: resume has nothing to restore."""
 
 import math
+from collections.abc import Callable, Mapping
 
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.optimization.optimizer import OptimizerPlan
+from megatron.config.registries import SCHEDULES
 
 
 def learning_rate(plan: SchedulePlan, *, samples: int, tokens: int) -> float:
@@ -47,9 +49,10 @@ def learning_rate(plan: SchedulePlan, *, samples: int, tokens: int) -> float:
         return max(plan.floor, rate)
     if plan.style == "WSD":
         progress = max(0.0, (consumed - (plan.decay - plan.anneal)) / plan.anneal)
-        share = _fall(plan.anneal_style, progress)
+        share = _FALLS[plan.anneal_style](progress)
     else:
-        share = _fall(plan.style, (consumed - plan.warmup) / (plan.decay - plan.warmup))
+        fall = _FALLS.get(plan.style) or SCHEDULES.get(plan.style, plan.own_flags)
+        share = fall((consumed - plan.warmup) / (plan.decay - plan.warmup))
     return plan.floor + (plan.peak - plan.floor) * share
 
 
@@ -63,18 +66,13 @@ def weight_decay(samples: int, plan: OptimizerPlan, train_samples: int) -> float
         return start
     if samples > train_samples:
         return end
-    return start + (end - start) * (1 - _fall(plan.weight_decay_style, samples / train_samples))
+    return start + (end - start) * (1 - _FALLS[plan.weight_decay_style](samples / train_samples))
 
 
-def _fall(style: str, progress: float) -> float:
-    """Return what is left, 1 at progress 0 and 0 at progress 1."""
-    match style:
-        case "linear":
-            return 1 - progress
-        case "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        case "exponential":
-            return 2 * 0.5**progress - 1
-        case "minus_sqrt":
-            return 1 - math.sqrt(progress)
-    raise ValueError(f"no such style: {style}")
+_FALLS: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+    "exponential": lambda progress: 2 * 0.5**progress - 1,
+    "minus_sqrt": lambda progress: 1 - math.sqrt(progress),
+}
+"""What is left of a value, 1 at progress 0 and 0 at progress 1, by style."""

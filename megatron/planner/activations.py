@@ -93,7 +93,7 @@ class Activations:
         # Ulysses keeps the mixed values before and behind their exchange.
         outputs = queries * (2 if self._sequence > 1 else 1)
         features = queries + 2 * keys + outputs
-        if spec.position_embedding == "rotary":
+        if spec.layers_read_positions:
             features += queries + keys
         if spec.qk_layernorm:
             features += 3 * (queries + keys) // 2

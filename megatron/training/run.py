@@ -11,6 +11,7 @@ from megatron.checkpointing.publish import tidy
 from megatron.common.errors import ExitCode, TrainingError
 from megatron.config.config import Config
 from megatron.config.plan import Plan
+from megatron.config.registries import HOOKS, METRICS
 from megatron.engine.engine import Engine
 from megatron.optimizer.schedule import learning_rate, weight_decay
 from megatron.tensor_parallel.process_groups import Groups
@@ -52,6 +53,7 @@ class Run:
         valid: validation sets by name.
         test: test sets by name.
         watchdog: is told what the run does.
+        hooks: act around steps behind those of the run and of --hook.
     """
 
     def __init__(
@@ -65,10 +67,13 @@ class Run:
         valid: Mapping[str, Batches],
         test: Mapping[str, Batches],
         watchdog: Watchdog,
+        hooks: Sequence[Hook] = (),
     ):
         self.engine, self.plan, self.config, self.groups = engine, plan, config, groups
         self.state, self.valid, self.test, self.watchdog = state, valid, test, watchdog
         self._checkpoints: Checkpoints | None = None
+        own = plan.plugins
+        self._own_hooks = [*(HOOKS.get(name, own.own_flags)(self) for name in own.hooks), *hooks]
         speaks = groups.rank == 0
         saves = plan.checkpoint.save
         self.journal = Journal(Path(saves)) if speaks and saves else None
@@ -144,6 +149,8 @@ class Run:
         say_when("before the start of training step")
         meters: list[Meter] = [*build_meters(self.engine, plan), *self._slow_ranks()]
         meters += [energy] if energy else []
+        own = plan.plugins
+        meters += [METRICS.get(name, own.own_flags)(self) for name in own.metrics]
         reason = self._take_steps(stream, stop, meters, profile, checkpoints)
         say_when("after training is done")
         # A run that was done already is not evaluated once more on other samples.
@@ -237,6 +244,7 @@ class Run:
             Named(self.evaluation, watchdog, "evaluation") if self.valid else None,
             Named(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
             self.chaos,
+            *self._own_hooks,
         ]
         return [hook for hook in hooks if hook]
 

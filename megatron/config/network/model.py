@@ -8,8 +8,9 @@ from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, t
 from megatron.config.network.experts import ExpertConfig, experts_of_layers
 from megatron.config.network.layer_pattern import is_of_layers, pattern_of
 from megatron.config.network.lora import LoraConfig, lora_targets
-from megatron.config.network.model_spec import Activation, ModelSpec, Position
-from megatron.config.parsing.flags import Spelling
+from megatron.config.network.model_spec import Activation, ModelSpec
+from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.registries import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +71,10 @@ class ModelConfig:
     qk_layernorm: bool = False
     """Norm every head's query and key, in front of rotary positions."""
 
-    position_embedding_type: (
-        Literal["learned_absolute", "absolute", "rotary", "rope", "alibi", "none"] | None
-    ) = None
+    position_embedding_type: Annotated[
+        Literal["learned_absolute", "absolute", "rotary", "rope", "alibi", "none"] | None,
+        Names(POSITION_EMBEDDINGS),
+    ] = None
     """How a token learns its position: a learned table (learned_absolute, absolute; when not
     said), rotated queries and keys (rotary, rope), a penalty on distance (alibi), or not."""
 
@@ -132,7 +134,7 @@ class ModelConfig:
     rope_truncation: Annotated[bool, Spelling("--no-rope-truncation")] = True
     """YaRN's bounds between the wavelengths rounded outward to whole pairs of features."""
 
-    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    normalization: Annotated[Literal["LayerNorm", "RMSNorm"], Names(NORMS)] = "LayerNorm"
     """Which norm stands in front of attention, of the MLP and of the head."""
 
     norm_epsilon: Annotated[float, Spelling("--layernorm-epsilon", ("--norm-epsilon",))] = 1e-5
@@ -182,6 +184,10 @@ class ModelConfig:
 
     relu: bool = False
     """ReLU in the MLP instead of GELU."""
+
+    activation: Annotated[Activation | None, Names(ACTIVATIONS)] = None
+    """Activation of the MLP by its name, which may be that of a plugin; default: that of the flags
+    above, else GELU."""
 
     add_bias_linear: Annotated[bool, Spelling("--disable-bias-linear")] = True
     """The biases of the linear layers."""
@@ -341,13 +347,15 @@ def num_query_groups_of(model: ModelConfig) -> int:
     return 1 if model.num_query_groups is None else model.num_query_groups
 
 
-def position_of(model: ModelConfig) -> Position:
+def position_of(model: ModelConfig) -> str:
     """Return how tokens learn their positions."""
     match model.position_embedding_type:
         case "rotary" | "rope":
             return "rotary"
         case "alibi" | "none" as said:
             return said
+        case str() as name if name in POSITION_EMBEDDINGS:
+            return name
         case None if model.use_rotary_position_embeddings:
             return "rotary"
         case None if not model.add_position_embedding:
@@ -357,6 +365,8 @@ def position_of(model: ModelConfig) -> Position:
 
 def activation_of(model: ModelConfig) -> Activation:
     """Return what stands inside the MLP."""
+    if model.activation is not None:
+        return model.activation
     if model.swiglu:
         return "swiglu"
     if model.glu_activation is not None:

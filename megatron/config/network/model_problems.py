@@ -223,6 +223,7 @@ def _activation_problems(model: ModelConfig) -> Iterator[str]:
         *([f"--glu-activation {model.glu_activation}"] if model.glu_activation else []),
         *(["--squared-relu"] if model.squared_relu else []),
         *(["--relu"] if model.relu else []),
+        *([f"--activation {model.activation}"] if model.activation else []),
     ]
     if len(asked) > 1 and asked != ["--swiglu", "--glu-activation swiglu"]:
         yield f"{' and '.join(asked)} exclude each other: give one of them"

@@ -5,11 +5,9 @@ Imports no flags, so that a model can be built and read without the command line
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-
-Position = Literal["learned", "rotary", "alibi", "none"]
 
 Activation = Literal[
     "gelu_tanh",
@@ -41,7 +39,7 @@ class ModelSpec:
     max_position_embeddings: int  # most tokens at once; rows of the table when it is learned
     vocab_size: int  # rows of the token table that are no padding
     padded_vocab_size: int  # rows of the token table
-    position_embedding: Position
+    position_embedding: str  # learned, rotary, alibi, none, or the name of a plugin's
     rotary_dim: int  # features of a head that are turned; 0 without rotary positions
     rotary_base: float
     rotary_interpolation: float  # positions are divided by it
@@ -54,7 +52,7 @@ class ModelSpec:
     embed_layernorm: bool
     qk_layernorm: bool
     residual_after_norm: bool
-    activation: Activation
+    activation: Activation  # or the name of a plugin's
     linear_bias: bool  # of the MLP, and of attention's output unless that is apart
     qkv_bias: bool
     tied_embeddings: bool
@@ -87,12 +85,18 @@ class ModelSpec:
     lora_target_modules: tuple[str, ...] = ()  # linear layers with an adapter
     padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
+    own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
     mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
 
     @property
     def is_gated(self) -> bool:
         """Whether one half of the MLP's inner features multiplies the other."""
         return "glu" in self.activation
+
+    @property
+    def layers_read_positions(self) -> bool:
+        """Whether attention needs the positions of tokens: rotary positions, and a plugin's."""
+        return self.position_embedding not in ("learned", "alibi", "none")
 
     @property
     def attention_output_bias(self) -> bool:

@@ -4,13 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from megatron.common.registry import OwnFlags
 from megatron.config.optimization.training import (
     StepsPlan,
     TrainingConfig,
     has_one_length,
     tokens_of,
 )
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.registries import SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,9 @@ class ScheduleConfig:
     min_lr: float = 0.0
     """The rate never falls below this after the warm-up."""
 
-    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
+    lr_decay_style: Annotated[
+        Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"], Names(SCHEDULES)
+    ] = "linear"
     """Shape of the way from --lr to --min-lr; WSD stays at --lr until its last part."""
 
     lr_decay_iters: int | None = None
@@ -89,6 +93,7 @@ class SchedulePlan:
     # Where tokens are counted and samples have different lengths: the warm-up rises over so many
     # samples, which end at `warmup` tokens. 0, also in checkpoints of before: it counts `unit`s.
     warmup_samples: float = 0
+    own_flags: OwnFlags = ()  # of a plugin's style
 
 
 def plan_schedule(schedule: ScheduleConfig, steps: StepsPlan, *, seq_length: int) -> SchedulePlan:

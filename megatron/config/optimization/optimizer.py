@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from megatron.config.parsing.flags import Spelling
+from megatron.common.registry import OwnFlags
+from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.registries import OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer, as the user asked for it."""
 
-    optimizer: Literal[
-        "adam", "adamw", "fused_adam", "adam8bit", "sgd", "lion", "muon", "dist_muon"
+    optimizer: Annotated[
+        Literal["adam", "adamw", "fused_adam", "adam8bit", "sgd", "lion", "muon", "dist_muon"],
+        Names(OPTIMIZERS),
     ] = "adam"
     """adam is Adam with decoupled weight decay, and so are adamw and fused_adam; adam8bit keeps its
     state in 8 bits; muon, or dist_muon, is Muon for the layers' matrices and AdamW for the rest."""
@@ -90,7 +93,7 @@ class OptimizerConfig:
     """A further factor of muon's step; 0.2 with spectral makes it as long as one of adam."""
 
 
-_NAMES: dict[str, Literal["adam", "adam8bit", "sgd", "lion", "muon"]] = {
+_NAMES = {
     "adam": "adam",
     "adamw": "adam",
     "fused_adam": "adam",
@@ -121,7 +124,7 @@ class MuonPlan:
 class OptimizerPlan:
     """The optimizer and its constants."""
 
-    name: Literal["adam", "adam8bit", "sgd", "lion", "muon"]
+    name: str  # adam, adam8bit, sgd, lion, muon, or a plugin's
     impl: Literal["torch", "deepspeed", "apex", "bitsandbytes"]
     on_cpu: bool  # whether it steps on the host, wherever the network computes
     biases_only: bool
@@ -134,16 +137,18 @@ class OptimizerPlan:
     eps: float
     momentum: float
     muon: MuonPlan
+    own_flags: OwnFlags = ()  # of a plugin's optimizer
 
     @property
     def state_bytes(self) -> int:
         """Bytes that its state takes per number: moments in 32 bits, or in 8.
 
-        Muon's is that of its matrices, which have one moment; Adam's numbers beside them two.
+        Muon's is that of its matrices, which have one moment; Adam's numbers beside them two. That
+        of a plugin's is counted as Adam's.
         """
         if self.name == "sgd":
             return 4 if self.momentum else 0
-        return {"adam": 8, "adam8bit": 2, "lion": 4, "muon": 4}[self.name]
+        return {"adam": 8, "adam8bit": 2, "lion": 4, "muon": 4}.get(self.name, 8)
 
 
 def plan_optimizer(optimizer: OptimizerConfig, *, on_cpu: bool) -> OptimizerPlan:
@@ -180,8 +185,10 @@ def plan_optimizer(optimizer: OptimizerConfig, *, on_cpu: bool) -> OptimizerPlan
     )
 
 
-def _name(optimizer: OptimizerConfig) -> Literal["adam", "adam8bit", "sgd", "lion", "muon"]:
-    return "adam8bit" if optimizer.use_bnb_optimizer else _NAMES[optimizer.optimizer]
+def _name(optimizer: OptimizerConfig) -> str:
+    if optimizer.use_bnb_optimizer:
+        return "adam8bit"
+    return _NAMES.get(optimizer.optimizer, optimizer.optimizer)
 
 
 def _impl(optimizer: OptimizerConfig) -> Literal["torch", "deepspeed", "apex", "bitsandbytes"]:
@@ -197,7 +204,7 @@ def _impl(optimizer: OptimizerConfig) -> Literal["torch", "deepspeed", "apex", "
 def optimizer_problems(optimizer: OptimizerConfig, *, device: str) -> Iterator[str]:
     """Yield every reason why `device` cannot step as asked."""
     name, impl = _name(optimizer), _impl(optimizer)
-    if optimizer.use_bnb_optimizer and _NAMES[optimizer.optimizer] not in ("adam", "adam8bit"):
+    if optimizer.use_bnb_optimizer and _NAMES.get(optimizer.optimizer) not in ("adam", "adam8bit"):
         yield f"--use-bnb-optimizer is an Adam: leave out --optimizer {optimizer.optimizer}"
     if name == "adam8bit" and optimizer.optimizer_impl != "auto":
         yield (

@@ -12,7 +12,7 @@ from argparse import (
     ArgumentTypeError,
     Namespace,
 )
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from itertools import groupby, pairwise
 from types import NoneType, UnionType
@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 from megatron.common.cli import ToolParser
 from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.registry import Registry
 from megatron.config.parsing.titles import BASICS, about, title_of
 
 
@@ -31,11 +32,20 @@ class Spelling:
         option: the spelling shown in the help.
         older: other spellings that scripts in use have.
         with_truth: whether a switch may be followed by True or False.
+        repeats: whether a flag of several values can be given several times.
     """
 
     option: str
     older: tuple[str, ...] = ()
     with_truth: bool = False
+    repeats: bool = False
+
+
+@dataclass(frozen=True)
+class Names:
+    """A flag that also takes the names in a registry."""
+
+    registry: Registry[Any]
 
 
 @dataclass(frozen=True)
@@ -141,13 +151,14 @@ def add_section(
     helps = field_docstrings(section)
     for field in fields(section):
         options, keywords = argparse_form(field, hints[field.name])
+        is_switch = keywords.get("action", "").startswith("store")
         if defaults and field.name in defaults:
             keywords |= {"required": False, "default": defaults[field.name]}
-            if keywords.get("action"):
+            if is_switch:
                 del keywords["required"]
         prefix = "Turn off: " if field.default is True else ""
         help_text = (prefix + helps[field.name]).replace("%", "%%")
-        if not ({"action", "choices"} & keywords.keys() or keywords.get("nargs") == "?"):
+        if not (is_switch or "choices" in keywords or keywords.get("nargs") == "?"):
             keywords["metavar"] = _METAVARS.get(keywords["type"]) or _last_word(field.name)
         if shown := default_text(keywords):
             help_text += f" (default: {shown})".replace("%", "%%")
@@ -170,25 +181,43 @@ def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, 
     """Return the option strings of `field` and its keywords for `add_argument`."""
     turned_off = field.default is True
     options = [("--no-" if turned_off else "--") + field.name.replace("_", "-")]
-    with_truth = False
+    spelling, registry = Spelling(options[0]), None
     if get_origin(hint) is Annotated:
-        hint, spelling = get_args(hint)
+        hint, *notes = get_args(hint)
+        spelling = next((note for note in notes if isinstance(note, Spelling)), spelling)
+        registry = next((note.registry for note in notes if isinstance(note, Names)), None)
         options = [spelling.option, *spelling.older]
-        with_truth = spelling.with_truth
     if get_origin(hint) in (Union, UnionType):
         (hint,) = (arm for arm in get_args(hint) if arm is not NoneType)
-    if hint is bool and with_truth:
+    if hint is bool and spelling.with_truth:
         return options, {"nargs": "?", "const": True, "default": field.default, "type": truth}
     if hint is bool:
         return options, {"action": "store_false" if turned_off else "store_true"}
     required = field.default is MISSING and field.default_factory is MISSING
     default = field.default_factory() if field.default_factory is not MISSING else field.default
     keywords: dict[str, Any] = {"required": required, "default": None if required else default}
+    if spelling.repeats:
+        keywords["action"] = "extend"
     if get_origin(hint) is Literal:
-        return options, keywords | {"choices": get_args(hint), "type": type(get_args(hint)[0])}
+        names = get_args(hint)
+        kind = _name_in(registry, names) if registry else type(names[0])
+        choices = tuple(dict.fromkeys((*names, *(registry or ()))))
+        return options, keywords | {"choices": choices, "type": kind}
     if get_origin(hint) is list:
-        return options, keywords | {"nargs": "+", "type": get_args(hint)[0]}
+        kind = _name_in(registry, ()) if registry else get_args(hint)[0]
+        return options, keywords | {"nargs": "+", "type": kind}
     return options, keywords | {"type": finite if hint is float else hint}
+
+
+def _name_in(registry: Registry[Any], built_in: Sequence[str]) -> Callable[[str], str]:
+    """Return the argparse type of names that are built in or registered."""
+
+    def name(text: str) -> str:
+        if text not in built_in and text not in registry:
+            raise ConfigError(registry.unknown(text, built_in))
+        return text
+
+    return name
 
 
 def finite(text: str) -> float:

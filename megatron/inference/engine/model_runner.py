@@ -228,8 +228,8 @@ class Stage:
                 (length, batch, self.spec.hidden_size), dtype=wide, device=self.device
             )
             dist.recv(x_sbh, self._neighbour(-1))
-            is_rotary = self.spec.position_embedding == "rotary"
-            inputs = LayerInput(x_sbh, positions_bs if is_rotary else None, spans_bs2)
+            read = self.spec.layers_read_positions
+            inputs = LayerInput(x_sbh, positions_bs if read else None, spans_bs2)
         x_sbh = in_turn(self._body, inputs).hidden
         if not self.has_logits:
             dist.send(x_sbh.contiguous(), self._neighbour(1))

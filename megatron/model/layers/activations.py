@@ -5,15 +5,21 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
+from megatron.common.registry import OwnFlags
 from megatron.config.network.model_spec import Activation
+from megatron.config.registries import ACTIVATIONS
 from megatron.fused_kernels.reference.dispatch import Kernels
 
 Activate = Callable[[Tensor, Tensor | None], Tensor]
 """(x, bias or None) -> activation(x + bias); a gated one halves the last dimension."""
 
 
-def activation_of(name: Activation, kernels: Kernels) -> Activate:
-    """Return the activation of that name, computed by `kernels` where they have it."""
+def activation_of(name: Activation, kernels: Kernels, own_flags: OwnFlags = ()) -> Activate:
+    """Return the activation of that name, computed by `kernels` where they have it.
+
+    Args:
+        own_flags: the flags of a plugin's activation.
+    """
     match name:
         case "gelu_tanh":
             return lambda x, bias: kernels.bias_gelu(x, bias, "tanh")
@@ -23,6 +29,8 @@ def activation_of(name: Activation, kernels: Kernels) -> Activate:
             return relu
         case "squared_relu":
             return squared_relu
+        case str() if name in ACTIVATIONS:
+            return ACTIVATIONS.get(name, own_flags)
         case _:
             return lambda x, bias: kernels.glu(x, bias, name)
 

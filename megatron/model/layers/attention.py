@@ -10,7 +10,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.adapters import adapter_of
 from megatron.model.layers.attention_kernels import Mask, Weighing, attention_of
 from megatron.model.layers.norms import norm_layer
-from megatron.model.layers.positions import alibi_slopes, rotary_tables
+from megatron.model.layers.positions import alibi_slopes, own_position_embedding, rotary_tables
 from megatron.tensor_parallel.adapters import column_parallel, row_parallel
 from megatron.tensor_parallel.rng import RngTracker
 from megatron.tensor_parallel.sharding import exact_quotient
@@ -55,6 +55,7 @@ class ParallelAttention(nn.Module):
         self.layer_scaling = float(number) if spec.query_key_layer_scaling else 1.0
         self.window = spec.window_of(number)
         self.positions = spec.positions_of(number)
+        self.own_positions = own_position_embedding(spec, number=number)
         self.attend = attention_of(kernels, caps=spec.attention_softcap > 0)
         self.query_key_value = column_parallel(
             spec.hidden_size,
@@ -79,7 +80,9 @@ class ParallelAttention(nn.Module):
         self, x_sbh: Tensor, positions_bs: Tensor | None = None, spans_bs2: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = self.project(x_sbh)
-        if positions_bs is not None:
+        if self.own_positions and positions_bs is not None:
+            query, key = self.own_positions.turn(query, key, positions_bs)
+        elif positions_bs is not None:
             cos, sin = rotary_tables(positions_bs, self.positions)
             query, key = (self.kernels.rotary(x, cos, sin) for x in (query, key))
         mixed = self.core(query, key, value, spans_bs2)

@@ -10,6 +10,7 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention_kernels import soft_capped
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.positions import own_position_embedding
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.collectives import copy_to_tensor_parallel
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
@@ -43,6 +44,7 @@ class EmbeddingPipe(nn.Module):
             self.word_embeddings.add_module("norm", norm_layer(spec, kernels=kernels).build())
         if spec.position_embedding == "learned":
             self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+        self.own_positions = own_position_embedding(spec, number=0)
 
     def forward(self, batch: Batch) -> LayerInput:
         tokens_bs, positions_bs = batch["tokens"], batch["positions"]
@@ -55,14 +57,16 @@ class EmbeddingPipe(nn.Module):
         if self.spec.position_embedding == "learned":
             own_bs = self.word_embeddings.own_tokens(positions_bs)
             x_bsh = x_bsh + self.position_embeddings(own_bs)
+        if self.own_positions:
+            x_bsh = self.own_positions.embed(x_bsh, positions_bs)
         x_bsh = F.dropout(x_bsh, self.spec.hidden_dropout, self.training)
         if self.spec.fp32_residual:
             x_bsh = x_bsh.float()
         if torch.is_grad_enabled() and not x_bsh.requires_grad:
             # Of a frozen table. Layers that are recomputed get gradients only if their input does.
             x_bsh.requires_grad_()
-        is_rotary = self.spec.position_embedding == "rotary"
-        return LayerInput(x_bsh, positions_bs if is_rotary else None, batch.get("attention_span"))
+        carried_bs = positions_bs if self.spec.layers_read_positions else None
+        return LayerInput(x_bsh, carried_bs, batch.get("attention_span"))
 
 
 class OutputEmbeddingPipe(nn.Module):

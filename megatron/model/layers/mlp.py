@@ -42,7 +42,7 @@ class ParallelMLP(nn.Module):
     ):
         super().__init__()
         inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
-        self.activate = activation_of(spec.activation, kernels)
+        self.activate = activation_of(spec.activation, kernels, spec.own_flags)
         self.dense_h_to_4h = column_parallel(
             spec.hidden_size,
             inner,

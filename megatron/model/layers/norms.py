@@ -5,13 +5,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.registries import NORMS
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.layer_list import Layer
 from megatron.tensor_parallel.sharding import all_reduce_grad
 
 
-class _Norm(nn.Module):
-    """What norms have in common.
+class Norm(nn.Module):
+    """Base of norms over the last dimension; those of plugins override `forward`.
 
     Args:
         width: number of features.
@@ -49,7 +50,8 @@ class _Norm(nn.Module):
         return weight + 1 if self.around_one else weight
 
 
-class LayerNorm(_Norm):
+@NORMS.register("LayerNorm")
+class LayerNorm(Norm):
     """Layer norm over the last dimension.
 
     Shapes: x [..., h] -> [..., h], in the dtype of the weight whatever that of x.
@@ -62,7 +64,8 @@ class LayerNorm(_Norm):
         return self.kernels.layer_norm(x, weight, bias, self.eps).to(self.weight.dtype)
 
 
-class RMSNorm(_Norm):
+@NORMS.register("RMSNorm")
+class RMSNorm(Norm):
     """Root-mean-square norm over the last dimension: no mean, no bias; else like LayerNorm."""
 
     has_bias = False
@@ -81,7 +84,7 @@ def norm_layer(
 ) -> Layer:
     """Return the norm of a network, of `width` features or of the residual stream."""
     return Layer(
-        LayerNorm if spec.normalization == "LayerNorm" else RMSNorm,
+        NORMS.get(spec.normalization, spec.own_flags),
         {
             "width": width or spec.hidden_size,
             "eps": spec.norm_epsilon,

@@ -6,9 +6,40 @@ Both are computed where they are used, so nothing of them is stored or saved.
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
+from megatron.config.registries import POSITION_EMBEDDINGS
+
+
+class PositionEmbedding(nn.Module):
+    """Position embedding of a plugin; subclasses override `embed`, `turn` or both.
+
+    Args:
+        spec: the network.
+        number: of the layer that calls `turn`, from 1 on; 0 in the embedding, which calls `embed`.
+            Weights belong there alone: layers of tensor-parallel ranks would let them drift apart.
+        flags: the plugin's section of flags, if it was registered with one.
+    """
+
+    def __init__(self, spec: ModelSpec, *, number: int):
+        super().__init__()
+        self.spec, self.number = spec, number
+
+    def embed(self, x_bsh: Tensor, positions_bs: Tensor) -> Tensor:
+        """Return the token embeddings with positions, [b, s, h]."""
+        return x_bsh
+
+    def turn(self, query: Tensor, key: Tensor, positions_bs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return query [b, a, s, d] and key [b, g, s, d] with positions, of this rank's heads."""
+        return query, key
+
+
+def own_position_embedding(spec: ModelSpec, *, number: int) -> PositionEmbedding | None:
+    """Build the plugin's position embedding of a layer; None if the network has a built-in one."""
+    if spec.position_embedding in ("learned", "rotary", "alibi", "none"):
+        return None
+    return POSITION_EMBEDDINGS.get(spec.position_embedding, spec.own_flags)(spec, number=number)
 
 
 def rotary_tables(positions_bs: Tensor, spec: ModelSpec) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron.common.errors import ConfigError, reason
-from megatron.config.config import SECTIONS, Config, flatten
+from megatron.config.config import Config, all_sections, flatten
 from megatron.config.parsing.flags import options_of
 
 _WIDTH = 48
@@ -34,10 +34,11 @@ def write_flags(directory: str, config: dict[str, Any]) -> Path:
 
 def flags_said(config: Config) -> dict[str, Any]:
     """Return {flag: value} of each wish that is not what it would be if nobody said anything."""
-    options = options_of(SECTIONS)
+    sections = all_sections()
+    options = options_of(sections)
     unsaid = {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
-        for section in SECTIONS.values()
+        for section in sections.values()
         for field in fields(section)
     }
     wishes = flatten(asdict(config))

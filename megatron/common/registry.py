@@ -1,0 +1,120 @@
+"""Registry: parts of a run by name, of this package and of plugins, each with flags of its own."""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
+
+from megatron.common.errors import ConfigError
+
+Part = TypeVar("Part")
+
+OwnFlags = tuple[tuple[str, Any], ...]
+"""Names and values of the flags of registered parts."""
+
+
+@dataclass(frozen=True)
+class Entry(Generic[Part]):
+    """A registered part.
+
+    Args:
+        part: what the registry's users call.
+        flags: a frozen dataclass, each field of it a flag; an instance is passed as `flags=`.
+    """
+
+    part: Part
+    flags: type | None = None
+
+
+class Registry(Generic[Part]):
+    """Parts of one kind by name.
+
+    Args:
+        kind: what they are, for messages.
+        option: the flag that takes a name.
+        parts: the entries of this package.
+    """
+
+    def __init__(self, kind: str, option: str = "", parts: Mapping[str, Part] | None = None):
+        self.kind, self.option = kind, option
+        self._entries = {name: Entry(part) for name, part in (parts or {}).items()}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def register(self, name: str, *, flags: type | None = None) -> Callable[[Part], Part]:
+        """Return a decorator that adds a part under `name`.
+
+        Registering the same definition once more replaces it, as a notebook's cell does.
+
+        Raises:
+            ConfigError: another part has that name.
+        """
+
+        def add(part: Part) -> Part:
+            there = self._entries.get(name)
+            if there and _origin(there.part) != _origin(part):
+                raise ConfigError(
+                    f"{self.kind} {name} is registered already, by {_origin(there.part)}: "
+                    "take another name"
+                )
+            self._entries[name] = Entry(part, flags)
+            return part
+
+        return add
+
+    def sections(self) -> Iterator[type]:
+        """Yield the dataclasses of flags that parts brought."""
+        yield from (entry.flags for entry in self._entries.values() if entry.flags)
+
+    def get(self, name: str, own: Iterable[tuple[str, Any]] = ()) -> Part:
+        """Return the part of that name, with its flags bound as `flags=` if it has any.
+
+        Args:
+            own: names and values of flags, at least those of this part.
+
+        Raises:
+            ConfigError: there is no such part.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise ConfigError(self.unknown(name))
+        if not entry.flags:
+            return entry.part
+        values = dict(own)
+        flags = entry.flags(**{field.name: values[field.name] for field in fields(entry.flags)})
+        part: Any = entry.part
+        return cast(Part, partial(part, flags=flags))
+
+    def flags_of(self, name: str, sections: Mapping[str, Any]) -> OwnFlags:
+        """Return the flags of the part of that name; () if it has none or is unknown.
+
+        Args:
+            sections: instances by the name of their class.
+        """
+        entry = self._entries.get(name)
+        if not entry or not entry.flags:
+            return ()
+        section = sections[entry.flags.__name__]
+        return tuple((field.name, getattr(section, field.name)) for field in fields(section))
+
+    def unknown(self, name: str, others: Iterable[str] = ()) -> str:
+        """Return the message for a name that is not registered.
+
+        Args:
+            others: further names that would be accepted.
+        """
+        names = list(dict.fromkeys([*others, *self._entries]))
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        known = f"known: {', '.join(names)}" if names else "none is registered"
+        option = f"{self.option} {name}: " if self.option else ""
+        return f"{option}unknown {self.kind} ({known}; --plugin MODULE adds others){hint}"
+
+
+def _origin(part: Any) -> str:
+    return f"{part.__module__}.{part.__qualname__}" if hasattr(part, "__qualname__") else repr(part)

@@ -1,0 +1,116 @@
+"""Plugins: modules of the user that register parts of a run, and the flags that name them."""
+
+import importlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from megatron.common.errors import ConfigError
+from megatron.common.registry import OwnFlags
+from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.registries import HOOKS, METRICS, REGISTRIES
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginConfig:
+    """Modules of your own, and which of their parts act on a run."""
+
+    plugin: Annotated[list[str] | None, Spelling("--plugin", repeats=True)] = None
+    """Import these modules before flags are parsed; they register parts of a run by name, and add
+    the flags of these parts (docs/extending.md). Can be given several times."""
+
+    hook: Annotated[list[str] | None, Names(HOOKS), Spelling("--hook", repeats=True)] = None
+    """Hooks of plugins that act before and after each step, by name."""
+
+    metric: Annotated[list[str] | None, Names(METRICS), Spelling("--metric", repeats=True)] = None
+    """Metrics of plugins that are recorded in the journal after each step, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginPlan:
+    """The modules of a run's plugins, and what acts of them beside network and optimizer."""
+
+    modules: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    own_flags: OwnFlags = ()  # of the hooks and metrics
+
+
+def plan_plugins(plugins: PluginConfig, extensions: Mapping[str, Any]) -> PluginPlan:
+    """Return the plugins' part of the plan.
+
+    Args:
+        extensions: instances of the plugins' sections of flags, by the name of their class.
+    """
+    hooks, metrics = tuple(plugins.hook or ()), tuple(plugins.metric or ())
+    own = [
+        flag
+        for registry, names in ((HOOKS, hooks), (METRICS, metrics))
+        for name in names
+        for flag in registry.flags_of(name, extensions)
+    ]
+    return PluginPlan(
+        modules=tuple(plugins.plugin or ()),
+        hooks=hooks,
+        metrics=metrics,
+        own_flags=tuple(dict.fromkeys(own)),
+    )
+
+
+def load_plugins(modules: Sequence[str]) -> None:
+    """Import the modules of --plugin.
+
+    Raises:
+        ConfigError: a module is missing or cannot be imported.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ConfigError:
+            raise
+        except ModuleNotFoundError as error:
+            if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+                raise ConfigError(
+                    f"--plugin {module}: there is no module {error.name}; put the directory that "
+                    "holds it on PYTHONPATH, or install its package"
+                ) from error
+            raise ConfigError(f"--plugin {module} cannot be imported: {error}") from error
+        except Exception as error:
+            log.debug("--plugin %s", module, exc_info=True)
+            raise ConfigError(
+                f"--plugin {module} cannot be imported: {type(error).__name__}: {error}"
+            ) from error
+
+
+def plugin_sections() -> dict[str, type]:
+    """Return the dataclasses of flags of all registered parts, by the name of their class.
+
+    Raises:
+        ConfigError: two of them have one name.
+    """
+    found: dict[str, type] = {}
+    for section in (section for registry in REGISTRIES for section in registry.sections()):
+        there = found.setdefault(section.__name__, section)
+        if there.__module__ != section.__module__:
+            raise ConfigError(
+                f"two plugins have a section of flags {section.__name__}: {there.__module__} and "
+                f"{section.__module__}; rename one"
+            )
+        found[section.__name__] = section
+    return found
+
+
+def missing_plugins(saved: Mapping[str, Any], given: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each plugin of a saved run that `given` lacks.
+
+    A checkpoint that names a module is no reason to import it: its code would run.
+
+    Args:
+        saved: the section of plugins in the manifest's config.
+    """
+    for module in saved.get("plugin") or ():
+        if module not in given:
+            yield f"the checkpoint was trained with --plugin {module}: give that flag again"
