@@ -161,6 +161,7 @@ MODEL = {
     "swiglu": Turned("--swiglu", "shapes"),
     "squared_relu": Turned("--squared-relu", "losses"),
     "relu": Turned("--relu", "losses"),
+    "activation": Turned("--activation relu", "losses"),
     "add_bias_linear": Turned("--disable-bias-linear", "shapes"),
     "attention_bias": Turned("--attention-bias off", "shapes"),
     "add_qkv_bias": Turned("--add-qkv-bias", "shapes", on="--disable-bias-linear"),
@@ -209,6 +210,9 @@ LORA = {
 }
 
 PARALLEL = {
+    "plugin": Turned("--plugin no_such_plugin", "error", says="there is no module no_such_plugin"),
+    "hook": Turned("--hook option_hook", "log", on="--plugin option_plugin"),
+    "metric": Turned("--metric option_metric", "measures", on="--plugin option_plugin"),
     "world_size": Turned("--world-size 3", "error", says="--world-size 3, but the launcher"),
     "tensor_model_parallel_size": Turned(_TENSOR, "shapes", ranks=2),
     "pipeline_model_parallel_size": Turned("--pipeline-model-parallel-size 2", "shapes", ranks=2),

@@ -1,4 +1,7 @@
-"""Registry: parts of a run by name, of this package and of plugins, each with flags of its own."""
+"""Registry: parts of a run by name, of this package and of plugins, each with flags of its own.
+
+The registries are at the end; docs/extending.md has an example of each.
+"""
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -118,3 +121,30 @@ class Registry(Generic[Part]):
 
 def _origin(part: Any) -> str:
     return f"{part.__module__}.{part.__qualname__}" if hasattr(part, "__qualname__") else repr(part)
+
+
+POSITION_EMBEDDINGS: Registry[Any] = Registry("position embedding", "--position-embedding-type")
+"""Classes like megatron.model.layers.positions.PositionEmbedding."""
+
+ACTIVATIONS: Registry[Any] = Registry("activation", "--activation")
+"""Functions (x, bias or None) -> activation(x + bias); a gated one, with "glu" in its name, halves
+the last dimension."""
+
+NORMS: Registry[Any] = Registry("norm", "--normalization")
+"""Classes like megatron.model.layers.norms.Norm."""
+
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer")
+"""Functions (parameter groups, lr, plan: OptimizerPlan) -> torch.optim.Optimizer."""
+
+SCHEDULES: Registry[Any] = Registry("learning-rate schedule", "--lr-decay-style")
+"""Functions of the progress from the end of the warm-up, 0, to the end of the decay, 1; they return
+the share of the way from --min-lr up to --lr."""
+
+HOOKS: Registry[Any] = Registry("hook", "--hook")
+"""Functions of the Run that return a megatron.training.loop.loop.Hook, on every rank."""
+
+METRICS: Registry[Any] = Registry("metric", "--metric")
+"""Functions of the Run that return a function of the TrainState: numbers by name, after each step,
+on every rank."""
+
+REGISTRIES = (POSITION_EMBEDDINGS, ACTIVATIONS, NORMS, OPTIMIZERS, SCHEDULES, HOOKS, METRICS)

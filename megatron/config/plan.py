@@ -6,6 +6,13 @@ from itertools import chain
 from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.registry import (
+    ACTIVATIONS,
+    NORMS,
+    OPTIMIZERS,
+    POSITION_EMBEDDINGS,
+    SCHEDULES,
+)
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan, data_problems, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
@@ -41,13 +48,6 @@ from megatron.config.parallelism.recompute import plan_recompute
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.config.parallelism.zero import ZeroPlan, zero_notices
 from megatron.config.plugins import PluginPlan, plan_plugins
-from megatron.config.registries import (
-    ACTIVATIONS,
-    NORMS,
-    OPTIMIZERS,
-    POSITION_EMBEDDINGS,
-    SCHEDULES,
-)
 from megatron.config.run.checkpoint import CheckpointPlan, checkpoint_notices, plan_checkpoint
 from megatron.config.run.evaluation import EvaluationPlan, evaluation_problems, plan_evaluation
 from megatron.config.run.fault_injection import ChaosPlan, plan_chaos

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import OwnFlags
+from megatron.common.registry import HOOKS, METRICS, REGISTRIES, OwnFlags
 from megatron.config.parsing.flags import Names, Spelling
-from megatron.config.registries import HOOKS, METRICS, REGISTRIES
 
 log = logging.getLogger(__name__)
 

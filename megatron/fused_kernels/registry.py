@@ -9,10 +9,10 @@ from importlib.util import find_spec
 import torch
 
 from megatron.common.errors import ConfigError
+from megatron.common.registry import ACTIVATIONS
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.kernels_plan import FLAGS, KernelsPlan
-from megatron.config.registries import ACTIVATIONS
 from megatron.fused_kernels import apex_norms
 from megatron.fused_kernels.reference import (
     bias_dropout_add,

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron.common.registry import OPTIMIZERS
 from megatron.config.optimization.optimizer import OptimizerPlan
-from megatron.config.registries import OPTIMIZERS
 from megatron.optimizer.lion import Lion
 from megatron.optimizer.muon import Muon, muon_scale
 from megatron.optimizer.param_groups import plan_groups

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Mapping
 
+from megatron.common.registry import SCHEDULES
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.optimization.optimizer import OptimizerPlan
-from megatron.config.registries import SCHEDULES
 
 
 def learning_rate(plan: SchedulePlan, *, samples: int, tokens: int) -> float:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from megatron.checkpointing.publish import tidy
 from megatron.common.errors import ExitCode, TrainingError
+from megatron.common.registry import HOOKS, METRICS
 from megatron.config.config import Config
 from megatron.config.plan import Plan
-from megatron.config.registries import HOOKS, METRICS
 from megatron.engine.engine import Engine
 from megatron.optimizer.schedule import learning_rate, weight_decay
 from megatron.tensor_parallel.process_groups import Groups

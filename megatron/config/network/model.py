@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from megatron.common.registry import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, true_vocab_size
 from megatron.config.network.experts import ExpertConfig, experts_of_layers
 from megatron.config.network.layer_pattern import is_of_layers, pattern_of
 from megatron.config.network.lora import LoraConfig, lora_targets
 from megatron.config.network.model_spec import Activation, ModelSpec
 from megatron.config.parsing.flags import Names, Spelling
-from megatron.config.registries import ACTIVATIONS, NORMS, POSITION_EMBEDDINGS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.common.registry import OwnFlags
+from megatron.common.registry import SCHEDULES, OwnFlags
 from megatron.config.optimization.training import (
     StepsPlan,
     TrainingConfig,
@@ -12,7 +12,6 @@ from megatron.config.optimization.training import (
     tokens_of,
 )
 from megatron.config.parsing.flags import Names, Spelling
-from megatron.config.registries import SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from megatron.common.registry import OwnFlags
+from megatron.common.registry import OPTIMIZERS, OwnFlags
 from megatron.config.parsing.flags import Names, Spelling
-from megatron.config.registries import OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)

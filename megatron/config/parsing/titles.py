@@ -19,6 +19,7 @@ TITLES = {
     "MaskConfig": "Masks",
     "FimConfig": "Fill in the middle",
     "DeepSpeedConfig": "DeepSpeed",
+    "PluginConfig": "Plugins",
     "WorldConfig": "Which run",
     "PreprocessConfig": "Preprocessing",
     "WorkerTrialConfig": "Number of workers",

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from megatron.common.registry import OwnFlags
+from megatron.common.registry import ACTIVATIONS, OwnFlags
 from megatron.config.network.model_spec import Activation
-from megatron.config.registries import ACTIVATIONS
 from megatron.fused_kernels.reference.dispatch import Kernels
 
 Activate = Callable[[Tensor, Tensor | None], Tensor]

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.layers.adapters import adapter_of
 from megatron.model.layers.attention_kernels import Mask, Weighing, attention_of
+from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.positions import alibi_slopes, own_position_embedding, rotary_tables
 from megatron.tensor_parallel.adapters import column_parallel, row_parallel

@@ -9,8 +9,7 @@ from megatron.common.errors import ConfigError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.activations import activation_of
-from megatron.model.layers.adapters import adapter_of
-from megatron.tensor_parallel.adapters import column_parallel, row_parallel
+from megatron.tensor_parallel.adapters import Adapter, column_parallel, row_parallel
 from megatron.tensor_parallel.rng import OrdinaryStream, RngTracker
 
 _ALONE = OrdinaryStream()
@@ -99,3 +98,14 @@ def build_mlp(
             "pretrain_gpt.py (--eval-only for its losses)"
         )
     return build_mixture(spec, number=number, group=group, kernels=kernels)
+
+
+def adapter_of(spec: ModelSpec, name: str, rng: RngTracker) -> Adapter | None:
+    """Return the adapter of the linear layer `name`; None if it has none.
+
+    Args:
+        rng: the stream that differs between tensor-parallel ranks.
+    """
+    if name not in spec.lora_target_modules:
+        return None
+    return Adapter(spec.lora_rank, spec.lora_scale, spec.lora_dropout, rng)

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron.common.registry import NORMS
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.registries import NORMS
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.layer_list import Layer
 from megatron.tensor_parallel.sharding import all_reduce_grad

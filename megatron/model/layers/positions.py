@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from megatron.common.registry import POSITION_EMBEDDINGS
 from megatron.config.network.model_spec import ModelSpec
-from megatron.config.registries import POSITION_EMBEDDINGS
 
 
 class PositionEmbedding(nn.Module):

@@ -1,0 +1,22 @@
+"""A plugin with a hook and a metric, for the table of options."""
+
+import logging
+
+from megatron.common.registry import HOOKS, METRICS
+from megatron.training.loop.loop import Hook
+
+log = logging.getLogger("megatron.option_plugin")
+
+
+@HOOKS.register("option_hook")
+class OptionHook(Hook):
+    def __init__(self, run):
+        self.run = run
+
+    def after_step(self, state, step):
+        log.info("hook behind a step of %d samples", step.batch_size)
+
+
+@METRICS.register("option_metric")
+def option_metric(run):
+    return lambda state: {"option metric": float(state.iteration)}

@@ -1,0 +1,130 @@
+import sys
+
+import pytest
+
+from megatron.common import registry
+from megatron.common.errors import ConfigError
+from megatron.config import plugins
+from megatron.config.config import parse_config, parse_config_for_checkpoint
+
+NETWORK = [
+    *(
+        [
+            "--num-layers",
+            "2",
+            "--hidden-size",
+            "16",
+            "--num-attention-heads",
+            "2",
+            "--seq-length",
+            "16",
+        ]
+    ),
+    *(["--micro-batch-size", "1", "--lr", "0.1"]),
+]
+MODULE = """
+from dataclasses import dataclass
+
+from megatron.common.registry import SCHEDULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class StairsConfig:
+    '''A learning rate in steps.'''
+
+    stairs: int = 4
+    '''Number of steps.'''
+
+
+@SCHEDULES.register("stairs", flags=StairsConfig)
+def stairs(progress, *, flags):
+    return 1 - int(progress * flags.stairs) / flags.stairs
+"""
+
+
+@pytest.fixture
+def stairs(tmp_path, monkeypatch):
+    """A plugin that nothing remembers behind the test; its module's name."""
+    (tmp_path / "stairs_plugin.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry.SCHEDULES, "_entries", dict(registry.SCHEDULES._entries))
+    yield "stairs_plugin"
+    sys.modules.pop("stairs_plugin", None)
+
+
+def parse(*words):
+    return parse_config([*NETWORK, *words])[0]
+
+
+def test_a_name_and_a_flag_of_a_plugin(stairs):
+    config = parse("--lr-decay-style", "stairs", "--stairs", "8", "--plugin", stairs)
+    assert config.schedule.lr_decay_style == "stairs"
+    assert config.extensions["StairsConfig"].stairs == 8
+    assert config.plugins.plugin == [stairs]
+
+
+def test_plugins_in_a_file_of_flags(stairs, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"plugin: [{stairs}]\nstairs: 2\nlr_decay_style: stairs\n")
+    config = parse("--config", str(file))
+    assert config.extensions["StairsConfig"].stairs == 2
+
+
+@pytest.mark.parametrize(
+    "words", ["--plugin json stairs_plugin", "--plugin=json --plugin stairs_plugin"]
+)
+def test_several_plugins(stairs, words):
+    config = parse(*words.split())
+    assert config.plugins.plugin == ["json", stairs]
+    assert "StairsConfig" in config.extensions
+
+
+def test_without_the_plugin_its_name_is_refused_with_a_hint():
+    with pytest.raises(ConfigError) as error:
+        parse("--lr-decay-style", "cosin")
+    for part in ("--lr-decay-style cosin", "did you mean cosine?", "WSD", "--plugin"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("import no_such_module_of_mine", "no_such_module_of_mine"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def", "SyntaxError"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported(tmp_path, monkeypatch, content, says):
+    (tmp_path / "broken_plugin.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=says) as error:
+        parse("--plugin", "broken_plugin")
+    assert "--plugin broken_plugin" in str(error.value)
+
+
+def test_a_missing_plugin_names_the_path():
+    with pytest.raises(ConfigError, match="PYTHONPATH"):
+        parse("--plugin", "nowhere_to_be_found.at_all")
+
+
+def test_a_checkpoint_does_not_import_the_plugins_of_its_run():
+    saved = {"plugins": {"plugin": ["evil"]}}
+    with pytest.raises(ConfigError, match="--plugin evil: give that flag again"):
+        parse_config_for_checkpoint(NETWORK, saved, {})
+    assert "evil" not in sys.modules
+
+
+def test_a_checkpoint_of_a_run_with_plugins_opens_with_them(stairs):
+    saved = {
+        "plugins": {"plugin": [stairs]},
+        "schedule": {"lr_decay_style": "stairs"},
+        "extensions": {"StairsConfig": {"stairs": 16}},
+    }
+    config, _ = parse_config_for_checkpoint([*NETWORK, "--plugin", stairs], saved, {})
+    assert config.schedule.lr_decay_style == "stairs"
+    assert config.extensions["StairsConfig"].stairs == 16
+    assert config.plugins.plugin == [stairs]
+
+
+def test_hooks_and_metrics_are_planned_with_their_flags(stairs):
+    assert plugins.plan_plugins(parse("--plugin", stairs).plugins, {}).modules == (stairs,)
