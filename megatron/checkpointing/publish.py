@@ -1,8 +1,10 @@
-"""When a checkpoint counts: after one rename, of a folder whose files are all on disk."""
+"""Publish staged checkpoints by one rename, and prune outdated ones (checkpoint retention)."""
 
+import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +14,19 @@ from megatron.checkpointing.names import (
     KEEP,
     LATEST,
     MANIFEST,
+    PRUNED,
     REPLACED,
     STAGING,
     iteration_of,
+    published_tags,
     staging_tag_of,
     tag_of,
 )
-from megatron.checkpointing.retention import clear_pruned
 from megatron.common.atomic_files import open_regular, remove_any, replace_text, sync_folder
 from megatron.common.errors import CheckpointError, reason
+from megatron.config.run.checkpoint import CheckpointPlan
+
+log = logging.getLogger(__name__)
 
 
 def clear_staging(directory: Path, iteration: int) -> Path:
@@ -158,3 +164,62 @@ def restore_replaced(directory: Path) -> None:
             # Another process may have been faster.
             if not target.exists():
                 raise
+
+
+def removable(
+    directory: Path, plan: CheckpointPlan, *, newest: int, in_use: int, proven: int
+) -> list[str]:
+    """List the outdated checkpoints of `directory` (checkpoint retention); see `outdated`.
+
+    One with a file `keep` in its folder is kept.
+    """
+    tags = published_tags(directory)
+    tags = outdated(tags, plan, newest=newest, in_use=in_use, proven=proven)
+    return [tag for tag in tags if not (directory / tag / KEEP).exists()]
+
+
+def outdated(
+    tags: Sequence[str], plan: CheckpointPlan, *, newest: int, in_use: int, proven: int
+) -> list[str]:
+    """Select the outdated of `tags`, which are sorted from the newest (checkpoint retention).
+
+    Kept are the newest --keep-last, the multiples of --keep-every, the one that the run resumed
+    from, and the newest that a finite step has followed with all after it: weights that diverged
+    in a finite step show it in the next one. Checkpoints of later iterations than the newest were
+    rejected or unreadable when the run resumed; they are neither removed nor counted.
+
+    Args:
+        newest: the iteration that was saved last.
+        in_use: the iteration that the run resumed from; -1 for none.
+        proven: the newest saved iteration that a finite step has followed; -1 for none.
+    """
+    if not plan.keep_last:
+        return []
+    iterations = [i for tag in tags if (i := iteration_of(tag)) is not None and i <= newest]
+    kept = {in_use, *iterations[: plan.keep_last]}
+    if plan.keep_every:
+        kept |= {i for i in iterations if i % plan.keep_every == 0}
+    return [tag_of(i) for i in iterations if i not in kept and i < proven]
+
+
+def prune(directory: Path, tags: Sequence[str]) -> None:
+    """Remove the checkpoints `tags` of `directory`.
+
+    A checkpoint is renamed before its first file is removed, so that half of one is never taken for
+    a checkpoint. Errors are logged: the run does not need the room.
+    """
+    for tag in tags:
+        try:
+            os.rename(directory / tag, directory / f"{PRUNED}{tag}")
+        except OSError as error:
+            log.warning("%s is not needed any more and cannot be removed: %s", tag, error)
+        else:
+            log.info("  removed %s, which is not to be kept", directory / tag)
+    clear_pruned(directory)
+
+
+def clear_pruned(directory: Path) -> None:
+    """Finish removals, those of a killed run included."""
+    for folder in directory.glob(f"{PRUNED}*"):
+        with suppress(OSError):
+            remove_any(folder)

@@ -31,7 +31,7 @@ from megatron.training import setup
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint, with_saved_softmax
 from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save_directory import require_own, sole_writer
-from megatron.training.guards.stop_requests import build_requests
+from megatron.training.guards.stop import build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
 from megatron.training.loop.collectives import from_rank_0, gathered
 from megatron.training.loop.state import TrainState
@@ -89,10 +89,10 @@ def pretrain(
         is_launcher_lost=watchdog.is_launcher_lost,
     )
     watchdog.saves_when_lost = decided.training.exits_on_signal
-    if wish := requests.agree()[0]:
-        log.info(wish.reason())
+    if request := requests.agree()[0]:
+        log.info(request.reason())
         dist.barrier()
-        return wish.exit_code
+        return request.exit_code
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
     _tell(decided, notices, choices)
     if launch.rank == 0 and decided.logging.flags_directory:

@@ -22,17 +22,15 @@ from megatron.training.guards.loss_spikes import Spike, SpikeGuard, go_back, ste
 from megatron.training.guards.nan_guard import NanGuard
 from megatron.training.guards.replica_check import ReplicaCheck
 from megatron.training.guards.skip_samples import Skip
-from megatron.training.guards.stop import Stop
-from megatron.training.guards.stop_requests import Requests
+from megatron.training.guards.stop import Requests, Stop
 from megatron.training.loop.batch_stream import Batches, Stream
 from megatron.training.loop.collectives import from_rank_0
 from megatron.training.loop.journal import END, Journal
-from megatron.training.loop.loop import Hook, Meter, Schedule, train
+from megatron.training.loop.loop import Hook, Meter, Schedule, StepResult, train
 from megatron.training.loop.state import TrainState
 from megatron.training.process.environment import Launch
 from megatron.training.process.flags_file import flags_said
 from megatron.training.process.watchdog import Watchdog
-from megatron.training.process.watchdog_hooks import Named, Progress
 from megatron.training.telemetry.energy import Energy
 from megatron.training.telemetry.meters import build_meters
 from megatron.training.telemetry.profile import Profile
@@ -226,7 +224,7 @@ class Run:
     ) -> list[Hook]:
         plan, watchdog = self.plan, self.watchdog
         hooks: list[Hook | None] = [
-            Progress(watchdog),
+            StepProgress(watchdog),
             Skip(
                 plan.training.skips,
                 train_iters=plan.training.train_iters,
@@ -241,8 +239,8 @@ class Run:
             self.tensorboard,
             # Before anybody evaluates or saves what they refuse.
             *self._guards(checkpoints),
-            Named(self.evaluation, watchdog, "evaluation") if self.valid else None,
-            Named(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
+            WatchedHook(self.evaluation, watchdog, "evaluation") if self.valid else None,
+            WatchedHook(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
             self.chaos,
             *self._own_hooks,
         ]
@@ -273,6 +271,42 @@ class Run:
                 interval=interval,
                 streams_per_tensor_rank=plan.parallel.sequence_parallel,
             )
+
+
+class StepProgress(Hook):
+    """Report each step to the watchdog."""
+
+    def __init__(self, watchdog: Watchdog):
+        self._watchdog = watchdog
+
+    def before_step(self, state: TrainState) -> None:
+        """Report which step begins."""
+        self._watchdog.begins_step(state.iteration + 1)
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Report that it is done."""
+        self._watchdog.moves()
+
+
+class WatchedHook(Hook):
+    """Another hook, during which the watchdog reports the stage by its own name.
+
+    Args:
+        stage: name of what the hook does.
+        longer: whether it may take longer than a step.
+    """
+
+    def __init__(self, hook: Hook, watchdog: Watchdog, stage: str, *, longer: bool = False):
+        self._hook, self._watchdog, self._stage, self._longer = hook, watchdog, stage, longer
+
+    def before_step(self, state: TrainState) -> None:
+        """Call the hook."""
+        self._hook.before_step(state)
+
+    def after_step(self, state: TrainState, step: StepResult) -> None:
+        """Call the hook, as a stage of its own."""
+        with self._watchdog.during(self._stage, longer=self._longer):
+            self._hook.after_step(state, step)
 
 
 def schedule_of(plan: Plan) -> Schedule:

@@ -25,7 +25,7 @@ from ports import free_port
 from megatron.checkpointing.manifest import damage, read_manifest
 from megatron.checkpointing.names import published_tags
 from megatron.common.errors import ExitCode
-from megatron.training.guards.stop_requests import SAVE_FILE
+from megatron.training.guards.stop import SAVE_FILE
 
 STALLS = """
 import os, sys, time

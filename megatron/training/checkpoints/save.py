@@ -13,7 +13,6 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron.checkpointing.disk_space import expected_size, is_full_disk, require_space
-from megatron.checkpointing.host_copy import HostCopies
 from megatron.checkpointing.manifest import FileRecord, Manifest, damage, names_in, record_file
 from megatron.checkpointing.names import (
     LOCK,
@@ -22,9 +21,14 @@ from megatron.checkpointing.names import (
     staging_tag_of,
     tag_of,
 )
-from megatron.checkpointing.publish import clear_staging, discard_staging, publish_written
-from megatron.checkpointing.retention import prune, removable
-from megatron.checkpointing.writer import AtOnce, StateWriter
+from megatron.checkpointing.publish import (
+    clear_staging,
+    discard_staging,
+    prune,
+    publish_written,
+    removable,
+)
+from megatron.checkpointing.writer import HostCopies, StateWriter, SynchronousExecutor
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.config import Config
 from megatron.config.plan import Plan
@@ -66,7 +70,7 @@ class Checkpoints(Hook):
         self._has_lock = (self._directory / LOCK).exists()
         self.system_info = system_info()
         in_background = plan.checkpoint.in_background
-        self._executor: Executor = ThreadPoolExecutor(1) if in_background else AtOnce()
+        self._executor: Executor = ThreadPoolExecutor(1) if in_background else SynchronousExecutor()
         self._copies = HostCopies() if in_background else None
         self._steps: Iterator[_Futures] = iter(())
         self._futures: _Futures | None = None

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron.checkpointing.host_copy import HostCopies
 from megatron.checkpointing.manifest import record_file
-from megatron.checkpointing.writer import AtOnce, StateWriter, write_state
+from megatron.checkpointing.writer import HostCopies, StateWriter, SynchronousExecutor, write_state
 from megatron.common.errors import CheckpointError
 
 
@@ -56,17 +55,19 @@ def test_a_copy_has_the_bytes_of_the_state_in_its_file(tmp_path):
     betas, weight = (0.5, 0.25), torch.arange(6.0)
     groups = [{"betas": betas, "params": [1, 2]}, {"betas": betas, "params": [3]}]
     state = {"groups": groups, "again": groups[0], "weight": weight, "first": weight[:2]}
-    records = [write_state(each, tmp_path / "file.pt") for each in (state, HostCopies().of(state))]
+    records = [
+        write_state(each, tmp_path / "file.pt") for each in (state, HostCopies().copy(state))
+    ]
     assert records[0] == records[1]
 
 
 def test_memory_of_copies_is_used_again(tmp_path):
     copies = HostCopies()
-    first = copies.of(torch.arange(1000.0))
-    second = copies.of(torch.arange(1000.0))
+    first = copies.copy(torch.arange(1000.0))
+    second = copies.copy(torch.arange(1000.0))
     assert first.data_ptr() != second.data_ptr()
     copies.begin()
-    third = copies.of(torch.arange(1000.0) + 1)
+    third = copies.copy(torch.arange(1000.0) + 1)
     assert third.data_ptr() in (first.data_ptr(), second.data_ptr())
     assert torch.equal(third, torch.arange(1000.0) + 1)
 
@@ -97,7 +98,7 @@ def test_a_disk_that_fills_up_within_a_tensor_is_told(small_disk):
 
 
 def test_no_error_comes_before_the_result_is_asked_for(tmp_path):
-    writer = StateWriter(AtOnce())
+    writer = StateWriter(SynchronousExecutor())
     writer.write({}, Path("/dev/full"))
     writer.write({}, tmp_path / "state.pt")
     writer.write(lambda: None, tmp_path / "function.pt")

@@ -10,14 +10,14 @@ import pytest
 from tiny import tiny_plan
 
 from megatron.common.errors import ExitCode
-from megatron.training.guards.stop import Stop
-from megatron.training.guards.stop_requests import (
+from megatron.training.guards.stop import (
     SAVE_FILE,
     KillSwitch,
     LostLauncher,
     Requests,
     SaveFile,
     Signals,
+    Stop,
     TimeLimit,
     build_requests,
 )

@@ -28,7 +28,7 @@ from megatron.training.process.dead_ranks import Peers, this_process
 from megatron.training.process.failure import FAILURE, FailureFile
 from megatron.training.process.launchers import Launchers
 from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folder
-from megatron.training.process.watchdog_hooks import Named, Progress
+from megatron.training.run import StepProgress, WatchedHook
 
 FORK = multiprocessing.get_context("fork")
 WAIT_S = 60
@@ -160,11 +160,11 @@ def test_the_start_the_first_step_and_saves_may_take_longer(tmp_path):
         def after_step(self, state, step):
             seen.append((watchdog.stage, allowance(watchdog, 40), allowance(watchdog, 60)))
 
-    progress, state = Progress(watchdog), TrainState()
+    progress, state = StepProgress(watchdog), TrainState()
     progress.before_step(state)
     Looks().after_step(state, None)
-    Named(Looks(), watchdog, "save", longer=True).after_step(state, None)
-    Named(Looks(), watchdog, "evaluation").after_step(state, None)
+    WatchedHook(Looks(), watchdog, "save", longer=True).after_step(state, None)
+    WatchedHook(Looks(), watchdog, "evaluation").after_step(state, None)
     progress.before_step(TrainState(iteration=1))
     Looks().after_step(state, None)
     assert seen == [
