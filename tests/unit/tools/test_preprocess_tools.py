@@ -66,7 +66,7 @@ def test_when_nobody_reads_the_progress_the_tool_stops_in_good_order(directory, 
     )
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, b"")
-    assert not [*directory.glob("unread*")]
+    assert not [*directory.glob("unread_*")]
 
 
 def test_shards_of_an_array_give_the_same_bytes(directory):
