@@ -15,9 +15,8 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import DataError, raise_if_any
 from megatron.config.parsing.flags import Legacy, parse_sections
 from megatron.config.tools.preprocess import MergeConfig
-from megatron.data.preprocessing.output_problems import prefix_problems
 from megatron.data.token_files.merge import open_all, write_merged
-from megatron.data.token_files.publish import replacement_notices, staged_record
+from megatron.data.token_files.publish import prefix_problems, replacement_notices, staged_record
 from megatron.tokenizer.fingerprint import (
     TokenizerRecord,
     common_chat_template,

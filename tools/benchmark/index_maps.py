@@ -30,7 +30,7 @@ from xxhash import xxh3_64_hexdigest
 
 from megatron.common.cli import ToolParser, run_tool
 from megatron.data.datasets.gpt_dataset import GPTDataset
-from megatron.data.sampling.blend import blend_order
+from megatron.data.sampling.blending import blend_order
 from megatron.data.sampling.sample_index import SampleIndex, build_sample_index, plan_epochs
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 

@@ -11,10 +11,9 @@ from megatron.data.datasets.cyclic import CyclicDataset
 from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.data.datasets.mtf_dataset import MTFDataset
 from megatron.data.datasets.packed_dataset import PackedDataset
-from megatron.data.sampling.blend import BlendedDataset, samples_wanted
+from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shares_of
 from megatron.data.sampling.index_cache import cached_sizes
 from megatron.data.sampling.provenance import TracedSource
-from megatron.data.sampling.shares import shares_of
 from megatron.data.sampling.splits import document_range, split_ranges
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 from megatron.data.token_files.legacy_indexed_dataset import open_token_files

@@ -5,7 +5,7 @@ from typing import Any
 
 from megatron.config.data.corpora import DataPlan
 from megatron.data.datasets.datasets import CorpusUse
-from megatron.data.sampling.blend import samples_wanted
+from megatron.data.sampling.blending import samples_wanted
 from megatron.data.sampling.sample_index import Epochs, plan_epochs
 
 _OF_ORDER = {"split": "--split", "order": "--dataloader-type", "kind": "the objective"}

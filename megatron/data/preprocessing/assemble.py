@@ -34,9 +34,9 @@ from megatron.data.token_files.index_files import (
     counting,
     pieces_of_file,
 )
-from megatron.data.token_files.outputs import report_of
 from megatron.data.token_files.publish import (
     publish_pair,
+    report_of,
     staged_record,
     write_errors_name,
 )

@@ -1,4 +1,4 @@
-"""The tokens of a block of lines, as they will lie on disk, and what there is to say about them."""
+"""Tokenizes a block of documents into the arrays of the token files, with quality statistics."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

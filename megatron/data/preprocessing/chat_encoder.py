@@ -1,4 +1,4 @@
-"""The tokens of a block of conversations, and beside each whether it counts."""
+"""Tokenizes conversations: tokens and their loss mask."""
 
 from io import BytesIO
 from typing import Any, Protocol
@@ -58,7 +58,7 @@ class ConversationEncoder(BlockEncoder):
             (np.concatenate([row[k] for row in rows] or [np.zeros(0)]).astype(np.int32), sizes)
             for k in range(2)
         ]
-        documents.texts = [[""] * len(rows)] * 2  # nobody asks for the texts of conversations
+        documents.texts = [[""] * len(rows)] * 2  # texts of conversations are not used
         return documents, [(*column, np.arange(len(rows))) for column in columns]
 
     def _encode_line(self, line: bytes) -> tuple[NDArray, NDArray]:

@@ -1,4 +1,4 @@
-"""From the flags of the preprocessing tools to a conversion, and its result in words."""
+"""Command line of the preprocessing tools: flags to a PreprocessSpec, and the printed result."""
 
 import hashlib
 import json
@@ -16,18 +16,19 @@ from megatron.config.parsing.flags import Legacy, parse_sections
 from megatron.config.tools.preprocess import PreprocessConfig, WorkerTrialConfig
 from megatron.data.preprocessing.assemble import Written
 from megatron.data.preprocessing.chat_encoder import KEYS
-from megatron.data.preprocessing.output_problems import (
-    collection_problems,
-    key_problems,
-    prefix_problems,
-    replacement_problems,
-)
 from megatron.data.preprocessing.preprocess import input_problems
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers.inputs import STDIN
 from megatron.data.readers.text_formats import TextSeparator
-from megatron.data.token_files.outputs import output_files, stage_of
-from megatron.data.token_files.publish import replacement_notices
+from megatron.data.token_files.publish import (
+    collection_problems,
+    key_problems,
+    output_files,
+    prefix_problems,
+    replacement_notices,
+    replacement_problems,
+    stage_of,
+)
 from megatron.tokenizer.build import build_tokenizer, keywords, tokenizer_problems
 from megatron.tokenizer.chat import ChatTemplate, ChatTokenizer, read_chat_template
 from megatron.tokenizer.fingerprint import describe, to_text
@@ -43,11 +44,11 @@ _LEGACY = (
 
 @dataclass(frozen=True)
 class PreprocessCommand:
-    """What a command line asks for.
+    """Parsed command line of a preprocessing tool.
 
     Args:
         sections: further sections of the tool, by name.
-        notices: what its user should read before the work begins.
+        notices: printed before the work begins.
     """
 
     spec: PreprocessSpec
@@ -62,40 +63,40 @@ def read_flags(
     extra: dict[str, type] | None = None,
     legacy: Sequence[Legacy] = (),
 ) -> PreprocessCommand:
-    """Return what `argv` asks for.
+    """Parse `argv`.
 
     Args:
         extra: further sections of the tool.
-        legacy: flags of its older namesake.
+        legacy: accepted flags of older tools.
 
     Raises:
-        ConfigError: everything that is wrong with it.
+        ConfigError: listing all problems.
         DataError: the tokenizer's files are damaged.
     """
     known = {"tokenizer": TokenizerConfig, "preprocess": PreprocessConfig, **(extra or {})}
     parsed = parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
     config = _with_prefix(parsed.sections)
-    wishes = tokenizer_arguments(parsed.sections["tokenizer"])
+    tokenizer_args = tokenizer_arguments(parsed.sections["tokenizer"])
     problems = [
-        *tokenizer_problems(**wishes),
+        *tokenizer_problems(**tokenizer_args),
         *_problems(config),
-        *_output_problems(config, wishes),
+        *_output_problems(config, tokenizer_args),
     ]
     if problems:
         texts = [] if config.conversations else config.input
         keys = config.json_keys
         raise ConfigError(*problems, *input_problems(texts, keys, text_separator(config)))
-    spec = _spec(config, wishes)
+    spec = _spec(config, tokenizer_args)
     notices = [
         *parsed.notices,
-        *_sentence_notices(config, wishes["tokenizer_type"]),
+        *_sentence_notices(config, tokenizer_args["tokenizer_type"]),
         *replacement_notices(spec.prefixes),
     ]
     return PreprocessCommand(spec, parsed.sections, tuple(notices))
 
 
 def print_written(results: Sequence[Written]) -> None:
-    """Print what the files hold."""
+    """Print counts and report of the files that were written."""
     for written in results:
         print(summary(written))
         for line in written.report:
@@ -128,19 +129,19 @@ def lost_texts(results: Sequence[Written]) -> Iterator[str]:
         )
 
 
-def _spec(config: PreprocessConfig, wishes: Mapping[str, Any]) -> PreprocessSpec:
-    """Return the conversion that `config` asks for.
+def _spec(config: PreprocessConfig, tokenizer_args: Mapping[str, Any]) -> PreprocessSpec:
+    """Build the spec from the flags.
 
     Args:
-        wishes: arguments of `build_tokenizer`.
+        tokenizer_args: arguments of `build_tokenizer`.
     """
-    make_encoder: Callable[[], Tokenizer] = partial(_built, json.dumps(wishes))
-    record = describe(make_encoder(), wishes)
-    template = _template(config, wishes)
+    make_encoder: Callable[[], Tokenizer] = partial(_built, json.dumps(tokenizer_args))
+    record = describe(make_encoder(), tokenizer_args)
+    template = _template(config, tokenizer_args)
     record = replace(record, chat_template=template.source if template else "")
     known_by = {"name": record.name, "fingerprint": record.fingerprint}
     if template:
-        make_encoder = partial(_built_for_chats, json.dumps(wishes), template)
+        make_encoder = partial(_built_for_chats, json.dumps(tokenizer_args), template)
         make_encoder()  # refuses a tokenizer that cannot do it
         known_by["chat template"] = hashlib.sha256(repr(template).encode()).hexdigest()
     return PreprocessSpec(
@@ -171,17 +172,17 @@ def _spec(config: PreprocessConfig, wishes: Mapping[str, Any]) -> PreprocessSpec
 
 
 @cache
-def _built_for_chats(wishes: str, template: ChatTemplate) -> ChatTokenizer:
-    return ChatTokenizer(_built(wishes), template)
+def _built_for_chats(tokenizer_args: str, template: ChatTemplate) -> ChatTokenizer:
+    return ChatTokenizer(_built(tokenizer_args), template)
 
 
 @cache
-def _built(wishes: str) -> Tokenizer:
-    return build_tokenizer(**json.loads(wishes))
+def _built(tokenizer_args: str) -> Tokenizer:
+    return build_tokenizer(**json.loads(tokenizer_args))
 
 
 def _with_prefix(sections: Mapping[str, Any]) -> PreprocessConfig:
-    """Return the wishes; numbers of workers are tried in the system's folder for such files."""
+    """Return the tokenizer_args; numbers of workers are tried in the system's folder for such files."""
     config: PreprocessConfig = sections["preprocess"]
     trial: WorkerTrialConfig | None = sections.get("trial")
     if config.output_prefix is None and trial is not None and trial.find_optimal_num_workers:
@@ -222,7 +223,7 @@ def _sentence_notices(config: PreprocessConfig, tokenizer_type: str) -> Iterator
         )
 
 
-def _output_problems(config: PreprocessConfig, wishes: Mapping[str, Any]) -> Iterator[str]:
+def _output_problems(config: PreprocessConfig, tokenizer_args: Mapping[str, Any]) -> Iterator[str]:
     if config.output_prefix is None:
         yield "--output-prefix is missing: give the path of the output, without suffix"
         return
@@ -236,7 +237,7 @@ def _output_problems(config: PreprocessConfig, wishes: Mapping[str, Any]) -> Ite
     read = {
         "--input": [path for path in config.input if path != STDIN],
         "--chat-template": [config.chat_template or ""],
-        **{f"--{name.replace('_', '-')}": [wishes.get(name) or ""] for name in of_one},
+        **{f"--{name.replace('_', '-')}": [tokenizer_args.get(name) or ""] for name in of_one},
     }
     of_input = Path(config.input[0]).name.partition(".")[0]
     yield from prefix_problems(config.output_prefix, of_input.strip("-*?[]") or "corpus")
@@ -285,11 +286,11 @@ def _conversation_problems(config: PreprocessConfig) -> Iterator[str]:
             yield f"{flag} is for texts; --conversations has no use for it"
 
 
-def _template(config: PreprocessConfig, wishes: Mapping[str, Any]) -> ChatTemplate | None:
+def _template(config: PreprocessConfig, tokenizer_args: Mapping[str, Any]) -> ChatTemplate | None:
     if not config.conversations:
         return None
     return read_chat_template(
         config.chat_template,
-        wishes["tokenizer_name_or_path"],
-        keywords(wishes.get("tokenizer_kwargs") or ()),
+        tokenizer_args["tokenizer_name_or_path"],
+        keywords(tokenizer_args.get("tokenizer_kwargs") or ()),
     )

@@ -1,4 +1,4 @@
-"""A conversion of texts to token files: what is wanted, and everything that follows from it."""
+"""Options of preprocessing (text to token files), and what follows from them."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from megatron.data.readers.inputs import Source, columns_of_tables, find_sources
 from megatron.data.readers.line_blocks import Limits
 from megatron.data.readers.text_formats import TextSeparator
 from megatron.data.token_files.indexed_dataset import best_dtype
-from megatron.data.token_files.outputs import pair_prefix, stage_of
+from megatron.data.token_files.publish import pair_prefix, stage_of
 
 _MEMORY_PER_TEXT = 16  # bytes that one byte of text may need while it is converted
 _FALLBACK = re.compile("<0x[0-9A-F]{2}>")
@@ -35,18 +35,18 @@ class PreprocessSpec:
         output_prefix: the files are {output_prefix}_{key}_document, or _sentence.
         text: what ends a document, if the inputs are plain text; None for JSON lines and tables.
         make_encoder: called once in every process, so it must be picklable.
-        tokenizer: what the tokenizer is, in words or numbers, to know it again on resuming.
-        record: what {output_prefix}_{key}_document.tokenizer.json says of it; none if empty.
+        tokenizer: identifies the tokenizer, for the comparison on resuming.
+        record: content of {output_prefix}_{key}_document.tokenizer.json; no file if empty.
         empty_documents: what a document without tokens under some key becomes.
         chats: lines are conversations, and `make_encoder` a tokenizer of these; the keys are those
             of chat_encoder.py.
         split_sentences: make each sentence a sequence of its own.
         workers: processes that tokenize; with 1, this process does.
         chunk_size: lines a worker gets at a time at most; if None, only bytes count.
-        max_memory_mb: for text and tokens under way, besides what the processes need to run.
+        max_memory_mb: for text and tokens in process, besides what the processes need to run.
         on_error: "stop" at a bad line, or "skip" it.
         bad_lines_path: file for the skipped lines.
-        resume: go on where an interrupted run stopped.
+        resume: skip the shards that an interrupted run finished.
         log_interval: documents between two lines of progress.
         shard_bytes: input of a shard, which a killed worker loses (default: by the input's size).
     """

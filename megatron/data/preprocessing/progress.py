@@ -1,4 +1,4 @@
-"""How far a long conversion is: a bar on a terminal, plain lines elsewhere."""
+"""Progress of preprocessing: a bar on a terminal, log lines elsewhere."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ class Progress:
     """Counts documents, tokens and bytes of input, and shows them with their rates.
 
     Args:
-        total_bytes: size of the whole input; 0 if nobody knows.
+        total_bytes: size of the whole input; 0: unknown.
         log_interval: documents between two lines, where stderr is not a terminal.
     """
 

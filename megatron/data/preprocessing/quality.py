@@ -1,4 +1,4 @@
-"""What is odd about tokens, found while they are made, at a small part of the cost of making them."""
+"""Quality statistics of tokens, counted while documents are tokenized: runs, unknown tokens, hashes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

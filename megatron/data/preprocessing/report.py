@@ -1,4 +1,4 @@
-"""What a conversion says about its documents, so that somebody looks at data before training does."""
+"""Quality report of preprocessing: lengths, copies, odd tokens and decoding checks per key."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How many workers convert an input fastest: found by trying, on its first documents."""
+"""Find the fastest number of preprocessing workers by a trial on the first documents."""
 
 import json
 import time

@@ -4,7 +4,7 @@ from itertools import accumulate
 
 from megatron.common.errors import ConfigError
 from megatron.config.data.corpora import SampleOrder
-from megatron.data.sampling.shares import shares_of
+from megatron.data.sampling.blending import shares_of
 
 
 def split_ranges(

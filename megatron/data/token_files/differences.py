@@ -1,4 +1,4 @@
-"""What is otherwise now than when the work on some token files began, in words."""
+"""Differences between the options and inputs of two preprocessing runs, as messages."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,8 +10,8 @@ _NAMED = 3  # files; of others it is said how many they are
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each thing that two results of `conversion.fingerprint` do not share."""
-    ours, theirs = (json.loads(json.dumps(wishes)) for wishes in (before, now))
+    """Return a message for each difference between two results of `preprocess_spec.fingerprint`."""
+    ours, theirs = (json.loads(json.dumps(options)) for options in (before, now))
     found: list[str] = []
     for name in {**ours, **theirs}:
         was, wanted = ours.get(name), theirs.get(name)
@@ -36,7 +36,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def _words(value: Any) -> str:
     if value is None:
-        return "not said"
+        return "not given"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):

@@ -1,8 +1,10 @@
-"""How a file appears under its name: whole, or not at all."""
+"""Output files of preprocessing and merging: names, checks, and atomic publication."""
 
+import glob
+import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,6 +16,132 @@ log = logging.getLogger(__name__)
 
 RECORD = ".tokenizer.json"
 """Added to a prefix: which tokenizer made the pair. megatron/tokenizer/fingerprint.py reads it."""
+
+_MOST_OF_A_BAD_LINE = 1 << 20  # bytes
+
+
+def stage_of(output_prefix: str) -> Path:
+    """Return the directory of the work in progress, beside the output."""
+    return Path(output_prefix + ".stage")
+
+
+def report_of(output_prefix: str) -> str:
+    """Return the path of the report."""
+    return output_prefix + ".report.json"
+
+
+def pair_prefix(output_prefix: str, key: str, *, split_sentences: bool) -> str:
+    """Return the path of the token files of `key`, without suffix."""
+    return f"{output_prefix}_{key}_{'sentence' if split_sentences else 'document'}"
+
+
+def output_files(output_prefix: str, keys: Sequence[str], *, split_sentences: bool) -> list[str]:
+    """Return the paths of all output files, without the list of bad lines."""
+    pairs = [pair_prefix(output_prefix, key, split_sentences=split_sentences) for key in keys]
+    of_pairs = [pair + end for pair in pairs for end in (".bin", ".bin.xxh3", ".idx", RECORD)]
+    return [*of_pairs, report_of(output_prefix)]
+
+
+def prefix_problems(output_prefix: str, name: str) -> Iterator[str]:
+    """Yield a message if `output_prefix` ends without a name, or its folder does not exist.
+
+    Args:
+        name: proposed as the end of the prefix.
+    """
+    folder, end = os.path.split(output_prefix)
+    if end in ("", ".", ".."):
+        yield (
+            f"--output-prefix {output_prefix or repr('')} names no files, only a folder; give "
+            f"their names a beginning, such as {os.path.join(output_prefix, name)}"
+        )
+    folder = os.path.join(folder, end) if end in (".", "..") else folder
+    if os.path.isdir(folder or "."):
+        return
+    if os.path.exists(folder):
+        yield f"--output-prefix {output_prefix}: {folder} is a file, and no folder"
+    else:
+        yield f"--output-prefix {output_prefix}: there is no folder {folder}; mkdir -p {folder}"
+
+
+def key_problems(keys: Sequence[str]) -> Iterator[str]:
+    """Yield a message for each key that cannot be part of a file name."""
+    for key in keys:
+        if "/" in key or "\0" in key:
+            yield (
+                f"--json-keys {key!r}: the key becomes part of a file name, and cannot be with "
+                f"{'/' if '/' in key else 'a zero byte'} in it; rename it in the input"
+            )
+
+
+def replacement_problems(
+    outputs: Sequence[str], stage: Path, read: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """Yield a message for each file that this run both reads and replaces or removes.
+
+    Args:
+        outputs: paths of what is written.
+        stage: the folder of the work in progress.
+        read: for each flag the files or globs that it names.
+    """
+    written = {(at.st_dev, at.st_ino): path for path in outputs for at in _status(path)}
+    for flag, patterns in read.items():
+        for file in _files(patterns):
+            for at in _status(file):
+                if output := written.get((at.st_dev, at.st_ino)):
+                    yield (
+                        f"{flag} {file} would be replaced: this run writes {output}; give another "
+                        "--output-prefix"
+                    )
+            if _is_in(file, stage):
+                yield (
+                    f"{flag} {file} lies in {stage}, which this run empties; move it, or give "
+                    "another --output-prefix"
+                )
+
+
+def collection_problems(
+    path: str, outputs: Sequence[str], stage: Path, inputs: Sequence[str]
+) -> Iterator[str]:
+    """Yield a message for each reason not to write the list of bad lines to `path`.
+
+    Args:
+        outputs: paths of the other files that are written.
+        stage: the folder of the work in progress.
+        inputs: files or globs.
+    """
+    flag = f"--on-error collect {path}"
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        yield f"{flag}: there is no directory {os.path.dirname(path)}"
+    elif os.path.isdir(path):
+        yield f"{flag} is a directory; give a FILE"
+    elif os.path.realpath(path) in map(os.path.realpath, outputs) or _is_in(path, stage):
+        yield f"{flag} is one of the files that this run writes itself; give another FILE"
+    elif any(os.path.samefile(file, path) for file in _files(inputs) if os.path.exists(path)):
+        yield f"{flag} would replace an --input; give another FILE"
+    elif os.path.isfile(path) and not _lists_bad_lines(path):
+        yield f"{flag} would replace a file that is no list of bad lines; give another FILE, or remove it"
+
+
+def _files(patterns: Sequence[str]) -> list[str]:
+    """Return the files that are there."""
+    named = [file for each in patterns for file in (each, *glob.glob(each, recursive=True))]
+    return [file for file in dict.fromkeys(named) if os.path.exists(file)]
+
+
+def _status(path: str) -> list[os.stat_result]:
+    return [os.stat(path)] if os.path.exists(path) else []
+
+
+def _is_in(path: str, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _lists_bad_lines(path: str) -> bool:
+    with open(path, "rb") as file:
+        first = file.readline(_MOST_OF_A_BAD_LINE)
+    with suppress(ValueError, TypeError):  # no JSON, or a number
+        return not first or {"problem", "excerpt"} <= set(json.loads(first))
+    return False
 
 
 def publish_pair(
@@ -43,7 +171,7 @@ def publish_pair(
 
 
 def replacement_notices(prefixes: Iterable[str]) -> Iterator[str]:
-    """Yield a sentence for each pair of token files that is there and will be replaced."""
+    """Yield a notice for each existing pair of token files that will be replaced."""
     for prefix in prefixes:
         there = [f"{prefix}{end}" for end in (".bin", ".idx") if os.path.exists(prefix + end)]
         if there:
@@ -54,7 +182,7 @@ def replacement_notices(prefixes: Iterable[str]) -> Iterator[str]:
 def staged_record(
     prefixes: Iterable[str], record: str, *, is_kept: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Have pairs that are published in here get `record` as PREFIX.tokenizer.json.
+    """Write `record` as PREFIX.tokenizer.json of the pairs that are published within this context.
 
     Without one, that of an older pair goes with that pair. On failure nothing is left or removed,
     unless `is_kept()`: then a later `publish_pair` finds it.
@@ -77,7 +205,7 @@ def staged_record(
 
 
 def _publish_record(prefix: str) -> None:
-    """Give the staged record its name; an empty one says that there is to be none."""
+    """Rename the staged record; an empty one means that the pair has none."""
     staged = _staged_record(prefix)
     if staged.exists() and staged.stat().st_size:
         os.replace(staged, prefix + RECORD)

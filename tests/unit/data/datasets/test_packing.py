@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.data.datasets.packing import pack
+from megatron.data.datasets.packed_dataset import pack
 
 
 def packed_one_by_one(lengths, pairs, *, num_rows, row_length, seed):

@@ -165,7 +165,7 @@ def test_what_is_assembled_is_not_published_for_other_wishes(directory, monkeypa
     with pytest.raises(DataError, match="another run: --dataset-impl was 'mmap' and is 'lazy'"):
         preprocess(replace(wishes, dataset_impl="lazy"))
     with pytest.raises(
-        DataError, match="another run: --on-error collect was not said and is 'bad'"
+        DataError, match="another run: --on-error collect was not given and is 'bad'"
     ):
         preprocess(replace(wishes, on_error="collect", bad_lines_path="bad"))
     path = directory / "a.jsonl"
@@ -294,7 +294,7 @@ def test_missing_shards_are_named(directory):
     [
         ({"append_eod": True}, "each document ended with 256 and ends with nothing now"),
         ({"json_keys": ("b",)}, "--json-keys was 'b' and is 'a'"),
-        ({"tokenizer": {"name": "b"}}, "the tokenizer's name was 'b' and is not said"),
+        ({"tokenizer": {"name": "b"}}, "the tokenizer's name was 'b' and is not given"),
         ({"max_memory_mb": 9}, "the longest line that --max-memory-mb allows was 589824 and is 6"),
     ],
 )
@@ -376,7 +376,7 @@ def test_a_stage_that_does_not_say_its_model_of_sentences_is_not_resumed(directo
         if not split_sentences:
             convert_share(wishes, 0, 1)
             continue
-        with pytest.raises(DataError, match="the model that splits sentences was not said and is"):
+        with pytest.raises(DataError, match="the model that splits sentences was not given and is"):
             convert_share(wishes, 0, 1)
 
 

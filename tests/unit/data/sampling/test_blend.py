@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.common.errors import DataError
-from megatron.data.sampling import blend, blend_steps
-from megatron.data.sampling.blend import BlendedDataset, blend_order, samples_wanted
+from megatron.data.sampling import blending
+from megatron.data.sampling.blending import BlendedDataset, blend_order, samples_wanted
 from megatron.data.sampling.provenance import Origin
 
 
@@ -54,8 +54,8 @@ def test_the_order_is_that_of_the_rule(weights, num_samples):
 def test_stretches_that_started_wrong_are_computed_again(weights, num_samples):
     """Short stretches without a way to forget: nearly all of them start wrong."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blend, "_WARM_UP", 3)
-        patch.setattr(blend, "_PIECES", 2)
+        patch.setattr(blending, "_WARM_UP", 3)
+        patch.setattr(blending, "_PIECES", 2)
         found = pairs(blend_order(weights, num_samples))
     assert found == one_after_the_other(weights, num_samples)
 
@@ -79,7 +79,7 @@ def test_orders_with_some_equal_shares_are_those_of_the_rule():
 
 @pytest.mark.parametrize("top", [0, 0.6, 1.2])
 def test_steps_whose_numbers_leave_their_range_are_exact_ones(top, monkeypatch):
-    monkeypatch.setattr(blend_steps, "_TOP", int(top * blend_steps._ONE))
+    monkeypatch.setattr(blending, "_TOP", int(top * blending._ONE))
     weights = np.random.default_rng(1).random(40).tolist()
     assert pairs(blend_order(weights, 12_000)) == one_after_the_other(weights, 12_000)
 
@@ -163,7 +163,7 @@ def test_the_order_is_kept_on_disk(tmp_path, monkeypatch):
 
     first = blended([1, 2], 50)
     assert len(list((tmp_path / "c-index-cache").glob("*.npy"))) == 2
-    monkeypatch.delattr(blend, "blend_order")
+    monkeypatch.delattr(blending, "blend_order")
     assert pairs(blended([1, 2], 50)) == pairs(first)
     for other in ([2, 1], 50), ([1, 2], 51):
         with pytest.raises(NameError):

@@ -8,10 +8,10 @@ import pytest
 from megatron.common.errors import DataError
 from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.data.datasets.mtf_dataset import MTFDataset
-from megatron.data.datasets.packing import pack
+from megatron.data.datasets.packed_dataset import pack
 from megatron.data.sampling import index_cache
 from megatron.data.sampling import index_size as room
-from megatron.data.sampling.blend import BlendedDataset, blend_order
+from megatron.data.sampling.blending import BlendedDataset, blend_order
 from megatron.data.sampling.index_size import blend_room, packing_room, sample_index_room
 from megatron.data.sampling.sample_index import build_sample_index, plan_epochs
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter

@@ -55,7 +55,7 @@ def test_of_many_files_the_first_are_named():
         ("--lang", "english", "german", "--lang was 'english' and is 'german'"),
         ("--prepend-space", False, True, "--prepend-space was off and is on"),
         ("--json-keys", ("a", "b"), ("b",), "--json-keys was 'a' and 'b' and is 'b'"),
-        ("--on-error collect", None, "bad", "--on-error collect was not said and is 'bad'"),
+        ("--on-error collect", None, "bad", "--on-error collect was not given and is 'bad'"),
         (
             "the end of a document",
             (50256,),
