@@ -13,27 +13,27 @@ from deepspeed.runtime.config import DeepSpeedConfigError
 from torch import nn
 
 from megatron.common.errors import ConfigError
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.data_parallel_engine import PlainEngine
 from megatron.engine.deepspeed.mpu import Mpu
-from megatron.engine.deepspeed.recompute import (
-    recomputation,
-    recompute_attention,
-)
+from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.zero3 import Opened, divided_from_birth
 from megatron.engine.engine import Engine
 from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline_engine import PipelinedEngine
 from megatron.engine.pipeline_module import RECOMPUTED, pipeline_module
+from megatron.fused_kernels.reference.dispatch import Kernels
+from megatron.model.layers.attention_kernels import CoreAttention, attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
-from megatron.model.layers.ulysses import exchange_heads
+from megatron.model.layers.ulysses import UlyssesAttention
 from megatron.model.loss import Loss
 from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.optimizer.muon import Muon
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.tensor_parallel.sequence_parallel import divide_sequence
+from megatron.tensor_parallel.sequence_parallel import all_reduce_replicated_gradients
 
 
 @contextlib.contextmanager
@@ -99,27 +99,34 @@ def build_engine(
             batch_fields=batch_fields,
             carried=carried,
         )
-        _rework(pipeline, groups, parallel, recompute)
+        if parallel.sequence_parallel:
+            all_reduce_replicated_gradients(pipeline, groups.tensor)
         return PipelinedEngine(
             _deepspeed(pipeline, None, initialise, build_optimizer, config), groups, **watching
         )
     with divided_from_birth(groups, config) if parallel.zero_stage == 3 else nullcontext():
         model = SequentialModel(steps, recomputation=recomputation(recompute, RECOMPUTED))
-    _rework(model, groups, parallel, recompute)
+    if parallel.sequence_parallel:
+        all_reduce_replicated_gradients(model, groups.tensor)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
     return PlainEngine(engine, groups, loss, auxiliary, **watching)
 
 
-def _rework(
-    model: nn.Module, groups: Groups, parallel: ParallelPlan, recompute: RecomputePlan
-) -> None:
-    """Change how `model` computes, not what."""
+def core_attention(
+    spec: ModelSpec,
+    kernels: Kernels,
+    *,
+    groups: Groups,
+    parallel: ParallelPlan,
+    recompute: RecomputePlan,
+) -> CoreAttention:
+    """Return what computes attention in every layer: the kernels', recomputed, with Ulysses."""
+    attend = attention_of(kernels, caps=spec.attention_softcap > 0)
     if recompute.granularity == "selective":
-        recompute_attention(model)
-    if parallel.sequence_parallel:
-        divide_sequence(model, groups.tensor)
+        attend = recomputed_attention(attend)
     if parallel.sequence > 1:
-        exchange_heads(model, groups.sequence)
+        attend = UlyssesAttention(attend, groups.sequence)
+    return lambda number: attend
 
 
 def _deepspeed(

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Layer, Step, Tie
@@ -27,6 +28,8 @@ def gpt_layers(
     mixed: bool,
     kernels: Kernels = REFERENCE,
     build_mixture: MixtureBuilder | None = None,
+    sequence_parallel: bool = False,
+    core_attention: CoreAttention | None = None,
 ) -> list[Step]:
     """Return the network: a batch with tokens and positions in, logits_bsv [b, s, V/t] out.
 
@@ -38,11 +41,19 @@ def gpt_layers(
         mixed: whether weights are 16-bit, so that logits are cast up at the end.
         kernels: what computes the operations inside the layers.
         build_mixture: builds the MLPs of layers with experts.
+        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
+        core_attention: returns what computes attention in the layer of a number; the kernels' if
+            None.
     """
     weight, tied = "word_embeddings.weight", spec.tied_embeddings
     embedding = Layer(
         EmbeddingPipe,
-        {"spec": spec, "group": group, "kernels": kernels},
+        {
+            "spec": spec,
+            "group": group,
+            "kernels": kernels,
+            "sequence_parallel": sequence_parallel,
+        },
         tie=Tie("embed", weight) if tied else None,
     )
     blocks = [
@@ -55,6 +66,8 @@ def gpt_layers(
                 "rng": rng,
                 "kernels": kernels,
                 "build_mixture": build_mixture,
+                "sequence_parallel": sequence_parallel,
+                "core_attention": core_attention,
             },
         )
         for number in range(1, spec.num_layers + 1)
@@ -62,7 +75,12 @@ def gpt_layers(
     sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
     head = Layer(
         OutputEmbeddingPipe,
-        {**sizes, "group": group, "softcap": spec.logit_softcap},
+        {
+            **sizes,
+            "group": group,
+            "softcap": spec.logit_softcap,
+            "sequence_parallel": sequence_parallel,
+        },
         tie=Tie("embed", weight, partial(tied_logits, softcap=spec.logit_softcap))
         if tied
         else None,

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.tensor_parallel.collectives import reduce_from_tensor_parallel, scatter_sequence
-from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
+from megatron.tensor_parallel.sharding import exact_quotient, layout_of, mark_sharded
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -16,6 +16,7 @@ class VocabParallelEmbedding(nn.Module):
         num_embeddings: rows over all ranks; a multiple of the group's size.
         embedding_dim: features per row.
         group: the tensor-parallel ranks.
+        sequence_parallel: whether they divide the sequence of the result.
 
     Shapes: ids_bs [b, s] int64 -> [b, s, embedding_dim]; [b, s/t, embedding_dim] when the ranks
         divide the sequence.
@@ -23,11 +24,16 @@ class VocabParallelEmbedding(nn.Module):
         sequence: a reduce-scatter forward, an all-gather backward.
     """
 
-    sequence_parallel = False
-
-    def __init__(self, num_embeddings: int, embedding_dim: int, *, group: dist.ProcessGroup):
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        group: dist.ProcessGroup,
+        sequence_parallel: bool = False,
+    ):
         super().__init__()
-        self.group = group
+        self.group, self.sequence_parallel = group, sequence_parallel
         self.local_rows = exact_quotient(num_embeddings, group.size(), "num_embeddings")
         self.weight = mark_sharded(
             nn.Parameter(torch.empty(self.local_rows, embedding_dim)), 0, group
@@ -45,8 +51,13 @@ class VocabParallelEmbedding(nn.Module):
             return scatter_sequence(found, 1, self.group)
         return reduce_from_tensor_parallel(found, self.group)
 
+    def extra_repr(self) -> str:
+        """Return the sizes over all ranks, and the parallel layout."""
+        rows, width = self.local_rows * self.group.size(), self.weight.shape[1]
+        return f"num_embeddings={rows}, embedding_dim={width}, {layout_of(self)}"
+
     def own_tokens(self, tokens_bs: Tensor) -> Tensor:
-        """Return of what belongs to tokens the part that belongs to the result's."""
+        """Return this rank's slice of a per-token tensor."""
         if not self.sequence_parallel:
             return tokens_bs
         return tokens_bs.chunk(self.group.size(), 1)[self.group.rank()]

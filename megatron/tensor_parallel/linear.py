@@ -14,7 +14,7 @@ from megatron.tensor_parallel.collectives import (
     reduce_scatter,
     scatter_sequence,
 )
-from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
+from megatron.tensor_parallel.sharding import exact_quotient, layout_of, mark_sharded
 
 
 class ColumnParallelLinear(nn.Module):
@@ -26,6 +26,7 @@ class ColumnParallelLinear(nn.Module):
         group: the tensor-parallel ranks.
         has_bias: whether there is a bias at all.
         adds_bias: whether y has the bias already; if not it is left to the caller.
+        sequence_parallel: whether the ranks divide the sequence outside of the layer.
 
     Shapes: x [..., in_features] -> y [..., out_features / t], t the group's size. When the ranks
         divide the sequence: x [s/t, ...] -> y [s, ...].
@@ -35,8 +36,6 @@ class ColumnParallelLinear(nn.Module):
 
     bias: nn.Parameter | None
 
-    sequence_parallel = False
-
     def __init__(
         self,
         in_features: int,
@@ -45,9 +44,10 @@ class ColumnParallelLinear(nn.Module):
         group: dist.ProcessGroup,
         has_bias: bool = True,
         adds_bias: bool = True,
+        sequence_parallel: bool = False,
     ):
         super().__init__()
-        self.group = group
+        self.group, self.sequence_parallel = group, sequence_parallel
         self.adds_bias = adds_bias
         local_features = exact_quotient(out_features, group.size(), "out_features")
         self.weight = mark_sharded(nn.Parameter(torch.empty(local_features, in_features)), 0, group)
@@ -62,6 +62,12 @@ class ColumnParallelLinear(nn.Module):
             return gathering_linear(x, self.weight, bias, dim=0, group=self.group)
         return F.linear(copy_to_tensor_parallel(x, self.group), self.weight, bias)
 
+    def extra_repr(self) -> str:
+        """Return the sizes over all ranks, and the parallel layout."""
+        rows, columns = self.weight.shape
+        sizes = f"in_features={columns}, out_features={rows * self.group.size()}"
+        return f"{sizes}, bias={self.bias is not None}, {layout_of(self)}"
+
 
 class RowParallelLinear(nn.Module):
     """y = x W^T with the input features divided over the tensor-parallel ranks.
@@ -74,6 +80,7 @@ class RowParallelLinear(nn.Module):
         out_features: width of y, the same on every rank.
         group: the tensor-parallel ranks.
         has_bias: whether there is a bias.
+        sequence_parallel: whether the ranks divide the sequence outside of the layer.
 
     Shapes: x [..., in_features / t] -> y [..., out_features], t the group's size. When the ranks
         divide the sequence: x [s, ...] -> y [s/t, ...].
@@ -83,8 +90,6 @@ class RowParallelLinear(nn.Module):
 
     bias: nn.Parameter | None
 
-    sequence_parallel = False
-
     def __init__(
         self,
         in_features: int,
@@ -92,9 +97,10 @@ class RowParallelLinear(nn.Module):
         *,
         group: dist.ProcessGroup,
         has_bias: bool = True,
+        sequence_parallel: bool = False,
     ):
         super().__init__()
-        self.group = group
+        self.group, self.sequence_parallel = group, sequence_parallel
         local_features = exact_quotient(in_features, group.size(), "in_features")
         self.weight = mark_sharded(
             nn.Parameter(torch.empty(out_features, local_features)), 1, group
@@ -107,6 +113,12 @@ class RowParallelLinear(nn.Module):
         if self.sequence_parallel:
             return scatter_sequence(y, 0, self.group)
         return reduce_from_tensor_parallel(y, self.group)
+
+    def extra_repr(self) -> str:
+        """Return the sizes over all ranks, and the parallel layout."""
+        rows, columns = self.weight.shape
+        sizes = f"in_features={columns * self.group.size()}, out_features={rows}"
+        return f"{sizes}, bias={self.bias is not None}, {layout_of(self)}"
 
 
 class GatheringLinear(torch.autograd.Function):

@@ -9,22 +9,16 @@ Source: arXiv:2205.05198, section 4.2.
 import torch.distributed as dist
 from torch import nn
 
-from megatron.tensor_parallel.embedding import VocabParallelEmbedding
-from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.sharding import all_reduce_grad, shard_of
 
 
-def divide_sequence(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Let the ranks of `group` divide the sequence in `model`, a stage or the whole.
+def all_reduce_replicated_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Sum the gradients of unsharded parameters over the ranks that divide the sequence.
 
-    What they all hold whole (norms, biases behind row-parallel layers, positions) then sees a part
-    of the tokens on each of them, so its gradient becomes the sum over the ranks.
+    Norms, biases behind row-parallel layers and positions see other tokens on each of them.
 
-    Communication: that of the layers; in backward one all-reduce for each whole parameter.
+    Communication: in backward one all-reduce for each unsharded parameter.
     """
-    for module in model.modules():
-        if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelEmbedding):
-            module.sequence_parallel = True
     for parameter in model.parameters():
         if shard_of(parameter) is None:
             all_reduce_grad(parameter, group)

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -106,3 +107,9 @@ def full_name(name: str, parameter: nn.Parameter) -> str:
     """Return the name that `parameter` has where one rank holds all experts of a layer."""
     share: ExpertShare | None = getattr(parameter, "expert_share", None)
     return _NUMBER.sub(str(share.number), name) if share else name
+
+
+def layout_of(layer: Any) -> str:
+    """Return how a layer with a group is divided, for its `extra_repr`."""
+    divided = ", sequence_parallel=True" if layer.sequence_parallel else ""
+    return f"tensor_parallel={layer.group.size()}{divided}"

@@ -211,6 +211,14 @@ def build_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kern
                 )
                 if auxiliary
                 else None,
+                sequence_parallel=plan.parallel.sequence_parallel,
+                core_attention=build.core_attention(
+                    model,
+                    kernels,
+                    groups=groups,
+                    parallel=plan.parallel,
+                    recompute=plan.recompute,
+                ),
             ),
             loss=objective.loss(plan.objective)(
                 groups.tensor, kernels, vocab_size=counted, sequence_group=groups.sequence

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.activation_checkpointing import checkpointing
-from torch import Tensor, nn
+from torch import Tensor
 
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 from megatron.engine.deepspeed.mpu import Mpu
-from megatron.model.layers.attention import ParallelAttention
 from megatron.model.layers.attention_kernels import Attend, Weighing
 from megatron.model.layers.layer_list import Recomputation
 from megatron.tensor_parallel.process_groups import Groups
@@ -73,14 +72,9 @@ def recomputation(plan: RecomputePlan, names: Collection[str]) -> Recomputation:
     return Recomputation(names=names, groups=plan.groups, call=recompute)
 
 
-def recompute_attention(model: nn.Module) -> None:
-    """Compute the scores of every attention in `model` again in backward, and what follows them."""
-    for module in model.modules():
-        if isinstance(module, ParallelAttention):
-            module.attend = _recomputed(module.attend)
+def recomputed_attention(attend: Attend) -> Attend:
+    """Return `attend` with selective recompute: attention scores are computed again in backward."""
 
-
-def _recomputed(attend: Attend) -> Attend:
     def attend_again(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
         return recompute(partial(attend, how=how), query, key, value)
 

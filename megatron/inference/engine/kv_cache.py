@@ -1,6 +1,6 @@
 """Keys and values of tokens that were read before, and attention over them.
 
-A `CachedAttention` stands where a layer has what computes its attention. What it does in a forward
+A `CachedAttention` is the core attention of a layer. What it does in a forward
 pass is the turn of the cache: to keep what prompts are made of, or to look back from one new token
 of each sequence. The layers know nothing of it.
 """
@@ -11,11 +11,10 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from megatron.common.errors import ConfigError
-from megatron.model.layers.attention import ParallelAttention
-from megatron.model.layers.attention_kernels import Attend, Weighing, soft_capped
+from megatron.model.layers.attention_kernels import Attend, CoreAttention, Weighing, soft_capped
 
 
 class Turn(Protocol):
@@ -47,7 +46,9 @@ class Cache:
     """Keys and values of all layers: a row for each sequence, in memory from the beginning.
 
     Args:
-        model: its attention looks into the cache from now on.
+        layers: numbers of the layers of this stage, from 1 on over all stages.
+        groups: query groups of this rank.
+        head_dim: features of a head.
         rows: most sequences at once.
         max_length: most tokens of each.
 
@@ -56,15 +57,16 @@ class Cache:
 
     def __init__(
         self,
-        model: nn.Module,
+        layers: range,
         *,
+        groups: int,
+        head_dim: int,
         rows: int,
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
     ):
-        layers = [module for module in model.modules() if isinstance(module, ParallelAttention)]
-        groups, head_dim = layers[0].local_groups, layers[0].spec.head_dim
+        self._layers = layers
         shape = (len(layers), rows, groups, max_length, head_dim)
         try:
             # Zeros: what is hidden is multiplied by 0, and that of a stray NaN would be one.
@@ -77,8 +79,14 @@ class Cache:
                 "--inference-max-seq-length"
             ) from error
         self.turn: Turn = Prompts(0)
-        for number, layer in enumerate(layers):
-            layer.attend = CachedAttention(layer.attend, self, number)
+
+    def core_attention(self, attend: Attend) -> CoreAttention:
+        """Return attention that reads and writes this cache, for the layer of a number.
+
+        Args:
+            attend: computes attention where the cache is not looked at.
+        """
+        return lambda number: CachedAttention(attend, self, self._layers.index(number))
 
     def clear(self, rows: slice) -> None:
         """Forget what is no number: the next sequences of these rows would multiply it by 0."""

@@ -11,18 +11,20 @@ from torch import Tensor
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fill_from
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.inference.engine.kv_cache import Cache, NextTokens, Prompts
 from megatron.inference.engine.logprobs import choices_with_logprobs
 from megatron.inference.engine.onednn_weights import pack_weights
 from megatron.inference.engine.request import Choice
 from megatron.model.gpt import gpt_layers, to_batch_first
+from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import SequentialModel, in_turn
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.collectives import all_gather
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.rng import OrdinaryStream
-from megatron.tensor_parallel.sharding import shard_of
+from megatron.tensor_parallel.sharding import exact_quotient, shard_of
 
 Decision = TypeVar("Decision")
 Value = TypeVar("Value")
@@ -63,11 +65,30 @@ class Stage:
         self.spec, self.groups, self.dtype, self.device = spec, groups, dtype, device
         self.rows, self.sees_prefix = rows, sees_prefix
         self.max_length = max_length or spec.max_position_embeddings
-        steps = gpt_layers(
-            spec, group=groups.tensor, rng=OrdinaryStream(), mixed=dtype != torch.float32
-        )
+        parts: dict[str, Any] = {
+            "group": groups.tensor,
+            "rng": OrdinaryStream(),
+            "mixed": dtype != torch.float32,
+        }
+        steps = gpt_layers(spec, **parts)
         is_block = [getattr(step, "cls", None) is ParallelTransformerLayerPipe for step in steps]
         start, stop = stage_bounds(is_block, groups.topology.pipeline)[groups.stage]
+        self.cache = None
+        if rows:
+            first = 1 + sum(is_block[:start])
+            self.cache = Cache(
+                range(first, first + sum(is_block[start:stop])),
+                groups=exact_quotient(
+                    spec.num_query_groups, groups.tensor.size(), "num_query_groups"
+                ),
+                head_dim=spec.head_dim,
+                rows=rows,
+                max_length=self.max_length,
+                dtype=dtype,
+                device=device,
+            )
+            attend = attention_of(REFERENCE, caps=spec.attention_softcap > 0)
+            steps = gpt_layers(spec, **parts, core_attention=self.cache.core_attention(attend))
         own = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
         model = SequentialModel(own).to(dtype).to(device)
         _fill(model, weights)
@@ -75,17 +96,6 @@ class Stage:
         self.model = model.eval()
         end = steps.index(to_batch_first)
         self._body, self._head = model.calls[:end], model.calls[end + 1 :]
-        self.cache = (
-            Cache(
-                model,
-                rows=rows,
-                max_length=self.max_length,
-                dtype=dtype,
-                device=device,
-            )
-            if rows
-            else None
-        )
 
     @property
     def has_logits(self) -> bool:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.layers.attention_kernels import Mask, Weighing, attention_of
+from megatron.model.layers.attention_kernels import Attend, Mask, Weighing, attention_of
 from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.positions import alibi_slopes, own_position_embedding, rotary_tables
@@ -29,6 +29,8 @@ class ParallelAttention(nn.Module):
         group: the tensor-parallel ranks.
         rng: the stream that differs between them.
         kernels: what computes it.
+        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
+        core_attention: computes attention between the linear layers; the kernels' if None.
 
     Shapes: x_sbh [s, b, h], positions_bs [b, s] with rotary positions, spans_bs2 [b, s, 2] or None
         -> (y_sbh [s, b, h], bias [h] or None).
@@ -46,6 +48,8 @@ class ParallelAttention(nn.Module):
         group: dist.ProcessGroup,
         rng: RngTracker,
         kernels: Kernels = REFERENCE,
+        sequence_parallel: bool = False,
+        core_attention: Attend | None = None,
     ):
         super().__init__()
         heads, groups, head_dim = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
@@ -56,12 +60,15 @@ class ParallelAttention(nn.Module):
         self.window = spec.window_of(number)
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
-        self.attend = attention_of(kernels, caps=spec.attention_softcap > 0)
+        self.core_attention = core_attention or attention_of(
+            kernels, caps=spec.attention_softcap > 0
+        )
         self.query_key_value = column_parallel(
             spec.hidden_size,
             (heads + 2 * groups) * head_dim,
             group=group,
             has_bias=spec.qkv_bias,
+            sequence_parallel=sequence_parallel,
             adapter=adapter_of(spec, "query_key_value", rng),
         )
         self.dense = row_parallel(
@@ -69,6 +76,7 @@ class ParallelAttention(nn.Module):
             spec.hidden_size,
             group=group,
             has_bias=spec.attention_output_bias,
+            sequence_parallel=sequence_parallel,
             adapter=adapter_of(spec, "dense", rng),
         )
         if spec.qk_layernorm:
@@ -103,7 +111,7 @@ class ParallelAttention(nn.Module):
         """Return the mixed values [b, a, s, d]: what is between the two linear layers."""
         drop = self.spec.attention_dropout if self.training else 0.0
         with self.rng.fork() if drop else nullcontext():
-            return self.attend(
+            return self.core_attention(
                 query,
                 key,
                 value,
@@ -122,3 +130,10 @@ class ParallelAttention(nn.Module):
             return None
         slopes_a = alibi_slopes(self.spec.num_attention_heads, query.device)
         return slopes_a.chunk(self.group.size())[self.group.rank()]
+
+    def extra_repr(self) -> str:
+        """Return the heads over all ranks, and how they are divided."""
+        spec, ranks = self.spec, self.group.size()
+        heads = f"heads={spec.num_attention_heads}, query_groups={spec.num_query_groups}"
+        window = f", window={self.window}" if self.window else ""
+        return f"{heads}, head_dim={spec.head_dim}{window}, tensor_parallel={ranks}"

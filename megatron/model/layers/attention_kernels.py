@@ -3,7 +3,7 @@
 Every implementation computes the same function of the same arguments (`Attend`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -23,7 +23,7 @@ class Mask:
     Args:
         causal: whether nothing behind the query is seen; says nothing where spans are given.
         spans_bs2: [b, sq, 2], for every query the first key that it sees and the one after the
-            last, as in `carry.py`.
+            last, as in `LayerInput`.
         window: a query sees no key that is this far from it, or farther; 0 for no limit.
     """
 
@@ -168,6 +168,10 @@ def soft_capped(x: Tensor, cap: float) -> Tensor:
     Source: arXiv:2408.00118, section 2.
     """
     return cap * (x / cap).tanh() if cap else x
+
+
+CoreAttention = Callable[[int], Attend]
+"""Returns what computes attention in the layer of a number, from 1 on."""
 
 
 def attention_of(kernels: Kernels, *, caps: bool = False) -> Attend:

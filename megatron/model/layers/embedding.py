@@ -27,17 +27,28 @@ class EmbeddingPipe(nn.Module):
         spec: the network.
         group: the tensor-parallel ranks.
         kernels: what computes the norm.
+        sequence_parallel: whether the ranks of `group` divide the sequence of the result.
 
     Shapes: tokens, positions [b, s] int64, attention_span [b, s, 2] int64 -> hidden [b, s, h].
     Communication: one all-reduce of [b, s, h] over `group` forward.
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
     """
 
-    def __init__(self, spec: ModelSpec, *, group: dist.ProcessGroup, kernels: Kernels = REFERENCE):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        group: dist.ProcessGroup,
+        kernels: Kernels = REFERENCE,
+        sequence_parallel: bool = False,
+    ):
         super().__init__()
         self.spec = spec
         self.word_embeddings = VocabParallelEmbedding(
-            spec.padded_vocab_size, spec.hidden_size, group=group
+            spec.padded_vocab_size,
+            spec.hidden_size,
+            group=group,
+            sequence_parallel=sequence_parallel,
         )
         if spec.embed_layernorm:
             # A part of the table by name, as in BLOOM's checkpoints.
@@ -74,6 +85,7 @@ class OutputEmbeddingPipe(nn.Module):
 
     Args:
         softcap: bound of the logits; 0 for none.
+        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
 
     Shapes: x_bsh [b, s, h] -> [b, s, V/t].
     Communication: none forward; one all-reduce of [b, s, h] backward.
@@ -86,10 +98,13 @@ class OutputEmbeddingPipe(nn.Module):
         hidden_size: int,
         group: dist.ProcessGroup,
         softcap: float = 0.0,
+        sequence_parallel: bool = False,
     ):
         super().__init__()
         self.softcap = softcap
-        self.word_embeddings = VocabParallelEmbedding(padded_vocab_size, hidden_size, group=group)
+        self.word_embeddings = VocabParallelEmbedding(
+            padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
+        )
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         return tied_logits(self, x_bsh, softcap=self.softcap)

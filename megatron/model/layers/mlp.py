@@ -26,6 +26,7 @@ class ParallelMLP(nn.Module):
         group: the tensor-parallel ranks.
         rng: the stream that differs between them, for adapters.
         kernels: what computes the activation.
+        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
 
     Shapes: x_sbh [s, b, h] -> (y_sbh [s, b, h], bias [h] or None).
     Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
@@ -38,6 +39,7 @@ class ParallelMLP(nn.Module):
         group: dist.ProcessGroup,
         rng: RngTracker = _ALONE,
         kernels: Kernels = REFERENCE,
+        sequence_parallel: bool = False,
     ):
         super().__init__()
         inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
@@ -48,6 +50,7 @@ class ParallelMLP(nn.Module):
             group=group,
             has_bias=spec.linear_bias,
             adds_bias=not kernels.activation_adds_bias,
+            sequence_parallel=sequence_parallel,
             adapter=adapter_of(spec, "dense_h_to_4h", rng),
         )
         self.dense_4h_to_h = row_parallel(
@@ -55,6 +58,7 @@ class ParallelMLP(nn.Module):
             spec.hidden_size,
             group=group,
             has_bias=spec.linear_bias,
+            sequence_parallel=sequence_parallel,
             adapter=adapter_of(spec, "dense_4h_to_h", rng),
         )
 
@@ -84,6 +88,7 @@ def build_mlp(
     rng: RngTracker,
     kernels: Kernels,
     build_mixture: MixtureBuilder | None,
+    sequence_parallel: bool = False,
 ) -> nn.Module:
     """Return the MLP of the layer `number`, or its experts.
 
@@ -91,7 +96,9 @@ def build_mlp(
         ConfigError: it has experts, and nobody builds any.
     """
     if spec.experts_of(number) == 1:
-        return ParallelMLP(spec, group=group, rng=rng, kernels=kernels)
+        return ParallelMLP(
+            spec, group=group, rng=rng, kernels=kernels, sequence_parallel=sequence_parallel
+        )
     if build_mixture is None:
         raise ConfigError(
             "a network with experts runs in DeepSpeed's engine alone: train or evaluate it with "

@@ -44,6 +44,11 @@ class Norm(nn.Module):
             for parameter in self.parameters():
                 all_reduce_grad(parameter, group)
 
+    def extra_repr(self) -> str:
+        """Return the size, and what differs from the plain norm."""
+        around = ", around_one=True" if self.around_one else ""
+        return f"{len(self.weight)}, eps={self.eps}{around}"
+
     def scale(self, dtype: torch.dtype) -> Tensor:
         """Return what the normed features are multiplied with, [h]."""
         weight = self.weight.to(dtype)

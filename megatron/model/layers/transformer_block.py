@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention import ParallelAttention
+from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.mlp import MixtureBuilder, build_mlp
 from megatron.model.layers.norms import norm_layer
@@ -29,6 +30,9 @@ class ParallelTransformerLayerPipe(nn.Module):
         rng: the stream that differs between them.
         kernels: what computes the operations.
         build_mixture: builds the MLP of a layer with experts.
+        sequence_parallel: whether the ranks of `group` divide the sequence of `hidden`.
+        core_attention: returns what computes attention in the layer of a number; see
+            `ParallelAttention`.
 
     Shapes: hidden [s, b, h] -> [s, b, h], in its dtype.
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
@@ -46,13 +50,21 @@ class ParallelTransformerLayerPipe(nn.Module):
         rng: RngTracker,
         kernels: Kernels = REFERENCE,
         build_mixture: MixtureBuilder | None = None,
+        sequence_parallel: bool = False,
+        core_attention: CoreAttention | None = None,
     ):
         super().__init__()
         self.spec, self.kernels, self.number = spec, kernels, number
         norm = norm_layer(spec, kernels=kernels)
         self.input_layernorm = norm.build()
         self.self_attention = ParallelAttention(
-            spec, number=number, group=group, rng=rng, kernels=kernels
+            spec,
+            number=number,
+            group=group,
+            rng=rng,
+            kernels=kernels,
+            sequence_parallel=sequence_parallel,
+            core_attention=core_attention(number) if core_attention else None,
         )
         self.post_attention_layernorm = norm.build()
         self.mlp = build_mlp(
@@ -62,6 +74,7 @@ class ParallelTransformerLayerPipe(nn.Module):
             rng=rng,
             kernels=kernels,
             build_mixture=build_mixture,
+            sequence_parallel=sequence_parallel,
         )
         if spec.sandwich_norm:
             self.attention_output_layernorm = norm.build()

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from megatron.model.layers.attention import ParallelAttention
 from megatron.model.layers.attention_kernels import Attend, Weighing
 from megatron.tensor_parallel.collectives import all_to_all
 
@@ -36,10 +35,3 @@ class UlyssesAttention:
             how = replace(how, slopes_a=own)
         mixed = self.attend(query, key, value, how)
         return all_to_all(mixed, scatter=2, gather=1, group=self.group)
-
-
-def exchange_heads(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Let the ranks of `group` exchange sequence for heads in every attention of `model`."""
-    for module in model.modules():
-        if isinstance(module, ParallelAttention):
-            module.attend = UlyssesAttention(module.attend, group)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import batch_of, tiny_spec
+from tiny import Shards, batch_of, tiny_spec
 
 from megatron.model.gpt import (
     gpt_layers,
@@ -18,6 +18,30 @@ from megatron.model.layers.layer_list import Layer, Recomputation, SequentialMod
 from megatron.model.layers.mlp import ParallelMLP
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.rng import OrdinaryStream
+
+
+def test_a_printed_network_shows_sizes_and_layout():
+    layers = gpt_layers(
+        tiny_spec(padded_vocab_size=12, num_query_groups=2),
+        group=Shards(0, 2),
+        rng=OrdinaryStream(),
+        mixed=False,
+        sequence_parallel=True,
+    )
+    text = str(SequentialModel(layers))
+    for line in (
+        "VocabParallelEmbedding(num_embeddings=12, embedding_dim=8, tensor_parallel=2, "
+        "sequence_parallel=True)",
+        "(input_layernorm): LayerNorm(8, eps=1e-05)",
+        "heads=2, query_groups=2, head_dim=4, tensor_parallel=2",
+        "(query_key_value): ColumnParallelLinear(in_features=8, out_features=24, bias=True, "
+        "tensor_parallel=2, sequence_parallel=True)",
+        "(dense_4h_to_h): RowParallelLinear(in_features=32, out_features=8, bias=True, "
+        "tensor_parallel=2, sequence_parallel=True)",
+    ):
+        assert line in text
+    alone = gpt_layers(tiny_spec(), group=Shards(0, 1), rng=OrdinaryStream(), mixed=False)
+    assert "sequence_parallel" not in str(SequentialModel(alone))
 
 
 def filled(module):
