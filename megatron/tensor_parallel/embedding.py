@@ -34,6 +34,7 @@ class VocabParallelEmbedding(nn.Module):
     ):
         super().__init__()
         self.group, self.sequence_parallel = group, sequence_parallel
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.local_rows = exact_quotient(num_embeddings, group.size(), "num_embeddings")
         self.weight = mark_sharded(
             nn.Parameter(torch.empty(self.local_rows, embedding_dim)), 0, group
@@ -53,8 +54,8 @@ class VocabParallelEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes over all ranks, and the parallel layout."""
-        rows, width = self.local_rows * self.group.size(), self.weight.shape[1]
-        return f"num_embeddings={rows}, embedding_dim={width}, {layout_of(self)}"
+        sizes = f"num_embeddings={self.num_embeddings}, embedding_dim={self.embedding_dim}"
+        return f"{sizes}, {layout_of(self)}"
 
     def own_tokens(self, tokens_bs: Tensor) -> Tensor:
         """Return this rank's slice of a per-token tensor."""

@@ -47,6 +47,7 @@ class ColumnParallelLinear(nn.Module):
         sequence_parallel: bool = False,
     ):
         super().__init__()
+        self.in_features, self.out_features = in_features, out_features
         self.group, self.sequence_parallel = group, sequence_parallel
         self.adds_bias = adds_bias
         local_features = exact_quotient(out_features, group.size(), "out_features")
@@ -64,8 +65,8 @@ class ColumnParallelLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes over all ranks, and the parallel layout."""
-        rows, columns = self.weight.shape
-        sizes = f"in_features={columns}, out_features={rows * self.group.size()}"
+        # Not from the weight, which is empty between steps with ZeRO-3.
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={self.bias is not None}, {layout_of(self)}"
 
 
@@ -100,6 +101,7 @@ class RowParallelLinear(nn.Module):
         sequence_parallel: bool = False,
     ):
         super().__init__()
+        self.in_features, self.out_features = in_features, out_features
         self.group, self.sequence_parallel = group, sequence_parallel
         local_features = exact_quotient(in_features, group.size(), "in_features")
         self.weight = mark_sharded(
@@ -116,8 +118,7 @@ class RowParallelLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes over all ranks, and the parallel layout."""
-        rows, columns = self.weight.shape
-        sizes = f"in_features={columns * self.group.size()}, out_features={rows}"
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={self.bias is not None}, {layout_of(self)}"
 
 

@@ -36,7 +36,7 @@ class Norm(nn.Module):
         kernels: Kernels = REFERENCE,
     ):
         super().__init__()
-        self.eps, self.around_one, self.kernels = eps, around_one, kernels
+        self.width, self.eps, self.around_one, self.kernels = width, eps, around_one, kernels
         self.weight = nn.Parameter(torch.full((width,), 0.0 if around_one else 1.0))
         if self.has_bias:
             self.bias = nn.Parameter(torch.zeros(width))
@@ -47,7 +47,7 @@ class Norm(nn.Module):
     def extra_repr(self) -> str:
         """Return the size, and what differs from the plain norm."""
         around = ", around_one=True" if self.around_one else ""
-        return f"{len(self.weight)}, eps={self.eps}{around}"
+        return f"{self.width}, eps={self.eps}{around}"
 
     def scale(self, dtype: torch.dtype) -> Tensor:
         """Return what the normed features are multiplied with, [h]."""
