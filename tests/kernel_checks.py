@@ -258,7 +258,7 @@ def exact_cross_entropy(logits, target):
 def check_cross_entropy(kernels, device, dtype, columns):
     target = torch.randint(columns, (6,), generator=torch.Generator().manual_seed(3))
     compare(
-        lambda logits, target: kernels.cross_entropy.whole(logits * 1, target),
+        lambda logits, target: kernels.cross_entropy.full(logits * 1, target),
         exact_cross_entropy,
         [(6, columns)],
         device=device,
@@ -330,7 +330,7 @@ def check_padding_beside_the_whole_vocabulary(kernels, device, dtype, columns):
 
     def loss(logits, target):
         padding = torch.full((6, 5), -torch.inf, dtype=dtype, device=device)
-        return kernels.cross_entropy.whole(torch.cat([logits, padding], 1), target)
+        return kernels.cross_entropy.full(torch.cat([logits, padding], 1), target)
 
     compare(
         loss,

@@ -1,4 +1,4 @@
-"""What a run that goes on from a checkpoint may not change, and what it should be told of."""
+"""Compare the plan in a checkpoint with a resuming run's: refuse or list what differs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -10,12 +10,12 @@ from megatron.config.flag_names import flag_and_value
 from megatron.config.network.model_spec import ModelSpec
 
 _WIDTH = 40
-"""Columns of a value; of one that is longer, those are told where the difference lies."""
+"""Columns of a value in a table; of a longer value, the columns around the first difference."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Something with two values."""
+    """An option with one value in the checkpoint and another in this run."""
 
     name: str
     then: Any
@@ -23,10 +23,10 @@ class Difference:
 
 
 def table(differences: Iterable[Difference], *, what: str = "flag") -> str:
-    """Return a line for each difference under a heading, in columns.
+    """Format differences as a table with a heading, one line each.
 
     Args:
-        what: what the names are those of.
+        what: heading of the first column.
     """
     rows = [(what, "in the checkpoint", "now")]
     rows += [(each.name, *_texts(each)) for each in differences]
@@ -62,22 +62,20 @@ _NOT_IN_WEIGHTS = (
     "lora_dropout",
     "padded_vocab_in_softmax",
 )
-"""Parts of the network that no weight depends on."""
+"""Fields of the network that the shapes and meaning of weights do not depend on."""
 
 _OF_LAYOUT = ("padded_vocab_size",)
-"""Parts of the network that follow from how it is divided."""
+"""Fields of the network that follow from the layout."""
 
 _ADAPTERS = ("lora_rank", "lora_alpha", "lora_target_modules")
-"""What weights beside those of the network there are."""
+"""Fields that decide which LoRA weights there are."""
 
-_OLDER_NETWORKS = {
-    each.name: each.default for each in fields(ModelSpec) if each.default is not MISSING
-}
-"""What a network computes that was saved before there was a choice, by field."""
+_DEFAULTS = {each.name: each.default for each in fields(ModelSpec) if each.default is not MISSING}
+"""Values of fields that checkpoints of older versions do not have."""
 
 _GRID = ("tensor", "pipeline", "sequence", "data")
 
-_WISHES = (
+_COMPARED_SECTIONS = (
     "training",
     "curriculum",
     "schedule",
@@ -92,7 +90,7 @@ _WISHES = (
 )
 
 
-_NOT_IN_STEPS = {
+_NOT_IN_STEP = {
     "training": (
         "train_samples",  # follows from the iterations and the batch
         "exit_interval",
@@ -103,7 +101,7 @@ _NOT_IN_STEPS = {
     ),
     "data": ("cache_path", "chat_template"),
 }
-"""Wishes that change nothing in a step."""
+"""Options that do not change a training step."""
 
 
 def require_same(
@@ -120,7 +118,7 @@ def require_same(
     Args:
         then: the plan in the checkpoint's manifest, as nested dictionaries.
         now: this run's plan, likewise.
-        with_optimizer: whether its state is taken too.
+        with_optimizer: whether the optimizer state is loaded too.
         with_schedule: whether the learning rate must be that of the saved run.
         with_samples: whether the run continues after the samples that the saved run consumed.
 
@@ -142,7 +140,7 @@ def require_same(
             "checkpoint (for the network, leave the flags out and write --use-checkpoint-args), "
             f"or give another --load:\n{table(found)}"
         )
-    if with_schedule and (rates := _of_schedule(then, now)):
+    if with_schedule and (rates := _schedule_differences(then, now)):
         text = (
             f"{folder} was saved by a run with another learning-rate schedule; write "
             "--override-opt_param-scheduler to go on with that of the flags, or "
@@ -156,12 +154,14 @@ def require_same(
             )
         refusals.append(text)
     if with_samples:
-        refusals += _of_sample_order(then, now, folder)
+        refusals += _sample_order_problems(then, now, folder)
     if refusals:
         raise WrongCheckpointError("\n".join(refusals))
 
 
-def _of_sample_order(then: Mapping[str, Any], now: Mapping[str, Any], folder: str) -> list[str]:
+def _sample_order_problems(
+    then: Mapping[str, Any], now: Mapping[str, Any], folder: str
+) -> list[str]:
     # Checkpoints from before this flag are of runs with its first value.
     saved = then.get("data", {}).get("sample_order", "bigscience")
     order = now["data"]["sample_order"]
@@ -174,7 +174,7 @@ def _of_sample_order(then: Mapping[str, Any], now: Mapping[str, Any], folder: st
     ]
 
 
-def _of_schedule(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+def _schedule_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     skip: tuple[str, ...] = ("on_resume",)
     if then["schedule"]["style"] == now["schedule"]["style"] == "constant":
         skip += ("decay", "floor")
@@ -185,12 +185,12 @@ def require_same_model(then: Mapping[str, Any], now: Mapping[str, Any], folder: 
     """Refuse a checkpoint of another network; see `require_same`."""
     if found := [*_differences(then, now, "model", skip=_not_in_weights(now))]:
         raise WrongCheckpointError(
-            f"{folder} holds another network than asked for:\n{table(found)}"
+            f"{folder} holds another network than the flags describe:\n{table(found)}"
         )
 
 
 def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Return the differences in how weights and optimizer are divided, and so lie in files."""
+    """List the differences of layout, which make a checkpoint need resharding."""
     stages = then["parallel"]["pipeline"], now["parallel"]["pipeline"]
     skip = () if max(stages) > 1 else ("partition_method",)
     return [
@@ -201,26 +201,26 @@ def layout_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diff
 
 
 def adds_adapters(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return whether this run puts adapters beside the weights of one that had none."""
+    """Whether this run adds LoRA adapters to a checkpoint without any."""
     return bool(now["model"]["lora_rank"]) and not then["model"].get("lora_rank")
 
 
 def has_same_ranks(then: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return whether each rank has the same place as it had."""
+    """Whether every rank has the same coordinates in the grid as before."""
     return not [*_differences(then, now, "parallel", only=_GRID)]
 
 
 def require_reshapable(
     then: Mapping[str, Any], changes: Sequence[Difference], folder: str, *, with_optimizer: bool
 ) -> None:
-    """Refuse a checkpoint of another layout that cannot be brought into this one.
+    """Refuse a checkpoint of another layout that resharding does not support.
 
     Args:
-        changes: what differs.
-        with_optimizer: whether its state is taken too.
+        changes: differences of layout.
+        with_optimizer: whether the optimizer state is loaded too.
 
     Raises:
-        WrongCheckpointError: says why.
+        WrongCheckpointError: with the reasons.
     """
     reasons = []
     if then["model"].get("num_experts"):
@@ -237,22 +237,24 @@ def require_reshapable(
 
 
 def other_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
-    """Yield every difference that a run may have from the one that it goes on from."""
+    """Yield the changed options that a resuming run may change."""
     yield from _differences(then, now, "model", only=_not_in_weights(now))
-    for section in _WISHES:
+    for section in _COMPARED_SECTIONS:
         if section in then:
-            # What the saving program did not know of is no wish of that run.
+            # Options that the saving version did not have cannot differ.
             unknown = set(now[section]) - set(then[section])
-            skip = ("on_resume", *_NOT_IN_STEPS.get(section, ()), *unknown)
-            saved, asked = ({section: _uncounted(plan[section])} for plan in (then, now))
-            yield from _differences(saved, asked, section, skip=skip)
+            skip = ("on_resume", *_NOT_IN_STEP.get(section, ()), *unknown)
+            saved, current = (
+                {section: _without_num_samples(plan[section])} for plan in (then, now)
+            )
+            yield from _differences(saved, current, section, skip=skip)
 
 
-def _uncounted(wishes: Any) -> Any:
-    """Return `wishes` without the samples of data sets, which follow from the run's length."""
-    if isinstance(wishes, Mapping):
-        return {k: _uncounted(v) for k, v in wishes.items() if k != "num_samples"}
-    return [*map(_uncounted, wishes)] if isinstance(wishes, list | tuple) else wishes
+def _without_num_samples(options: Any) -> Any:
+    """Drop the number of samples of each dataset, which follows from the run's length."""
+    if isinstance(options, Mapping):
+        return {k: _without_num_samples(v) for k, v in options.items() if k != "num_samples"}
+    return [*map(_without_num_samples, options)] if isinstance(options, list | tuple) else options
 
 
 def _not_in_weights(now: Mapping[str, Any]) -> tuple[str, ...]:
@@ -271,16 +273,19 @@ def _differences(
     skip: tuple[str, ...] = (),
 ) -> Iterator[Difference]:
     names = only or sorted({*then[section], *now[section]} - set(skip))
-    older = _OLDER_NETWORKS if section == "model" else {}
+    older = _DEFAULTS if section == "model" else {}
     for name in names:
-        saved, asked = (_as_json(plan[section].get(name, older.get(name))) for plan in (then, now))
-        # What the saving program did not know of was off.
-        if saved != asked and (asked or name in then[section]):
+        saved, current = (
+            _as_json(plan[section].get(name, older.get(name))) for plan in (then, now)
+        )
+        # Options that the saving version did not have were off.
+        if saved != current and (current or name in then[section]):
             in_tokens = now[section].get("unit") == "tokens"
-            (flag, saved), (_, asked) = (
-                flag_and_value(f"{section}.{name}", v, in_tokens=in_tokens) for v in (saved, asked)
+            (flag, saved), (_, current) = (
+                flag_and_value(f"{section}.{name}", v, in_tokens=in_tokens)
+                for v in (saved, current)
             )
-            yield Difference(flag, saved, asked)
+            yield Difference(flag, saved, current)
 
 
 def _as_json(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits on its disk, asked before it is written."""
+"""Check free disk space (bytes and inodes) before a checkpoint is written."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -14,17 +14,17 @@ from megatron.planner.checkpoint import checkpoint_bytes
 
 @dataclass(frozen=True)
 class Size:
-    """What a checkpoint takes of a disk."""
+    """Disk space of a checkpoint."""
 
     num_bytes: int
     num_files: int
 
 
 def expected_size(directory: Path, plan: Plan) -> Size:
-    """Return the size of the next checkpoint of the run of `plan` in `directory`.
+    """Estimate the size of the next checkpoint of `plan` in `directory`.
 
-    That of the newest one there if it is of this network, layout and parts; otherwise what the
-    weights and the optimizer of all ranks take at least.
+    The size of the newest checkpoint there if it has the same network, layout and parts; otherwise
+    a lower bound from the weights and optimizer states of all ranks.
     """
     for tag in published_tags(directory)[:1]:
         try:
@@ -34,7 +34,7 @@ def expected_size(directory: Path, plan: Plan) -> Size:
         if _kind(manifest.plan) == _kind(asdict(plan)):
             return Size(sum(file.size for file in manifest.files), len(manifest.files) + 2)
     ranks = plan.parallel.world_size
-    # A file of random streams for each rank; one of weights for each part of a replica.
+    # One file of RNG states for each rank, one of weights for each rank of a replica.
     files = ranks * plan.checkpoint.saves_streams + ranks // plan.parallel.data
     return Size(checkpoint_bytes(plan), files + 2)
 
@@ -53,7 +53,7 @@ def require_space(directory: Path, size: Size) -> None:
             f"--save {directory}: the next checkpoint needs {size.num_bytes:,} bytes and {free:,} "
             f"are free; nothing was written: {mend}"
         )
-    # Some file systems do not count files: they say that they have none at all.
+    # Some file systems do not count inodes and report 0.
     if disk.f_files and disk.f_favail < size.num_files:
         raise CheckpointError(
             f"--save {directory}: the next checkpoint needs {size.num_files:,} files (inodes) and "
@@ -62,8 +62,8 @@ def require_space(directory: Path, size: Size) -> None:
 
 
 def is_full_disk(error: Exception) -> bool:
-    """Whether `error` is what writing a tensor to a full or broken disk raises."""
-    # torch's writer of archives tells of a failed write by its own words.
+    """Whether `error` is raised by writing a tensor to a full or broken disk."""
+    # torch's archive writer reports a failed write with its own messages.
     words = ("PytorchStreamWriter failed", "inline_container", "unexpected pos")
     return isinstance(error, OSError) or any(word in str(error) for word in words)
 
@@ -73,7 +73,7 @@ _PARTS = ("saves_optimizer", "saves_streams")
 
 
 def _kind(plan: dict[str, Any]) -> tuple[object, ...]:
-    """Return what the size of a checkpoint depends on, of a plan or of one that was saved."""
+    """Return the fields of a plan, current or saved, that the size of its checkpoints depends on."""
     fields = (
         *(("model", "num_layers"), ("model", "hidden_size"), ("optimizer", "name")),
         ("precision", "dtype"),

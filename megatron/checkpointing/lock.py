@@ -1,4 +1,4 @@
-"""One run at a time writes to a directory of checkpoints."""
+"""Lock of a checkpoint directory: one run at a time writes to it; locks of dead processes are taken over."""
 
 import json
 import logging
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 10.0
 SILENCE_S = 60.0
-"""How often an owner touches its lock, and after how long without that it is taken for dead."""
+"""Interval between heartbeats of a lock's owner, and the silence after which it counts as dead."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that writes to the directory."""
+    """The process that holds a lock."""
 
     host: str
     pid: int
-    started: str  # tells it from a later process of the same number
+    started: str  # distinguishes it from a later process with the same pid
     numbers: str  # see `pid_namespace`
     since: str  # for people
 
@@ -41,15 +41,15 @@ class Owner:
 def locked(
     directory: Path, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S
 ) -> Iterator[None]:
-    """Keep other runs from writing to `directory` inside the `with` block.
+    """Hold the lock of `directory` inside the `with` block.
 
-    The lock of an owner that is dead is taken over, and said. On this host, and in this container
-    if it is one, that is known at once; another owner is dead if it does not touch its lock for
-    `silence_s`, which is waited for. No clock is compared with another host's.
+    The lock of a dead owner is taken over with a log line. An owner in this host and PID namespace
+    is looked up at once; any other is dead if it does not touch its lock for `silence_s`, which
+    this call waits for. Clocks of different hosts are never compared.
 
     Raises:
         CheckpointError: another run writes there.
-        WrongCheckpointError: nobody can.
+        WrongCheckpointError: the directory cannot be written to.
     """
     file = directory / LOCK
     try:
@@ -84,14 +84,18 @@ def _take(file: Path, silence_s: float) -> Owner:
 
 
 def _require_dead(file: Path, silence_s: float) -> None:
-    """Put the lock of a dead owner away.
+    """Remove the lock of a dead owner.
 
     Raises:
-        BusyError: the owner lives.
+        BusyError: the owner is alive.
     """
     owner = _owner_in(file)
     if owner is None or owner.numbers != pid_namespace():
-        log.info("%s is of another run (%s): waiting whether it still lives", file, _told(owner))
+        log.info(
+            "%s belongs to another run (%s): waiting to see whether it is alive",
+            file,
+            _describe(owner),
+        )
         is_alive = _is_touched(file, silence_s)
     else:
         is_alive = is_running(owner.pid, owner.started)
@@ -100,51 +104,51 @@ def _require_dead(file: Path, silence_s: float) -> None:
         if owner and is_running(owner.pid, owner.started) and _is_stopped(owner.pid):
             stopped = f", and that process is stopped (kill -CONT {owner.pid} lets it go on)"
         raise BusyError(
-            f"--save {file.parent}: another run writes there ({_told(owner)}){stopped}; end it, or "
+            f"--save {file.parent}: another run writes there ({_describe(owner)}){stopped}; end it, or "
             f"give another directory (the lock is {file})"
         )
-    # Renamed first: of two runs that find it at once, one gets it.
+    # Renamed first: if two runs find it at the same time, only one gets it.
     away = file.with_name(f"{file.name}.{socket.gethostname()}.{os.getpid()}")
     with suppress(FileNotFoundError):
         os.rename(file, away)
         if _owner_in(away) != owner:
-            # The other one was faster: this is its lock.
+            # Another run was faster: this is its lock.
             os.rename(away, file)
             return
         away.unlink()
-        log.warning("%s was left by a run that has ended (%s): taken over", file, _told(owner))
+        log.warning("%s was left by a run that has ended (%s): taken over", file, _describe(owner))
 
 
 def require_not_taken(directory: Path) -> None:
-    """Refuse to write to `directory` when another process has the lock there.
+    """Refuse to write to `directory` when another process has taken over its lock.
 
-    It took this one for dead: a machine or a process that stood still for long does not know.
+    That happens when this process or its machine stood still for longer than the silence allowed.
 
     Raises:
-        CheckpointError: it has.
+        CheckpointError: another process holds the lock.
     """
     owner = _owner_in(directory / LOCK)
     if owner and owner != replace(_this_process(), since=owner.since):
         raise BusyError(
-            f"--save {directory}: another run writes there by now ({_told(owner)}), which took this "
+            f"--save {directory}: another run writes there by now ({_describe(owner)}), which took this "
             "one for dead; nothing more is written here: let that one go on"
         )
 
 
 def dead_owner(directory: Path) -> str:
-    """Return which process left its lock in `directory`; "" unless it is known at once to be dead.
+    """Describe the dead process that left its lock in `directory`; "" if there is none.
 
-    Of one on another host, or in another container, it is not known.
+    Also "" for an owner on another host or in another container, which may be alive.
     """
     owner = _owner_in(directory / LOCK)
     if owner is None or not owner.started or owner.numbers != pid_namespace():
         return ""
-    return "" if is_running(owner.pid, owner.started) else _told(owner)
+    return "" if is_running(owner.pid, owner.started) else _describe(owner)
 
 
-def _told(owner: Owner | None) -> str:
+def _describe(owner: Owner | None) -> str:
     if owner is None:
-        return "who cannot be read"
+        return "owner unreadable"
     return f"process {owner.pid} on {owner.host}, since {owner.since}"
 
 
@@ -157,7 +161,7 @@ def _owner_in(file: Path) -> Owner | None:
 
 
 def _is_touched(file: Path, silence_s: float) -> bool:
-    """Whether somebody touches `file` within `silence_s`; False as soon as it is gone."""
+    """Whether the owner touches `file` within `silence_s`; False as soon as the file is gone."""
     first = _touched_at(file)
     until = time.monotonic() + silence_s
     while time.monotonic() < until:
@@ -169,7 +173,7 @@ def _is_touched(file: Path, silence_s: float) -> bool:
 
 def _touched_at(file: Path) -> int | None:
     try:
-        # Opened, because a network file system looks anew then.
+        # Opening makes a network file system refresh its attributes.
         with open_regular(file) as stream:
             return os.fstat(stream.fileno()).st_mtime_ns
     except NotRegularError:
@@ -180,7 +184,7 @@ def _touched_at(file: Path) -> int | None:
 
 def _beat(file: Path, me: Owner, ended: threading.Event, beat_s: float) -> None:
     while not ended.wait(beat_s) and _owner_in(file) in (me, None):
-        # The next beat may succeed; a run does not end because a touch failed.
+        # The next heartbeat may succeed; a failed one does not end the run.
         with suppress(OSError):
             os.utime(file)
 

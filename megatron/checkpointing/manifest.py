@@ -1,6 +1,7 @@
-"""What makes a checkpoint count: a list of its files, their sizes and their hashes.
+"""Manifest of a checkpoint: its files with sizes and hashes, the plan, the config and the progress.
 
-Written last and read first, without torch.
+Written last: a folder without one is no checkpoint. Read without torch. The hashes find damage by
+disks and networks, not manipulation.
 """
 
 import hashlib
@@ -37,18 +38,14 @@ _BLOCK = 1 << 20  # bytes: what has just been hashed, or read, is still in the c
 
 
 class FileHash:
-    """The hash of bytes that come one after the other.
-
-    Args:
-        algorithm: one that `algorithm_of` returns.
-    """
+    """Incremental hash of a file."""
 
     def __init__(self, algorithm: str = _WRITTEN):
         self._algorithm = algorithm
         self._digest = _ALGORITHMS[algorithm]()
 
     def update(self, block: memoryview) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         self._digest.update(block)
 
     def __str__(self) -> str:
@@ -56,39 +53,39 @@ class FileHash:
 
 
 def hash_of(stream: IO[bytes], algorithm: str = _WRITTEN) -> str:
-    """Return the hash of what an unbuffered `stream` holds from here on."""
+    """Hash an unbuffered `stream` from its current position on."""
     found, memory = FileHash(algorithm), memoryview(bytearray(_BLOCK))
-    # Not mapped: an error of the disk would end the process instead of being raised here.
+    # Not mapped: a disk error would kill the process (SIGBUS) instead of being raised.
     while size := stream.readinto(memory):  # type: ignore[attr-defined]
         found.update(memory[:size])
     return str(found)
 
 
-def algorithm_of(told: str) -> str:
-    """Return which algorithm made a hash.
+def algorithm_of(digest: str) -> str:
+    """Return the algorithm named in a hash.
 
     Raises:
-        ValueError: it is not known here.
+        ValueError: the algorithm is unknown.
     """
-    algorithm, _, _ = told.partition(":")
+    algorithm, _, _ = digest.partition(":")
     if algorithm not in _ALGORITHMS:
-        raise ValueError(f"a hash of {algorithm!r}, and known are {', '.join(_ALGORITHMS)}")
+        raise ValueError(f"unknown hash {algorithm!r}; known: {', '.join(_ALGORITHMS)}")
     return algorithm
 
 
 def blocks(view: memoryview) -> Iterator[memoryview]:
-    """Yield the bytes of `view` in blocks that are best hashed and passed on one by one."""
+    """Split `view` into blocks that fit the CPU cache."""
     for start in range(0, len(view), _BLOCK):
         yield view[start : start + _BLOCK]
 
 
 _SEAL = "sha256"
 _SEALED_SINCE = 2
-"""The entry with the manifest's own hash, and the first format that has it."""
+"""Key of the manifest's own hash, and the first format that has it."""
 
-_ALWAYS_SHA256_UNTIL = 2  # the last format whose records do not say what made their hash
+_ALWAYS_SHA256_UNTIL = 2  # the last format whose records do not name the algorithm
 
-_THREADS = 4  # that hash files of one checkpoint at the same time
+_THREADS = 4  # hash files of one checkpoint in parallel
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class FileRecord:
 
     Args:
         size: in bytes.
-        hash: what made it, a colon, and its digits; see checkpoint/hashes.py.
+        hash: algorithm, colon, digits.
     """
 
     name: str
@@ -107,12 +104,12 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint is.
+    """Contents of manifest.json.
 
     Args:
         state: the fields of TrainState.
-        plan: the decisions of the run that saved it, as nested dictionaries.
-        config: its wishes, likewise.
+        plan: the Plan of the run that saved it, as nested dictionaries.
+        config: its Config, likewise.
         versions: of the libraries that wrote it.
         partition_dims: parameter name -> the dimension that its shards are laid along.
         files: everything else in the folder.
@@ -128,10 +125,10 @@ class Manifest:
 
 
 def record_file(file: Path, name: str = "") -> FileRecord:
-    """Return name, size and hash of `file`, after making sure that it is on disk.
+    """Flush `file` to disk and return its name, size and hash.
 
     Args:
-        name: what it is called in the record; as the file if not said.
+        name: the name in the record; default: the file name.
     """
     with file.open("rb", buffering=0) as stream:
         os.fsync(stream.fileno())
@@ -141,29 +138,29 @@ def record_file(file: Path, name: str = "") -> FileRecord:
 
 def names_in(folder: Path) -> Iterator[str]:
     """Yield the names of all files in `folder` and below, relative to it."""
-    for place, _, names in os.walk(folder):
-        yield from (str((Path(place) / name).relative_to(folder)) for name in names)
+    for path, _, names in os.walk(folder):
+        yield from (str((Path(path) / name).relative_to(folder)) for name in names)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest into `folder`; make sure that it and all names there are on disk."""
+    """Write the manifest into `folder` and flush it and all directory entries to disk."""
     with (folder / MANIFEST).open("w", encoding="utf-8") as stream:
-        stream.write(sealed(asdict(manifest)))
+        stream.write(seal_json(asdict(manifest)))
         stream.flush()
         os.fsync(stream.fileno())
-    for place, _, _ in os.walk(folder):
-        sync_folder(Path(place))
+    for path, _, _ in os.walk(folder):
+        sync_folder(Path(path))
 
 
-def sealed(content: Mapping[str, Any]) -> str:
-    """Return `content` as JSON whose first entry is the hash of the text with that entry empty."""
+def seal_json(content: Mapping[str, Any]) -> str:
+    """Serialize `content` as JSON; its first entry is the hash of the text with that entry empty."""
     text = json.dumps({_SEAL: "", **content}, indent=1)
     seal = hashlib.sha256(text.encode()).hexdigest()
     return text.replace('""', f'"{seal}"', 1)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of the checkpoint in `folder`.
+    """Read and verify the manifest of the checkpoint in `folder`.
 
     Raises:
         WrongCheckpointError: there is none, or a newer version wrote it.
@@ -175,17 +172,17 @@ def read_manifest(folder: Path) -> Manifest:
         with open_regular(file) as stream:
             text = stream.read()
         content = dict(json.loads(text))
-        # Before the format is looked at: a damaged number must not pass for a newer one.
+        # Before the format is read: a damaged number must not pass for a newer format.
         _require_sealed(text, content)
-        # Then: what else a newer format holds is not known here.
+        # Next: the other contents of a newer format are unknown.
         _require_known(written := int(content["format"]), file)
         files = tuple(_record(written, **record) for record in content.pop("files"))
         return Manifest(files=files, **_with_softmax(_with_sentencepiece_form(content)))
     except (FileNotFoundError, NotADirectoryError) as error:
         if not os.path.exists(folder):
             raise WrongCheckpointError(f"{folder} does not exist{near(folder)}") from error
-        told = f"{file}: {error.strerror}; {folder} is no checkpoint"
-        raise WrongCheckpointError(told) from error
+        problem = f"{file}: {error.strerror}; {folder} is no checkpoint"
+        raise WrongCheckpointError(problem) from error
     except NotRegularError as error:
         raise CheckpointError(f"{file} is damaged: {error.strerror}") from error
     except OSError as error:
@@ -195,7 +192,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _require_sealed(text: bytes, content: dict[str, Any]) -> None:
-    """Take the seal out of `content`, which `text` says, after comparing it with `text`."""
+    """Remove the manifest's own hash from `content` after comparing it with `text`."""
     seal = content.pop(_SEAL, None)
     if seal is None and int(content["format"]) < _SEALED_SINCE:
         return
@@ -211,7 +208,7 @@ def _require_known(written: int, file: Path) -> None:
 
 
 def _with_sentencepiece_form(content: dict[str, Any]) -> dict[str, Any]:
-    """Return `content` with the form of SentencePiece tokens, which older manifests do not state."""
+    """Add the form of SentencePiece tokens, which older manifests do not have."""
     config = content["config"]
     if "tokenizer" not in config:
         return content
@@ -220,7 +217,7 @@ def _with_sentencepiece_form(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_softmax(content: dict[str, Any]) -> dict[str, Any]:
-    """Return `content` with the softmax of older runs, in which padded columns took part."""
+    """Add whether padded columns take part in the softmax, as they did in older runs."""
     plan = content["plan"]
     model = plan.get("model", {})
     if not {"vocab_size", "padded_vocab_size"} <= {*model}:
@@ -231,7 +228,7 @@ def _with_softmax(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record(written: int, **entries: Any) -> FileRecord:
-    """Return the record of one file that a manifest of the format `written` holds."""
+    """Parse the record of one file in a manifest of the format `written`."""
     if written <= _ALWAYS_SHA256_UNTIL:
         entries["hash"] = f"sha256:{entries.pop('sha256')}"
     record = FileRecord(**entries)
@@ -242,16 +239,16 @@ def _record(written: int, **entries: Any) -> FileRecord:
 def damage(
     folder: Path, records: Iterable[FileRecord], *, forgets_cached: bool = False
 ) -> list[str]:
-    """Return what is wrong with the files on disk: missing, of another size, or other bytes.
+    """Compare files with their records; return one message for each that is missing or damaged.
 
     Args:
-        forgets_cached: whether the kernel drops first what it keeps of the files in memory, so that
-            it is the disk which is read, where the platform can do that.
+        forgets_cached: whether to drop the files from the page cache first, where the platform
+            can, so that the disk is read.
     """
-    # Hashing is done outside Python's lock.
-    look = partial(_damage, folder, forgets_cached=forgets_cached)
+    # Hashing releases the GIL.
+    check = partial(_damage, folder, forgets_cached=forgets_cached)
     with ThreadPoolExecutor(_THREADS) as threads:
-        return [told for told in threads.map(look, records) if told]
+        return [problem for problem in threads.map(check, records) if problem]
 
 
 def _damage(folder: Path, record: FileRecord, *, forgets_cached: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""What things in a checkpoint directory are called."""
+"""Names of files and folders in a checkpoint directory (`latest`, `global_stepN`, `manifest.json`)."""
 
 import os
 import re
@@ -30,16 +30,16 @@ def staging_tag_of(iteration: int) -> str:
 
 
 def iteration_of(tag: str) -> int | None:
-    """Return the iteration that a folder name stands for; None for other folders."""
+    """Return the iteration in a checkpoint's folder name; None for other folders."""
     match = _TAG.fullmatch(tag)
     return int(match.group(1)) if match else None
 
 
 def published_tags(directory: Path) -> list[str]:
-    """Return the checkpoints of `directory` that have a manifest, the newest first.
+    """List the checkpoints of `directory` that have a manifest, newest first.
 
     Raises:
-        UnreadableCheckpointError: what there is cannot be looked at.
+        UnreadableCheckpointError: the directory cannot be read.
     """
     try:
         iterations = [i for name in os.listdir(directory) if (i := iteration_of(name)) is not None]
@@ -52,10 +52,10 @@ def published_tags(directory: Path) -> list[str]:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Return whether `folder` counts as a checkpoint.
+    """Whether `folder` is a complete checkpoint.
 
     Raises:
-        UnreadableCheckpointError: the disk or its permissions do not let this be known.
+        UnreadableCheckpointError: the disk or its permissions do not allow reading it.
     """
     file = folder / MANIFEST
     try:

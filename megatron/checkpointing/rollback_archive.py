@@ -1,4 +1,4 @@
-"""Checkpoints of steps that a run takes again: kept, but not gone on from."""
+"""Rollback archive: checkpoints newer than the one a run rolled back to, renamed and kept."""
 
 import logging
 import os
@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 
 def set_aside(directory: Path, iteration: int) -> list[str]:
-    """Give the checkpoints behind `iteration` other names; return those.
+    """Rename the checkpoints newer than `iteration` and point `latest` at `iteration`; return the names.
 
-    They count no more and nobody replaces or removes them; `latest` says `iteration`.
+    The renamed folders are never loaded, replaced or removed.
 
     Raises:
         CheckpointError: the directory cannot be written to.
@@ -25,7 +25,7 @@ def set_aside(directory: Path, iteration: int) -> list[str]:
     newer = [tag for tag in published_tags(directory) if (iteration_of(tag) or 0) > iteration]
     names = []
     try:
-        # The newest first: what is left when a process dies here is a run that went less far back.
+        # Newest first: if the process dies here, the run has rolled back less far.
         for tag in newer:
             names.append(next(name for name in _names(tag) if not (directory / name).exists()))
             os.rename(directory / tag, directory / names[-1])

@@ -1,4 +1,4 @@
-"""The run that wrote checkpoints: what it was asked for, so that a tool need not be told again."""
+"""Config of the run that saved a checkpoint, for `--use-checkpoint-args` and for tools."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,13 +13,13 @@ from megatron.config.data.objective_plan import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of, value_in
 
-_OF_NETWORK = ("model", "experts", "lora", "tokenizer")
-_USES = {"--use-checkpoint-args", "--use-checkpoint-config"}
+_NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer")
+_FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """The run that saved a checkpoint, or, without one, values for the flags that do not matter."""
+    """Config of the run that saved a checkpoint, or placeholder values if there is none."""
 
     config: Mapping[str, Mapping[str, Any]]
     world_size: int | None
@@ -27,7 +27,7 @@ class Run:
 
 
 def read_saved_run(directory: str | None) -> Run:
-    """Return the run that saved to `directory`.
+    """Read the config of the run that saved to `directory`.
 
     Raises:
         CheckpointError: the manifest of the newest checkpoint is damaged.
@@ -39,7 +39,7 @@ def read_saved_run(directory: str | None) -> Run:
     parallel = manifest.plan["parallel"]
     return Run(
         manifest.config,
-        # A run from before there was sequence parallelism has no entry for it.
+        # Older runs have no entry for sequence parallelism.
         parallel["tensor"] * parallel["pipeline"] * parallel.get("sequence", 1) * parallel["data"],
         manifest.plan.get("objective", {}).get("name", "gpt"),
     )
@@ -47,13 +47,13 @@ def read_saved_run(directory: str | None) -> Run:
 
 @dataclass(frozen=True)
 class SavedNetwork:
-    """Flags of network, experts and tokenizer in a checkpoint, by field."""
+    """Flags of network, experts and tokenizer saved in a checkpoint (`--use-checkpoint-args`), by field."""
 
     folder: Path
     flags: Mapping[str, Any]
 
-    def told(self, config: Config) -> tuple[str, ...]:
-        """Return what is taken from the checkpoint, and what `config` says otherwise."""
+    def describe(self, config: Config) -> tuple[str, ...]:
+        """Return log lines: the flags from the checkpoint, and those that the command line overrides."""
         options, now = options_of(all_sections()), flatten(asdict(config))
         initial = {f.name: f.default for section in _sections() for f in fields(section)}
         differ = [name for name in self.flags if name in now and now[name] != self.flags[name]]
@@ -64,21 +64,23 @@ class SavedNetwork:
         ]
         lines = [f"--use-checkpoint-args: from {self.folder}: {' '.join(taken)}"]
         if differ:
-            said = (f"{options[name]} {now[name]} (not {self.flags[name]})" for name in differ)
-            lines.append(f"said otherwise than in {self.folder}: {', '.join(said)}")
+            differing = (f"{options[name]} {now[name]} (not {self.flags[name]})" for name in differ)
+            lines.append(
+                f"overridden by this command line, unlike {self.folder}: {', '.join(differing)}"
+            )
         return tuple(lines)
 
 
 def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
-    """Return what `--use-checkpoint-args` takes, if `argv` has it and there is a checkpoint.
+    """Read the flags for `--use-checkpoint-args`; None without that flag or without a checkpoint.
 
     Raises:
-        ConfigError: a `--config` file cannot be read, or --ckpt-step is no number.
+        ConfigError: a `--config` file cannot be read, or --ckpt-step is not an integer.
         CheckpointError: no manifest can be read.
     """
     words = with_file_flags(argv, SECTIONS)
     load, step = value_in(words, "--load"), value_in(words, "--ckpt-step")
-    if not load or not _USES & set(words):
+    if not load or not _FLAGS & set(words):
         return None
     if step and not step.isdigit():
         raise ConfigError(f"--ckpt-step {step} is no iteration")
@@ -94,15 +96,15 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
             continue
         flags = {
             name: value
-            for section in _OF_NETWORK
+            for section in _NETWORK_SECTIONS
             for name, value in config.get(section, {}).items()
         }
         return SavedNetwork(Path(load) / tag, flags)
     if errors:
         raise CheckpointError("--use-checkpoint-args: " + "; ".join(errors))
-    # The first job of a chain: its own flags have to say all.
+    # The first job of a chain: its flags have to be complete.
     return None
 
 
 def _sections() -> list[type]:
-    return [SECTIONS[name] for name in _OF_NETWORK]
+    return [SECTIONS[name] for name in _NETWORK_SECTIONS]

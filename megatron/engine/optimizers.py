@@ -16,7 +16,7 @@ from megatron.common.errors import ConfigError
 from megatron.config.optimization.optimizer import OptimizerPlan
 from megatron.engine.deepspeed import patches
 from megatron.optimizer.build import build_optimizer, shard_dim
-from megatron.optimizer.muon import Flat, Muon, Piece
+from megatron.optimizer.muon import FlatLayout, MatrixSlice, Muon
 from megatron.optimizer.param_groups import plan_groups
 
 log = logging.getLogger(__name__)
@@ -79,11 +79,11 @@ def lay_out_matrices(optimizer: Muon, engine: Any) -> None:
     for number, group in enumerate(optimizer.param_groups):
         if group["orthogonal"]:
             pieces = [
-                Piece(start, (parameter.size(0), parameter.size(1)), shard_dim(parameter))
+                MatrixSlice(start, (parameter.size(0), parameter.size(1)), shard_dim(parameter))
                 for parameter, start in _places(zero, number)
             ]
             (flat,) = group["params"]
-            optimizer.lay_out(flat, Flat(pieces, zero.real_dp_process_group[number]))
+            optimizer.lay_out(flat, FlatLayout(pieces, zero.real_dp_process_group[number]))
 
 
 def _places(zero: Any, group: int) -> Iterator[tuple[nn.Parameter, int]]:

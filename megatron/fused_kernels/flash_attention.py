@@ -1,4 +1,4 @@
-"""The flash-attn package, behind the shapes and words used here."""
+"""FlashAttention of the flash-attn package, with the shapes and arguments used here."""
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ def flash_attention(
     softcap: float,
     dropout: float,
 ) -> Tensor:
-    """Return the mixed values; the arguments mean what they do in `model/scores.py`.
+    """Compute attention; arguments as in `model/layers/attention_kernels.py`.
 
     Args:
-        window: keys that a query sees, itself included; 0 for all.
+        window: keys that a query attends to, itself included; 0 for all.
 
     Shapes: query [b, a, sq, d], key and value [b, g, sk, d], slopes_a [a] -> [b, a, sq, d].
     Source: arXiv:2205.14135, arXiv:2307.08691; https://github.com/Dao-AILab/flash-attention.

@@ -1,4 +1,4 @@
-"""Which implementation of each operation a run uses, and why."""
+"""Kernel registry: choose the implementation (PyTorch, Triton, apex) of each operation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ _FIELDS = {
     "rotary positions": ("rotary",),
     "cross-entropy": ("cross_entropy",),
 }
-"""What belongs to an operation in `Kernels`."""
+"""Fields of `Kernels` by operation."""
 
 _ATTENTION = {
     "sdpa": "PyTorch takes the fastest of its kernels that knows the mask",
@@ -49,10 +49,10 @@ _SOFTCAPPING_FLASH = (2, 6)
 
 @dataclass(frozen=True)
 class Choice:
-    """What computes one operation.
+    """Implementation of one operation.
 
     Args:
-        unmet: whether a fused kernel was wanted and PyTorch stands in for it.
+        unmet: whether PyTorch replaces a fused kernel whose requirements are not met.
     """
 
     operation: str
@@ -66,7 +66,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Sizes on one rank that kernels have limits for.
+    """Sizes on one rank, compared with the limits of kernels.
 
     Args:
         positions: tokens of a micro-batch.
@@ -81,15 +81,15 @@ class Workload:
 
 
 def package_problems(config: Config) -> Iterator[str]:
-    """Yield a sentence for every package that was asked for by name and cannot be used."""
-    said, softcap = config.kernels, config.model.attn_logit_softcapping
-    flash = said.use_flash_attn or said.attention_impl == "flash"
-    for flag, package, asked in (
-        ("--kernels triton", "triton", said.kernels == "triton"),
-        ("--kernels apex", "apex", said.kernels == "apex"),
+    """Yield a message for each package that a flag requires and that cannot be used."""
+    flags, softcap = config.kernels, config.model.attn_logit_softcapping
+    flash = flags.use_flash_attn or flags.attention_impl == "flash"
+    for flag, package, required in (
+        ("--kernels triton", "triton", flags.kernels == "triton"),
+        ("--kernels apex", "apex", flags.kernels == "apex"),
         ("--use-flash-attn or --attention-impl flash", "flash_attn", flash),
     ):
-        if asked and not find_spec(package):
+        if required and not find_spec(package):
             yield f"{flag}: the package {package} is not installed; install it, or leave it out"
     if flash and softcap and find_spec("flash_attn"):
         installed = version("flash_attn")
@@ -101,7 +101,7 @@ def package_problems(config: Config) -> Iterator[str]:
 
 
 def choose_kernels(plan: KernelsPlan, work: Workload) -> tuple[Kernels, tuple[Choice, ...]]:
-    """Return what layers call, and a table of the choices for the operations that they have.
+    """Choose the kernels that layers call; return them and a table of the choices.
 
     Raises:
         ConfigError: --abort-on-unmet-fused-kernel-constraints, and some are unmet.
@@ -163,7 +163,7 @@ def _obstacle(device: torch.device) -> str | None:
 
 
 def _unsupported(operation: str, work: Workload) -> str | None:
-    """Return why the Triton kernel of `operation` cannot do this work; None when it can."""
+    """Return why the Triton kernel of `operation` does not support this workload; None if it does."""
     spec, dtype = work.spec, work.dtype
     match operation:
         case "softmax":

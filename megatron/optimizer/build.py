@@ -1,4 +1,4 @@
-"""The optimizer, from its plan."""
+"""Build the optimizer from its plan: Adam, SGD, Lion, Muon, 8-bit Adam."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ def build_optimizer(
     tensor_group: dist.ProcessGroup,
     dtype: torch.dtype = torch.float32,
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of this rank's parameters; DeepSpeed's own are built by the engine.
+    """Build the optimizer of this rank's parameters; DeepSpeed's own are built by the engine.
 
-    adam is Adam with decoupled weight decay, in one pass over memory per parameter.
+    adam is torch's fused AdamW.
 
     Args:
-        tensor_group: the ranks that share matrices.
-        dtype: what the network computes in.
+        tensor_group: tensor-parallel ranks.
+        dtype: of the network.
 
     Source: arXiv:1711.05101, algorithm 2.
     """
@@ -62,7 +62,7 @@ def build_optimizer(
 
 
 def shard_dim(parameter: Tensor) -> int | None:
-    """Return along which dimension the tensor-parallel ranks divide `parameter`."""
+    """Return the dimension along which `parameter` is sharded; None if it is replicated."""
     shard = getattr(parameter, "shard", None)
     return None if shard is None else shard.dim
 

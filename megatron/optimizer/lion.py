@@ -1,4 +1,4 @@
-"""Lion: steps of one length in the direction of the momentum's sign."""
+"""Lion optimizer: updates by the sign of the momentum."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Muon: steps along the orthogonal matrix nearest to the momentum; AdamW for all else."""
+"""Muon optimizer: orthogonalized momentum for matrices, AdamW for other parameters."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A matrix of this rank inside a flat tensor.
+class MatrixSlice:
+    """Position of a matrix in a flat tensor.
 
     Args:
-        start: place of its first element.
-        shape: rows and columns here.
-        dim: along which the tensor-parallel ranks divide it; None for one that is whole.
+        start: index of its first element.
+        shape: rows and columns on this rank.
+        dim: along which tensor parallelism shards it; None if replicated.
     """
 
     start: int
@@ -28,32 +28,31 @@ class Piece:
 
     @property
     def stop(self) -> int:
-        """Place behind its last element."""
+        """Index after its last element."""
         return self.start + self.shape[0] * self.shape[1]
 
 
 @dataclass(frozen=True)
-class Flat:
-    """A flat tensor of matrices that `group` divides into equal pieces, in the order of its ranks."""
+class FlatLayout:
+    """Layout of a flat tensor of matrices, partitioned equally over `group`."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[MatrixSlice]
     group: dist.ProcessGroup
 
 
 class Muon(torch.optim.AdamW):
-    """Muon for the groups that are marked `orthogonal`, AdamW for the others.
+    """Muon for parameter groups marked `orthogonal`, AdamW for the others.
 
-    An orthogonal matrix is no matter of its parts: shards are gathered over the tensor-parallel
-    ranks, and matrices that ZeRO has cut out of a flat tensor over the replicas. Each rank then
-    orthogonalises the matrices of which it keeps something.
+    Orthogonalization needs full matrices: tensor-parallel shards are gathered over their ranks, and
+    ZeRO's partitions of flat tensors over the replicas. Each rank orthogonalizes the matrices that
+    it has elements of.
 
     Args:
-        dim_of: along which dimension the tensor-parallel ranks divide a matrix; None for whole.
-        tensor_group: those ranks.
-        dtype: format of the Newton-Schulz iteration.
+        dim_of: dimension along which a matrix is sharded; None if replicated.
+        tensor_group: tensor-parallel ranks.
+        dtype: of the Newton-Schulz iteration.
 
-    Communication: with every step, one all-gather of each matrix that is divided, and one of each
-    flat tensor.
+    Communication: every step, one all-gather of each sharded matrix and one of each flat tensor.
     Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks";
     arXiv:2502.16982 for weight decay and the scale of a step.
     """
@@ -77,15 +76,15 @@ class Muon(torch.optim.AdamW):
         self._momentum, self._nesterov = momentum, nesterov
         self._steps, self._scale, self._dtype = steps, scale, dtype
         self._dim_of, self._tensor_group = dim_of, tensor_group
-        self._flat: dict[Tensor, Flat] = {}
+        self._flat: dict[Tensor, FlatLayout] = {}
 
-    def lay_out(self, flat: Tensor, layout: Flat) -> None:
-        """Tell that the parameter `flat` is this rank's piece of a flat tensor of matrices."""
+    def lay_out(self, flat: Tensor, layout: FlatLayout) -> None:
+        """Register the parameter `flat` as this rank's partition of a flat tensor of matrices."""
         self._flat[flat] = layout
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group["orthogonal"]]
         try:
@@ -101,7 +100,7 @@ class Muon(torch.optim.AdamW):
 
     def _move(self, p: Tensor, gradient: Tensor, lr: float, weight_decay: float) -> None:
         if not self.state[p]:
-            # AdamW, whose loading this class inherits, expects a count of steps in every state.
+            # AdamW's load_state_dict, inherited here, expects a step count in every state.
             self.state[p]["step"] = torch.tensor(0.0)
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
         self.state[p]["step"] += 1
@@ -114,17 +113,17 @@ class Muon(torch.optim.AdamW):
             direction = self._direction(ahead, self._dim_of(p))
         p.mul_(1 - lr * weight_decay).add_(direction.to(p), alpha=-lr)
 
-    def _flat_direction(self, own: Tensor, flat: Flat) -> Tensor:
-        """Return this rank's piece of the directions of all matrices in a flat tensor."""
-        whole = own.new_empty(own.numel() * flat.group.size())
-        dist.all_gather_into_tensor(whole, own.contiguous(), group=flat.group)
+    def _flat_direction(self, own: Tensor, flat: FlatLayout) -> Tensor:
+        """Return this rank's partition of the update directions of a flat tensor."""
+        full = own.new_empty(own.numel() * flat.group.size())
+        dist.all_gather_into_tensor(full, own.contiguous(), group=flat.group)
         first = own.numel() * flat.group.rank()
         last = first + own.numel()
         direction = torch.zeros_like(own)
         for piece in flat.pieces:
             low, high = max(piece.start, first), min(piece.stop, last)
             if low < high:
-                matrix = whole[piece.start : piece.stop].view(piece.shape)
+                matrix = full[piece.start : piece.stop].view(piece.shape)
                 moved = self._direction(matrix, piece.dim).flatten()
                 direction[low - first : high - first] = moved[
                     low - piece.start : high - piece.start
@@ -132,19 +131,19 @@ class Muon(torch.optim.AdamW):
         return direction
 
     def _direction(self, matrix: Tensor, dim: int | None) -> Tensor:
-        """Return the scaled orthogonal matrix of a whole one, or this rank's shard of it."""
+        """Return the scaled orthogonal matrix of a full matrix, or this rank's shard of it."""
         ranks = self._tensor_group.size()
         if dim is None or ranks == 1:
-            return self._scale(*matrix.shape) * orthogonalised(matrix, self._steps, self._dtype)
+            return self._scale(*matrix.shape) * orthogonalize(matrix, self._steps, self._dtype)
         shards = [matrix.new_empty(matrix.shape) for _ in range(ranks)]
         dist.all_gather(shards, matrix.contiguous(), group=self._tensor_group)
-        whole = torch.cat(shards, dim)
-        direction = self._scale(*whole.shape) * orthogonalised(whole, self._steps, self._dtype)
+        full = torch.cat(shards, dim)
+        direction = self._scale(*full.shape) * orthogonalize(full, self._steps, self._dtype)
         return direction.chunk(ranks, dim)[self._tensor_group.rank()]
 
 
-def orthogonalised(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
-    """Return about U V^T of the singular value decomposition U S V^T of `matrix`.
+def orthogonalize(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Approximate U V^T of the singular value decomposition U S V^T of `matrix` (Newton-Schulz).
 
     The singular values end between 0.7 and 1.2, not at 1: the coefficients of this quintic
     Newton-Schulz iteration make small ones grow fast.
@@ -164,7 +163,7 @@ def orthogonalised(matrix: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
 
 
 def muon_scale(mode: str, extra: float) -> Callable[[int, int], float]:
-    """Return the factor of a step as a function of rows and columns.
+    """Return the update scale as a function of rows and columns.
 
     Source: Megatron-LM's `--muon-scale-mode`.
     """

@@ -1,4 +1,4 @@
-"""Which parameters are trained, which of them decay, and which are Muon's."""
+"""Parameter groups: trained or frozen, with or without weight decay, Muon, experts."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,9 +9,9 @@ from megatron.config.optimization.optimizer import OptimizerPlan
 
 
 def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
-    """Freeze what the plan does not train; return the rest in groups.
+    """Freeze parameters that the plan does not train; return the others in groups.
 
-    A network with adapters trains these alone.
+    A network with LoRA adapters trains only these.
     """
     if plan.biases_only:
         freeze_all_but(model, lambda name: name.endswith("bias"))
@@ -23,14 +23,14 @@ def plan_groups(model: nn.Module, plan: OptimizerPlan) -> list[dict[str, Any]]:
 def param_groups(
     model: nn.Module, weight_decay: float, *, muon: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the trained parameters in groups; none is empty.
+    """Return the trained parameters in non-empty groups.
 
-    Matrices decay, biases and norms do not. `wd_mult` of a group is 1 or 0 accordingly, so that a
-    decay that moves over the run knows where it applies. Experts are in groups of their own.
+    Weight decay applies to matrices, not to biases and norms; `wd_mult` of a group is 1 or 0, for
+    schedules of the weight decay. Experts have groups of their own.
 
     Args:
-        muon: whether the matrices of the layers, without the embeddings, are a group of their own;
-            each group then says with `orthogonal` whether it is that one.
+        muon: whether matrices of layers, without embeddings, have their own group, marked
+            `orthogonal`.
     """
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = {name for name, p in trained if _dimensions(p) > 1}
@@ -54,7 +54,7 @@ def param_groups(
 
 
 def freeze_all_but(model: nn.Module, trains: Callable[[str], bool]) -> None:
-    """Train the parameters alone whose name `trains` takes.
+    """Freeze all parameters except those whose name `trains` accepts.
 
     Source: BitFit, arXiv:2106.10199, for biases; LoRA, arXiv:2106.09685, for adapters.
     """
@@ -63,7 +63,7 @@ def freeze_all_but(model: nn.Module, trains: Callable[[str], bool]) -> None:
 
 
 def _experts_apart(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield `group` without experts, then these with the marks by which DeepSpeed knows them."""
+    """Split `group` into other parameters and experts, the latter with DeepSpeed's marks."""
     experts = [p for p in group["params"] if hasattr(p, "expert_share")]
     others = [p for p in group["params"] if not hasattr(p, "expert_share")]
     if others:
@@ -73,5 +73,5 @@ def _experts_apart(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _dimensions(parameter: nn.Parameter) -> int:
-    # ZeRO stage 3 leaves an empty tensor in the place of a weight, with the whole's shape on it.
+    # ZeRO stage 3 replaces a weight by an empty tensor with the full shape in `ds_shape`.
     return len(getattr(parameter, "ds_shape", parameter.shape))

@@ -1,4 +1,4 @@
-"""Learning rate and weight decay, functions of what was consumed: resume has nothing to restore."""
+"""Learning-rate and weight-decay schedules, stateless functions of consumed samples and tokens."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,8 +1,7 @@
-"""Linear layers with a low-rank adapter beside the weight: y = x W^T + scale (x A^T) B^T.
+"""LoRA: tensor-parallel linear layers with a low-rank adapter, y = x W^T + scale (x A^T) B^T.
 
-A is [rank, in] and B [out, rank]; B begins as 0, so that the adapter begins as nothing. They are
-parameters of the layer itself, so the weight keeps its name, and a checkpoint without adapters
-opens. Source: arXiv:2106.09685, section 4.1.
+A is [rank, in] and B [out, rank]; B starts as 0. They are parameters of the layer itself, so the
+weight keeps its name and checkpoints without adapters load. Source: arXiv:2106.09685, section 4.1.
 """
 
 from collections.abc import Callable
@@ -34,13 +33,13 @@ DOWN, UP = "lora_A", "lora_B"
 
 @dataclass(frozen=True)
 class Adapter:
-    """What an adapter is made of.
+    """Hyperparameters of a LoRA adapter.
 
     Args:
         rank: features between the two matrices.
-        scale: what their product is multiplied by.
-        dropout: share of the features of x that the adapter does not see.
-        rng: the stream that differs between tensor-parallel ranks.
+        scale: factor of their product.
+        dropout: probability of dropping a feature of x before A.
+        rng: RNG state that differs between tensor-parallel ranks.
     """
 
     rank: int
@@ -50,17 +49,17 @@ class Adapter:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether this is the name of a parameter of an adapter."""
+    """Whether a parameter name belongs to a LoRA adapter."""
     return name.endswith((f".{DOWN}", f".{UP}"))
 
 
 class AdaptedColumnParallelLinear(ColumnParallelLinear):
-    """A ColumnParallelLinear with an adapter: A is whole on every rank, B divided like the weight.
+    """ColumnParallelLinear with a LoRA adapter: A is replicated, B sharded like the weight.
 
-    Communication: besides that of the layer, one all-reduce of [s, b, rank] backward. When the
-    ranks divide the sequence: an all-gather of it forward, backward another and a reduce-scatter.
-    Randomness: dropout draws from the ordinary stream: ranks that see the same tokens drop the
-    same features.
+    Communication: that of the layer, and one all-reduce of [s, b, rank] backward. With sequence
+        parallelism an all-gather of it forward, backward another and a reduce-scatter.
+    Randomness: dropout draws from the default RNG state: ranks with the same tokens drop the same
+        features.
     """
 
     def __init__(
@@ -70,9 +69,9 @@ class AdaptedColumnParallelLinear(ColumnParallelLinear):
         *,
         group: dist.ProcessGroup,
         adapter: Adapter,
-        **wishes: Any,
+        **options: Any,
     ):
-        super().__init__(in_features, out_features, group=group, **wishes)
+        super().__init__(in_features, out_features, group=group, **options)
         self.adapter = adapter
         self.lora_A = nn.Parameter(torch.empty(adapter.rank, in_features))
         self.lora_B = mark_sharded(
@@ -89,12 +88,12 @@ class AdaptedColumnParallelLinear(ColumnParallelLinear):
 
 
 class AdaptedRowParallelLinear(RowParallelLinear):
-    """A RowParallelLinear with an adapter: A is divided like the weight, B whole on every rank.
+    """RowParallelLinear with a LoRA adapter: A is sharded like the weight, B replicated.
 
-    Communication: besides that of the layer, one all-reduce of [s, b, rank] forward. When the
-    ranks divide the sequence: a reduce-scatter of it forward, an all-gather backward.
-    Randomness: dropout draws from the stream that differs between ranks, each of which has other
-    features.
+    Communication: that of the layer, and one all-reduce of [s, b, rank] forward. With sequence
+        parallelism a reduce-scatter of it forward, an all-gather backward.
+    Randomness: dropout draws from the tensor-parallel RNG state, because each rank has other
+        features.
     """
 
     def __init__(
@@ -104,9 +103,9 @@ class AdaptedRowParallelLinear(RowParallelLinear):
         *,
         group: dist.ProcessGroup,
         adapter: Adapter,
-        **wishes: Any,
+        **options: Any,
     ):
-        super().__init__(in_features, out_features, group=group, **wishes)
+        super().__init__(in_features, out_features, group=group, **options)
         self.adapter = adapter
         local_features = self.weight.shape[1]
         self.lora_A = mark_sharded(
@@ -125,23 +124,23 @@ class AdaptedRowParallelLinear(RowParallelLinear):
         return super().forward(x) + self.adapter.scale * F.linear(down, self.lora_B)
 
 
-def column_parallel(*sizes: int, adapter: Adapter | None, **wishes: Any) -> ColumnParallelLinear:
-    """Return a ColumnParallelLinear, with `adapter` beside its weight if there is one."""
-    return _built(ColumnParallelLinear, AdaptedColumnParallelLinear, sizes, adapter, wishes)
+def column_parallel(*sizes: int, adapter: Adapter | None, **options: Any) -> ColumnParallelLinear:
+    """Build a ColumnParallelLinear, with a LoRA adapter if `adapter` is given."""
+    return _build(ColumnParallelLinear, AdaptedColumnParallelLinear, sizes, adapter, options)
 
 
-def row_parallel(*sizes: int, adapter: Adapter | None, **wishes: Any) -> RowParallelLinear:
-    """Return a RowParallelLinear, with `adapter` beside its weight if there is one."""
-    return _built(RowParallelLinear, AdaptedRowParallelLinear, sizes, adapter, wishes)
+def row_parallel(*sizes: int, adapter: Adapter | None, **options: Any) -> RowParallelLinear:
+    """Build a RowParallelLinear, with a LoRA adapter if `adapter` is given."""
+    return _build(RowParallelLinear, AdaptedRowParallelLinear, sizes, adapter, options)
 
 
-def _built(
+def _build(
     plain: Callable[..., Any],
     adapted: Callable[..., Any],
     sizes: tuple[int, ...],
     adapter: Adapter | None,
-    wishes: dict[str, Any],
+    options: dict[str, Any],
 ) -> Any:
     if adapter is None:
-        return plain(*sizes, **wishes)
-    return adapted(*sizes, adapter=adapter, **wishes)
+        return plain(*sizes, **options)
+    return adapted(*sizes, adapter=adapter, **options)

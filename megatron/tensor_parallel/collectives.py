@@ -1,4 +1,4 @@
-"""Collectives with a backward: the two ends of a tensor-parallel region."""
+"""Collectives with a backward: all-reduce, reduce-scatter, all-gather, all-to-all of tensor parallelism."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ class CopyToTensorParallel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """Return `x` itself."""
+        """Return `x` unchanged."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         """Return the sum of all ranks' gradients."""
-        # The gradient may be a view that autograd uses elsewhere; the reduction is in place.
+        # Cloned: the all-reduce is in place, and the gradient may be a view that autograd uses.
         grad = grads[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad, group=ctx.group)
         return grad, None
@@ -46,7 +46,7 @@ class ReduceFromTensorParallel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient itself."""
+        """Return the gradient unchanged."""
         return grads[0], None
 
 
@@ -61,7 +61,7 @@ def reduce_from_tensor_parallel(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class ScatterSequence(torch.autograd.Function):
-    """Reduce-scatter forward, all-gather backward: leave a tensor-parallel region with a part.
+    """Reduce-scatter forward, all-gather backward: leave a tensor-parallel region with a sequence shard.
 
     Communication: one reduce-scatter of x forward, one all-gather of the gradient backward.
     Source: arXiv:2205.05198, section 4.2 (`g` conjugate).
@@ -69,18 +69,18 @@ class ScatterSequence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-        """Return this rank's part along `dim` of the sum of all ranks' `x`."""
+        """Return this rank's slice along `dim` of the sum of all ranks' `x`."""
         ctx.dim, ctx.group = dim, group
         return reduce_scatter(x, dim, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Return all ranks' gradients, concatenated."""
+        """Return all ranks' gradients, concatenated along `dim`."""
         return all_gather(grads[0], ctx.dim, ctx.group), None, None
 
 
 class AllToAll(torch.autograd.Function):
-    """Divide another dimension than before: rank i gets part i of `scatter` from every rank.
+    """All-to-all: change the sharded dimension; rank i gets slice i of `scatter` from every rank.
 
     Communication: one all-to-all of x forward, one of its gradient backward.
     Source: arXiv:2309.14509, section 3.
@@ -88,34 +88,34 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scatter: int, gather: int, group: dist.ProcessGroup) -> Tensor:
-        """Return `x` whole along `gather` and divided along `scatter`."""
+        """Return `x` full along `gather` and sharded along `scatter`."""
         ctx.scatter, ctx.gather, ctx.group = scatter, gather, group
         return _all_to_all(x, scatter, gather, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient, divided as x was."""
+        """Return the gradient, sharded like x."""
         return _all_to_all(grads[0], ctx.gather, ctx.scatter, ctx.group), None, None, None
 
 
 def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """Return the concatenation along `dim` of all ranks' `x`, without a gradient."""
+    """Concatenate all ranks' `x` along `dim`, without autograd."""
     own = x.movedim(dim, 0).contiguous()
-    whole = own.new_empty(group.size() * own.size(0), *own.shape[1:])
-    dist.all_gather_single(whole, own, group=group)
-    return _moved_from_front(whole, dim)
+    full = own.new_empty(group.size() * own.size(0), *own.shape[1:])
+    dist.all_gather_single(full, own, group=group)
+    return _moved_from_front(full, dim)
 
 
 def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """Return this rank's part along `dim` of the sum of all ranks' `x`, without a gradient."""
-    whole = x.movedim(dim, 0).contiguous()
-    own = whole.new_empty(whole.size(0) // group.size(), *whole.shape[1:])
-    dist.reduce_scatter_single(own, whole, group=group)
+    """Return this rank's slice along `dim` of the sum of all ranks' `x`, without autograd."""
+    full = x.movedim(dim, 0).contiguous()
+    own = full.new_empty(full.size(0) // group.size(), *full.shape[1:])
+    dist.reduce_scatter_single(own, full, group=group)
     return _moved_from_front(own, dim)
 
 
 def _moved_from_front(x: Tensor, dim: int) -> Tensor:
-    # A fresh tensor, not a view: those who get it may work in place.
+    # A fresh tensor, not a view: callers may modify it in place.
     return x.movedim(0, dim).contiguous() if dim else x
 
 
@@ -127,10 +127,10 @@ def _all_to_all(x: Tensor, scatter: int, gather: int, group: dist.ProcessGroup) 
 
 
 def scatter_sequence(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """Leave a tensor-parallel region with this rank's part of the sequence, which is `dim`."""
+    """Leave a tensor-parallel region with this rank's slice of the sequence dimension `dim`."""
     return ScatterSequence.apply(x, dim, group)
 
 
 def all_to_all(x: Tensor, *, scatter: int, gather: int, group: dist.ProcessGroup) -> Tensor:
-    """Return `x` whole along the dimension `gather` and divided along `scatter` instead."""
+    """Return `x` full along dimension `gather` and sharded along `scatter` instead."""
     return AllToAll.apply(x, scatter, gather, group)

@@ -1,4 +1,4 @@
-"""Cross-entropy when each rank holds a slice of the vocabulary."""
+"""Vocabulary-parallel cross-entropy: each tensor-parallel rank has a slice of the logits."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class LocalCrossEntropy(Protocol):
-    """What one rank computes of its own slice; n counts tokens, v its part of the vocabulary.
+    """Local computations of the cross-entropy on a slice of v vocabulary entries for n tokens.
 
-    A target is an index into the slice, -1 for one of another rank's slice.
+    A target is an index into the slice, -1 if it lies in another rank's slice.
     """
 
     @property
     def largest(self) -> Callable[[Tensor], Tensor]:
-        """logits_nv -> the greatest logit of every token, [n] float32."""
+        """logits_nv -> the largest logit of every token, [n] float32."""
 
     @property
     def sums(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -30,8 +30,8 @@ class LocalCrossEntropy(Protocol):
         """(logits_nv, log_total_n, target_n, grad_n) -> [n, v]; may overwrite the logits."""
 
     @property
-    def whole(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """(logits_nv, target_n) -> the loss [n] float32 when the slice is the whole vocabulary."""
+    def full(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """(logits_nv, target_n) -> the loss [n] float32 if the slice is the full vocabulary."""
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
@@ -81,9 +81,9 @@ def vocab_parallel_cross_entropy(
     """Return the loss of every position; the logits may be overwritten.
 
     Args:
-        local: what computes this rank's parts.
+        local: kernels for this rank's slice.
         vocab_size: columns over all ranks that take part in the softmax; further ones are padding
-            of the vocabulary, whose gradient is zero. All take part if None.
+            of the vocabulary, with zero gradient. None: all take part.
 
     Shapes: logits [..., V/t] (any float), target [...] int64 -> loss [...] float32.
     """
@@ -93,7 +93,7 @@ def vocab_parallel_cross_entropy(
     if group.size() > 1:
         loss_n = VocabParallelCrossEntropy.apply(logits_nv, target_n, group, local)
     else:
-        loss_n = local.whole(logits_nv, target_n)
+        loss_n = local.full(logits_nv, target_n)
     return loss_n.view_as(target)
 
 

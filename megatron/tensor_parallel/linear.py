@@ -73,8 +73,8 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """y = x W^T with the input features divided over the tensor-parallel ranks.
 
-    The bias, if there is one, is whole on every rank and is left to the caller, who adds it
-    together with dropout and the residual.
+    The bias is replicated and left to the caller, which adds it together with dropout and the
+    residual.
 
     Args:
         in_features: width of x over all ranks; a multiple of the group's size.
@@ -123,7 +123,7 @@ class RowParallelLinear(nn.Module):
 
 
 class GatheringLinear(torch.autograd.Function):
-    """x W^T + b of all ranks' x. Keeps this rank's part alone and gathers again in backward.
+    """All-gather x, then x W^T + b; saves only this rank's x and gathers again in backward.
 
     Communication: an all-gather of x forward; backward another and a reduce-scatter.
     Source: arXiv:2205.05198, section 4.2.2.
@@ -148,11 +148,11 @@ class GatheringLinear(torch.autograd.Function):
         """Return the gradients of this rank's x, of the weight and of the bias."""
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        whole = all_gather(x, ctx.dim, ctx.group)
+        full = all_gather(x, ctx.dim, ctx.group)
         rows = grad.flatten(0, -2)
         return (
             reduce_scatter(grad @ weight, ctx.dim, ctx.group),
-            rows.mT @ whole.flatten(0, -2),
+            rows.mT @ full.flatten(0, -2),
             rows.sum(0) if ctx.needs_input_grad[2] else None,
             None,
             None,
@@ -162,5 +162,5 @@ class GatheringLinear(torch.autograd.Function):
 def gathering_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, dim: int, group: dist.ProcessGroup
 ) -> Tensor:
-    """Return x W^T + b, where `x` is what all ranks have, concatenated along `dim`."""
+    """All-gather `x` along `dim` and return x W^T + b."""
     return GatheringLinear.apply(x, weight, bias, dim, group)

@@ -1,14 +1,14 @@
-"""Where processes find each other: the address of their store, and this one's rank."""
+"""Master address: host and port of the rendezvous store, and this process's rank."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class MasterAddress:
-    """Address of the store through which processes meet, and the rank of this one among them.
+    """Address of the rendezvous store, this process's rank and the world size.
 
     Args:
-        is_hosted: whether the launcher runs the store, and rank 0 only connects to it.
+        is_hosted: whether the launcher runs the store and rank 0 only connects to it.
     """
 
     host: str

@@ -1,4 +1,4 @@
-"""This rank's process groups, one per axis."""
+"""Process groups of this rank: tensor, sequence, data and model parallel."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ from megatron.tensor_parallel.topology import Topology
 
 @dataclass(frozen=True)
 class Groups:
-    """The ranks that this rank works with.
+    """Process groups that this rank is a member of.
 
     Args:
-        topology: the whole grid.
-        rank: this process.
-        tensor: those that share its layers.
-        sequence: those that divide the sequences of its samples.
-        data: those that hold the same shard of the model, one of each replica.
-        data_and_sequence: all that hold the same shard of the model, whatever they do with it.
-        model: those that make up a whole model.
+        topology: the grid of all ranks.
+        rank: global rank of this process.
+        tensor: tensor-parallel ranks, which share its layers.
+        sequence: sequence-parallel ranks (Ulysses), which share its samples.
+        data: data-parallel ranks: the same shard of the model and of the sequence.
+        data_and_sequence: all ranks with the same shard of the model.
+        model: the ranks of one replica (tensor and pipeline parallel).
     """
 
     topology: Topology
@@ -36,17 +36,17 @@ class Groups:
 
     @property
     def data_rank(self) -> int:
-        """This rank's place among the replicas."""
+        """This rank's data-parallel rank."""
         return self.topology.data_rank_of(self.rank)
 
     @property
     def sequence_rank(self) -> int:
-        """This rank's place among those that divide the sequences of its samples."""
+        """This rank's sequence-parallel rank."""
         return self.topology.sequence_rank_of(self.rank)
 
     @property
     def tensor_rank(self) -> int:
-        """This rank's place among those that share its layers."""
+        """This rank's tensor-parallel rank."""
         return self.topology.tensor_rank_of(self.rank)
 
 
@@ -68,7 +68,7 @@ def build_groups(topology: Topology) -> Groups:
 
 
 def lone_group() -> dist.ProcessGroup:
-    """Return a group of this process alone, for inference, conversion and tests."""
+    """Create a process group of this process alone, for inference, conversion and tests."""
     if not dist.is_initialized():
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""Rendezvous: how processes find each other through MASTER_ADDR and MASTER_PORT, in bounded time."""
+"""Rendezvous of all processes through MASTER_ADDR and MASTER_PORT, with timeouts and diagnoses."""
 
 import logging
 import socket
@@ -20,66 +20,65 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ANSWER_S = 30.0
-"""How long a name may take to resolve, and a port that is open to answer as a store of torch."""
+"""Time limit for resolving the host name, and for an open port to answer as a TCPStore."""
 
 _SILENCE_S = 10.0
-"""How long processes may wait for each other before a log line names where."""
+"""Waiting time before a log line names the master address."""
 
 _PAUSE_S = 0.5
 _MOST_NAMED = 8
 
 
-def meet(
-    place: MasterAddress, timeout: timedelta, *, look: Callable[[], None] = lambda: None
+def rendezvous(
+    master: MasterAddress, timeout: timedelta, *, look: Callable[[], None] = lambda: None
 ) -> Store:
-    """Return the store of all processes as soon as all have come.
+    """Wait for all processes and return their store.
 
-    A name that does not resolve, a port that another program has, and processes that do not come
-    end in an error of one sentence each on every rank. A process that waits for a port to open
-    does so for `timeout`, because rank 0 may start later.
+    A name that does not resolve, a port used by another program and missing processes each give
+    one error on every rank. The port may open within `timeout`, because rank 0 may start later.
 
     Args:
-        timeout: how long to wait for other processes.
-        look: called about twice a second while this process waits; may raise.
+        timeout: for other processes.
+        look: called about twice a second while waiting; may raise.
 
     Raises:
-        TrainingError: the processes do not meet.
+        TrainingError: the rendezvous failed.
 
     Communication: waits for every rank.
     """
-    if place.world_size == 1:
+    if master.world_size == 1:
         return HashStore()
     reminder = threading.Timer(
         _SILENCE_S,
         log.info,
-        ("waiting at %s until all %d processes have come", place, place.world_size),
+        ("waiting at %s until all %d processes have come", master, master.world_size),
     )
     reminder.daemon = True
     reminder.start()
     try:
-        _require_name(place, look)
-        if not place.hosts:
-            _wait_for_port(place, timeout, look)
-        store = _open(place, look)
+        _require_name(master, look)
+        if not master.hosts:
+            _wait_for_port(master, timeout, look)
+        store = _open(master, look)
         store.set_timeout(timeout)
-        _check_in(store, place, timeout, look)
+        _check_in(store, master, timeout, look)
     finally:
         reminder.cancel()
     return store
 
 
-def _require_name(place: MasterAddress, look: Callable[[], None]) -> None:
-    """Wait until MASTER_ADDR resolves: that of a host which is just starting may be added late."""
+def _require_name(master: MasterAddress, look: Callable[[], None]) -> None:
+    """Wait until MASTER_ADDR resolves: the name of a starting host may be added late."""
     give_up_at = time.monotonic() + ANSWER_S
     while True:
         try:
-            resolve = partial(socket.getaddrinfo, place.host, place.port)
+            resolve = partial(socket.getaddrinfo, master.host, master.port)
             _bounded(resolve, ANSWER_S, look, "no name server answers")
         except (OSError, UnicodeError) as error:
             if time.monotonic() > give_up_at:
                 reason = getattr(error, "strerror", None) or error
                 raise TrainingError(
-                    f"MASTER_ADDR={place.host} does not resolve on {socket.gethostname()} "
+                    f"MASTER_ADDR={master.host} does not resolve on {socket.gethostname()} "
                     f"({reason}): set it to the name or address of the host of rank 0"
                 ) from error
         else:
@@ -88,16 +87,16 @@ def _require_name(place: MasterAddress, look: Callable[[], None]) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _wait_for_port(place: MasterAddress, timeout: timedelta, look: Callable[[], None]) -> None:
-    """Wait until something listens: rank 0 may start later."""
+def _wait_for_port(master: MasterAddress, timeout: timedelta, look: Callable[[], None]) -> None:
+    """Wait until the port is open: rank 0 may start later."""
     give_up_at = time.monotonic() + timeout.total_seconds()
     while True:
         try:
-            socket.create_connection((place.host, place.port), timeout=5.0).close()
+            socket.create_connection((master.host, master.port), timeout=5.0).close()
         except OSError as error:
             if time.monotonic() > give_up_at:
                 raise TrainingError(
-                    f"rank {place.rank} waited {_readable(timeout)} for rank 0 at {place}, where "
+                    f"rank {master.rank} waited {_readable(timeout)} for rank 0 at {master}, where "
                     f"nothing listens ({error.strerror or error}); check that rank 0 was started, "
                     "that MASTER_ADDR is its host, and that no firewall closes the port"
                 ) from error
@@ -107,28 +106,28 @@ def _wait_for_port(place: MasterAddress, timeout: timedelta, look: Callable[[], 
         time.sleep(_PAUSE_S)
 
 
-def _open(place: MasterAddress, look: Callable[[], None]) -> TCPStore:
-    """Return the store that this process runs or connects to.
+def _open(master: MasterAddress, look: Callable[[], None]) -> TCPStore:
+    """Start or connect to the TCPStore.
 
-    A client of torch waits without a limit for a program that accepts connections and is silent.
+    A torch client waits without a limit for a program that accepts connections and does not answer.
     """
     open_store = partial(
         TCPStore,
-        place.host,
-        place.port,
-        place.world_size,
-        place.hosts,
+        master.host,
+        master.port,
+        master.world_size,
+        master.hosts,
         timeout=timedelta(seconds=ANSWER_S),
         wait_for_workers=False,
         multi_tenant=True,
     )
     foreign = (
-        f"what listens at {place} (MASTER_ADDR:MASTER_PORT) does not answer as rank 0 of this run: "
+        f"what listens at {master} (MASTER_ADDR:MASTER_PORT) does not answer as rank 0 of this run: "
         "another program has the port, or rank 0 has stopped; start all processes with a port "
         "that is free where rank 0 runs"
     )
     try:
-        # Its own limit first.
+        # The store's own timeout comes first.
         return _bounded(open_store, 1.5 * ANSWER_S, look, foreign)
     except TimeoutError as error:
         raise TrainingError(str(error)) from error
@@ -136,13 +135,13 @@ def _open(place: MasterAddress, look: Callable[[], None]) -> TCPStore:
         reason = str(error).partition("\n")[0]
         if "EADDRINUSE" in reason:
             message = (
-                f"MASTER_PORT={place.port} is taken on {socket.gethostname()} by another program, "
-                f"or by another run: start all {place.world_size} processes with a port that is "
+                f"MASTER_PORT={master.port} is taken on {socket.gethostname()} by another program, "
+                f"or by another run: start all {master.world_size} processes with a port that is "
                 "free"
             )
-        elif place.hosts:
+        elif master.hosts:
             message = (
-                f"rank 0 on {socket.gethostname()} cannot be reached at {place} ({reason}): set "
+                f"rank 0 on {socket.gethostname()} cannot be reached at {master} ({reason}): set "
                 "MASTER_ADDR to the name or address of its host, and MASTER_PORT to a free port"
             )
         else:
@@ -151,44 +150,44 @@ def _open(place: MasterAddress, look: Callable[[], None]) -> TCPStore:
 
 
 def _check_in(
-    store: Store, place: MasterAddress, timeout: timedelta, look: Callable[[], None]
+    store: Store, master: MasterAddress, timeout: timedelta, look: Callable[[], None]
 ) -> None:
-    """Wait until every rank of this run, and no other run's, has come to `store`."""
-    meeting = PrefixStore("meeting", store)
-    size = str(place.world_size)
-    if place.rank == 0:
-        meeting.set("size", size)
-    # Rank 0 sets it as soon as it has a store; a launcher has one before rank 0 starts.
-    first = timeout if place.is_hosted else timedelta(seconds=ANSWER_S)
+    """Wait until every rank of this run, and of no other run, has connected to `store`."""
+    keys = PrefixStore("meeting", store)
+    size = str(master.world_size)
+    if master.rank == 0:
+        keys.set("size", size)
+    # Rank 0 sets the key right after opening the store; a launcher opens it before rank 0 starts.
+    first = timeout if master.is_hosted else timedelta(seconds=ANSWER_S)
     stranger = (
-        f"the store at {place} (MASTER_ADDR:MASTER_PORT) is not of this run: rank 0 has not come "
+        f"the store at {master} (MASTER_ADDR:MASTER_PORT) is not of this run: rank 0 has not come "
         f"there for {_readable(first)}; start all processes with a port that is free where rank 0 runs"
     )
-    _poll(lambda: meeting.check(["size"]), first, look, lambda: stranger)
-    if (there := meeting.get("size").decode()) != size:
+    _poll(lambda: keys.check(["size"]), first, look, lambda: stranger)
+    if (there := keys.get("size").decode()) != size:
         raise TrainingError(
-            f"{place} (MASTER_ADDR:MASTER_PORT) is of a run of {there} processes, and this one has "
+            f"{master} (MASTER_ADDR:MASTER_PORT) is of a run of {there} processes, and this one has "
             f"{size}: give each run its own port"
         )
-    if meeting.add(f"rank {place.rank}", 1) > 1 and not place.is_hosted:
+    if keys.add(f"rank {master.rank}", 1) > 1 and not master.is_hosted:
         raise TrainingError(
-            f"another process has come to {place} as rank {place.rank}: give each run its own "
+            f"another process has come to {master} as rank {master.rank}: give each run its own "
             "MASTER_PORT, and each process its own RANK"
         )
-    meeting.add("come", 1)
+    keys.add("come", 1)
 
     def missing() -> str:
-        ranks = [r for r in range(place.world_size) if not meeting.check([f"rank {r}"])]
+        ranks = [r for r in range(master.world_size) if not keys.check([f"rank {r}"])]
         named = ", ".join(map(str, ranks[:_MOST_NAMED])) + ", ..." * (len(ranks) > _MOST_NAMED)
         return (
-            f"of {size} processes {len(ranks)} (ranks {named}) have not come to {place} in "
+            f"of {size} processes {len(ranks)} (ranks {named}) have not come to {master} in "
             f"{_readable(timeout)}: check that all were started and none has failed, and that every "
             "host reaches that address and port (a firewall, the network interface in "
             "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME); --distributed-timeout-minutes is how long "
             "they wait"
         )
 
-    _poll(lambda: meeting.add("come", 0) >= place.world_size, timeout, look, missing)
+    _poll(lambda: keys.add("come", 0) >= master.world_size, timeout, look, missing)
 
 
 def _poll(
@@ -197,10 +196,10 @@ def _poll(
     look: Callable[[], None],
     late: Callable[[], str],
 ) -> None:
-    """Wait until `is_so`, in questions to a store, each of which is bounded too.
+    """Poll a store until `is_so`; each request has a time limit too.
 
     Raises:
-        TrainingError: it is not within `limit`; what `late` returns.
+        TrainingError: not within `limit`, with the message of `late`.
     """
     give_up_at = time.monotonic() + limit.total_seconds()
     silent = f"rank 0 does not answer any more for {ANSWER_S:g} s: it has stopped or lost its host"
@@ -215,10 +214,10 @@ def _poll(
 
 
 def _bounded(make: Callable[[], T], limit_s: float, look: Callable[[], None], late: str) -> T:
-    """Return what `make` returns in a thread of its own, or raise what it raises.
+    """Call `make` in a thread with a time limit; return its result or raise its exception.
 
     Raises:
-        TimeoutError: it has not returned in time; the message is `late`.
+        TimeoutError: with the message `late`.
     """
     made: list[T] = []
     errors: list[Exception] = []
@@ -226,7 +225,7 @@ def _bounded(make: Callable[[], T], limit_s: float, look: Callable[[], None], la
     def run() -> None:
         try:
             made.append(make())
-        except Exception as error:  # raised where it is waited for
+        except Exception as error:  # raised in the waiting thread
             errors.append(error)
 
     thread = threading.Thread(target=run, name="meeting", daemon=True)

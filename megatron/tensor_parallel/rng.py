@@ -1,41 +1,41 @@
-"""Random streams: which ranks draw the same numbers and which draw their own."""
+"""RNG states: which ranks draw the same random numbers and which draw their own; their seeds."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 
 class RngTracker(Protocol):
-    """The stream of numbers that differs between tensor-parallel ranks."""
+    """RNG state that differs between tensor-parallel ranks."""
 
     def fork(self) -> AbstractContextManager[None]:
-        """Draw from the tensor-parallel stream inside the `with` block."""
+        """Draw from the tensor-parallel RNG state inside the `with` block."""
         ...
 
 
 class OrdinaryStream:
-    """One rank alone: its tensor-parallel stream is the ordinary one."""
+    """A single rank: its tensor-parallel RNG state is the default one."""
 
     def fork(self) -> AbstractContextManager[None]:
-        """Draw from the ordinary stream."""
+        """Draw from the default RNG state."""
         return nullcontext()
 
 
 def stream_seed(seed: int, *, stage: int, part: int) -> int:
-    """Return the seed of a rank's ordinary stream.
+    """Return the seed of a rank's default RNG state.
 
-    Stages are 100 apart, as in Megatron-LM. Parts are far apart too: with equal seeds they would
-    drop the same features of different tokens.
+    Stages are 100 apart, as in Megatron-LM. With equal seeds, parts would drop the same features of
+    different tokens.
 
     Args:
-        part: which tokens the rank sees between tensor-parallel regions. Ranks that see the same
-            ones have to drop the same features.
+        part: index of the tokens that the rank sees outside tensor-parallel regions. Ranks with
+            the same tokens have to drop the same features.
     """
     return seed + 100 * stage + 1_000_003 * part
 
 
 def renewed_seed(seed: int, iteration: int) -> int:
-    """Return the seed of a run whose streams begin anew after `iteration`.
+    """Return the seed of a run whose RNG states are reset after `iteration`.
 
-    It is none of those that a run starts from, or it would drop again what it dropped first.
+    It differs from the initial seeds, so that dropout does not repeat.
     """
     return seed + 1_000_000_007 * iteration

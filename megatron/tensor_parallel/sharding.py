@@ -1,4 +1,4 @@
-"""What marks a parameter as one shard of a larger one, and how sizes are divided."""
+"""Marks on parameters: tensor-parallel shard, expert, all-reduced gradient; exact division."""
 
 import re
 from dataclasses import dataclass
@@ -12,29 +12,29 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Shard:
-    """Which piece of a whole a tensor is: number `index` of `count` equal ones along `dim`."""
+    """Position of a shard: number `index` of `count` equal ones along `dim`."""
 
     dim: int
     index: int
     count: int
 
 
-def exact_quotient(whole: int, parts: int, name: str) -> int:
-    """Return whole / parts.
+def exact_quotient(size: int, parts: int, name: str) -> int:
+    """Return size / parts, an integer.
 
     Raises:
         ValueError: `name` does not divide evenly.
     """
-    if whole % parts:
-        raise ValueError(f"{name} {whole} is not a multiple of {parts}")
-    return whole // parts
+    if size % parts:
+        raise ValueError(f"{name} {size} is not a multiple of {parts}")
+    return size // parts
 
 
 def mark_sharded(parameter: nn.Parameter, dim: int, group: dist.ProcessGroup) -> nn.Parameter:
-    """Mark `parameter` as this rank's piece of what `group` holds together along `dim`.
+    """Mark `parameter` as this rank's shard along `dim` of a tensor sharded over `group`.
 
-    DeepSpeed's gradient norm reads `tensor_model_parallel`: without the mark a parameter counts
-    as a copy that every tensor-parallel rank holds.
+    DeepSpeed's gradient norm reads `tensor_model_parallel`; without it a parameter counts as
+    replicated.
     """
     parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
     parameter.shard = Shard(dim, group.rank(), group.size())  # type: ignore[attr-defined]
@@ -42,10 +42,10 @@ def mark_sharded(parameter: nn.Parameter, dim: int, group: dist.ProcessGroup) ->
 
 
 def all_reduce_grad(parameter: nn.Parameter, group: dist.ProcessGroup) -> nn.Parameter:
-    """Let the gradient of `parameter` be the sum over `group` of what its ranks find.
+    """All-reduce the gradient of `parameter` over `group` in a backward hook.
 
-    For a weight that is whole on every rank while each computes another part with it: other heads,
-    or other positions of the sequence.
+    For a replicated weight with which each rank computes another part: other heads, or other
+    positions of the sequence.
 
     Communication: one all-reduce of the gradient in every backward pass.
     """
@@ -56,12 +56,12 @@ def all_reduce_grad(parameter: nn.Parameter, group: dist.ProcessGroup) -> nn.Par
 
 
 def is_grad_reduced(parameter: nn.Parameter) -> bool:
-    """Return whether `all_reduce_grad` has taken care of the gradient."""
+    """Whether `all_reduce_grad` was called for `parameter`."""
     return getattr(parameter, "is_grad_reduced", False)
 
 
 def _sum(grad: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    # In at least 32 bits, so that a 16-bit gradient is rounded once.
+    # At least fp32, so that a 16-bit gradient is rounded only once.
     wide = torch.promote_types(grad.dtype, torch.float32)
     total = grad.to(wide, memory_format=torch.contiguous_format, copy=True)
     dist.all_reduce(total, group=group)
@@ -69,7 +69,7 @@ def _sum(grad: Tensor, *, group: dist.ProcessGroup) -> Tensor:
 
 
 def shard_of(parameter: nn.Parameter) -> Shard | None:
-    """Return which piece `parameter` is; None for one that is whole on every rank."""
+    """Return the shard that `parameter` is marked as; None for a replicated one."""
     return getattr(parameter, "shard", None)
 
 
@@ -78,9 +78,9 @@ _NUMBER = re.compile(r"(?<=\.deepspeed_experts\.)\d+(?=\.)")
 
 @dataclass(frozen=True)
 class ExpertShare:
-    """Which expert a parameter belongs to, and how many replicas share the experts of its layer.
+    """Expert of a parameter (mixture of experts), and the size of the expert-parallel group.
 
-    Neighbouring replicas share them, from the first one on; then the experts begin anew.
+    Expert-parallel groups are neighbouring replicas, from the first one on.
     """
 
     number: int
@@ -88,23 +88,23 @@ class ExpertShare:
 
 
 def mark_expert(parameter: nn.Parameter, share: ExpertShare) -> None:
-    """Mark `parameter` as one of an expert's."""
+    """Mark `parameter` as part of an expert."""
     parameter.expert_share = share  # type: ignore[attr-defined]
 
 
 def replicas_that_differ(parameter: nn.Parameter) -> int:
-    """Return how many replicas in a row hold different values of `parameter`: 1 but for experts."""
+    """Return how many neighbouring replicas have different values of `parameter`: 1, or the expert-parallel size."""
     share: ExpertShare | None = getattr(parameter, "expert_share", None)
     return share.replicas if share else 1
 
 
 def is_expert(parameter: nn.Parameter) -> bool:
-    """Whether `parameter` is one of an expert's."""
+    """Whether `parameter` is part of an expert."""
     return hasattr(parameter, "expert_share")
 
 
 def full_name(name: str, parameter: nn.Parameter) -> str:
-    """Return the name that `parameter` has where one rank holds all experts of a layer."""
+    """Return the name of `parameter` with the global number of its expert."""
     share: ExpertShare | None = getattr(parameter, "expert_share", None)
     return _NUMBER.sub(str(share.number), name) if share else name
 

@@ -1,4 +1,4 @@
-"""Which rank stands where on the four axes. Pure arithmetic: no torch, no processes."""
+"""Rank grid of pipeline, data, sequence and tensor parallelism; arithmetic without torch."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -28,39 +28,39 @@ class Topology:
         return rank // (self.data * self.sequence * self.tensor)
 
     def data_rank_of(self, rank: int) -> int:
-        """Return the place of `rank` among the replicas."""
+        """Return the data-parallel rank of `rank`."""
         return rank // (self.sequence * self.tensor) % self.data
 
     def sequence_rank_of(self, rank: int) -> int:
-        """Return the place of `rank` among those that divide its samples' sequences."""
+        """Return the sequence-parallel rank of `rank`."""
         return rank // self.tensor % self.sequence
 
     def tensor_rank_of(self, rank: int) -> int:
-        """Return the place of `rank` among those that share its layers."""
+        """Return the tensor-parallel rank of `rank`."""
         return rank % self.tensor
 
     def tensor_groups(self) -> list[list[int]]:
-        """Return every set of ranks that shares one copy of a layer."""
+        """List the tensor-parallel groups."""
         return self._sets("tensor")
 
     def sequence_groups(self) -> list[list[int]]:
-        """Return every set of ranks that divides the sequence of the same samples."""
+        """List the sequence-parallel groups."""
         return self._sets("sequence")
 
     def data_groups(self) -> list[list[int]]:
-        """Return every set of ranks that holds the same shard for the same part of a sequence."""
+        """List the data-parallel groups."""
         return self._sets("data")
 
     def data_and_sequence_groups(self) -> list[list[int]]:
-        """Return every set of ranks that holds the same shard of the model."""
+        """List the sets of ranks with the same shard of the model."""
         return self._sets("data", "sequence")
 
     def model_groups(self) -> list[list[int]]:
-        """Return every set of ranks that makes up one whole model."""
+        """List the sets of ranks that make up one replica of the model."""
         return self._sets("pipeline", "tensor")
 
     def _sets(self, *along: str) -> list[list[int]]:
-        """Return the ranks that differ only in their coordinates on the axes `along`."""
+        """List the sets of ranks that differ only in their coordinates on the axes `along`."""
         sizes = {
             "pipeline": self.pipeline,
             "data": self.data,

@@ -29,7 +29,7 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
         argv, description=description or "", defaults=saved.flags if saved else None
     )
     if saved:
-        notices = (*notices, *saved.told(config))
+        notices = (*notices, *saved.describe(config))
     launcher = read_launcher()
     start_through_launcher(config.training, argv, launcher)
     # A step that is taken again leaves no trace in the run's directory.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Tell what a checkpoint holds in 64 letters, whatever its layout: `digest.py PATH`.
+"""Print a layout-independent hash of a checkpoint: `digest.py PATH`.
 
 Two checkpoints with the same digest hold the same weights, optimizer states and counts of steps.
 """
@@ -22,17 +22,17 @@ from megatron.config.tools.checkpoint_tools import LookConfig
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the command line `argv` asks for."""
+    """Run the tool with the command line `argv`."""
     argv = with_flag(argv, "--path", "the path of a checkpoint")
-    said = parse_sections(argv, {"look": LookConfig}, description=__doc__ or "").sections
-    config: LookConfig = said["look"]
+    parsed = parse_sections(argv, {"look": LookConfig}, description=__doc__ or "").sections
+    config: LookConfig = parsed["look"]
     folder = checkpoint_of(Path(config.path))
     manifest = read_manifest(folder)
     from megatron.checkpointing.resharding.digest import digest_of, digests
     from megatron.checkpointing.resharding.universal import read_checkpoint
 
-    whole = read_checkpoint(folder, manifest)
-    named = list(digests(whole, manifest.plan["model"]["vocab_size"]))
+    checkpoint = read_checkpoint(folder, manifest)
+    named = list(digests(checkpoint, manifest.plan["model"]["vocab_size"]))
     if config.parameters:
         for name, digest in named:
             print(f"{digest} {name}")

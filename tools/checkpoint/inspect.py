@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Tell what a checkpoint of any system holds, and the command that opens it: `inspect.py PATH`."""
+"""Inspect a checkpoint of any system: contents, and the command that opens it: `inspect.py PATH`."""
 
 import os.path
 import sys
@@ -25,14 +25,14 @@ _COMMANDS = {
     "universal": ("no command: load it with the program that wrote it, and save it with layers",),
     "deepspeed": ("no command: only runs with a pipeline of stages leave files for each layer",),
 }
-"""What to do with what is not read as it is."""
+"""Advice for formats that util.py does not read."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the command line `argv` asks for."""
+    """Run the tool with the command line `argv`."""
     argv = with_flag(argv, "--path", "the path of a checkpoint")
-    said = parse_sections(argv, {"look": LookConfig}, description=__doc__ or "").sections
-    config: LookConfig = said["look"]
+    parsed = parse_sections(argv, {"look": LookConfig}, description=__doc__ or "").sections
+    config: LookConfig = parsed["look"]
     path = Path(config.path)
     system = system_of(path)
     if system is None:
@@ -73,18 +73,18 @@ def _summary(folder: Path, manifest: Manifest) -> Iterator[str]:
 def _tensors(folder: Path, manifest: Manifest, *, each: bool) -> Iterator[str]:
     from megatron.checkpointing.resharding.universal import read_checkpoint
 
-    whole = read_checkpoint(folder, manifest)
-    sizes = [parameter.weight.size for parameter in whole.parameters.values()]
+    checkpoint = read_checkpoint(folder, manifest)
+    sizes = [parameter.weight.size for parameter in checkpoint.parameters.values()]
     yield f"parameters: {len(sizes)} | numbers in them: {sum(sizes)}"
     if each:
-        for name, parameter in whole.parameters.items():
+        for name, parameter in checkpoint.parameters.items():
             steps = "" if parameter.steps is None else f" | steps: {parameter.steps:g}"
             states = ", ".join(parameter.tensors)
             yield f"{name} {list(parameter.weight.shape)} | {states}{steps}"
 
 
 def _foreign(path: Path, system: str, *, each: bool) -> Iterator[str]:
-    # Not above: torch is slow to import.
+    # Imported here: torch takes seconds.
     from megatron.checkpointing.megatron_lm.convert import find
 
     found = find(path, system)
@@ -93,10 +93,10 @@ def _foreign(path: Path, system: str, *, each: bool) -> Iterator[str]:
     yield " | ".join(f"{name}: {value}" for name, value in found.state.items()) or "no progress"
     yield f"tokens: {known} | rows of their table: {found.rows}"
     yield f"optimizer: {'with its states' if found.has_optimizer else 'not taken'}"
-    yield f"parameters: {len(found.whole.parameters)}"
+    yield f"parameters: {len(found.checkpoint.parameters)}"
     yield f"flags: {shlex.join(found.flags)}"
     if each:
-        for name, parameter in found.whole.parameters.items():
+        for name, parameter in found.checkpoint.parameters.items():
             yield f"{name} {list(parameter.weight.shape)} | {', '.join(parameter.tensors)}"
     unknown = " --true-vocab-size N" if found.vocab_size is None else ""
     yield (

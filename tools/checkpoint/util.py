@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Write the checkpoint of one system as that of another.
+"""Convert a checkpoint from one system to another.
 
-Read are Megatron-LM's, those of BigScience's and Microsoft's Megatron-DeepSpeed, Meta's files of
-Llama, and our own; written are our own and Megatron-LM's. Flags of training say what the files do
-not, and win over what they do.
+Reads checkpoints of Megatron-LM, of BigScience's and Microsoft's Megatron-DeepSpeed, Meta's Llama
+files and our own; writes our own and Megatron-LM's. Flags of training add to what the files contain
+and override it.
 """
 
 import os.path
@@ -25,7 +25,7 @@ from megatron.config.tools.checkpoint_tools import ConversionConfig
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do what the command line `argv` asks for."""
+    """Run the tool with the command line `argv`."""
     parse = partial(
         parse_conversion,
         argv=argv,
@@ -33,16 +33,16 @@ def main(argv: Sequence[str]) -> None:
         legacy=CONVERSION_LEGACY,
         description=__doc__,
     )
-    asked = parse(())
-    own: ConversionConfig = asked.own
-    for notice in asked.notices:
+    parsed = parse(())
+    own: ConversionConfig = parsed.own
+    for notice in parsed.notices:
         print(notice)
     if own.model_type != "GPT":
         raise ConfigError(f"--model-type {own.model_type}: only GPT is converted")
-    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.megatron_lm.convert import Conversion, convert
 
-    wish = Conversion(
+    conversion = Conversion(
         source=Path(own.load_dir),
         output=Path(own.save_dir),
         loader=own.loader,
@@ -50,10 +50,10 @@ def main(argv: Sequence[str]) -> None:
         tensor=own.target_tensor_parallel_size or 1,
         pipeline=own.target_pipeline_parallel_size or 1,
         flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
-        vocab_size=asked.config.tokenizer.true_vocab_size,
-        heads=asked.config.model.num_attention_heads or None,
+        vocab_size=parsed.config.tokenizer.true_vocab_size,
+        heads=parsed.config.model.num_attention_heads or None,
     )
-    for line in convert(wish, lambda words: parse(words).config):
+    for line in convert(conversion, lambda words: parse(words).config):
         print(line)
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Write a checkpoint again in another layout of tensor, pipeline and data-parallel ranks.
+"""Convert a checkpoint to another layout of tensor, pipeline and data-parallel ranks (resharding).
 
-A run in another layout needs no such step: --load reads checkpoints of any. This one starts the
-ranks of the new layout on this machine's CPUs, which hold the whole state of training together.
+A run does not need this: --load reads checkpoints of any layout. This tool starts the ranks of the
+new layout on the CPUs of this machine, which together hold the full training state.
 """
 
 import subprocess
@@ -26,17 +26,17 @@ _LOOK_S = 0.1
 
 
 def main(argv: Sequence[str]) -> None:
-    """Start the ranks that the command line `argv` asks for."""
+    """Start the ranks of the new layout."""
     config, manifest = read(argv)
     if (Path(config.output_folder) / tag_of(manifest.state["iteration"])).exists():
         raise ConfigError(f"--output_folder {config.output_folder} holds this iteration already")
     tensor, pipeline, data = layout(config, manifest)
     ranks = [
-        subprocess.Popen([sys.executable, __file__, *argv], env=place)
-        for place in places_here(tensor * pipeline * data)
+        subprocess.Popen([sys.executable, __file__, *argv], env=environment)
+        for environment in places_here(tensor * pipeline * data)
     ]
     try:
-        # One that has failed is not waited for by others that wait for it.
+        # If one rank fails, the others would wait for it forever: end them all.
         while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
             time.sleep(_LOOK_S)
     finally:
@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> None:
         raise CheckpointError(f"{config.output_folder} is not written: see above")
 
 
-def be_rank(argv: Sequence[str]) -> None:
-    """Do one rank's part."""
+def run_as_rank(argv: Sequence[str]) -> None:
+    """Run one rank."""
     from megatron.training.convert_layout import config_of_layout, save_in_layout
     from megatron.training.process.device import prepare_process
 
@@ -55,17 +55,17 @@ def be_rank(argv: Sequence[str]) -> None:
     config, manifest = read(argv)
     saved, _ = parse_config_for_checkpoint([], manifest.config, {})
     tensor, pipeline, _ = layout(config, manifest)
-    wishes = config_of_layout(
+    target = config_of_layout(
         saved, manifest, config.output_folder, tensor=tensor, pipeline=pipeline
     )
-    launch, _ = prepare_process(wishes.parallel)
-    save_in_layout(wishes, manifest, Path(config.input_folder), launch)
+    launch, _ = prepare_process(target.parallel)
+    save_in_layout(target, manifest, Path(config.input_folder), launch)
 
 
 def read(argv: Sequence[str]) -> tuple[LayoutConfig, Manifest]:
-    """Return what is asked, and the manifest of the checkpoint."""
-    said = parse_sections(argv, {"layout": LayoutConfig}, description=__doc__ or "").sections
-    config: LayoutConfig = said["layout"]
+    """Parse the flags and read the manifest of the checkpoint."""
+    parsed = parse_sections(argv, {"layout": LayoutConfig}, description=__doc__ or "").sections
+    config: LayoutConfig = parsed["layout"]
     return config, read_manifest(Path(config.input_folder))
 
 
@@ -86,5 +86,5 @@ if __name__ == "__main__":
     if has_rank():
         from megatron.training.process.launch import run_rank
 
-        run_rank(be_rank, sys.argv[1:])
+        run_rank(run_as_rank, sys.argv[1:])
     run_tool(main)

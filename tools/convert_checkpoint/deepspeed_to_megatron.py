@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write a checkpoint's weights in the files of Megatron-LM, for any number of its ranks.
+"""Export the weights of a checkpoint to Megatron-LM files, for any number of ranks.
 
 Rows of gated MLPs come gate first for SwiGLU, as Megatron-LM has them, and last for others, as
 BigScience does.
@@ -18,12 +18,12 @@ from megatron.config.tools.checkpoint_tools import MegatronConfig
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do what the command line `argv` asks for."""
-    said = parse_sections(argv, {"megatron": MegatronConfig}, description=__doc__ or "").sections
-    config: MegatronConfig = said["megatron"]
+    """Run the tool with the command line `argv`."""
+    parsed = parse_sections(argv, {"megatron": MegatronConfig}, description=__doc__ or "").sections
+    config: MegatronConfig = parsed["megatron"]
     source = Path(config.input_folder)
     manifest = read_manifest(source)
-    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
     from megatron.checkpointing.resharding.universal import read_checkpoint
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write a checkpoint as a model of transformers; to_hf.py, asked in the words of older scripts."""
+"""Export a checkpoint to Hugging Face transformers: to_hf.py with the flags of older scripts."""
 
 import sys
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from megatron.tokenizer.build import build_tokenizer
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do what the command line `argv` asks for."""
-    said = parse_sections(
+    """Run the tool with the command line `argv`."""
+    parsed = parse_sections(
         argv, {"transformers": TransformersConfig}, description=__doc__ or ""
     ).sections
-    config: TransformersConfig = said["transformers"]
+    config: TransformersConfig = parsed["transformers"]
     for flag, ranks in (("--target_tp", config.target_tp), ("--target_pp", config.target_pp)):
         if ranks != 1:
             raise ConfigError(
@@ -32,14 +32,14 @@ def main(argv: Sequence[str]) -> None:
     source = checkpoint_of(Path(config.input_folder))
     manifest = read_manifest(source)
     saved, _ = parse_config_for_checkpoint([], manifest.config, {})
-    wishes = gpt_tokenizer_arguments(saved.tokenizer)
-    tokenizer = build_tokenizer(**wishes)
-    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    arguments = gpt_tokenizer_arguments(saved.tokenizer)
+    tokenizer = build_tokenizer(**arguments)
+    # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.hugging_face.export import ExportOptions, export
 
     output = Path(config.output_folder)
     own = ExportOptions(for_release=config.for_release)
-    exported = export(source, manifest, output, tokenizer, wishes, own)
+    exported = export(source, manifest, output, tokenizer, arguments, own)
     print(f"{output} holds {source} as {exported.family.architecture} in {exported.dtype}")
 
 

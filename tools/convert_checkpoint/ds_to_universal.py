@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Write a checkpoint without its layout, one folder for each parameter, as DeepSpeed's universal ones.
+"""Convert a checkpoint to DeepSpeed's universal format: no layout, one folder for each parameter.
 
-A run in another layout needs no such step: --load reads checkpoints of any. This is for other
-programs, and for --universal-checkpoint.
+A run does not need this: --load reads checkpoints of any layout. It is for other programs, and for
+--universal-checkpoint.
 """
 
 import sys
@@ -18,13 +18,15 @@ from megatron.config.tools.checkpoint_tools import UniversalConfig
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do what the command line `argv` asks for."""
-    said = parse_sections(argv, {"universal": UniversalConfig}, description=__doc__ or "").sections
-    config: UniversalConfig = said["universal"]
+    """Run the tool with the command line `argv`."""
+    parsed = parse_sections(
+        argv, {"universal": UniversalConfig}, description=__doc__ or ""
+    ).sections
+    config: UniversalConfig = parsed["universal"]
     workers = max(config.num_extract_workers, config.num_merge_workers)
     if min(config.num_extract_workers, config.num_merge_workers) < 1:
         raise ConfigError("--num_extract_workers and --num_merge_workers must be at least 1")
-    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.resharding.universal import write_universal
 
     write_universal(Path(config.input_folder), Path(config.output_folder), workers=workers)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Write a model of Hugging Face's transformers as a checkpoint to begin a run from, on the CPU.
+"""Import a Hugging Face transformers model as a checkpoint, on the CPU.
 
-The flags of pretrain_gpt.py that go with it are printed.
+Prints the flags of pretrain_gpt.py for it.
 """
 
 import shlex
@@ -18,12 +18,12 @@ from megatron.config.tools.hugging_face import ImportConfig
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do what the command line `argv` asks for."""
-    said = parse_sections(argv, {"import": ImportConfig}, description=__doc__ or "").sections
-    config: ImportConfig = said["import"]
+    """Run the tool with the command line `argv`."""
+    parsed = parse_sections(argv, {"import": ImportConfig}, description=__doc__ or "").sections
+    config: ImportConfig = parsed["import"]
     if config.seq_length is not None and config.seq_length < 1:
         raise ConfigError(f"--seq-length {config.seq_length} must be at least 1")
-    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 
     imported = import_model(
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     )
     print(f"{imported.folder} holds {config.load}")
     if imported.is_text_part:
-        print("the language model alone: what reads images is left out")
+        print("only the language model was imported, not the image encoder")
     for measured in imported.measured:
         print(measured)
     print("flags of pretrain_gpt.py:")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Tell names, shapes and types of the tensors in a file of a checkpoint: `inspect_checkpoint.py FILE`."""
+"""List names, shapes and dtypes of the tensors in a checkpoint file: `inspect_checkpoint.py FILE`."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ from megatron.config.tools.checkpoint_tools import FileConfig
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the command line `argv` asks for."""
+    """Run the tool with the command line `argv`."""
     argv = with_flag(argv, "--file", "the path of a file")
-    said = parse_sections(argv, {"file": FileConfig}, description=__doc__ or "").sections
-    config: FileConfig = said["file"]
+    parsed = parse_sections(argv, {"file": FileConfig}, description=__doc__ or "").sections
+    config: FileConfig = parsed["file"]
     if not (file := Path(config.file)).is_file():
         raise WrongCheckpointError(f"{file}: there is no such file{near(file)}")
-    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.resharding.unpickle import read_tensors
 
     for line in _lines(read_tensors(file), ""):

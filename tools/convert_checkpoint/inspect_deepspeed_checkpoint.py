@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Tell which rank's what each file of a checkpoint is, and what ranks of a layout would hold."""
+"""List the rank and contents of each checkpoint file, and the shards of ranks in another layout."""
 
 import re
 import sys
@@ -22,9 +22,9 @@ _STREAMS = re.compile(r"rng_rank_(\d+)")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the command line `argv` asks for."""
-    said = parse_sections(argv, {"files": FilesConfig}, description=__doc__ or "").sections
-    config: FilesConfig = said["files"]
+    """Run the tool with the command line `argv`."""
+    parsed = parse_sections(argv, {"files": FilesConfig}, description=__doc__ or "").sections
+    config: FilesConfig = parsed["files"]
     folder = checkpoint_of(Path(config.folder))
     manifest = read_manifest(folder)
     parallel, layers = manifest.plan["parallel"], manifest.plan["model"]["num_layers"]
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _owner(name: str, tensor: int) -> str:
-    """Say which rank's what the file `name` is."""
+    """Describe the rank and contents of the file `name`."""
     if match := _LAYER.match(name):
         return f"weights of entry {int(match[1])}, tensor rank {int(match[2])}"
     if match := _STREAMS.match(name):

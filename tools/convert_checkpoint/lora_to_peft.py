@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Write the adapters of a checkpoint of --lora-rank in the format of Hugging Face's PEFT.
+"""Export the LoRA adapters of a checkpoint (--lora-rank) to Hugging Face PEFT.
 
-The model beside which they stand is what to_hf.py makes of the checkpoint that the finetuning
-began from; to_hf.py of a checkpoint with adapters puts them into the weights.
+The base model is the to_hf.py export of the checkpoint that finetuning started from; to_hf.py of a
+checkpoint with adapters merges them.
 """
 
 import sys
@@ -19,11 +19,11 @@ from megatron.config.tools.hugging_face import AdapterConfig
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do what the command line `argv` asks for."""
-    said = parse_sections(argv, {"adapter": AdapterConfig}, description=__doc__ or "").sections
-    config: AdapterConfig = said["adapter"]
+    """Run the tool with the command line `argv`."""
+    parsed = parse_sections(argv, {"adapter": AdapterConfig}, description=__doc__ or "").sections
+    config: AdapterConfig = parsed["adapter"]
     source = checkpoint_of(Path(config.load))
-    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.hugging_face.peft import export_adapters
 
     family = export_adapters(

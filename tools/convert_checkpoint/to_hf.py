@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Write a checkpoint of any layout as a model of Hugging Face's transformers, on the CPU.
+"""Export a checkpoint of any layout to Hugging Face transformers, on the CPU.
 
-The tokenizer is that of the training; its flags say where its files are now.
+Uses the tokenizer of the training; give its flags if its files have moved.
 """
 
 import sys
@@ -24,22 +24,22 @@ _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GI
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do what the command line `argv` asks for."""
+    """Run the tool with the command line `argv`."""
     load = value_in(argv, "--load")
     saved = read_manifest(checkpoint_of(Path(load))) if load else None
-    said = parse_sections(
+    parsed = parse_sections(
         argv,
         {"export": ExportConfig, "tokenizer": TokenizerConfig},
         description=__doc__ or "",
         defaults=_tokenizer_of(argv, saved) if saved else None,
     ).sections
-    config: ExportConfig = said["export"]
+    config: ExportConfig = parsed["export"]
     max_bytes = _bytes(config.max_shard_size)
-    wishes = gpt_tokenizer_arguments(said["tokenizer"])
-    tokenizer = build_tokenizer(**wishes)
+    arguments = gpt_tokenizer_arguments(parsed["tokenizer"])
+    tokenizer = build_tokenizer(**arguments)
     template = read_chat_template(config.chat_template, None).source
     source = checkpoint_of(Path(config.load))
-    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.hugging_face.export import ExportOptions, export
 
     exported = export(
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
         read_manifest(source),
         Path(config.save),
         tokenizer,
-        wishes,
+        arguments,
         ExportOptions(
             dtype=config.target_dtype,
             max_shard_bytes=max_bytes,

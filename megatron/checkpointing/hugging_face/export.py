@@ -1,4 +1,4 @@
-"""A checkpoint in transformers' files: streamed, compared with the original, then published."""
+"""Export a checkpoint to Hugging Face transformers: convert, compare logits, then publish."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,17 +36,17 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """How to export.
+    """Options of the export to Hugging Face.
 
     Args:
-        dtype: number format of the files; None for that of the training.
+        dtype: of the files; None for the dtype of the training.
         max_shard_bytes: size of a file of weights.
         model_type: the architecture; None for the first that fits.
-        chat_template: the written tokenizer's; "" for that of the training conversations, or else
-            the one that the tokenizer has, if any.
-        replaces_template: whether `chat_template` may differ from that of the training.
-        verifies: whether both models are run and compared.
-        for_release: whether the card leaves out how far the model was trained.
+        chat_template: to write with the tokenizer; "" for the template of the training
+            conversations, or else the tokenizer's own, if any.
+        replaces_template: whether `chat_template` may differ from the one of the training.
+        verifies: whether to run both models and compare their logits.
+        for_release: whether the model card leaves out the training progress.
     """
 
     dtype: str | None = None
@@ -60,10 +60,11 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written, why there is no tokenizer if so, and how equal the model is.
+    """Result of an export.
 
     Args:
-        chat_template: where the written template is from; "" if none was written.
+        tokenizer: why none was written; "" if it was.
+        chat_template: origin of the template written; "" if none was.
     """
 
     family: Family
@@ -78,45 +79,47 @@ def export(
     manifest: Manifest,
     output: Path,
     tokenizer: Tokenizer,
-    tokenizer_wishes: Mapping[str, Any],
-    wishes: ExportOptions,
+    tokenizer_arguments: Mapping[str, Any],
+    options: ExportOptions,
 ) -> ExportResult:
-    """Write the model of the checkpoint in `source` to `output`, which must be new or empty.
+    """Export the checkpoint in `source` to `output`, a new or empty folder.
 
-    Adapters are put into the weights. It is written beside `output` and renamed when both models
-    have been found to compute the same.
+    LoRA adapters are merged. The model is written to a staging folder, which is renamed after both
+    models have computed the same logits.
 
-    Memory: while writing, one file's weights and a parameter; while comparing, one model in 32 bits.
+    Memory: one file of weights and a parameter; while comparing, one fp32 model.
 
     Args:
-        tokenizer_wishes: what `tokenizer` was made from.
+        tokenizer_arguments: of build_tokenizer, for `tokenizer`.
 
     Raises:
-        CheckpointError: no architecture expresses the network, `source` is damaged, `output`
-            cannot be written to, or the models differ; nothing is left of what was written.
-        DataError: the tokenizer has another vocabulary, or is not written though its template is
-            asked for, or the template is not that of the training.
+        CheckpointError: no architecture fits the network, `source` is damaged, `output` cannot be
+            written to, or the logits differ; nothing is left behind.
+        DataError: the tokenizer has another vocabulary, `options.chat_template` is given but no
+            tokenizer can be written, or it is not the template of the training.
     """
     saved = spec_of(manifest.plan["model"])
     spec = without_adapters(saved)
-    family = family_of(spec, wishes.model_type)
-    dtype = wishes.dtype or manifest.plan["precision"]["dtype"]
+    family = family_of(spec, options.model_type)
+    dtype = options.dtype or manifest.plan["precision"]["dtype"]
     _require_same_vocabulary(tokenizer, spec, manifest)
     trained_with = chat_template_of(manifest)
-    if wishes.chat_template not in ("", trained_with) and trained_with:
-        _require_replacing(wishes)
-    template = wishes.chat_template or trained_with
+    if options.chat_template not in ("", trained_with) and trained_with:
+        _require_replacement_flag(options)
+    template = options.chat_template or trained_with
     with new_folder(output) as staging:
-        whole = merge_adapters(saved, read_checkpoint(source, manifest, optimizer=False))
-        write_model(staging, spec, family, whole, dtype, max_bytes=wishes.max_shard_bytes)
+        checkpoint = merge_adapters(saved, read_checkpoint(source, manifest, optimizer=False))
+        write_model(staging, spec, family, checkpoint, dtype, max_bytes=options.max_shard_bytes)
         _write_json(staging / "config.json", _config(spec, family, dtype, tokenizer))
         _write_json(staging / "generation_config.json", _generation_config(spec, tokenizer))
         no_tokenizer = write_hugging_face_files(
-            staging, tokenizer, tokenizer_wishes, max_length=spec.max_position_embeddings
+            staging, tokenizer, tokenizer_arguments, max_length=spec.max_position_embeddings
         )
         if template:
-            _write_template(staging, template, no_tokenizer if wishes.chat_template else "")
-        measured = _measured(spec, whole, staging, tokenizer, dtype) if wishes.verifies else []
+            _write_template(staging, template, no_tokenizer if options.chat_template else "")
+        measured = (
+            _compare_logits(spec, checkpoint, staging, tokenizer, dtype) if options.verifies else []
+        )
         card = model_card(
             manifest,
             spec,
@@ -124,11 +127,13 @@ def export(
             dtype=dtype,
             measured=measured,
             tokenizer=no_tokenizer,
-            chat_template=_origin_of(template, trained_with),
-            for_release=wishes.for_release,
+            chat_template=_template_origin(template, trained_with),
+            for_release=options.for_release,
         )
         (staging / "README.md").write_text(card, encoding="utf-8")
-    return ExportResult(family, dtype, no_tokenizer, measured, _origin_of(template, trained_with))
+    return ExportResult(
+        family, dtype, no_tokenizer, measured, _template_origin(template, trained_with)
+    )
 
 
 def chat_template_of(manifest: Manifest) -> str:
@@ -136,8 +141,8 @@ def chat_template_of(manifest: Manifest) -> str:
     return str(manifest.plan.get("data", {}).get("chat_template", ""))
 
 
-def _origin_of(template: str, trained_with: str) -> str:
-    """Return where a written template is from, in words; "" if none is written."""
+def _template_origin(template: str, trained_with: str) -> str:
+    """Describe the origin of the chat template; "" if there is none."""
     if not template:
         return ""
     if template == trained_with:
@@ -145,8 +150,8 @@ def _origin_of(template: str, trained_with: str) -> str:
     return "another than that of the training conversations" if trained_with else "as given"
 
 
-def _require_replacing(wishes: ExportOptions) -> None:
-    if not wishes.replaces_template:
+def _require_replacement_flag(options: ExportOptions) -> None:
+    if not options.replaces_template:
         raise WrongDataError(
             "--chat-template is another than that of the conversations that the model was trained "
             "on; leave it out to write that one, or add --replace-chat-template"
@@ -158,7 +163,7 @@ def _write_template(folder: Path, template: str, no_tokenizer: str) -> None:
         raise DataError(
             f"--chat-template goes with a tokenizer, and none is written: {no_tokenizer}"
         )
-    # This file goes before a template in any other file of the tokenizer.
+    # This file takes precedence over a template in the tokenizer's other files.
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
@@ -177,35 +182,35 @@ def write_model(
     folder: Path,
     spec: ModelSpec,
     family: Family,
-    whole: FullCheckpoint,
+    checkpoint: FullCheckpoint,
     dtype: str,
     *,
     max_bytes: int,
 ) -> None:
-    """Write the weights in transformers' names and order to `folder`.
+    """Write the weights by transformers' names to safetensors files.
 
     Memory: the weights of one file, and a parameter.
 
     Raises:
-        CheckpointError: the weights are not those of `spec`.
+        CheckpointError: the weights do not fit `spec`.
     """
     wanted = parameters_of(spec)
-    require_parameters(wanted, whole)
+    require_parameters(wanted, checkpoint)
     shapes = {
         name: tensor.shape
         for part in family.parts(spec)
-        for name, tensor in _apart(part, wanted[part.ours], spec)
+        for name, tensor in _split(part, wanted[part.ours], spec)
     }
     tensors = (
         named
         for part in family.parts(spec)
-        for named in _apart(part, whole.parameters[part.ours].weight.all(), spec)
+        for named in _split(part, checkpoint.parameters[part.ours].weight.all(), spec)
     )
     write_weights(folder, shapes, tensors, TORCH_DTYPES[dtype], max_bytes=max_bytes)
 
 
-def _apart(part: Part, weight: Tensor, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of transformers' with their names, rows of padding left out."""
+def _split(part: Part, weight: Tensor, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
+    """Yield transformers' tensors of one parameter by name, without padding of the vocabulary."""
     weight = weight[: spec.vocab_size] if _is_table(part) else weight
     yield from zip(part.theirs, part.mapping.to_hugging_face(weight), strict=True)
 
@@ -222,22 +227,22 @@ def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -
         "vocab_size": spec.vocab_size,
         "tie_word_embeddings": spec.tied_embeddings,
         "initializer_range": spec.init_std,
-        # The name that all versions know.
+        # Known to all versions.
         "torch_dtype": str(TORCH_DTYPES[dtype]).removeprefix("torch."),
         **special_ids(tokenizer),
     }
 
 
 def _generation_config(spec: ModelSpec, tokenizer: Tokenizer) -> dict[str, int | None]:
-    """Return how text is generated; learned positions end, so generation ends with them."""
+    """Build generation_config.json; learned positions limit the length."""
     ends = {"max_length": spec.max_position_embeddings}
     return {**special_ids(tokenizer), **(ends if spec.position_embedding == "learned" else {})}
 
 
-def _measured(
-    spec: ModelSpec, whole: FullCheckpoint, folder: Path, tokenizer: Tokenizer, dtype: str
+def _compare_logits(
+    spec: ModelSpec, checkpoint: FullCheckpoint, folder: Path, tokenizer: Tokenizer, dtype: str
 ) -> list[LogitDifference]:
-    measured = compare(spec, whole, folder, sample_tokens(spec, tokenizer), dtype)
+    measured = compare(spec, checkpoint, folder, sample_tokens(spec, tokenizer), dtype)
     require_equal(measured)
     return measured
 

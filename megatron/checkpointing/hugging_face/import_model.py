@@ -1,4 +1,4 @@
-"""A folder of transformers' as a checkpoint to begin a run from: compared, then streamed."""
+"""Import a Hugging Face transformers model as a checkpoint: compare logits, then convert."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,30 +39,30 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
-"""Ends of the names of constants that older files hold beside the weights."""
+"""Suffixes of constants in older files."""
 _LANGUAGE_MODEL, _IMAGE_READER = "language_model.", ("vision_tower.", "multi_modal_projector.")
-"""Prefixes of the tensors of a model that reads images too."""
+"""Prefixes of tensors in a multimodal model."""
 _INVERSE_FREQUENCIES = "rotary_emb.inv_freq"
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
-_MOST_TOKENS = 4096  # of a sample, unless it is said
+_MOST_TOKENS = 4096  # default of --seq-length, at most
 
 _NO_TRAINING = [
     *("--micro-batch-size", "1", "--train-iters", "1", "--lr", "0.0001"),
     *("--data-path", "none", "--save-interval", "1", "--no-save-optim", "--no-save-rng"),
 ]
-"""What the plan of a checkpoint needs and no training was asked for."""
+"""Required flags that do not matter without training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    """How to import.
+    """Options of the import from Hugging Face.
 
     Args:
-        tokenizer: a directory or a name on the hub; None for the folder itself.
-        trusts_code: whether Python code that comes with the tokenizer may be run.
-        dtype: number format of the run to come; None for that of config.json.
-        seq_length: tokens of a sample of that run; None for what the model was made for.
-        verifies: whether both models are run and compared.
+        tokenizer: directory or name on the hub; None for the model's folder.
+        trusts_code: whether the tokenizer may run Python code of its own.
+        dtype: of the training to come; None for the dtype in config.json.
+        seq_length: of the training to come; None for the model's maximum, at most 4096.
+        verifies: whether to run both models and compare their logits.
     """
 
     tokenizer: str | None = None
@@ -74,10 +74,11 @@ class ImportOptions:
 
 @dataclass(frozen=True)
 class ImportResult:
-    """What was written, the words of pretrain_gpt.py that go with it, and how equal it is.
+    """Result of an import.
 
     Args:
-        is_text_part: whether the model reads images too, and its language model alone was written.
+        flags: of pretrain_gpt.py, for this network and tokenizer.
+        is_text_part: whether only the language model of a multimodal one was imported.
     """
 
     folder: Path
@@ -86,39 +87,39 @@ class ImportResult:
     is_text_part: bool = False
 
 
-def import_model(source: Path, directory: Path, wishes: ImportOptions) -> ImportResult:
-    """Write the model in `source` as the checkpoint of iteration 0 of `directory`.
+def import_model(source: Path, directory: Path, options: ImportOptions) -> ImportResult:
+    """Import the model in `source` as the checkpoint of iteration 0 of `directory`.
 
-    Memory: while comparing, one model in 32 bits; while writing, a parameter and its copy.
+    Memory: one fp32 model while comparing; a parameter and its copy while writing.
 
     Raises:
-        CheckpointError: `source` is no model of a known architecture, no flags say its network, the
-            models differ, or `directory` holds checkpoints; nothing is written then.
-        DataError: the tokenizer is missing, or has ids without a row.
+        CheckpointError: the architecture or an option of it is not supported, the logits differ,
+            or `directory` holds checkpoints; nothing is written.
+        DataError: the tokenizer is missing, or has more ids than the embedding has rows.
     """
     if published_tags(directory):
         raise WrongCheckpointError(f"--save {directory} holds checkpoints already: give another")
-    described = describe_model(source, wishes, save=directory)
-    spec = described.plan.model
-    with open_weights(source, described) as whole:
+    description = describe_model(source, options, save=directory)
+    spec = description.plan.model
+    with open_weights(source, description) as checkpoint:
         measured = []
-        if wishes.verifies:
-            tokens_bs = sample_tokens(spec, described.tokenizer)
-            # In 32 bits both have the weights as they are, whatever the number format of the files.
-            measured = compare(spec, whole, source, tokens_bs, "fp32")
+        if options.verifies:
+            tokens_bs = sample_tokens(spec, description.tokenizer)
+            # fp32 represents the weights exactly, whatever the dtype of the files.
+            measured = compare(spec, checkpoint, source, tokens_bs, "fp32")
             require_equal(measured)
-        folder = publish_full(directory, described.manifest, whole)
-    return ImportResult(folder, described.flags, measured, described.is_text_part)
+        folder = publish_full(directory, description.manifest, checkpoint)
+    return ImportResult(folder, description.flags, measured, description.is_text_part)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """What the model in a folder of transformers' is here, its weights left out.
+    """A transformers model as a plan and a manifest, without weights.
 
     Args:
-        flags: the words of pretrain_gpt.py that say it.
-        manifest: that of a checkpoint of it, without files.
-        is_text_part: whether it is the language model of one that reads images too.
+        flags: of pretrain_gpt.py, for this network and tokenizer.
+        manifest: without files.
+        is_text_part: whether this is the language model of a multimodal one.
     """
 
     family: Family
@@ -129,53 +130,53 @@ class ModelDescription:
     is_text_part: bool
 
 
-def describe_model(source: Path, wishes: ImportOptions, *, save: Path) -> ModelDescription:
-    """Return what the model in `source` is here.
+def describe_model(source: Path, options: ImportOptions, *, save: Path) -> ModelDescription:
+    """Translate config.json of the model in `source` to flags, plan and manifest.
 
     Args:
-        save: where the run to come saves.
+        save: --save of the run to come.
 
     Raises:
-        CheckpointError: `source` is no model of a known architecture, or no flags say its network.
-        DataError: the tokenizer is missing, or has ids without a row.
+        CheckpointError: the architecture or an option of it is not supported.
+        DataError: the tokenizer is missing, or has more ids than the embedding has rows.
     """
-    whole = _read_config(source)
-    config = _language_model(whole)
+    full_config = _read_config(source)
+    config = _language_model(full_config)
     family = family_of_config(config)
     rows = int(config["vocab_size"])
-    flags = [*family.flags(config), *_shared_flags(source, config, rows, wishes)]
-    wished, _ = parse_config([*flags, *_NO_TRAINING, "--save", str(save)])
-    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(wished.tokenizer))
+    flags = [*family.flags(config), *_shared_flags(source, config, rows, options)]
+    run_config, _ = parse_config([*flags, *_NO_TRAINING, "--save", str(save)])
+    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(run_config.tokenizer))
     if tokenizer.vocab_size > rows:
         raise DataError(
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids and the model rows "
             f"for {rows}: give --tokenizer-name-or-path the one that it was trained with"
         )
-    decided = _decide(wished, tokenizer.vocab_size)
-    require_same_network(family, config, decided.model)
+    run_plan = _plan(run_config, tokenizer.vocab_size)
+    require_same_network(family, config, run_plan.model)
     return ModelDescription(
         family=family,
         flags=flags,
-        plan=decided,
+        plan=run_plan,
         tokenizer=tokenizer,
-        manifest=manifest_of_import(wished, decided),
-        is_text_part=config is not whole,
+        manifest=manifest_of_import(run_config, run_plan),
+        is_text_part=config is not full_config,
     )
 
 
 @contextmanager
-def open_weights(source: Path, described: ModelDescription) -> Iterator[FullCheckpoint]:
-    """Give the weights in `source`, each of which is read when it is looked at.
+def open_weights(source: Path, description: ModelDescription) -> Iterator[FullCheckpoint]:
+    """Open the weights in `source`; each is read on access.
 
     Raises:
-        CheckpointError: tensors are missing, superfluous or of another shape.
+        CheckpointError: tensors are missing, unexpected or of another shape.
     """
     with Reader(source) as reader:
-        yield _read_weights(reader, described.family, described.plan.model)
+        yield _read_weights(reader, description.family, description.plan.model)
 
 
 def _read_config(source: Path) -> dict[str, Any]:
-    """Return config.json with the values that it leaves out."""
+    """Read config.json with transformers' default values."""
     if not source.exists():
         raise WrongCheckpointError(f"--load {source} does not exist{near(source)}")
     if not (source / "config.json").is_file():
@@ -199,7 +200,7 @@ def _read_config(source: Path) -> dict[str, Any]:
 
 
 def _language_model(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of the language model in one that reads images too; others as they are."""
+    """Return the text config of a multimodal model; other configs unchanged."""
     if config.get("model_type") != "gemma3":
         return config
     outer = {name: config.get(name) for name in ("dtype", "tie_word_embeddings")}
@@ -207,25 +208,25 @@ def _language_model(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shared_flags(
-    source: Path, config: Mapping[str, Any], rows: int, wishes: ImportOptions
+    source: Path, config: Mapping[str, Any], rows: int, options: ImportOptions
 ) -> Iterator[str]:
-    """Yield the flags that all architectures need."""
+    """Yield flags common to all architectures."""
     if not config["tie_word_embeddings"]:
         yield "--untie-embeddings-and-output-weights"
-    yield from ("--seq-length", str(wishes.seq_length or min(_positions(config), _MOST_TOKENS)))
-    # All rows are weights, also where the tokenizer has fewer tokens; tensor-parallel ranks pad.
+    yield from ("--seq-length", str(options.seq_length or min(_positions(config), _MOST_TOKENS)))
+    # All rows are weights, even if the tokenizer has fewer tokens; tensor parallelism pads.
     yield from ("--make-vocab-size-divisible-by", "1", "--true-vocab-size", str(rows))
-    said = str(config.get("dtype") or config.get("torch_dtype") or "float32")
-    of_file = {"bfloat16": "bf16", "float16": "fp16"}.get(said.removeprefix("torch."), "fp32")
-    if (dtype := wishes.dtype or of_file) != "fp32":
+    dtype_name = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    of_file = {"bfloat16": "bf16", "float16": "fp16"}.get(dtype_name.removeprefix("torch."), "fp32")
+    if (dtype := options.dtype or of_file) != "fp32":
         yield f"--{dtype}"
-    if wishes.tokenizer or any((source / name).is_file() for name in _TOKENIZER_FILES):
+    if options.tokenizer or any((source / name).is_file() for name in _TOKENIZER_FILES):
         yield from ("--tokenizer-type", "PretrainedFromHF")
-        yield from ("--tokenizer-name-or-path", wishes.tokenizer or str(source.resolve()))
-        if wishes.trusts_code:
+        yield from ("--tokenizer-name-or-path", options.tokenizer or str(source.resolve()))
+        if options.trusts_code:
             yield from ("--tokenizer-kwargs", "trust_remote_code", "true")
     else:
-        # Numbers in place of texts, of which the last ends documents.
+        # Token ids instead of text; the last one is EOD.
         yield from ("--tokenizer-type", "NullTokenizer", "--vocab-size", str(rows - 1))
 
 
@@ -236,14 +237,14 @@ def _positions(config: Mapping[str, Any]) -> int:
     return 2048
 
 
-def _decide(wished: Config, vocab_size: int) -> Plan:
-    # fp16 is not for CPUs, and the run to come may have GPUs.
-    device = "cuda" if wished.precision.fp16 else "cpu"
-    return plan(wished, world_size=1, vocab_size=vocab_size, device=device)
+def _plan(run_config: Config, vocab_size: int) -> Plan:
+    # fp16 is refused on CPUs, but the run to come may have GPUs.
+    device = "cuda" if run_config.precision.fp16 else "cpu"
+    return plan(run_config, world_size=1, vocab_size=vocab_size, device=device)
 
 
-def _named(reader: Reader, family: Family) -> dict[str, str]:
-    """Return {name that the architecture has: name in the files}, constants left out."""
+def _names_in_files(reader: Reader, family: Family) -> dict[str, str]:
+    """Map the architecture's tensor names to those in the files, without constants."""
     heads = ("lm_head.", "embed_out.")
     names = {
         name.removeprefix(_LANGUAGE_MODEL): name
@@ -258,15 +259,15 @@ def _named(reader: Reader, family: Family) -> dict[str, str]:
 
 
 def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckpoint:
-    """Return the weights, each of which is read when it is looked at.
+    """Check names and shapes of all tensors and return the weights, each read on access.
 
     Raises:
-        CheckpointError: tensors are missing, superfluous or of another shape.
+        CheckpointError: tensors are missing, unexpected or of another shape.
     """
-    named, parts = _named(reader, family), [*family.parts(spec)]
+    named, parts = _names_in_files(reader, family), [*family.parts(spec)]
     wanted = {name for part in parts for name in part.theirs}
     if spec.tied_embeddings:
-        # Older files hold what is tied twice.
+        # Older files contain tied weights twice.
         named.pop("lm_head.weight", None)
         named.pop("embed_out.weight", None)
     if wanted != set(named):
@@ -282,11 +283,11 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
             if (found := reader.shape(named[name])) != shape:
                 raise CheckpointError(f"{name} is {list(found)} instead of {list(shape)}")
 
-    def made(part: Part) -> ParameterState:
+    def load(part: Part) -> ParameterState:
         tensors = [reader.tensor(named[name]) for name in part.theirs]
         return ParameterState(weight=unsharded(part.mapping.from_hugging_face(tensors).float()))
 
     return FullCheckpoint(
-        parameters=LazyParameters({part.ours: partial(made, part) for part in parts}),
+        parameters=LazyParameters({part.ours: partial(load, part) for part in parts}),
         counters=dict.fromkeys(_COUNTERS, 0),
     )

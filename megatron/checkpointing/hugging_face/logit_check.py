@@ -1,4 +1,4 @@
-"""Whether our network and transformers' compute the same logits from the same weights."""
+"""Compare the logits of a checkpoint with those of the transformers model made from it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 BOUNDS = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 1e-2}
-"""Most that logits may differ by, in parts of the largest one."""
+"""Tolerance of logits relative to the largest one, by dtype."""
 
 _TEXT = (
     "A language model gives every token a probability, given the tokens before it. The same "
@@ -28,15 +28,15 @@ _LENGTH = 256  # tokens in a sample, at most
 
 @dataclass(frozen=True)
 class LogitDifference:
-    """How far transformers' logits are from ours.
+    """Difference between transformers' logits and ours.
 
     Args:
-        dtype: transformers' number format; ours computes in 32 bits.
-        weights: which weights ours had: those of the checkpoint, or rounded to another format.
+        dtype: of transformers' model; ours computes in fp32.
+        weights: dtype that our weights were rounded to.
         error: the largest difference.
         largest: the largest of our logits.
-        agreement: share of places where both find the same token likeliest.
-        places: how many were looked at.
+        agreement: share of positions with the same most likely token.
+        positions: number of positions compared.
     """
 
     dtype: str
@@ -44,61 +44,61 @@ class LogitDifference:
     error: float
     largest: float
     agreement: float
-    places: int
+    positions: int
 
     @property
     def bound(self) -> float:
-        """The largest difference that is let through."""
+        """The largest difference allowed."""
         return BOUNDS[self.dtype] * max(1.0, self.largest)
 
     @property
     def is_equal(self) -> bool:
-        """Whether the difference is one of rounding."""
+        """Whether the difference is within rounding."""
         return self.error <= self.bound
 
     def __str__(self) -> str:
         return (
             f"transformers in {self.dtype}, ours in fp32 with weights in {self.weights}: logits "
             f"differ by {self.error:.2g} at most (bound {self.bound:.2g}, largest logit "
-            f"{self.largest:.3g}); the likeliest token is the same in {self.agreement:.1%} of "
-            f"{self.places} places"
+            f"{self.largest:.3g}); the most likely token is the same in {self.agreement:.1%} of "
+            f"{self.positions} positions"
         )
 
 
 def sample_tokens(spec: ModelSpec, tokenizer: Tokenizer) -> Tensor:
-    """Return two samples: text, and ids from all of the vocabulary.
+    """Return two samples: tokens of a text, and ids spread over the vocabulary.
 
     Shapes: [2, s] int64.
     """
     length = min(_LENGTH, spec.max_position_embeddings)
-    spread = [place * 7919 % spec.vocab_size for place in range(1, length + 1)]
+    spread = [position * 7919 % spec.vocab_size for position in range(1, length + 1)]
     try:
         text = tokenizer.encode(_TEXT)
     except DataError:
-        # A tokenizer of numbers knows no text.
+        # A NullTokenizer cannot encode text.
         text = spread[::-1]
     return torch.tensor([(text * length)[:length], spread])
 
 
 def compare(
-    spec: ModelSpec, whole: FullCheckpoint, folder: Path, tokens_bs: Tensor, stored: str
+    spec: ModelSpec, checkpoint: FullCheckpoint, folder: Path, tokens_bs: Tensor, stored: str
 ) -> list[LogitDifference]:
-    """Return how far the model in `folder` is from ours.
+    """Compare the logits of the transformers model in `folder` with ours.
 
-    What it computes in 32 bits is compared with our network, its weights rounded as in the files.
-    What it computes in the number format of the files is compared with the checkpoint's own.
+    In fp32, ours has its weights rounded to the dtype of the files. In that dtype, ours has the
+    checkpoint's weights and computes in fp32.
 
     Args:
-        stored: number format of the files.
+        stored: dtype of the files.
 
-    Memory: one model in 32 bits at a time.
+    Memory: one fp32 model at a time.
 
     Raises:
-        CheckpointError: transformers does not load it, or not all of it.
+        CheckpointError: transformers cannot load it, or only in part.
     """
     measured = []
     for dtype, weights in dict.fromkeys([("fp32", stored), (stored, "fp32")]):
-        ours = _our_logits(spec, whole, TORCH_DTYPES[weights], tokens_bs)
+        ours = _our_logits(spec, checkpoint, TORCH_DTYPES[weights], tokens_bs)
         theirs = _their_logits(folder, TORCH_DTYPES[dtype], tokens_bs)[..., : spec.vocab_size]
         measured.append(
             LogitDifference(
@@ -107,30 +107,29 @@ def compare(
                 error=float((ours - theirs).abs().max().nan_to_num(torch.inf)),
                 largest=float(ours.abs().max()),
                 agreement=float((ours.argmax(-1) == theirs.argmax(-1)).float().mean()),
-                places=tokens_bs.numel(),
+                positions=tokens_bs.numel(),
             )
         )
     return measured
 
 
 def require_equal(measured: Sequence[LogitDifference]) -> None:
-    """Refuse a conversion whose models differ by more than rounding.
+    """Refuse a conversion whose logits differ by more than rounding.
 
     Raises:
-        CheckpointError: tells what was measured.
+        CheckpointError: with the differences.
     """
     if worse := [str(one) for one in measured if not one.is_equal]:
         raise CheckpointError(
-            "the two models do not compute the same, and nothing is left of what was written:\n"
-            + "\n".join(worse)
+            "the two models compute different logits; nothing was written:\n" + "\n".join(worse)
         )
 
 
 def load_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """Return transformers' model in `folder`, on the CPU, ready for inference.
+    """Load the transformers model in `folder` on the CPU, in eval mode.
 
     Raises:
-        CheckpointError: it cannot be loaded, or parts of it are missing.
+        CheckpointError: it cannot be loaded, or only in part.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -158,11 +157,11 @@ def load_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
 
 @torch.no_grad()
 def _our_logits(
-    spec: ModelSpec, whole: FullCheckpoint, rounded_to: torch.dtype, tokens_bs: Tensor
+    spec: ModelSpec, checkpoint: FullCheckpoint, rounded_to: torch.dtype, tokens_bs: Tensor
 ) -> Tensor:
-    """Return ours of the true vocabulary. The model lives no longer than this call."""
+    """Compute our logits without padding of the vocabulary; the model is freed on return."""
     positions_bs = torch.arange(tokens_bs.size(1)).expand_as(tokens_bs)
-    logits_bsv = load_network(spec, whole, rounded_to=rounded_to)(
+    logits_bsv = load_network(spec, checkpoint, rounded_to=rounded_to)(
         {"tokens": tokens_bs, "positions": positions_bs}
     )
     return logits_bsv[..., : spec.vocab_size]

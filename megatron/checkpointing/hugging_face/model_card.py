@@ -1,4 +1,4 @@
-"""README.md of a converted model: what it is, how far it was trained, and how equal it is."""
+"""Model card (README.md) of an exported model: network, training progress, logit check."""
 
 from collections.abc import Sequence
 
@@ -33,11 +33,11 @@ def model_card(
     """Return the text of the card.
 
     Args:
-        dtype: number format of the files.
-        measured: how equal it is; nothing when nobody looked.
-        tokenizer: why there are no files of one, or "".
-        chat_template: where the written template of conversations is from, or "".
-        for_release: whether to leave out how far it was trained.
+        dtype: of the files.
+        measured: result of the logit check; empty if it was skipped.
+        tokenizer: why none was written, or "".
+        chat_template: origin of the chat template, or "".
+        for_release: whether to leave out the training progress.
     """
     return "\n".join(
         [
@@ -65,13 +65,13 @@ def _network(spec: ModelSpec, family: Family, dtype: str) -> list[str]:
     rows = {
         "architecture": f"{family.architecture} ({family.model_type})",
         "layers": spec.num_layers,
-        "width": spec.hidden_size,
-        "width inside the MLP": spec.ffn_hidden_size,
+        "hidden size": spec.hidden_size,
+        "MLP hidden size": spec.ffn_hidden_size,
         "attention heads": spec.num_attention_heads,
-        "keys and values": spec.num_query_groups,
+        "key/value heads": spec.num_query_groups,
         "positions": f"{spec.position_embedding}, {spec.max_position_embeddings}",
         "vocabulary": spec.vocab_size,
-        "number format": dtype,
+        "dtype": dtype,
     }
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
 
@@ -84,11 +84,11 @@ def _training(manifest: Manifest) -> list[str]:
     rows = {
         "trained with": f"Megatron-DeepSpeed {manifest.versions.get('megatron', '')}".strip(),
         "objective": objective,
-        "number format of the training": plan["precision"]["dtype"],
+        "dtype of the training": plan["precision"]["dtype"],
         "optimizer steps": f"{state['iteration']:,}",
         "samples": f"{state['samples']:,}",
         "tokens": f"{state['tokens']:,}",
-        "tokens of a sample": plan["model"]["seq_length"],
+        "sequence length": plan["model"]["seq_length"],
     }
     return [f"| {name} | {value} |" for name, value in rows.items()]
 

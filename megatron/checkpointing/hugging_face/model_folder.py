@@ -1,4 +1,4 @@
-"""Write and read state dicts in safetensors files of bounded size (shards) with an index."""
+"""Folder of a transformers model: staging, and safetensors shards with their index."""
 
 import json
 import os
@@ -21,16 +21,16 @@ from megatron.common.errors import CheckpointError, WrongCheckpointError, reason
 
 @contextmanager
 def new_folder(output: Path) -> Iterator[Path]:
-    """Give a folder beside `output` to write to, which gets its name when nothing went wrong.
+    """Create a staging folder beside `output`, renamed to it on success.
 
     Raises:
-        CheckpointError: `output` holds something, is the current folder, or cannot be replaced or
-            written to; nothing is left of what was written.
+        CheckpointError: `output` is not empty, is the current folder or a mount point, or cannot
+            be written to; nothing is left behind.
     """
-    whole = output.resolve()
+    target = output.resolve()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise WrongCheckpointError(f"--save {output} holds something already: give a new folder")
-    if whole == Path.cwd():
+    if target == Path.cwd():
         raise WrongCheckpointError(
             f"--save {output} is the current folder, which the finished one would take from under "
             "the shell: give a new folder"
@@ -41,7 +41,7 @@ def new_folder(output: Path) -> Iterator[Path]:
             f"place of: give a folder in it, such as {output / 'model'}"
         )
     try:
-        with staged_folder(whole.with_name(f"{STAGING}{whole.name}"), whole) as staging:
+        with staged_folder(target.with_name(f"{STAGING}{target.name}"), target) as staging:
             yield staging
     except OSError as error:
         raise CheckpointError(f"--save {output}: {reason(error, output)}") from error
@@ -99,32 +99,34 @@ class Reader(ExitStack):
 
     def __init__(self, folder: Path):
         super().__init__()
-        self._places: dict[str, Any] = {}
+        self._tensors: dict[str, Any] = {}
         files = _files(folder)
         try:
             for file in files:
                 if file.suffix == ".safetensors":
                     opened = self.enter_context(safe_open(file, framework="pt"))
-                    self._places.update(dict.fromkeys(opened.keys(), opened))
+                    self._tensors.update(dict.fromkeys(opened.keys(), opened))
                 else:
-                    self._places.update(read_tensors(file))
+                    self._tensors.update(read_tensors(file))
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{folder}: {error}") from error
 
     @property
     def names(self) -> Iterator[str]:
         """The names of all tensors."""
-        return iter(self._places)
+        return iter(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, without reading it."""
-        place = self._places[name]
-        return tuple(place.shape if torch.is_tensor(place) else place.get_slice(name).get_shape())
+        source = self._tensors[name]
+        return tuple(
+            source.shape if torch.is_tensor(source) else source.get_slice(name).get_shape()
+        )
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor."""
-        place = self._places[name]
-        return place if torch.is_tensor(place) else place.get_tensor(name)
+        source = self._tensors[name]
+        return source if torch.is_tensor(source) else source.get_tensor(name)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -135,8 +137,8 @@ def _files(folder: Path) -> list[Path]:
     ):
         if (folder / index).is_file():
             try:
-                places = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
-                return sorted(folder / name for name in {*places.values()})
+                weight_map = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
+                return sorted(folder / name for name in {*weight_map.values()})
             except (ValueError, KeyError, AttributeError) as error:
                 raise CheckpointError(f"{folder / index} is damaged: {error!r}") from error
         if (folder / single).is_file():

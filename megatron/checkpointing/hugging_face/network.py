@@ -1,4 +1,4 @@
-"""A network of ours without its weights, and with those of a checkpoint."""
+"""Build a network from a checkpoint's spec: parameter shapes, loaded weights, and new manifests."""
 
 import platform
 from collections.abc import Mapping
@@ -26,10 +26,10 @@ _TUPLES = ("num_experts", "lora_target_modules", "full_attention_layers")  # lis
 
 
 def spec_of(model: Mapping[str, Any]) -> ModelSpec:
-    """Return the network of a manifest's plan.
+    """Parse the ModelSpec in a manifest's plan.
 
     Raises:
-        CheckpointError: another version wrote it, whose networks have other fields.
+        CheckpointError: a version with other fields wrote it.
     """
     try:
         lists = {name: tuple(model.get(name, ())) for name in _TUPLES}
@@ -39,42 +39,44 @@ def spec_of(model: Mapping[str, Any]) -> ModelSpec:
 
 
 def parameters_of(spec: ModelSpec) -> dict[str, nn.Parameter]:
-    """Return the parameters of a network by name: shapes and marks, without memory."""
+    """Return the parameters of a network by name, on the meta device."""
     with torch.device("meta"):
         return dict(_model(spec).named_parameters())
 
 
 @torch.no_grad()
 def load_network(
-    spec: ModelSpec, whole: FullCheckpoint, *, rounded_to: torch.dtype = torch.float32
+    spec: ModelSpec, checkpoint: FullCheckpoint, *, rounded_to: torch.dtype = torch.float32
 ) -> nn.Module:
-    """Return the network in 32 bits with the weights of a checkpoint, ready for inference.
+    """Build the network in fp32 with the weights of a checkpoint, in eval mode.
 
     Args:
-        rounded_to: the number format that weights pass through.
+        rounded_to: dtype that weights are rounded to first.
 
     Raises:
-        CheckpointError: the weights are not those of `spec`.
+        CheckpointError: the weights do not fit `spec`.
     """
     model = _model(spec)
-    require_parameters(dict(model.named_parameters()), whole)
+    require_parameters(dict(model.named_parameters()), checkpoint)
     for name, parameter in model.named_parameters():
-        parameter.copy_(whole.parameters[name].weight.all().to(rounded_to))
+        parameter.copy_(checkpoint.parameters[name].weight.all().to(rounded_to))
     return model.eval()
 
 
-def require_parameters(wanted: Mapping[str, nn.Parameter], whole: FullCheckpoint) -> None:
-    """Refuse a checkpoint that has not the parameters `wanted`, in their shapes.
+def require_parameters(wanted: Mapping[str, nn.Parameter], checkpoint: FullCheckpoint) -> None:
+    """Refuse a checkpoint whose parameters differ in name or shape.
 
     Raises:
-        CheckpointError: names what is missing, superfluous or of another shape.
+        CheckpointError: names the first that differ.
     """
     shapes = {name: tuple(parameter.shape) for name, parameter in wanted.items()}
-    found = {name: parameter.weight.shape for name, parameter in whole.parameters.items()}
+    found = {name: parameter.weight.shape for name, parameter in checkpoint.parameters.items()}
     other = sorted(name for name in {*shapes, *found} if shapes.get(name) != found.get(name))
     if other:
-        told = [f"{name} {found.get(name)} instead of {shapes.get(name)}" for name in other[:5]]
-        raise CheckpointError(f"the weights do not fit the network: {', '.join(told)}")
+        differing = [
+            f"{name} {found.get(name)} instead of {shapes.get(name)}" for name in other[:5]
+        ]
+        raise CheckpointError(f"the weights do not fit the network: {', '.join(differing)}")
 
 
 def _model(spec: ModelSpec) -> SequentialModel:
@@ -82,26 +84,26 @@ def _model(spec: ModelSpec) -> SequentialModel:
     return SequentialModel(steps)
 
 
-_BEGINNING = MappingProxyType(
+_INITIAL_STATE = MappingProxyType(
     dict.fromkeys(("iteration", "samples", "tokens", "valid_samples", "skipped"), 0)
 )
 
 
 def manifest_of_import(
-    wishes: Config, decided: Plan, state: Mapping[str, int] = _BEGINNING
+    config: Config, plan: Plan, state: Mapping[str, int] = _INITIAL_STATE
 ) -> Manifest:
-    """Return it without its files.
+    """Return the manifest of an imported checkpoint, without files.
 
     Args:
-        wishes: what a run would be asked for that had saved it.
-        decided: what that run would have decided.
-        state: fields of TrainState; those that are not said are 0.
+        config: of a run that would have saved it.
+        plan: of that run.
+        state: fields of TrainState; default: 0.
     """
-    shards = {name: shard_of(p) for name, p in parameters_of(decided.model).items()}
+    shards = {name: shard_of(p) for name, p in parameters_of(plan.model).items()}
     return Manifest(
-        state={**_BEGINNING, **state},
-        plan=asdict(decided),
-        config=asdict(wishes),
+        state={**_INITIAL_STATE, **state},
+        plan=asdict(plan),
+        config=asdict(config),
         versions={
             "megatron": VERSION,
             "torch": str(torch.__version__),

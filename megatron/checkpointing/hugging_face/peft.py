@@ -1,4 +1,4 @@
-"""Adapters in the files of Hugging Face's PEFT: adapter_config.json, adapter_model.safetensors."""
+"""Export LoRA adapters to Hugging Face PEFT: adapter_config.json, adapter_model.safetensors."""
 
 import json
 from collections.abc import Iterator
@@ -26,19 +26,18 @@ from megatron.tensor_parallel.adapters import DOWN, UP
 def export_adapters(
     source: Path, manifest: Manifest, output: Path, *, base: str, model_type: str | None = None
 ) -> Family:
-    """Write the adapters of the checkpoint in `source` to `output`, a new or empty folder.
+    """Export the adapters of the checkpoint in `source` to `output`, a new or empty folder.
 
-    They are written beside it and renamed when they are whole. What is one matrix here and
-    several there gets as many adapters, which share their first matrix; the model computes the
-    same.
+    A fused matrix that is several ones in transformers gets as many adapters, which share lora_A;
+    the model computes the same.
 
     Args:
-        base: folder or name of the model without adapters, for PEFT to find it.
+        base: folder or hub name of the base model.
         model_type: the architecture; None for the first that fits.
 
     Raises:
-        CheckpointError: the checkpoint has no adapters, no architecture expresses its network, or
-            `output` holds something or cannot be written to; nothing is left of what was written.
+        CheckpointError: the checkpoint has no adapters, no architecture fits its network, or
+            `output` is not empty or cannot be written to; nothing is left behind.
     """
     spec = spec_of(manifest.plan["model"])
     if not spec.lora_rank:
@@ -79,15 +78,15 @@ def _config(
 
 
 def _tensors(
-    family: Family, spec: ModelSpec, whole: FullCheckpoint
+    family: Family, spec: ModelSpec, checkpoint: FullCheckpoint
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the adapters of all linear layers by PEFT's names, in 32 bits."""
+    """Yield the adapters of all linear layers by PEFT's names, in fp32."""
     for part in family.parts(without_adapters(spec)):
         stem = part.ours.removesuffix("weight")
-        if f"{stem}{DOWN}" not in whole.parameters:
+        if f"{stem}{DOWN}" not in checkpoint.parameters:
             continue
-        down, up = (whole.parameters[stem + name].weight.all().float() for name in (DOWN, UP))
-        # The rows of B are those of the weight; its columns are not the weight's.
+        down, up = (checkpoint.parameters[stem + name].weight.all().float() for name in (DOWN, UP))
+        # B has the rows of the weight, so the mapping applies to it; its columns are the rank.
         ups = part.mapping.to_hugging_face(up)
         for theirs, piece in zip(part.theirs, ups, strict=True):
             module = f"base_model.model.{theirs.removesuffix('.weight')}"

@@ -1,4 +1,4 @@
-"""How one tensor of ours is cut into those of transformers', and put together from them again."""
+"""Tensor mappings between our parameters and those of transformers, in both directions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class TensorMapping(Protocol):
-    """The same numbers in another order. `together` undoes `apart` bit for bit."""
+    """Reordering of elements; `from_hugging_face` inverts `to_hugging_face` bit for bit."""
 
     def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of transformers'."""
@@ -22,7 +22,7 @@ class TensorMapping(Protocol):
 
 @dataclass(frozen=True)
 class Identity:
-    """Both have the same tensor."""
+    """One tensor in both, unchanged."""
 
     def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return it."""
@@ -35,7 +35,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Transposed:
-    """A matrix [out, in] here, [in, out] there; a vector is the same."""
+    """A matrix [out, in] here, [in, out] in transformers; vectors are unchanged."""
 
     def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the matrix transposed."""
@@ -48,11 +48,11 @@ class Transposed:
 
 @dataclass(frozen=True, kw_only=True)
 class QueriesKeysValues:
-    """Rows [groups, {queries of the group, key, value}, head_dim] here, three tensors there.
+    """Fused QKV, rows [groups, {queries, key, value}, head_dim], here; q, k, v in transformers.
 
     Args:
-        groups: keys and values per token.
-        queries: heads in a group.
+        groups: key/value heads (query groups).
+        queries: query heads in a group.
         head_dim: features per head.
     """
 
@@ -78,10 +78,10 @@ class QueriesKeysValues:
 
 @dataclass(frozen=True, kw_only=True)
 class StackedTransposed:
-    """The queries, keys and values of all heads above one another there, and [in, out].
+    """Fused QKV of GPT-2: all queries, then all keys, then all values, transposed to [in, out].
 
     Args:
-        heads: how many of each.
+        heads: attention heads.
         head_dim: features per head.
     """
 
@@ -103,7 +103,7 @@ class StackedTransposed:
 
 @dataclass(frozen=True)
 class GateUp:
-    """Rows [features, {gate, up}] here, two tensors there."""
+    """Interleaved gate and up, rows [features, {gate, up}], here; two tensors in transformers."""
 
     def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the gates and the ups."""
@@ -116,7 +116,7 @@ class GateUp:
 
 @dataclass(frozen=True)
 class OffsetByOne:
-    """The weight of a norm less 1 here, the weight there; the only mapping that may round."""
+    """Norm weight minus 1 here (layernorm_1p), the weight in transformers; may round."""
 
     def to_hugging_face(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """Return the weight."""

@@ -1,4 +1,4 @@
-"""From the arguments that Megatron-LM and BigScience's program save to flags of ours."""
+"""Translate the arguments saved in Megatron-LM and BigScience checkpoints to our flags."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,17 +31,17 @@ _TOKENIZERS = {
     "BertWordPieceLowerCase": ("vocab_file",),
     "BertWordPieceCase": ("vocab_file",),
 }
-_OF_TOKENIZERS = {name for names in _TOKENIZERS.values() for name in names}
+_TOKENIZER_ARGUMENTS = {name for names in _TOKENIZERS.values() for name in names}
 
 
 def flags_of(saved: Any) -> list[str]:
-    """Return words of a command line of ours for the network and the tokenizer of `saved`.
+    """Return our flags for the network and the tokenizer of `saved`.
 
     Args:
-        saved: the namespace of arguments, whose code was not run; None in files without one.
+        saved: the argument namespace; None in files without one.
 
     Raises:
-        CheckpointError: the network has a part that none of our flags says.
+        CheckpointError: no flag expresses a part of the network.
     """
     if saved is None:
         return []
@@ -55,7 +55,7 @@ def _flags(arguments: dict[str, Any]) -> Iterator[str]:
     tokenizer = _tokenizer(arguments)
     for name in _SAME_NAMES:
         value = arguments.get(name)
-        if name in _OF_TOKENIZERS and name not in _TOKENIZERS.get(tokenizer, ()):
+        if name in _TOKENIZER_ARGUMENTS and name not in _TOKENIZERS.get(tokenizer, ()):
             continue
         if isinstance(value, tuple | list):
             value = ",".join(str(part) for part in value)
@@ -69,7 +69,7 @@ def _flags(arguments: dict[str, Any]) -> Iterator[str]:
     eps = arguments.get("layernorm_epsilon", arguments.get("norm_epsilon"))
     if eps is not None:
         yield f"--layernorm-epsilon={eps}"
-    # Megatron-LM counts groups where it has them; DeepSpeed's fork counts them always.
+    # Megatron-LM saves groups only if used; DeepSpeed's fork always saves them.
     grouped = arguments.get("group_query_attention")
     groups = arguments.get("num_query_groups" if grouped else "num_key_value_heads")
     if groups not in (None, arguments.get("num_attention_heads")):
@@ -81,7 +81,7 @@ def _flags(arguments: dict[str, Any]) -> Iterator[str]:
     yield f"--position-embedding-type={_position(arguments)}"
     if tokenizer:
         yield f"--tokenizer-type={tokenizer}"
-        # Megatron-LM had no such argument while its tokens were the legacy ones.
+        # Megatron-LM had no such argument while it had only legacy tokens.
         form = with_sentencepiece_form(arguments, is_legacy=True)
         if form.get("tokenizer_sentencepiece_legacy"):
             yield "--tokenizer-sentencepiece-legacy"
@@ -95,24 +95,24 @@ def _option(name: str) -> str:
 
 
 def _gelu(arguments: dict[str, Any]) -> str:
-    """Return the form of GELU: the fused one is the approximation, as is OpenAI's."""
+    """Return the GELU form: fused GELU and OpenAI's are the tanh approximation."""
     fused = arguments.get("bias_gelu_fusion", True) and not arguments.get("onnx_safe")
     return "tanh" if arguments.get("openai_gelu") or fused else "erf"
 
 
 def _position(arguments: dict[str, Any]) -> str:
-    said = arguments.get("position_embedding_type")
-    if parts := getattr(said, "parts", None):
+    position = arguments.get("position_embedding_type")
+    if parts := getattr(position, "parts", None):
         return _BIGSCIENCE_POSITIONS[parts[0]]
     if arguments.get("use_rotary_position_embeddings"):
         return "rotary"
-    if arguments.get("add_position_embedding") is False and said in (None, "learned_absolute"):
+    if arguments.get("add_position_embedding") is False and position in (None, "learned_absolute"):
         return "none"
-    return _POSITIONS.get(str(said), str(said)) if said else "learned_absolute"
+    return _POSITIONS.get(str(position), str(position)) if position else "learned_absolute"
 
 
 def _tokenizer(arguments: dict[str, Any]) -> str:
-    """Return the type of tokenizer, if all that it needs was saved too."""
+    """Return the tokenizer type if its files were saved too, else ""."""
     kind = str(arguments.get("tokenizer_type"))
     needed = _TOKENIZERS.get(kind)
     if not needed or not all(arguments.get(name) for name in needed):
@@ -124,4 +124,4 @@ def _unknown_parts(arguments: dict[str, Any]) -> Iterator[str]:
     for name in ("rotary_interleaved", "num_experts", "multi_latent_attention", "mlp_type"):
         value = arguments.get(name)
         if value not in (None, False, [1], "standard"):
-            yield f"no flag of ours says the {name} of its arguments ({value})"
+            yield f"no flag expresses {name} {value} of its arguments"

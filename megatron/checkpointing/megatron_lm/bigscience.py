@@ -1,6 +1,6 @@
-"""Checkpoints of DeepSpeed's forks of Megatron-LM: a file for each layer and tensor-parallel rank.
+"""Read checkpoints of BigScience's and Microsoft's Megatron-DeepSpeed: files per layer and TP rank.
 
-BigScience's and Microsoft's programs number layers differently; what a file holds says what it is.
+The two number layers differently, so layers are recognized by their contents.
 """
 
 import math
@@ -38,11 +38,7 @@ _STATES = ("exp_avg", "exp_avg_sq")
 
 
 def checkpoint_in(path: Path) -> Path:
-    """Return the folder that `latest` in `path` names, or `path` if it has layers itself.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Return the folder that `latest` in `path` names, or `path` if it has layer files itself."""
     hint = path / LATEST
     if any(path.glob("layer_*-model_*-model_states.pt")) or not hint.is_file():
         return path
@@ -50,10 +46,10 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def find(path: Path) -> ForeignCheckpoint:
-    """Return what the checkpoint in `path` holds; tensors are read when they are looked at.
+    """Read the checkpoint in `path`; tensors are read on access.
 
     Raises:
-        CheckpointError: it is none, or not as these programs lay it out.
+        CheckpointError: it does not have the layout of these programs.
     """
     folder = checkpoint_in(path)
     layers, mains = _layer_files(folder), _main_files(folder)
@@ -61,14 +57,15 @@ def find(path: Path) -> ForeignCheckpoint:
     arguments = main.get("args")
     if arguments is None:
         raise CheckpointError(f"{folder} has no mp_rank_00_model_states.pt with arguments")
-    said = vars(arguments)
+    saved_args = vars(arguments)
     try:
-        files = _Layers(layers, untied=bool(said.get("untie_embeddings_and_output_weights")))
-        _require_one_order(said, files, folder)
+        files = _Layers(layers, untied=bool(saved_args.get("untie_embeddings_and_output_weights")))
+        _require_one_order(saved_args, files, folder)
         rows = Rows(
             version=known_version(float(main.get("checkpoint_version", 3)), folder),
-            head_dim=said.get("kv_channels") or said["hidden_size"] // said["num_attention_heads"],
-            gate=0 if said.get("swiglu") else 1 if said.get("glu_activation") else None,
+            head_dim=saved_args.get("kv_channels")
+            or saved_args["hidden_size"] // saved_args["num_attention_heads"],
+            gate=0 if saved_args.get("swiglu") else 1 if saved_args.get("glu_activation") else None,
         )
         trained = _optimizer(folder, mains, files) if mains else {}
     except (KeyError, AttributeError, TypeError, ValueError, StopIteration) as error:
@@ -86,7 +83,7 @@ def find(path: Path) -> ForeignCheckpoint:
         flags=flags_of(arguments),
         rows=sum(len(shard) for shard in files.shards(files.table)),
         vocab_size=info.get("original_vocab_size"),
-        whole=FullCheckpoint(
+        checkpoint=FullCheckpoint(
             parameters=LazyParameters(makers),
             counters={
                 name: int(main.get(name, 0))
@@ -95,22 +92,22 @@ def find(path: Path) -> ForeignCheckpoint:
         ),
         state={
             "iteration": int(main.get("iteration", 0)),
-            "samples": int(said.get("consumed_train_samples") or 0),
+            "samples": int(saved_args.get("consumed_train_samples") or 0),
             "tokens": int(main.get("tokens") or 0),
-            "valid_samples": int(said.get("consumed_valid_samples") or 0),
+            "valid_samples": int(saved_args.get("consumed_valid_samples") or 0),
             "skipped": int(main.get("skipped_steps", 0)),
         },
         has_optimizer=complete,
-        notices=[] if complete else ["the optimizer's states are not there: weights alone"],
+        notices=[] if complete else ["no optimizer states found: only weights are loaded"],
     )
 
 
 class _Layers:
-    """Which file holds which parameter of ours.
+    """Map of our parameters to layer files.
 
     Args:
-        files: by number, those of every tensor-parallel rank.
-        untied: whether the head has a table of its own.
+        files: by layer number, of every tensor-parallel rank.
+        untied: whether the output layer has its own weight.
     """
 
     def __init__(self, files: Mapping[int, Sequence[Path]], *, untied: bool):
@@ -121,20 +118,20 @@ class _Layers:
         for number in sorted(files):
             keys = [key for key in self._read(number)[0] if not key.endswith("inv_freq")]
             if "word_embeddings.weight" in keys and blocks == 0:
-                place = "1" if untied else "tied_modules.embed"
+                prefix = "1" if untied else "tied_modules.embed"
             elif "input_layernorm.weight" in keys:
                 self.renumbered[number] = _FIRST_LAYER + blocks
-                place = str(_FIRST_LAYER + blocks)
+                prefix = str(_FIRST_LAYER + blocks)
                 blocks += 1
             elif keys and not untied and any("word_embeddings" in key for key in keys):
-                continue  # the last stage's copy of the table
+                continue  # the last stage's copy of the embedding
             else:
                 head = keys[0].startswith(("lm_head.", "word_embeddings."))
                 self.renumbered[number] = _FIRST_LAYER + blocks + (2 if head else 1)
-                place = str(self.renumbered[number])
+                prefix = str(self.renumbered[number])
             for key in keys:
                 own = key.replace("lm_head.", "word_embeddings.")
-                self._where[f"{place}.{own}"] = number, key
+                self._where[f"{prefix}.{own}"] = number, key
         self.names = list(self._where)
         self.table = next(name for name in self.names if name.endswith("word_embeddings.weight"))
         self.first_block = min(n for n, own in self.renumbered.items() if own == _FIRST_LAYER)
@@ -143,12 +140,12 @@ class _Layers:
         return [read_foreign(file) for file in self._files[number]]
 
     def shards(self, name: str) -> list[Tensor]:
-        """Return the shards of the parameter that we call `name`."""
+        """Return the shards of our parameter `name`."""
         number, key = self._where[name]
         return [rank[key] for rank in self._read(number)]
 
     def own_name(self, name: str) -> str:
-        """Return what we call the parameter that DeepSpeed's module calls `name`."""
+        """Translate a parameter name of their module to ours."""
         number, _, rest = name.partition(".")
         if not number.isdigit() or int(number) == 1:
             return name
@@ -162,14 +159,14 @@ class _Layers:
 
 def _weight(rows: Rows, name: str, files: _Layers) -> ParameterState:
     try:
-        return ParameterState(weight=unsharded(rows.whole(name, files.shards(name))))
+        return ParameterState(weight=unsharded(rows.join(name, files.shards(name))))
     except (RuntimeError, ValueError, KeyError) as error:
         raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
 
 
 @dataclass(frozen=True)
 class _Fragment:
-    """A shard of a trained parameter in the flat tensors that replicas divide between them."""
+    """A shard of a parameter in the flat tensors that ZeRO partitions over replicas."""
 
     shape: tuple[int, ...]
     start: int
@@ -177,21 +174,21 @@ class _Fragment:
     steps: float
 
     def tensor(self, state: str) -> Tensor:
-        """Return the shard's elements, of its weight ("fp32") or of a state."""
+        """Return the shard of the weight ("fp32") or of an optimizer state."""
         found = self.flat[state].flat(self.start, self.start + math.prod(self.shape))
         return found.view(self.shape)
 
 
 def _trained(rows: Rows, name: str, fragments: Sequence[_Fragment]) -> ParameterState:
-    """Return a parameter with what the optimizer keeps of it, its weight in 32 bits."""
+    """Return a parameter with its fp32 weight and optimizer states."""
 
-    def whole(state: str) -> Tensor:
-        return rows.whole(name, [fragment.tensor(state) for fragment in fragments])
+    def joined(state: str) -> Tensor:
+        return rows.join(name, [fragment.tensor(state) for fragment in fragments])
 
     try:
         return ParameterState(
-            weight=unsharded(whole("fp32")),
-            states={state: unsharded(whole(state)) for state in _STATES},
+            weight=unsharded(joined("fp32")),
+            states={state: unsharded(joined(state)) for state in _STATES},
             steps=fragments[0].steps,
         )
     except (RuntimeError, ValueError) as error:
@@ -199,11 +196,10 @@ def _trained(rows: Rows, name: str, fragments: Sequence[_Fragment]) -> Parameter
 
 
 def _optimizer(folder: Path, mains: Sequence[Path], files: _Layers) -> dict[str, list[_Fragment]]:
-    """Return the shards of every trained parameter, as the states of ZeRO's stage 1 hold them.
+    """Read the optimizer states of ZeRO stage 1 or of the bf16 optimizer; {} if there are none.
 
-    Each replica has an equal part of one flat tensor, in which the parameters of `param_shapes`
-    follow each other; its end is padding. Nothing where there are no such files, or where the
-    order of parameters is another one.
+    Each replica has an equal partition of one flat tensor with the parameters of `param_shapes` in
+    order, padded at the end. With `round_robin_gradients` the order differs: {}.
     """
     found: dict[str, list[_Fragment]] = {}
     for rank, main_file in enumerate(mains):
@@ -220,7 +216,7 @@ def _optimizer(folder: Path, mains: Sequence[Path], files: _Layers) -> dict[str,
             start = 0
             for name, shape in shapes.items():
                 fragments = found.setdefault(files.own_name(name), [])
-                # Of the tied table every stage has a copy; the first stage's counts.
+                # Every stage has a copy of the tied embedding; the first stage's is used.
                 if len(fragments) == rank % files.tensor:
                     fragments.append(_Fragment(tuple(shape), start, flat, steps))
                 start += math.prod(shape)
@@ -230,7 +226,7 @@ def _optimizer(folder: Path, mains: Sequence[Path], files: _Layers) -> dict[str,
 def _flat_group(
     saved: Sequence[Mapping[str, Any]], group: int
 ) -> tuple[dict[str, FlatShard], float]:
-    """Return the flat weights and states of a group of parameters, and the steps it has taken."""
+    """Return the flat weights and states of a parameter group, and its step count."""
     states = []
     for replica in saved:
         base = replica["base_optimizer_state"]
@@ -247,7 +243,7 @@ def _flat_group(
 
 
 def _layer_files(folder: Path) -> dict[int, list[Path]]:
-    """Return the files of every layer, in the order of tensor-parallel ranks."""
+    """List the files of every layer in the order of tensor-parallel ranks."""
     files: dict[int, dict[int, Path]] = {}
     for file in folder.glob("layer_*-model_*-model_states.pt"):
         if match := _LAYER.fullmatch(file.name):
@@ -258,8 +254,8 @@ def _layer_files(folder: Path) -> dict[int, list[Path]]:
             "with DeepSpeed's pipeline has them"
         )
     ranks = {len(own) for own in files.values()}
-    whole = all(sorted(own) == list(range(max(ranks))) for own in files.values())
-    if not whole:
+    is_complete = all(sorted(own) == list(range(max(ranks))) for own in files.values())
+    if not is_complete:
         raise CheckpointError(f"{folder} lacks files of some tensor-parallel ranks of some layers")
     return {number: [own[rank] for rank in sorted(own)] for number, own in files.items()}
 
@@ -270,19 +266,19 @@ def _main_files(folder: Path) -> list[Path]:
 
 
 def _optimizer_files(folder: Path, rank: int) -> list[Path]:
-    """Return the files of all replicas of a rank of the model, the first replica's first."""
+    """List the optimizer files of all replicas for one rank of the model, in the order of replicas."""
     found = [(m, f) for f in folder.glob("*optim_states.pt") if (m := _OPTIMIZER.fullmatch(f.name))]
     own = [(int(match[1]), file) for match, file in found if int(match[2]) == rank]
     return [file for _, file in sorted(own)]
 
 
-def _require_one_order(said: Mapping[str, Any], files: _Layers, folder: Path) -> None:
-    """Refuse groups of queries of Microsoft's fork, whose versions order rows in two ways."""
-    groups = said.get("num_key_value_heads")
-    grouped = groups not in (None, said.get("num_attention_heads"))
+def _require_one_order(saved_args: Mapping[str, Any], files: _Layers, folder: Path) -> None:
+    """Refuse grouped-query attention of Microsoft's fork, whose versions order QKV rows in two ways."""
+    groups = saved_args.get("num_key_value_heads")
+    grouped = groups not in (None, saved_args.get("num_attention_heads"))
     if grouped and files.first_block != _FIRST_LAYER:
         raise CheckpointError(
             f"{folder}: with --num-key-value-heads {groups} this program's versions order rows of "
-            "queries, keys and values in two ways, and its files do not say which: bring it to "
-            "Hugging Face's format with that program, and import that"
+            "queries, keys and values in two ways, and its files do not contain which: convert it to "
+            "Hugging Face's format with that program, and import the result"
         )

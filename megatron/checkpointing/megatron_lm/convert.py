@@ -1,4 +1,4 @@
-"""From the checkpoint of one system to that of another."""
+"""Convert checkpoints between Megatron-LM, BigScience, Meta's Llama, Hugging Face and our format."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,16 +39,16 @@ from megatron.tokenizer.build import build_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What is read and what is written.
+    """Options of a conversion.
 
     Args:
-        loader: whose files are read; the files say it when this is None.
-        saver: whose files are written; None for Megatron-LM's where those are read, else ours.
-        tensor: tensor-parallel ranks that Megatron-LM's are written for.
-        pipeline: stages that they are written for.
-        flags: how a user asks for these two.
-        vocab_size: tokens that the tokenizer knows, where the user says it.
-        heads: attention heads, where the user says it.
+        loader: format to read; None to detect it.
+        saver: format to write; None for Megatron-LM's if that is read, else ours.
+        tensor: tensor-parallel ranks to write Megatron-LM's files for.
+        pipeline: pipeline stages to write them for.
+        flags: names of the flags for these two, for messages.
+        vocab_size: tokens of the tokenizer, if given by the user.
+        heads: attention heads, if given by the user.
     """
 
     source: Path
@@ -63,10 +63,10 @@ class Conversion:
 
 
 def find(source: Path, loader: str | None, *, heads: int | None = None) -> ForeignCheckpoint:
-    """Return what a checkpoint of another program holds.
+    """Read a checkpoint of another program.
 
     Raises:
-        WrongCheckpointError: there is none that is read.
+        WrongCheckpointError: there is none, or its format is not supported.
     """
     match loader or system_of(source):
         case "megatron":
@@ -82,136 +82,140 @@ def find(source: Path, loader: str | None, *, heads: int | None = None) -> Forei
                 )
             raise WrongCheckpointError(f"{source} holds no checkpoint of a system that is known")
         case system:
-            raise WrongCheckpointError(f"{source} is {SYSTEMS[str(system)]}: it is not read")
+            raise WrongCheckpointError(
+                f"{source} is {SYSTEMS[str(system)]}: reading it is not supported"
+            )
 
 
-def convert(wish: Conversion, parse: Callable[[Sequence[str]], Config]) -> Iterator[str]:
-    """Do what is wished; yield what should be told of it.
+def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) -> Iterator[str]:
+    """Run a conversion; yield messages for the user.
 
-    Memory: one parameter, or one rank's weights of Megatron-LM.
+    Memory: one parameter, or one rank's weights for Megatron-LM.
 
     Args:
-        parse: returns all wishes, given words of the command line for what the files say.
+        parse: returns the Config, given flags from the files that the command line overrides.
 
     Raises:
-        ConfigError: the flags do not say all, or contradict what is found.
+        ConfigError: flags are missing or contradict the files.
         CheckpointError: a file is missing, damaged, or of another kind.
     """
-    loader = wish.loader or system_of(wish.source)
+    loader = conversion.loader or system_of(conversion.source)
     loader = "hugging_face" if loader == "llama2_hf" else loader
-    saver = wish.saver or ("megatron" if loader == "megatron" else "own")
+    saver = conversion.saver or ("megatron" if loader == "megatron" else "own")
     if loader == "hugging_face":
-        yield from _from_transformers(wish, parse(()), saver)
+        yield from _from_transformers(conversion, parse(()), saver)
         return
     if loader == "own":
-        folder = checkpoint_of(wish.source)
+        folder = checkpoint_of(conversion.source)
         manifest = read_manifest(folder)
-        whole = read_checkpoint(folder, manifest, optimizer=saver == "own")
+        checkpoint = read_checkpoint(folder, manifest, optimizer=saver == "own")
     else:
-        found = find(wish.source, loader, heads=wish.heads)
-        manifest, whole = _own(found, wish, parse, keeps_rows=saver == "own")
+        found = find(conversion.source, loader, heads=conversion.heads)
+        manifest, checkpoint = _to_native(found, conversion, parse, keeps_rows=saver == "own")
         yield from found.notices
     if saver == "megatron":
         written = write_megatron(
             manifest,
-            whole,
-            wish.output,
-            tensor=wish.tensor,
-            pipeline=wish.pipeline,
-            flags=wish.flags,
+            checkpoint,
+            conversion.output,
+            tensor=conversion.tensor,
+            pipeline=conversion.pipeline,
+            flags=conversion.flags,
             for_release=False,
         )
-        yield f"{written} holds the weights of {wish.source} for {wish.tensor} x {wish.pipeline} ranks"
+        yield f"{written} holds the weights of {conversion.source} for {conversion.tensor} x {conversion.pipeline} ranks"
         return
-    if (wish.tensor, wish.pipeline) != (1, 1):
-        yield f"{' and '.join(wish.flags)} say nothing of our own files: any layout opens them"
+    if (conversion.tensor, conversion.pipeline) != (1, 1):
+        yield f"{' and '.join(conversion.flags)} are ignored: our own files open in any layout"
     how = "--finetune"
     if manifest.plan["checkpoint"]["saves_optimizer"]:
-        # Files of other programs do not say the path of the learning rate.
+        # Files of other programs do not contain our learning-rate schedule.
         how = "--no-load-rng" if loader == "own" else "--no-load-rng --override-opt_param-scheduler"
-    yield from _told(publish_full(wish.output, manifest, whole), wish, how)
+    yield from _next_steps(publish_full(conversion.output, manifest, checkpoint), conversion, how)
 
 
-def _told(written: Path, wish: Conversion, how: str = "--finetune") -> Iterator[str]:
-    """Yield what a user should know of a checkpoint of ours that was written.
+def _next_steps(written: Path, conversion: Conversion, how: str = "--finetune") -> Iterator[str]:
+    """Yield commands that use a checkpoint that was written.
 
     Args:
-        how: flags of a run that goes on with all that it holds.
+        how: flags for resuming with everything in it.
     """
-    yield f"{written} holds {wish.source}"
-    yield f"train on with: pretrain_gpt.py --use-checkpoint-args --load {wish.output} {how} ..."
-    yield f"write with: tools/generate_samples_gpt.py --load {wish.output} --prompt TEXT"
+    yield f"{written} holds {conversion.source}"
+    yield f"train on with: pretrain_gpt.py --use-checkpoint-args --load {conversion.output} {how} ..."
+    yield f"write with: tools/generate_samples_gpt.py --load {conversion.output} --prompt TEXT"
 
 
-def _from_transformers(wish: Conversion, config: Config, saver: str) -> Iterator[str]:
-    """Write a model of transformers' as our own; see import_model."""
+def _from_transformers(conversion: Conversion, config: Config, saver: str) -> Iterator[str]:
+    """Import a transformers model; see import_model."""
     if saver != "own":
         raise ConfigError(
             f"a model of transformers' goes with --saver own: write --saver own, then convert "
-            f"--save-dir {wish.output} with --saver megatron"
+            f"--save-dir {conversion.output} with --saver megatron"
         )
-    said = import_model(
-        wish.source,
-        wish.output,
+    imported = import_model(
+        conversion.source,
+        conversion.output,
         ImportOptions(
             tokenizer=config.tokenizer.tokenizer_name_or_path,
             seq_length=config.model.seq_length or None,
         ),
     )
-    yield from map(str, said.measured)
-    yield from _told(said.folder, wish)
+    yield from map(str, imported.measured)
+    yield from _next_steps(imported.folder, conversion)
 
 
-def _own(
+def _to_native(
     found: ForeignCheckpoint,
-    wish: Conversion,
+    conversion: Conversion,
     parse: Callable[[Sequence[str]], Config],
     *,
     keeps_rows: bool,
 ) -> tuple[Manifest, FullCheckpoint]:
-    """Return what was found as a checkpoint of ours."""
+    """Translate a foreign checkpoint to our manifest and weights."""
     config = parse(found.flags)
-    vocab_size = _vocab_size(found, wish, config, needed=keeps_rows)
+    vocab_size = _vocab_size(found, conversion, config, needed=keeps_rows)
     if vocab_size > found.rows:
         raise ConfigError(
-            f"the tokenizer knows {vocab_size} tokens, and the table of {found.folder} has "
+            f"the tokenizer has {vocab_size} tokens, and the embedding in {found.folder} has "
             f"{found.rows} rows: it was trained with another tokenizer"
         )
     manifest = native_manifest(found, config, vocab_size=vocab_size)
-    whole = native_weights(found, manifest.plan["model"])
+    checkpoint = native_weights(found, manifest.plan["model"])
     if keeps_rows:
-        return manifest, whole
-    # Rows of padding follow from the ranks that are written for.
+        return manifest, checkpoint
+    # Padding follows from the ranks to write for.
     tokenizer = {**manifest.config["tokenizer"]}
     tokenizer["pad_vocab_size_to"] = config.tokenizer.pad_vocab_size_to
     tokenizer["make_vocab_size_divisible_by"] = config.tokenizer.make_vocab_size_divisible_by
-    return replace(manifest, config={**manifest.config, "tokenizer": tokenizer}), whole
+    return replace(manifest, config={**manifest.config, "tokenizer": tokenizer}), checkpoint
 
 
-def _vocab_size(found: ForeignCheckpoint, wish: Conversion, config: Config, *, needed: bool) -> int:
-    """Return how many tokens the tokenizer knows: rows of the table where nobody says, or needs it."""
+def _vocab_size(
+    found: ForeignCheckpoint, conversion: Conversion, config: Config, *, needed: bool
+) -> int:
+    """Return the tokenizer's vocabulary size; the number of rows if unknown and not `needed`."""
     reason = ""
-    if wish.vocab_size is not None:
-        return wish.vocab_size
+    if conversion.vocab_size is not None:
+        return conversion.vocab_size
     if config.tokenizer.tokenizer_type or config.tokenizer.vocab_file:
         try:
             return build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer)).vocab_size
         except (ConfigError, DataError) as error:
-            # The files named in a checkpoint may lie on the machine that it comes from.
+            # The tokenizer files named in a checkpoint may not exist on this machine.
             reason = f"; {error}"
     if found.vocab_size is None and needed:
         raise ConfigError(
-            f"{found.folder} does not say how many tokens its tokenizer knows (its table has "
+            f"{found.folder} does not contain the vocabulary size of its tokenizer (the embedding has "
             f"{found.rows} rows): give --true-vocab-size, or the flags of the tokenizer{reason}"
         )
     return found.vocab_size or found.rows
 
 
 def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int) -> Manifest:
-    """Return the manifest, without files, of what was `found`, with the wishes `config`.
+    """Build our manifest, without files, for a foreign checkpoint.
 
     Raises:
-        ConfigError: there is no such network.
+        ConfigError: the network is not supported.
         CheckpointError: it has other parameters.
     """
     tokenizer = config.tokenizer
@@ -222,28 +226,30 @@ def native_manifest(found: ForeignCheckpoint, config: Config, *, vocab_size: int
             pad_vocab_size_to=found.rows,
             make_vocab_size_divisible_by=1 if found.rows % divisor else divisor,
         )
-    wishes = replace(
+    config = replace(
         config,
         tokenizer=tokenizer,
-        # Of that run on its machine; what is written is for any layout.
+        # These describe that run and its machine; the result is for any layout.
         checkpoint=CheckpointConfig(),
         parallel=ParallelConfig(),
         deepspeed=DeepSpeedConfig(),
         logging=LoggingConfig(),
     )
-    # "cuda": where weights of 16 bits are trained; nothing is.
-    decided = plan(wishes, world_size=1, vocab_size=vocab_size, device="cuda")
-    held = replace(decided.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
-    # Those programs count padding, and so does a run that continues one of theirs.
-    counts = decided.model.padded_vocab_size > decided.model.vocab_size
-    model = replace(decided.model, padded_vocab_in_softmax=counts)
-    decided = replace(decided, checkpoint=held, model=model)
-    _require_names(set(found.whole.parameters), set(parameters_of(decided.model)), found.folder)
-    return manifest_of_import(wishes, decided, found.state)
+    # "cuda" allows 16-bit dtypes; nothing is trained here.
+    run_plan = plan(config, world_size=1, vocab_size=vocab_size, device="cuda")
+    held = replace(run_plan.checkpoint, saves_optimizer=found.has_optimizer, saves_streams=False)
+    # In those programs padding takes part in the softmax, and so it does in a run that resumes theirs.
+    counts = run_plan.model.padded_vocab_size > run_plan.model.vocab_size
+    model = replace(run_plan.model, padded_vocab_in_softmax=counts)
+    run_plan = replace(run_plan, checkpoint=held, model=model)
+    _require_names(
+        set(found.checkpoint.parameters), set(parameters_of(run_plan.model)), found.folder
+    )
+    return manifest_of_import(config, run_plan, found.state)
 
 
 def native_weights(found: ForeignCheckpoint, spec: Mapping[str, Any]) -> FullCheckpoint:
-    """Return the parameters of `found`, each compared in shape with the network when it is read.
+    """Return the parameters of `found`; shapes are compared with the network on access.
 
     Args:
         spec: the network, as in a manifest's plan.
@@ -251,21 +257,21 @@ def native_weights(found: ForeignCheckpoint, spec: Mapping[str, Any]) -> FullChe
     shapes = {name: tuple(p.shape) for name, p in parameters_of(spec_of(spec)).items()}
 
     def read(name: str) -> ParameterState:
-        parameter, wanted = found.whole.parameters[name], shapes[name]
+        parameter, wanted = found.checkpoint.parameters[name], shapes[name]
         if parameter.weight.shape != wanted:
             raise CheckpointError(
                 f"{found.folder}: {name} is {list(parameter.weight.shape)}, and the network of its "
-                f"arguments has {list(wanted)}; the flags of the network say what it is"
+                f"arguments has {list(wanted)}; give the flags of the network"
             )
         return parameter
 
     return replace(
-        found.whole, parameters=LazyParameters({name: partial(read, name) for name in shapes})
+        found.checkpoint, parameters=LazyParameters({name: partial(read, name) for name in shapes})
     )
 
 
 def _require_names(found: set[str], expected: set[str], folder: Path) -> None:
-    """Refuse a checkpoint with other parameters than the network of its arguments has.
+    """Refuse a checkpoint with other parameter names than the network of its arguments.
 
     Raises:
         CheckpointError: lists them.

@@ -1,4 +1,4 @@
-"""Whose checkpoint a directory holds, by the names of its files alone."""
+"""Detect the system that wrote a checkpoint from its file names."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ SYSTEMS = {
 
 
 def system_of(path: Path) -> str | None:
-    """Return a key of SYSTEMS; None when nothing there is a checkpoint."""
+    """Return a key of SYSTEMS, or None."""
     if (checkpoint_of(path) / MANIFEST).is_file():
         return "own"
     folder = _latest(path)

@@ -1,4 +1,4 @@
-"""What a checkpoint of another program holds, in the names and rows of this one."""
+"""A checkpoint of another program (Megatron-LM, BigScience, Meta) in our names and row order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,24 +13,23 @@ from megatron.common.errors import CheckpointError
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignCheckpoint:
-    """A state of training that another program left.
+    """Training state of another program.
 
     Args:
-        folder: where its files lie.
-        flags: words of a command line of ours for a network like it, as far as the files tell.
-        rows: of the table of tokens, padding included.
-        vocab_size: tokens without padding; None where the files do not tell.
-        whole: the weights, and what the optimizer keeps if that can be read.
+        flags: our flags for its network, as far as the files contain them.
+        rows: of the token embedding, padding included.
+        vocab_size: without padding; None if the files do not contain it.
+        checkpoint: weights, and optimizer states if supported.
         state: fields of TrainState.
-        has_optimizer: whether `whole` has its states.
-        notices: what is left out, one sentence each.
+        has_optimizer: whether `checkpoint` has optimizer states.
+        notices: a sentence for each part left out.
     """
 
     folder: Path
     flags: Sequence[str]
     rows: int
     vocab_size: int | None
-    whole: FullCheckpoint
+    checkpoint: FullCheckpoint
     state: Mapping[str, int] = field(default_factory=dict)
     has_optimizer: bool = False
     notices: Sequence[str] = ()
@@ -43,31 +42,31 @@ COLUMN = (
     "mlp.dense_h_to_4h.bias",
     "word_embeddings.weight",
 )
-"""Ends of the names of parameters whose rows are divided."""
+"""Suffixes of column-parallel parameters (sharded along rows of the weight)."""
 ROW = ("self_attention.dense.weight", "mlp.dense_4h_to_h.weight")
-"""Ends of the names of those whose columns are."""
+"""Suffixes of row-parallel parameters (sharded along columns of the weight)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """In which order the rows of fused weights lie in a shard.
+    """Row order of fused QKV and gate/up weights in the shards of Megatron-LM and its forks.
 
     Args:
         version: of Megatron-LM's checkpoints: 0 has {q, k, v}, heads, features; 1 has heads,
             features, {q, k, v}; from 2 on heads, {q, k, v}, features, as here.
         head_dim: features per head.
-        gate: which half of the rows of a gated MLP is the gate; None for a plain MLP.
+        gate: index of the half with the gate; None for an ungated MLP.
     """
 
     version: float
     head_dim: int
     gate: int | None
 
-    def whole(self, name: str, shards: Sequence[Tensor]) -> Tensor:
-        """Return the whole of the parameter `name` in our rows.
+    def join(self, name: str, shards: Sequence[Tensor]) -> Tensor:
+        """Join the shards of the parameter `name` in our row order.
 
         Raises:
-            ValueError: the shards have not the shapes that they should have.
+            ValueError: the shapes do not fit.
         """
         if name.endswith(ROW):
             return shards[0] if len(shards) == 1 else torch.cat(tuple(shards), 1)
@@ -91,7 +90,7 @@ class Rows:
 
 
 def _shared(shards: Sequence[Tensor]) -> Tensor:
-    """Return what every rank has a copy of: the mean, where rounding has driven copies apart."""
+    """Return a replicated parameter: the mean if rounding has made the copies differ."""
     first = shards[0]
     if all(torch.equal(first, other) for other in shards[1:]):
         return first
@@ -102,10 +101,10 @@ def known_version(version: float, where: object) -> float:
     """Return `version`.
 
     Raises:
-        CheckpointError: nobody knows its rows.
+        CheckpointError: its row order is unknown.
     """
     if version not in (0, 1) and not 2 <= version < 4:
         raise CheckpointError(
-            f"{where}: checkpoint_version {version} is not known; 0, 1, 2 and 3 are"
+            f"{where}: checkpoint_version {version} is unknown; known: 0, 1, 2 and 3"
         )
     return version

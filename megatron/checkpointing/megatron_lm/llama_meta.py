@@ -1,4 +1,4 @@
-"""Meta's own files of Llama: `consolidated.NN.pth`, one for each tensor-parallel rank, `params.json`.
+"""Read Meta's Llama checkpoints: `params.json`, and `consolidated.NN.pth` for each TP rank.
 
 Source: arXiv:2302.13971, section 2.2; arXiv:2307.09288, section 2.2.
 """
@@ -25,26 +25,26 @@ from megatron.common.errors import CheckpointError
 
 PARAMETERS = "params.json"
 _FIRST_LAYER = 3  # its number in our list of layers
-_SEQUENCE = 4096  # Llama 2's; the files do not tell
+_SEQUENCE = 4096  # of Llama 2; the files do not contain it
 
 
 def find(path: Path) -> ForeignCheckpoint:
-    """Return what the files in `path` hold; tensors are read when they are looked at.
+    """Read the files in `path`; tensors are read on access.
 
     Raises:
-        CheckpointError: they are none of Llama's.
+        CheckpointError: they are not Llama's.
     """
     files = sorted(path.glob("consolidated.*.pth"))
     try:
-        told = dict(json.loads((path / PARAMETERS).read_text(encoding="utf-8")))
+        params = dict(json.loads((path / PARAMETERS).read_text(encoding="utf-8")))
         if not files:
             raise CheckpointError(f"{path} has no files consolidated.NN.pth")
         ranks = [read_foreign(file) for file in files]
         network = _Network(
-            layers=told["n_layers"],
-            width=told["dim"],
-            heads=told["n_heads"],
-            groups=told.get("n_kv_heads") or told["n_heads"],
+            layers=params["n_layers"],
+            width=params["dim"],
+            heads=params["n_heads"],
+            groups=params.get("n_kv_heads") or params["n_heads"],
             ranks=ranks,
         )
         inner = sum(rank["layers.0.feed_forward.w1.weight"].shape[0] for rank in ranks)
@@ -54,12 +54,12 @@ def find(path: Path) -> ForeignCheckpoint:
         raise CheckpointError(f"{path}: not Meta's files of Llama: {error!r}") from error
     return ForeignCheckpoint(
         folder=path,
-        flags=[*_flags(told, inner, dtype), *_tokenizer(path, rows)],
+        flags=[*_flags(params, inner, dtype), *_tokenizer(path, rows)],
         rows=rows,
         vocab_size=rows,
-        whole=FullCheckpoint(
+        checkpoint=FullCheckpoint(
             parameters=LazyParameters(
-                {name: partial(_made, name, make) for name, make in network.makers()}
+                {name: partial(_load_parameter, name, make) for name, make in network.makers()}
             )
         ),
     )
@@ -74,7 +74,7 @@ class _Network:
     ranks: Sequence[Mapping[str, Tensor]]
 
     def makers(self) -> Iterator[tuple[str, Any]]:
-        """Yield every name of ours with what makes the tensor."""
+        """Yield each of our parameter names with a function that loads it."""
         yield "1.word_embeddings.weight", self._table
         for layer in range(self.layers):
             ours, theirs = f"{_FIRST_LAYER + layer}.", f"layers.{layer}."
@@ -106,9 +106,9 @@ class _Network:
         return self._joined("tok_embeddings.weight", 0 if shard.shape[1] == self.width else 1)
 
     def _qkv(self, layer: str) -> Tensor:
-        """Return rows [groups, {queries, key, value}, head_dim], queries and keys turned in halves.
+        """Fuse QKV to rows [groups, {queries, key, value}, head_dim] with rotary pairs in halves.
 
-        Meta turns features 2i and 2i + 1 together; here i and i + head_dim / 2 are.
+        Meta rotates features 2i and 2i + 1 together; here i and i + head_dim / 2.
         """
         query, key, value = (self._joined(f"{layer}attention.w{x}.weight", 0) for x in "qkv")
         head_dim = self.width // self.heads
@@ -128,24 +128,25 @@ def _halves(heads: Tensor) -> Tensor:
     return torch.cat((heads[:, :, 0::2], heads[:, :, 1::2]), 2)
 
 
-def _made(name: str, make: Any) -> ParameterState:
+def _load_parameter(name: str, make: Any) -> ParameterState:
     try:
         return ParameterState(weight=unsharded(make()))
     except (KeyError, RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"{name}: its shards are not there, or do not fit: {error}"
-        ) from error
+        raise CheckpointError(f"{name}: its shards are missing or do not fit: {error}") from error
 
 
-def _flags(told: Mapping[str, Any], inner: int, dtype: torch.dtype) -> Iterator[str]:
-    heads, groups = told["n_heads"], told.get("n_kv_heads")
-    yield from (f"--num-layers={told['n_layers']}", f"--hidden-size={told['dim']}")
+def _flags(params: Mapping[str, Any], inner: int, dtype: torch.dtype) -> Iterator[str]:
+    heads, groups = params["n_heads"], params.get("n_kv_heads")
+    yield from (f"--num-layers={params['n_layers']}", f"--hidden-size={params['dim']}")
     yield from (f"--num-attention-heads={heads}", f"--ffn-hidden-size={inner}")
-    yield from (f"--seq-length={_SEQUENCE}", f"--layernorm-epsilon={told['norm_eps']}")
+    yield from (f"--seq-length={_SEQUENCE}", f"--layernorm-epsilon={params['norm_eps']}")
     if groups and groups != heads:
         yield from ("--group-query-attention", f"--num-query-groups={groups}")
-    yield from ("--position-embedding-type=rotary", f"--rotary-base={told.get('rope_theta', 1e4)}")
-    if told.get("use_scaled_rope"):
+    yield from (
+        "--position-embedding-type=rotary",
+        f"--rotary-base={params.get('rope_theta', 1e4)}",
+    )
+    if params.get("use_scaled_rope"):
         yield "--use-rope-scaling"
     yield from ("--normalization=RMSNorm", "--swiglu", "--disable-bias-linear")
     yield from ("--untie-embeddings-and-output-weights", "--attention-dropout=0")
@@ -155,10 +156,10 @@ def _flags(told: Mapping[str, Any], inner: int, dtype: torch.dtype) -> Iterator[
 
 
 def _tokenizer(path: Path, rows: int) -> Iterator[str]:
-    """Yield the flags of the tokenizer that lies beside: SentencePiece's of Llama 1 and 2."""
+    """Yield the flags of the SentencePiece tokenizer of Llama 1 and 2, if it is beside the files."""
     for folder in (path, path.parent):
         if rows == 32000 and (folder / "tokenizer.model").is_file():
-            # The models have learned from texts that begin with bos.
+            # These models were trained on texts that start with BOS.
             yield from ("--tokenizer-type=Llama2Tokenizer", "--tokenizer-sentencepiece-legacy")
             yield f"--tokenizer-model={folder / 'tokenizer.model'}"
             return

@@ -1,7 +1,7 @@
-"""Checkpoints of Megatron-LM: `mp_rank_TT[_PPP]/model_optim_rng.pt`, of every version.
+"""Read Megatron-LM checkpoints of every version: `mp_rank_TT[_PPP]/model_optim_rng.pt`.
 
-The names are those of its own layers, from the first release on, or of its core library; files of
-distributed checkpoints (`.distcp`) are not read.
+Parameter names of its legacy layers or of megatron.core; distributed checkpoints (`.distcp`) are not
+supported.
 """
 
 import re
@@ -47,105 +47,109 @@ _RENAMED = (
     (r"\.mlp\.linear_fc2\.", ".mlp.dense_4h_to_h."),
     (r"^final_norm\.", "final_layernorm."),
 )
-"""From the names of older versions, and of Megatron-LM's core library, to those of version 3."""
+"""From parameter names of older versions and of megatron.core to those of version 3."""
 _NO_WEIGHT = ("inv_freq", "_extra_state", "masked_bias")
 _NOT_GPT = ("embedding.tokentype_embeddings", "lm_head", "binary_head", "pooler", "decoder.cross")
 
 
 def checkpoint_in(path: Path) -> Path:
-    """Return the folder of ranks that the tracker in `path` names, or `path` if it is one.
+    """Return the folder named by the tracker in `path`, or `path` if it has folders of ranks itself.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no such folder.
     """
     if any(_RANK.fullmatch(folder.name) for folder in path.glob("mp_rank_*")):
         return path
     try:
-        told = (path / TRACKER).read_text(encoding="utf-8").strip()
+        name = (path / TRACKER).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise CheckpointError(f"{path} has no {TRACKER} and no folder mp_rank_00") from error
-    if told != "release" and not told.isdecimal():
-        raise CheckpointError(f"{path / TRACKER} says {told[:40]!r}: no iteration, and not release")
-    return path / (told if told == "release" else f"iter_{int(told):07d}")
+    if name != "release" and not name.isdecimal():
+        raise CheckpointError(
+            f"{path / TRACKER} contains {name[:40]!r}, neither an iteration nor release"
+        )
+    return path / (name if name == "release" else f"iter_{int(name):07d}")
 
 
 def find(path: Path, *, heads: int | None = None) -> ForeignCheckpoint:
-    """Return what the checkpoint in `path` holds; tensors are read when they are looked at.
+    """Read the checkpoint in `path`; tensors are read on access.
 
     Args:
-        heads: attention heads, for files that do not say it.
+        heads: attention heads, for files without arguments.
 
     Raises:
-        CheckpointError: it is none, or no GPT.
+        CheckpointError: it is not one of a GPT.
     """
     folder = checkpoint_in(path)
     stages = [[read_foreign(file) for file in ranks] for ranks in _files(folder)]
     first = stages[0][0]
     arguments = first.get("args")
-    said = vars(arguments) if arguments is not None else {}
+    saved_args = vars(arguments) if arguments is not None else {}
     version = known_version(float(first.get("checkpoint_version", 0)), folder)
     try:
         parts = [[_parts(rank) for rank in ranks] for ranks in stages]
-        shards = dict(_named(parts, untied=bool(said.get("untie_embeddings_and_output_weights"))))
+        shards = dict(
+            _named(parts, untied=bool(saved_args.get("untie_embeddings_and_output_weights")))
+        )
     except (KeyError, AttributeError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{folder}: not as Megatron-LM lays it out: {error!r}") from error
     table = next(s for name, s in shards.items() if name.endswith("word_embeddings.weight"))
-    heads = said.get("num_attention_heads") or heads
+    heads = saved_args.get("num_attention_heads") or heads
     if not heads:
         raise CheckpointError(f"{folder} holds no arguments: give --num-attention-heads")
     width = int(table[0].shape[1])
-    head_dim = said.get("kv_channels") or width // heads
-    rows = Rows(version=version, head_dim=head_dim, gate=_gate(said))
+    head_dim = saved_args.get("kv_channels") or width // heads
+    rows = Rows(version=version, head_dim=head_dim, gate=_gate(saved_args))
     iteration = first.get("iteration", first.get("total_iters", 0))
     return ForeignCheckpoint(
         folder=folder,
         flags=flags_of(arguments) or list(_flags_of_shapes(shards, heads)),
         rows=sum(len(shard) for shard in table),
         vocab_size=_vocab_size(first),
-        whole=FullCheckpoint(
+        checkpoint=FullCheckpoint(
             parameters=LazyParameters(
-                {name: partial(_made, rows, name, s) for name, s in shards.items()}
+                {name: partial(_load_parameter, rows, name, s) for name, s in shards.items()}
             )
         ),
         state={
             "iteration": 0 if folder.name == "release" else int(iteration),
-            "samples": int(said.get("consumed_train_samples") or 0),
+            "samples": int(saved_args.get("consumed_train_samples") or 0),
             "tokens": int(first.get("tokens") or 0),
-            "valid_samples": int(said.get("consumed_valid_samples") or 0),
+            "valid_samples": int(saved_args.get("consumed_valid_samples") or 0),
         },
-        notices=["the optimizer's states stay behind: the weights alone are taken"]
+        notices=["optimizer states are not read: only weights are loaded"]
         if "optimizer" in first
         else [],
     )
 
 
 def tensor_ranks(path: Path) -> int:
-    """Return how many tensor-parallel ranks the checkpoint in `path` is of; see find."""
+    """Return the tensor-parallel size of the checkpoint in `path`."""
     return len(_files(checkpoint_in(path))[0])
 
 
 def _files(folder: Path) -> list[list[Path]]:
-    """Return the files of every stage, in the order of its tensor-parallel ranks."""
-    places = {}
+    """List the files of every stage in the order of tensor-parallel ranks."""
+    files = {}
     for own in folder.glob("mp_rank_*"):
         match = _RANK.fullmatch(own.name)
         if not match:
             raise CheckpointError(f"{own}: experts in files of their own are not read")
-        places[int(match[2] or 0), int(match[1])] = own / _FILE
-    stages, ranks = (1 + max((place[axis] for place in places), default=-1) for axis in (0, 1))
+        files[int(match[2] or 0), int(match[1])] = own / _FILE
+    stages, ranks = (1 + max((key[axis] for key in files), default=-1) for axis in (0, 1))
     missing = [
         f"mp_rank_{rank:02d}, stage {stage}"
         for stage in range(stages)
         for rank in range(ranks)
-        if (stage, rank) not in places or not places[stage, rank].is_file()
+        if (stage, rank) not in files or not files[stage, rank].is_file()
     ]
-    if missing or not places:
+    if missing or not files:
         raise CheckpointError(f"{folder} lacks {_FILE} of {', '.join(missing) or 'all ranks'}")
-    return [[places[stage, rank] for rank in range(ranks)] for stage in range(stages)]
+    return [[files[stage, rank] for rank in range(ranks)] for stage in range(stages)]
 
 
 def _parts(rank: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-    """Return the parameters of a rank: of its one part, or of each with virtual stages."""
+    """Return the parameters of a rank, one dictionary per virtual pipeline stage."""
     if "model" in rank:
         return [_flat(rank["model"])]
     names = sorted((n for n in rank if re.fullmatch(r"model\d+", n)), key=lambda n: int(n[5:]))
@@ -173,7 +177,7 @@ def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Tensor]
 def _named(
     stages: Sequence[Sequence[Sequence[Mapping[str, Tensor]]]], *, untied: bool
 ) -> Iterator[tuple[str, list[Tensor]]]:
-    """Yield each parameter's name of ours and its shards. `stages` is [stage][rank][part]."""
+    """Yield our name of each parameter and its shards. `stages` is [stage][rank][virtual stage]."""
     numbers: dict[str, list[Tensor]] = {}
     layers = 0
     for part in range(len(stages[0][0])):
@@ -205,27 +209,27 @@ def _named(
             yield name, shards
 
 
-def _made(rows: Rows, name: str, shards: Sequence[Tensor]) -> ParameterState:
+def _load_parameter(rows: Rows, name: str, shards: Sequence[Tensor]) -> ParameterState:
     try:
-        return ParameterState(weight=unsharded(rows.whole(name, shards)))
+        return ParameterState(weight=unsharded(rows.join(name, shards)))
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(f"{name}: its shards do not fit together: {error}") from error
 
 
 def _gate(arguments: Mapping[str, Any]) -> int | None:
-    """Return which half of a gated MLP's rows is the gate: of SwiGLU the first, of others not."""
+    """Return the index of the half with the gate: 0 for SwiGLU, 1 for other gated MLPs."""
     if arguments.get("swiglu"):
         return 0
     return 1 if arguments.get("glu_activation") else None
 
 
 def _vocab_size(first: Mapping[str, Any]) -> int | None:
-    told = (first.get("checkpoint_info") or {}).get("original_vocab_size")
-    return int(told) if told else None
+    name = (first.get("checkpoint_info") or {}).get("original_vocab_size")
+    return int(name) if name else None
 
 
 def _flags_of_shapes(shards: Mapping[str, Sequence[Tensor]], heads: int) -> Iterator[str]:
-    """Yield the flags of a network whose files hold no arguments, as those of GPT-2's size do."""
+    """Derive flags from shapes for files without arguments, such as GPT-2 345M's."""
     width = shards["tied_modules.embed.word_embeddings.weight"][0].shape[1]
     positions = shards["tied_modules.embed.position_embeddings.weight"][0].shape[0]
     layers = sum(name.endswith("input_layernorm.weight") for name in shards)

@@ -1,4 +1,4 @@
-"""Checkpoints in Megatron-LM's own files: weights alone, divided for its ranks."""
+"""Write Megatron-LM checkpoints: weights only, sharded for any tensor and pipeline parallel size."""
 
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -24,12 +24,12 @@ _SAME = (
     *("max_position_embeddings", "normalization", "embed_layernorm", "qk_layernorm"),
     *("attention_dropout", "hidden_dropout"),
 )
-"""Arguments that are fields of our network's plan by the same name."""
-_WISHED = (
+"""Arguments with the same name as a ModelSpec field."""
+_SAME_FLAGS = (
     *("rotary_base", "rotary_percent", "rotary_seq_len_interpolation_factor"),
     *("use_rope_scaling", "rope_scaling_factor", "window_size", "init_method_std"),
 )
-"""Those that are flags of ours by the same name, of the network."""
+"""Arguments with the same name as a flag of the network."""
 _ONLY_HERE = (
     ("--scale-embedding", "scaled_embedding", False),
     ("--attention-bias", "attention_bias_apart", False),
@@ -43,18 +43,18 @@ _ONLY_HERE = (
     ("--rope-high-freq-factor", "rope_high_freq_factor", 4.0),
     ("--rope-original-max-position-embeddings", "rope_original_length", 8192),
 )
-"""Flags of ours that Megatron-LM has not, their fields in the plan, and what it computes."""
-_OF_TOKENIZER = (
+"""Flags that Megatron-LM does not have, their fields in the plan, and the value it computes with."""
+_TOKENIZER_FLAGS = (
     *("tokenizer_type", "vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path"),
     "make_vocab_size_divisible_by",
 )
-"""And of the tokenizer."""
+"""Arguments with the same name as a flag of the tokenizer."""
 _TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def write_megatron(
     manifest: Manifest,
-    whole: FullCheckpoint,
+    checkpoint: FullCheckpoint,
     output: Path,
     *,
     tensor: int,
@@ -67,12 +67,11 @@ def write_megatron(
     Memory: one rank's weights.
 
     Args:
-        manifest: what the network is.
-        flags: how a user asks for `tensor` and `pipeline`, for messages.
-        for_release: whether to forget how many samples were consumed.
+        flags: names of the flags for `tensor` and `pipeline`, for messages.
+        for_release: whether to leave out the consumed samples.
 
     Raises:
-        ConfigError: the network cannot be divided so.
+        ConfigError: the network cannot be sharded this way, or Megatron-LM cannot express it.
         CheckpointError: `output` has a checkpoint of this iteration, or cannot be written to.
 
     Source: Megatron-LM's checkpoints of version 3.0.
@@ -86,7 +85,9 @@ def write_megatron(
         pad_to=tokenizer["pad_vocab_size_to"],
     )
     if rows % tensor:
-        raise ConfigError(f"{flags[0]} {tensor} does not divide the {rows} rows of the table")
+        raise ConfigError(
+            f"{flags[0]} {tensor} does not divide the {rows} rows of the token embedding"
+        )
     iteration = manifest.state["iteration"]
     folder = output / f"iter_{iteration:07d}"
     if folder.exists():
@@ -94,7 +95,7 @@ def write_megatron(
     common = {
         "args": _arguments(manifest, rows, tensor, pipeline, for_release=for_release),
         "checkpoint_version": 3.0,
-        "checkpoint_info": _rows_told(model, rows),
+        "checkpoint_info": _vocab_info(model, rows),
         "iteration": iteration,
     }
     try:
@@ -102,16 +103,16 @@ def write_megatron(
             for stage, rank in product(range(pipeline), range(tensor)):
                 suffix = f"_{stage:03d}" if pipeline > 1 else ""
                 file = staging / f"mp_rank_{rank:02d}{suffix}" / "model_optim_rng.pt"
-                parts = _parts(manifest, whole, (stage, rank), (pipeline, tensor), rows)
+                parts = _shards(manifest, checkpoint, (stage, rank), (pipeline, tensor), rows)
                 _write({**common, "model": _nested(dict(parts))}, file)
-        # Last: it says that the files are whole.
+        # Last: it marks the files as complete.
         replace_text(output / _TRACKER, str(iteration), has_one_writer=True)
     except OSError as error:
         raise CheckpointError(f"{folder}: {reason(error, folder)}") from error
     return folder
 
 
-def _rows_told(model: Mapping[str, Any], rows: int) -> dict[str, int]:
+def _vocab_info(model: Mapping[str, Any], rows: int) -> dict[str, int]:
     return {"padded_vocab_size": rows, "original_vocab_size": model["vocab_size"]}
 
 
@@ -123,25 +124,25 @@ def _write(content: Mapping[str, Any], file: Path) -> None:
         raise CheckpointError(f"{file.parent}: {reason(error, file.parent)}") from error
 
 
-def _parts(
+def _shards(
     manifest: Manifest,
-    whole: FullCheckpoint,
-    place: tuple[int, int],
+    checkpoint: FullCheckpoint,
+    coordinates: tuple[int, int],
     sizes: tuple[int, int],
     rows: int,
 ) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield what lies where in the dictionaries of one rank.
+    """Yield the tensors in the state dict of one rank with their key paths.
 
     Args:
-        place: its stage and its tensor-parallel rank.
-        sizes: how many of each there are.
-        rows: of the table of tokens.
+        coordinates: pipeline stage and tensor-parallel rank.
+        sizes: pipeline and tensor-parallel size.
+        rows: of the token embedding.
     """
-    (stage, rank), (pipeline, tensor) = place, sizes
-    for name in whole.parameters:
-        # Looked at where it is needed: a parameter may be put together anew each time.
-        if own := list(_places(name, manifest.plan["model"], stage, pipeline)):
-            shard = _shard(name, whole.parameters[name], manifest, rows, rank, tensor)
+    (stage, rank), (pipeline, tensor) = coordinates, sizes
+    for name in checkpoint.parameters:
+        # Loaded only where needed: each access may read and join the parameter again.
+        if own := list(_keys(name, manifest.plan["model"], stage, pipeline)):
+            shard = _shard(name, checkpoint.parameters[name], manifest, rows, rank, tensor)
             yield from dict.fromkeys(own, shard).items()
 
 
@@ -149,14 +150,14 @@ def _problems(
     model: Mapping[str, Any], tensor: int, pipeline: int, flags: tuple[str, str]
 ) -> Iterator[str]:
     if model.get("num_experts"):
-        yield "layers with experts have no place in Megatron-LM's files"
+        yield "Megatron-LM's files cannot express layers with experts"
     if model.get("parallel_residual"):
-        yield "Megatron-LM's files do not say --parallel-residual, and its layers do not have it"
+        yield "Megatron-LM does not have --parallel-residual"
     for flag, field, theirs in _ONLY_HERE:
         if model.get(field, theirs) != theirs:
-            yield f"Megatron-LM has no {flag}: its files cannot say {field} {model[field]}"
+            yield f"Megatron-LM has no {flag}: its files cannot express {field} {model[field]}"
     if model["activation"] in ("relu", "geglu_tanh"):
-        yield f"Megatron-LM's files cannot say the activation {model['activation']}"
+        yield f"Megatron-LM's files cannot express the activation {model['activation']}"
     for flag, parts, sizes in (
         (flags[1], pipeline, ("num_layers",)),
         (
@@ -173,10 +174,10 @@ def _problems(
                 yield f"{flag} {parts} does not divide {size} {model[size]}"
 
 
-def _places(
+def _keys(
     name: str, model: Mapping[str, Any], stage: int, pipeline: int
 ) -> Iterator[tuple[str, ...]]:
-    """Yield where a parameter lies in the dictionaries of a stage: nowhere, or in one place or two."""
+    """Yield the key paths of a parameter in a stage's state dict: none, one or two."""
     number, _, rest = name.removeprefix("tied_modules.embed.").partition(".")
     layers, last = model["num_layers"], stage == pipeline - 1
     if not number.isdigit():
@@ -205,8 +206,8 @@ def _shard(
         weight = _padded(weight, manifest.plan["model"], rows)
     activation = manifest.plan["model"]["activation"]
     if activation.endswith("glu") and ".mlp.dense_h_to_4h." in name:
-        # Ours are pairs of gate and up. Shards of SwiGLU have all gates, then all ups; those of
-        # BigScience's other activations all ups first.
+        # Our rows alternate gate and up. Megatron-LM's SwiGLU has all gates, then all ups;
+        # BigScience's other gated activations have all ups first.
         gate, up = weight.unflatten(0, (tensor, -1, 2))[rank].unbind(1)
         weight = torch.cat((gate, up) if activation == "swiglu" else (up, gate))
     elif (dim := manifest.partition_dims.get(name)) is not None:
@@ -215,10 +216,10 @@ def _shard(
 
 
 def _padded(table: Tensor, model: Mapping[str, Any], rows: int) -> Tensor:
-    """Return the token table with `rows` rows, as Megatron-LM's converter pads it.
+    """Pad the token embedding to `rows` rows with copies of the last one, as Megatron-LM's converter.
 
-    Further rows are copies of the last one. Padding that took no part in the softmax is replaced,
-    because in Megatron-LM it does: zeros would be large logits.
+    Padding that took no part in the softmax is replaced, because in Megatron-LM it does, and zeros
+    would be large logits.
     """
     kept = table if model["padded_vocab_in_softmax"] else table[: model["vocab_size"]]
     return torch.cat([kept, kept[-1:].expand(max(0, rows - len(kept)), -1)])[:rows]
@@ -237,15 +238,15 @@ def _nested(shards: Mapping[tuple[str, ...], Tensor]) -> dict[str, Any]:
 def _arguments(
     manifest: Manifest, rows: int, tensor: int, pipeline: int, *, for_release: bool
 ) -> Namespace:
-    """Return the arguments that Megatron-LM compares, and those that say how to read the weights."""
-    model, state, wishes = manifest.plan["model"], manifest.state, manifest.config
+    """Build the argument namespace that Megatron-LM compares and reads weights by."""
+    model, state, config = manifest.plan["model"], manifest.state, manifest.config
     dtype, activation = manifest.plan["precision"]["dtype"], model["activation"]
     position = {"learned": "learned_absolute", "rotary": "rope"}
     return Namespace(
         **{name: model[name] for name in _SAME},
-        **{name: wishes["model"][name] for name in _WISHED},
-        **{name: wishes["tokenizer"][name] for name in _OF_TOKENIZER},
-        tokenizer_sentencepiece_legacy=wishes["tokenizer"].get(
+        **{name: config["model"][name] for name in _SAME_FLAGS},
+        **{name: config["tokenizer"][name] for name in _TOKENIZER_FLAGS},
+        tokenizer_sentencepiece_legacy=config["tokenizer"].get(
             "tokenizer_sentencepiece_legacy", False
         ),
         num_query_groups=model["num_query_groups"],
@@ -277,6 +278,6 @@ def _arguments(
 
 
 def _windows(model: Mapping[str, Any]) -> list[int] | None:
-    """Return 1 for each layer with the window and 0 for the others; None where all are alike."""
+    """Return 1 for each layer with sliding window and 0 for the others; None if all are alike."""
     full = model.get("full_attention_layers")
     return [int(n not in full) for n in range(1, model["num_layers"] + 1)] if full else None

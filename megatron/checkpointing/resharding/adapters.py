@@ -1,4 +1,4 @@
-"""Adapters put into the weights beside which they stand, so that nothing is left of them."""
+"""Merge LoRA adapters into the weights: W + alpha / rank B A."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,30 +15,27 @@ from megatron.tensor_parallel.adapters import DOWN, UP, is_adapter
 
 
 def without_adapters(spec: ModelSpec) -> ModelSpec:
-    """Return the network whose weights `merged` returns."""
+    """Return the spec of the network without LoRA adapters."""
     return replace(spec, lora_rank=0, lora_alpha=0.0, lora_dropout=0.0, lora_target_modules=())
 
 
-def merge_adapters(spec: ModelSpec, whole: FullCheckpoint) -> FullCheckpoint:
-    """Return the weights of the network without adapters: W + alpha / rank B A in the place of W.
-
-    The sum is taken in 32 bits; a weight is put together when it is asked for.
-    """
+def merge_adapters(spec: ModelSpec, checkpoint: FullCheckpoint) -> FullCheckpoint:
+    """Replace each weight W that has an adapter by W + alpha / rank B A, computed in fp32 when read."""
     if not spec.lora_rank:
-        return whole
+        return checkpoint
     makers: dict[str, Callable[[], ParameterState]] = {
-        name: partial(_merged, whole, name, spec.lora_scale)
-        for name in whole.parameters
+        name: partial(_merge_adapter, checkpoint, name, spec.lora_scale)
+        for name in checkpoint.parameters
         if not is_adapter(name)
     }
-    return replace(whole, parameters=LazyParameters(makers))
+    return replace(checkpoint, parameters=LazyParameters(makers))
 
 
-def _merged(whole: FullCheckpoint, name: str, scale: float) -> ParameterState:
+def _merge_adapter(checkpoint: FullCheckpoint, name: str, scale: float) -> ParameterState:
     stem = name.removesuffix("weight")
-    if f"{stem}{DOWN}" not in whole.parameters:
-        return whole.parameters[name]
+    if f"{stem}{DOWN}" not in checkpoint.parameters:
+        return checkpoint.parameters[name]
     weight, down, up = (
-        whole.parameters[stem + part].weight.all().float() for part in ("weight", DOWN, UP)
+        checkpoint.parameters[stem + part].weight.all().float() for part in ("weight", DOWN, UP)
     )
     return ParameterState(weight=unsharded(weight + scale * (up @ down)))

@@ -1,21 +1,21 @@
-"""What a state of training is, in a few letters, whatever its layout."""
+"""Layout-independent hash of a training state: weights, optimizer states and step counts."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
 
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ShardedTensor
 
-_ROWS = 4096  # read in one go
+_ROWS = 4096  # per block
 
 
-def digests(whole: FullCheckpoint, vocab_size: int) -> Iterator[tuple[str, str]]:
-    """Yield every tensor as "parameter/state" with its digest, in the order of the names.
+def digests(checkpoint: FullCheckpoint, vocab_size: int) -> Iterator[tuple[str, str]]:
+    """Yield "parameter/state" and the SHA-256 of each tensor, sorted by name.
 
-    Numbers count as 32-bit floats. Rows of padding do not count.
+    Elements are hashed as fp32; padding of the vocabulary is left out.
 
-    Memory: a block of rows.
+    Memory: one block of rows.
     """
-    for name, parameter in sorted(whole.parameters.items()):
+    for name, parameter in sorted(checkpoint.parameters.items()):
         vocabulary = name.endswith("word_embeddings.weight")
         for state, tensor in sorted(parameter.tensors.items()):
             rows = min(vocab_size, tensor.shape[0]) if vocabulary else tensor.shape[0]
@@ -25,7 +25,7 @@ def digests(whole: FullCheckpoint, vocab_size: int) -> Iterator[tuple[str, str]]
 
 
 def digest_of(named: Iterable[tuple[str, str]]) -> str:
-    """Return the digest of digests."""
+    """Hash the digests of all tensors into one."""
     total = hashlib.sha256()
     for name, digest in named:
         total.update(f"{name} {digest}\n".encode())

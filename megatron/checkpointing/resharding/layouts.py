@@ -1,4 +1,4 @@
-"""The whole weights and optimizer states in DeepSpeed's files of any layout."""
+"""Resharding: read weights and optimizer states from DeepSpeed's files of any layout (TP, PP, ZeRO)."""
 
 import math
 import re
@@ -28,13 +28,13 @@ _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 def read_sharded(
     folder: Path, manifest: Manifest, *, optimizer: bool = True, verify: bool = True
 ) -> FullCheckpoint:
-    """Return everything in the checkpoint in `folder`, put together over all ranks that saved it.
+    """Read the checkpoint in `folder` and join the shards of all ranks that saved it.
 
-    Tensors are read when they are looked at, a piece at a time.
+    Tensors are memory-mapped and joined when read.
 
     Args:
-        optimizer: whether its states are wanted, and the 32-bit weights that it keeps. Without
-            them weights are read as the network has them, except those of ZeRO stage 3.
+        optimizer: whether to read the optimizer states and its fp32 weights. Otherwise weights have
+            the dtype of the network, except at ZeRO stage 3.
         verify: whether to compare each file with the manifest before it is read.
 
     Raises:
@@ -49,10 +49,12 @@ def read_sharded(
             for rank in range(parallel["tensor"])
         ]
         parameters = {
-            name: _join([shards[name] for shards in ranks], manifest.partition_dims.get(name))
+            name: _join_shards(
+                [shards[name] for shards in ranks], manifest.partition_dims.get(name)
+            )
             for name in ranks[0]
         }
-        counters, scaler = _progress(files, parallel)
+        counters, scaler = _counters_and_scaler(files, parallel)
     except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder}: the files are not as DeepSpeed lays them out: {error!r}"
@@ -70,7 +72,7 @@ class _Files:
         self._read: dict[str, Any] = {}
 
     def read(self, name: str) -> Any:
-        """Return what the file `name` holds."""
+        """Load the file `name`."""
         if name not in self.records:
             raise CheckpointError(f"{self.folder} has no file {name}")
         if name not in self._read:
@@ -80,14 +82,14 @@ class _Files:
         return self._read[name]
 
     def optimizer_files(self, rank: int) -> list[str]:
-        """Return the names of all replicas' files of a rank of the model, the first replica's first."""
+        """List the optimizer files of all replicas for one rank of the model, in the order of replicas."""
         found = [match for name in self.records if (match := _OPTIMIZER_FILE.fullmatch(name))]
         own = [match for match in found if int(match[2]) == rank]
         return [match.group() for match in sorted(own, key=lambda match: int(match[1]))]
 
 
 class _Shard:
-    """A tensor-parallel rank's piece of a parameter, in the parts that replicas hold of it."""
+    """A tensor-parallel shard of a parameter, partitioned by ZeRO over the replicas."""
 
     def __init__(self, shape: Sequence[int]):
         self.shape = tuple(shape)
@@ -95,20 +97,22 @@ class _Shard:
         self.states: dict[str, list[Tensor]] = {}
         self.steps: float | None = None
 
-    def add(self, weight: Tensor, state: Mapping[str, Any], place: slice = slice(None)) -> None:
-        """Add the next replica's part: flat weights, and what lies at `place` of flat states.
+    def add(self, weight: Tensor, state: Mapping[str, Any], span: slice = slice(None)) -> None:
+        """Add the next replica's partition: flat weights, and the slice `span` of flat states.
 
         Raises:
-            ValueError: a state is not one number for each weight.
+            ValueError: a state does not have one element per weight.
         """
         self.weight.append(weight)
         for name, value in state.items():
             if name == "step":
                 self.steps = float(value)
             elif value is not None:
-                part = value.reshape(-1)[place] if torch.is_tensor(value) else None
+                part = value.reshape(-1)[span] if torch.is_tensor(value) else None
                 if part is None or part.numel() != weight.numel():
-                    raise ValueError(f"the optimizer's state {name} is not one number per weight")
+                    raise ValueError(
+                        f"the optimizer's state {name} does not have one element per weight"
+                    )
                 self.states.setdefault(name, []).append(part)
 
 
@@ -123,26 +127,30 @@ def _tensor_rank(
     tied: bool,
     optimizer: bool,
 ) -> Shards:
-    """Return a tensor-parallel rank's shards over all stages; of shared ones the first stage's."""
+    """Return a tensor-parallel rank's shards of all stages; of tied weights, the first stage's."""
     shards: Shards = {}
     if parallel["pipeline"] > 1:
-        shards = _of_network(dict(_layers(files, tensor_rank, tied=tied)))
+        shards = _model_weights(dict(_layers(files, tensor_rank, tied=tied)))
     trained: Shards = {}
     for stage in range(parallel["pipeline"]):
         rank = stage * parallel["tensor"] + tensor_rank
         if parallel["zero_stage"] == 3:
-            return _stage_3(files, rank, optimizer=optimizer)
+            return _zero_3(files, rank, optimizer=optimizer)
         main = files.read(f"mp_rank_{rank:02d}_model_states.pt")
         if main["module"] is not None:
-            shards = _of_network(main["module"])
+            shards = _model_weights(main["module"])
         if optimizer:
-            found = _undivided(main, shards) if main["optimizer"] else _divided(files, rank, main)
+            found = (
+                _unpartitioned(main, shards)
+                if main["optimizer"]
+                else _zero_1_or_2(files, rank, main)
+            )
             trained = found | trained
     return shards | trained
 
 
-def _of_network(weights: Mapping[str, Tensor]) -> Shards:
-    """Return weights in the number format of the network."""
+def _model_weights(weights: Mapping[str, Tensor]) -> Shards:
+    """Wrap the weights of the network, in its dtype."""
     shards = {name: _Shard(weight.shape) for name, weight in weights.items()}
     for name, weight in weights.items():
         shards[name].add(weight.reshape(-1), {})
@@ -150,17 +158,17 @@ def _of_network(weights: Mapping[str, Tensor]) -> Shards:
 
 
 def _layers(files: _Files, tensor_rank: int, *, tied: bool) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights in the files of a pipeline's layers."""
+    """Yield the weights in a pipeline's layer files."""
     for match in filter(None, map(_LAYER_FILE.fullmatch, sorted(files.records))):
         if int(match[2]) == tensor_rank:
             for name, weight in files.read(match.group()).items():
-                # The file of a tied layer carries its number; its parameters, the shared name.
+                # The file of a tied layer has the layer's number; its parameters have the tied name.
                 shared = tied and name.startswith(("word_embeddings.", "position_embeddings."))
                 yield f"{'tied_modules.embed' if shared else int(match[1])}.{name}", weight
 
 
-def _undivided(main: Mapping[str, Any], network: Shards) -> Shards:
-    """Return the trained weights of a rank whose optimizer keeps a state of its own for each."""
+def _unpartitioned(main: Mapping[str, Any], network: Shards) -> Shards:
+    """Read trained weights and states of an optimizer that ZeRO does not partition (stage 0)."""
     saved, names = main["optimizer"], main[OPTIMIZER_NAMES]
     shards = {}
     for group, own in zip(saved["param_groups"], names, strict=True):
@@ -171,30 +179,30 @@ def _undivided(main: Mapping[str, Any], network: Shards) -> Shards:
     return shards
 
 
-def _divided(files: _Files, rank: int, main: Mapping[str, Any]) -> Shards:
-    """Return the trained weights whose optimizer is divided by ZeRO's stage 1 or 2."""
+def _zero_1_or_2(files: _Files, rank: int, main: Mapping[str, Any]) -> Shards:
+    """Read fp32 weights and optimizer states partitioned by ZeRO stage 1 or 2."""
     shapes = {name: shape for group in main["param_shapes"] for name, shape in group.items()}
     shards = {name: _Shard(shape) for name, shape in shapes.items()}
     for file in files.optimizer_files(rank):
         saved = files.read(file)["optimizer_state_dict"]
         base = saved["base_optimizer_state"]
-        for number, (weights, places) in enumerate(
+        for number, (weights, spans) in enumerate(
             zip(
                 saved["single_partition_of_fp32_groups"], saved["param_slice_mappings"], strict=True
             )
         ):
-            for name, address in places.items():
-                place = slice(address.start, address.start + address.numel)
-                shards[name].add(weights[place], base["state"].get(number, {}), place)
+            for name, address in spans.items():
+                span = slice(address.start, address.start + address.numel)
+                shards[name].add(weights[span], base["state"].get(number, {}), span)
                 _count_steps(shards[name], base["param_groups"][number])
     return shards
 
 
-def _stage_3(files: _Files, rank: int, *, optimizer: bool) -> Shards:
-    """Return the weights of a rank whose replicas have them in pieces, 32-bit where trained.
+def _zero_3(files: _Files, rank: int, *, optimizer: bool) -> Shards:
+    """Read weights and optimizer states partitioned by ZeRO stage 3; trained weights are fp32.
 
-    Every replica's piece of a parameter has ceil(numel / replicas) elements, padded at the end,
-    and the pieces follow each other in the order of `param_shapes`.
+    Each replica has ceil(numel / replicas) elements of a parameter, padded at the end; partitions
+    follow each other in the order of `param_shapes`.
     """
     names = files.optimizer_files(rank)
     numbers = [match[1] for name in names if (match := _OPTIMIZER_FILE.fullmatch(name))]
@@ -207,7 +215,7 @@ def _stage_3(files: _Files, rank: int, *, optimizer: bool) -> Shards:
             shards[name].add(main["frozen_param_fragments"][name].reshape(-1), {})
         saved = files.read(file)["optimizer_state_dict"]
         base = saved["optimizer_state_dict"]
-        order, constants = iter(trained.items()), _group_of_number(base["param_groups"])
+        order, constants = iter(trained.items()), _groups_by_index(base["param_groups"])
         for number, weights in enumerate(saved["fp32_flat_groups"]):
             start, state = 0, base["state"].get(number, {}) if optimizer else {}
             while start < weights.numel():
@@ -222,17 +230,17 @@ def _stage_3(files: _Files, rank: int, *, optimizer: bool) -> Shards:
     return shards
 
 
-def _group_of_number(groups: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+def _groups_by_index(groups: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     return {number: group for group in groups for number in group["params"]}
 
 
 def _count_steps(shard: _Shard, group: Mapping[str, Any]) -> None:
-    """Take the count of steps of an optimizer that keeps one for a whole group."""
+    """Copy the step count of an optimizer that keeps one per parameter group."""
     if "step" in group:
         shard.steps = float(group["step"])
 
 
-def _join(shards: Sequence[_Shard], dim: int | None) -> ParameterState:
+def _join_shards(shards: Sequence[_Shard], dim: int | None) -> ParameterState:
     shape = list(shards[0].shape)
     if dim is not None:
         shape[dim] *= len(shards)
@@ -250,10 +258,10 @@ def _join(shards: Sequence[_Shard], dim: int | None) -> ParameterState:
     )
 
 
-def _progress(
+def _counters_and_scaler(
     files: _Files, parallel: Mapping[str, Any]
 ) -> tuple[dict[str, int], Mapping[str, Any]]:
-    """Return DeepSpeed's counters and the attributes of its loss scale; {} where it has none."""
+    """Read DeepSpeed's counters and the attributes of its loss scaler; {} if there is none."""
     first = "zero_pp_rank_0_" if parallel["zero_stage"] == 3 else ""
     main = files.read(f"{first}mp_rank_00_model_states.pt")
     counters = {name: int(main[name]) for name in _COUNTERS}

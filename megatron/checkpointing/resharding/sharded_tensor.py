@@ -1,4 +1,4 @@
-"""Whole tensors whose elements lie in pieces, and how any piece of another layout is cut from them."""
+"""Reassemble sharded tensors and cut shards for another layout (resharding)."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,20 +11,17 @@ from torch import Tensor
 from megatron.tensor_parallel.sharding import Shard
 
 OPTIMIZER_NAMES = "optimizer_names"
-"""Where a saved state says which parameters the optimizer's numbered states are of."""
+"""Key of a saved state with the parameter names of the optimizer's numbered states."""
 
 BUFFER_BYTES = 64 << 20
-"""The memory that is taken beside what is filled, where nobody says how much."""
+"""Default size of the buffer used while a tensor is filled."""
 
-_COPIES = 2  # of a block, at once: shards put together from pieces, and rows from shards
+_COPIES = 2  # of a block in memory: the shards and the rows joined from them
 
 
 @dataclass(frozen=True)
 class FlatShard:
-    """The elements of one shard in order, in several flat tensors.
-
-    What lies behind the shard's last element is padding.
-    """
+    """One shard, flattened, in several consecutive tensors; elements after its last one are padding."""
 
     tensors: Sequence[Tensor]
 
@@ -34,7 +31,7 @@ class FlatShard:
         return sum(tensor.numel() for tensor in self.tensors)
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Return the elements from `start` on, `stop` excluded."""
+        """Return elements `start` to `stop`, exclusive."""
         found, first = [], 0
         for tensor in self.tensors:
             low, high = max(start, first), min(stop, first + tensor.numel())
@@ -46,16 +43,15 @@ class FlatShard:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedTensor:
-    """One tensor, divided into equal shards along `dim`; None for one that every rank had whole.
+    """A full tensor divided into equal shards along `dim`; None for one replicated on every rank.
 
     Args:
-        shape: of the tensor, one dimension at least.
-        shards: the pieces of each.
-        stored: rows that the shards hold; further ones of `shape` are zeros.
-        copies_last: further rows are copies of the last stored one instead.
+        shape: full shape, at least one dimension.
+        stored: rows in the shards; further rows of `shape` are zeros.
+        copies_last: further rows are copies of the last stored row instead.
 
     Raises:
-        ValueError: the shards do not make up the tensor.
+        ValueError: the shards have too few elements.
     """
 
     shape: tuple[int, ...]
@@ -87,7 +83,7 @@ class ShardedTensor:
         return math.prod(self.shape)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return rows in the shape of the whole: [stop - start, ...]."""
+        """Join rows `start` to `stop` of the full tensor: [stop - start, ...]."""
         if stop > self.stored:
             first = min(start, self.stored - 1)
             block = self.rows(first, self.stored)
@@ -109,49 +105,49 @@ class ShardedTensor:
         return flat.view(-1, *self.shape[1:])
 
     def all(self) -> Tensor:
-        """Return the whole tensor."""
+        """Join the full tensor."""
         return self.rows(0, self.shape[0])
 
     def with_rows(self, rows: int, *, copies_last: bool = False) -> "ShardedTensor":
-        """Return the tensor cut off or continued to `rows` rows, with zeros or the last one."""
+        """Truncate or pad the tensor to `rows` rows, with zeros or copies of the last row."""
         return replace(self, shape=(rows, *self.shape[1:]), copies_last=copies_last)
 
 
 def unsharded(tensor: Tensor) -> ShardedTensor:
-    """Return `tensor` as the whole that it is."""
+    """Wrap a full tensor."""
     shape = tuple(tensor.shape)
     pieces = [FlatShard([tensor.reshape(-1)])]
     return ShardedTensor(shape=shape, dim=None, shards=pieces, stored=shape[0])
 
 
 class LazyParameters(Mapping[str, "ParameterState"]):
-    """Parameters by name, each put together when it is asked for, so that one is in memory.
+    """Parameters by name, each loaded on access, so that only one is in memory.
 
     Args:
-        makers: of each.
+        loaders: of each.
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], "ParameterState"]]):
-        self._makers = makers
+    def __init__(self, loaders: Mapping[str, Callable[[], "ParameterState"]]):
+        self._loaders = loaders
 
     def __getitem__(self, name: str) -> "ParameterState":
-        return self._makers[name]()
+        return self._loaders[name]()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
+        return iter(self._loaders)
 
     def __len__(self) -> int:
-        return len(self._makers)
+        return len(self._loaders)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterState:
-    """A weight of the network with what the optimizer keeps of it.
+    """A parameter: its weight and its optimizer state.
 
     Args:
-        weight: in 32 bits where an optimizer keeps it so.
-        states: what the optimizer keeps per element, by its own names.
-        steps: how many the optimizer has taken with it; None where it does not count.
+        weight: fp32 master weights if the optimizer keeps them.
+        states: optimizer state per element, by the optimizer's names.
+        steps: optimizer steps taken; None if they are not counted.
     """
 
     weight: ShardedTensor
@@ -164,28 +160,28 @@ class ParameterState:
         return {"fp32": self.weight, **self.states}
 
     def with_rows(self, rows: int, *, copies_last: bool = False) -> "ParameterState":
-        """Return a table of tokens with other padding: `rows` rows in all.
+        """Change the padding of a token embedding to `rows` rows in total.
 
         Args:
-            copies_last: further rows are copies of the last one, and not zeros. Padding that takes
-                part in the softmax has learned small logits, where zeros would be large ones.
+            copies_last: pad with copies of the last row instead of zeros. Padding that takes part
+                in the softmax has learned small logits, and zeros would be large ones.
         """
 
-        def padded(whole: ShardedTensor) -> ShardedTensor:
-            return whole.with_rows(rows, copies_last=copies_last)
+        def padded(tensor: ShardedTensor) -> ShardedTensor:
+            return tensor.with_rows(rows, copies_last=copies_last)
 
-        states = {name: padded(whole) for name, whole in self.states.items()}
+        states = {name: padded(tensor) for name, tensor in self.states.items()}
         return replace(self, weight=padded(self.weight), states=states)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullCheckpoint:
-    """A state of training, whatever the layout of the run that saved it.
+    """Unsharded training state: weights, optimizer states and counters, independent of the layout.
 
     Args:
         parameters: by name.
         counters: DeepSpeed's, by its names.
-        loss_scaler: the attributes of DeepSpeed's; {} where none was saved.
+        loss_scaler: attributes of DeepSpeed's loss scaler; {} if none was saved.
     """
 
     parameters: Mapping[str, ParameterState]
@@ -195,37 +191,36 @@ class FullCheckpoint:
 
 def fill_from(
     target: Tensor,
-    whole: ShardedTensor,
+    tensor: ShardedTensor,
     shard: Shard | None,
     shape: Sequence[int],
     start: int = 0,
     *,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> None:
-    """Fill `target` with elements of one shard of `whole`.
+    """Fill `target` with elements of one shard of `tensor`.
 
-    Memory: a block of rows at a time, of `buffer_bytes` with all copies on its way, whatever the
-    size of the whole. One row is the least.
+    Memory: blocks of rows, `buffer_bytes` in all, but at least one row.
 
     Args:
-        target: flat; its type may differ from the whole's.
-        shard: which one; None for all of it.
-        shape: the shard's.
-        start: where in the flat shard `target` begins.
+        target: flat; its dtype may differ.
+        shard: which one; None for the full tensor.
+        shape: of the shard.
+        start: offset of `target` in the flat shard.
 
     Raises:
-        ValueError: the shard is not one of `whole`.
+        ValueError: the shapes do not match.
     """
     dim, index, count = (shard.dim, shard.index, shard.count) if shard else (0, 0, 1)
-    if (expected := full_shape(shape, shard)) != whole.shape:
-        raise ValueError(f"its shape is {list(whole.shape)} instead of {list(expected)}")
+    if (expected := full_shape(shape, shard)) != tensor.shape:
+        raise ValueError(f"its shape is {list(tensor.shape)} instead of {list(expected)}")
     width, stop = math.prod(shape[1:]), start + target.numel()
-    columns = whole.shape[1] // count if dim == 1 else None
+    columns = tensor.shape[1] // count if dim == 1 else None
     above = index * shape[0] if dim == 0 else 0
-    height = max(1, buffer_bytes // max(1, _COPIES * whole.width * whole.element_size))
+    height = max(1, buffer_bytes // max(1, _COPIES * tensor.width * tensor.element_size))
 
     def cut(row: int, end: int) -> Tensor:
-        block = whole.rows(above + row, above + end)
+        block = tensor.rows(above + row, above + end)
         if columns is not None:
             block = block[:, index * columns : (index + 1) * columns]
         return block.reshape(-1)
@@ -233,14 +228,14 @@ def fill_from(
     for row in range(start // width, -(-stop // width), height):
         end = min(row + height, -(-stop // width))
         low, high = max(start, row * width), min(stop, end * width)
-        # Without a name for it, a block is gone before the next is made.
+        # Not bound to a name, so that a block is freed before the next is joined.
         target[low - start : high - start].copy_(
             cut(row, end)[low - row * width : high - row * width]
         )
 
 
 def full_shape(shape: Sequence[int], shard: Shard | None) -> tuple[int, ...]:
-    """Return the shape of what a shard of `shape` is one of."""
+    """Return the full shape of a tensor whose shards have `shape`."""
     expected = list(shape)
     if shard:
         expected[shard.dim] *= shard.count

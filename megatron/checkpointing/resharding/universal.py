@@ -1,4 +1,4 @@
-"""A checkpoint without a layout: one folder for each parameter, as DeepSpeed's universal ones are."""
+"""Universal checkpoint: no layout, one folder for each parameter, as DeepSpeed's universal format."""
 
 import shutil
 from collections.abc import Iterator
@@ -37,12 +37,12 @@ _PROGRESS = "progress.pt"
 def read_checkpoint(
     folder: Path, manifest: Manifest, *, optimizer: bool = True, verify: bool = True
 ) -> FullCheckpoint:
-    """Return everything in a checkpoint with a layout or without one.
+    """Read a checkpoint of any layout, or a universal one, without its layout.
 
     Args:
-        optimizer: whether its states are wanted, where they were saved; see read_sharded.
-        verify: whether to compare files with the manifest: those with a layout when they are read,
-            all others at once.
+        optimizer: whether to read optimizer states and fp32 weights, if saved; see read_sharded.
+        verify: whether to compare files with the manifest: of a universal checkpoint all at once,
+            otherwise each when it is read.
 
     Raises:
         CheckpointError: files are missing or damaged.
@@ -56,15 +56,15 @@ def read_checkpoint(
 
 
 def is_universal(manifest: Manifest) -> bool:
-    """Return whether the checkpoint has no layout."""
+    """Whether the checkpoint is universal."""
     return any(record.name == _PROGRESS for record in manifest.files)
 
 
 def with_universal(directory: Path, tags: list[str]) -> list[str]:
-    """Return `tags`, newest first, with the newest folder without a layout in its place.
+    """Insert the universal checkpoint named by `latest_universal` into `tags`, which are newest first.
 
     Raises:
-        CheckpointError: the folder that `latest_universal` names is none.
+        CheckpointError: that folder is not a checkpoint.
     """
     hint = directory / LATEST_UNIVERSAL
     if not hint.is_file():
@@ -76,15 +76,15 @@ def with_universal(directory: Path, tags: list[str]) -> list[str]:
 
 
 def write_universal(source: Path, output: Path, *, workers: int) -> None:
-    """Write the checkpoint in `source` without its layout to `output`, which must be new.
+    """Convert the checkpoint in `source` to a universal one in `output`, a new folder.
 
-    It counts once it is whole: it is written beside `output`, hashed, flushed and renamed, and
-    `latest_universal` of the folder around it names it then.
+    Written to a staging folder, hashed, flushed and renamed; then `latest_universal` beside it
+    names it.
 
-    Memory: in each of the `workers` processes one tensor.
+    Memory: one tensor in each of the `workers` processes.
 
     Raises:
-        CheckpointError: `source` is no whole checkpoint, or `output` holds something else already.
+        CheckpointError: `source` is incomplete or damaged, or `output` is another checkpoint.
     """
     manifest = read_manifest(source)
     if problems := damage(source, manifest.files):
@@ -101,15 +101,15 @@ def write_universal(source: Path, output: Path, *, workers: int) -> None:
         raise CheckpointError(f"{output}: {reason(error, output)}") from error
 
 
-def publish_full(directory: Path, manifest: Manifest, whole: FullCheckpoint) -> Path:
-    """Write a state of training to `directory` without a layout, as a run's --save; return where.
+def publish_full(directory: Path, manifest: Manifest, checkpoint: FullCheckpoint) -> Path:
+    """Publish an unsharded training state as a universal checkpoint of `directory`; return its folder.
 
-    A run goes on from it like from any other checkpoint, in any layout.
+    A run of any layout resumes from it.
 
     Memory: one parameter.
 
     Args:
-        manifest: what it is; its files are those written here.
+        manifest: without files.
 
     Raises:
         CheckpointError: `directory` holds a checkpoint of this iteration, cannot be written to, or
@@ -122,8 +122,8 @@ def publish_full(directory: Path, manifest: Manifest, whole: FullCheckpoint) -> 
             raise CheckpointError(f"{folder} exists: move it away, or write to another directory")
         staging = clear_staging(directory, iteration)
         try:
-            records = [_write_progress(staging, whole)]
-            for name, parameter in whole.parameters.items():
+            records = [_write_progress(staging, checkpoint)]
+            for name, parameter in checkpoint.parameters.items():
                 records += _write_parameter(staging, name, parameter)
             write_manifest(staging, replace(manifest, files=tuple(records)))
         except OSError as error:
@@ -133,7 +133,7 @@ def publish_full(directory: Path, manifest: Manifest, whole: FullCheckpoint) -> 
 
 
 def read_universal(folder: Path, manifest: Manifest) -> FullCheckpoint:
-    """Return what write_universal wrote; tensors are read when they are looked at.
+    """Read a universal checkpoint; tensors are memory-mapped.
 
     Raises:
         CheckpointError: files are missing or damaged.
@@ -158,7 +158,7 @@ def read_universal(folder: Path, manifest: Manifest) -> FullCheckpoint:
 
 
 def _require_copy(output: Path, manifest: Manifest) -> None:
-    """Refuse to replace what is not the same state already."""
+    """Refuse to replace a checkpoint other than this one."""
     found = read_manifest(output)
     same = (found.state, found.plan) == (manifest.state, manifest.plan) and is_universal(found)
     if not same or damage(output, found.files):
@@ -168,14 +168,14 @@ def _require_copy(output: Path, manifest: Manifest) -> None:
 def _write_files(
     source: Path, manifest: Manifest, folder: Path, workers: int
 ) -> Iterator[FileRecord]:
-    whole = read_sharded(source, manifest, verify=False)
-    yield _write_progress(folder, whole)
+    checkpoint = read_sharded(source, manifest, verify=False)
+    yield _write_progress(folder, checkpoint)
     for record in manifest.files:
         if record.name.startswith("mp_rank_"):
             shutil.copy(source / record.name, folder / record.name)
             yield record_file(folder / record.name)
     make_write = partial(partial, _write_parameters, source, manifest, folder)
-    shares = [list(whole.parameters)[first::workers] for first in range(workers)]
+    shares = [list(checkpoint.parameters)[first::workers] for first in range(workers)]
     if workers == 1:
         yield from make_write()(shares[0])
         return
@@ -183,21 +183,24 @@ def _write_files(
         yield from records
 
 
-def _write_progress(folder: Path, whole: FullCheckpoint) -> FileRecord:
+def _write_progress(folder: Path, checkpoint: FullCheckpoint) -> FileRecord:
     progress = folder / _PROGRESS
-    torch.save({"counters": dict(whole.counters), "loss_scaler": dict(whole.loss_scaler)}, progress)
+    torch.save(
+        {"counters": dict(checkpoint.counters), "loss_scaler": dict(checkpoint.loss_scaler)},
+        progress,
+    )
     return record_file(progress)
 
 
 def _write_parameters(
     source: Path, manifest: Manifest, folder: Path, names: list[str]
 ) -> list[FileRecord]:
-    """Write the parameters called `names`; return the files."""
-    whole = read_sharded(source, manifest, verify=False)
+    """Write the parameters `names`; return records of their files."""
+    checkpoint = read_sharded(source, manifest, verify=False)
     return [
         record
         for name in names
-        for record in _write_parameter(folder, name, whole.parameters[name])
+        for record in _write_parameter(folder, name, checkpoint.parameters[name])
     ]
 
 

@@ -1,4 +1,4 @@
-"""Reading what torch saved without running anything that a file asks for."""
+"""Load torch files (`torch.load`, weights_only) without running code from them."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -16,18 +16,18 @@ from megatron.common.errors import CheckpointError
 
 
 class Record:
-    """The attributes of an object whose own class is not needed to read it."""
+    """Attributes of an object, in place of its own class."""
 
 
 class FragmentAddress(Record):
-    """Where a weight begins in the flat tensor of a rank, and how many of its elements lie there."""
+    """Offset and length of a weight in the flat tensor of a rank."""
 
     numel: int
     start: int
 
 
 class ZeroStage(IntEnum):
-    """The stage of ZeRO, as DeepSpeed writes it."""
+    """ZeRO stage, as DeepSpeed saves it."""
 
     DISABLED = 0
     OPTIMIZER_STATES = 1
@@ -36,31 +36,31 @@ class ZeroStage(IntEnum):
 
 
 class LossScaler(Record):
-    """A loss scale that stays."""
+    """Static loss scale."""
 
 
 class DynamicLossScaler(Record):
-    """A loss scale that follows overflows."""
+    """Dynamic loss scale."""
 
 
 class Opaque:
-    """An object of another program: what it was made of, without its class and what that does.
+    """Stand-in for an object of another program; its class is not imported.
 
     Args:
-        parts: what the file says that it is made from, such as the value of an enumeration.
+        parts: constructor arguments in the file, such as the value of an enumeration.
     """
 
     def __init__(self, *parts: Any):
         self.parts = parts
 
     def __setstate__(self, state: Any) -> None:
-        """Keep attributes that have names."""
+        """Keep named attributes."""
         if isinstance(state, dict):
             vars(self).update(state)
 
 
-_ASKED_FOR = re.compile(r"GLOBAL (\S+)")
-_OF_THE_MACHINE = re.compile(r"allocate|out of memory|CUDA")
+_UNSUPPORTED_GLOBAL = re.compile(r"GLOBAL (\S+)")
+_MACHINE_ERROR = re.compile(r"allocate|out of memory|CUDA")
 
 Allowed = list[Callable[..., Any] | tuple[Callable[..., Any], str]]
 
@@ -70,12 +70,21 @@ _STAND_INS: Allowed = [
     (LossScaler, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (DynamicLossScaler, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
 ]
-"""The only classes beside torch's own that are read, and the names that files know them by."""
+"""Classes allowed besides torch's own, and their names in files."""
 
-_OF_OTHERS = ("apex", "argparse", "codecarbon", "deepspeed", "fp16", "megatron", "numpy", "pathlib")
-"""Packages whose objects lie beside the tensors in checkpoints of other programs."""
+_FOREIGN_PACKAGES = (
+    "apex",
+    "argparse",
+    "codecarbon",
+    "deepspeed",
+    "fp16",
+    "megatron",
+    "numpy",
+    "pathlib",
+)
+"""Packages whose objects checkpoints of other programs contain."""
 
-_OF_OLD_FILES = (
+_LEGACY_GLOBALS = (
     "argparse.Namespace",
     "fp16.loss_scaler.DynamicLossScaler",
     "fp16.loss_scaler.LossScaler",
@@ -86,11 +95,11 @@ _OF_OLD_FILES = (
     "numpy.dtype",
     "numpy.ndarray",
 )
-"""The objects in files of torch before 1.6, which do not say beforehand what they hold."""
+"""Objects allowed in files of torch before 1.6, which do not list their globals."""
 
 
 def read_tensors(file: Path) -> Any:
-    """Return what `file` holds; its tensors stay on disk until they are looked at.
+    """Load `file` with memory-mapped tensors.
 
     Raises:
         CheckpointError: it is missing, damaged, or holds objects of other classes.
@@ -99,10 +108,10 @@ def read_tensors(file: Path) -> Any:
 
 
 def read_state(file: Path, device: Any = None) -> Any:
-    """Return what `file` holds as DeepSpeed wants it: in memory, with objects of its own classes.
+    """Load `file` into memory with DeepSpeed's own classes, for its engine.
 
     Args:
-        device: where tensors go, as torch.load takes it.
+        device: map_location of torch.load.
 
     Raises:
         CheckpointError: it is missing, damaged, or holds objects of other classes.
@@ -112,19 +121,20 @@ def read_state(file: Path, device: Any = None) -> Any:
 
 
 def read_foreign(file: Path) -> Any:
-    """Return what another program's `file` holds; see read_tensors.
+    """Load a `file` of another program with memory-mapped tensors.
 
-    Objects of that program become Opaque: none of its code is imported, and none is run.
+    Objects of that program become Opaque: none of its code is imported or run.
 
     Raises:
-        CheckpointError: it is missing, damaged, or holds objects of packages that no checkpoint
-            needs.
+        CheckpointError: the file is missing, damaged, or has objects of other packages.
     """
     known = {name for _, name in _STAND_INS}  # type: ignore[misc]
-    with _told_as_ours(file):
-        names = get_unsafe_globals_in_checkpoint(file) if is_zipfile(file) else _OF_OLD_FILES
+    with _checkpoint_errors(file):
+        names = get_unsafe_globals_in_checkpoint(file) if is_zipfile(file) else _LEGACY_GLOBALS
     others: Allowed = [
-        (Opaque, name) for name in names if name.split(".")[0] in _OF_OTHERS and name not in known
+        (Opaque, name)
+        for name in names
+        if name.split(".")[0] in _FOREIGN_PACKAGES and name not in known
     ]
     return _read_mapped(file, [*_STAND_INS, *others])
 
@@ -136,26 +146,28 @@ def _read_mapped(file: Path, allowed: Allowed) -> Any:
 
 
 def _read(file: Path, allowed: Allowed, **how: Any) -> Any:
-    with _told_as_ours(file), safe_globals(allowed):
+    with _checkpoint_errors(file), safe_globals(allowed):
         return torch.load(file, weights_only=True, **how)
 
 
 @contextmanager
-def _told_as_ours(file: Path) -> Iterator[None]:
+def _checkpoint_errors(file: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Bytes of anything else lead torch's reader into errors of every kind.
+        # torch's reader raises errors of any kind on other bytes.
         raise CheckpointError(f"{file} cannot be read: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
-    """Return what is wrong; torch's own words also tell how to read it all the same."""
+    """Describe a load error without torch's advice to load the file unsafely."""
     text = str(error)
     if isinstance(error, OSError):
         return error.strerror or text
-    if asked := _ASKED_FOR.search(text):
-        return f"it asks for {asked.group(1)}, which no checkpoint needs; nothing of it was run"
-    if _OF_THE_MACHINE.search(text):
+    if unsupported := _UNSUPPORTED_GLOBAL.search(text):
+        return (
+            f"it asks for {unsupported.group(1)}, which no checkpoint needs; nothing of it was run"
+        )
+    if _MACHINE_ERROR.search(text):
         return text.partition("\n")[0]
     return "it is no file that torch saved, or it is damaged or cut short"

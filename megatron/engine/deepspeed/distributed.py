@@ -11,7 +11,7 @@ from deepspeed.utils import logger as deepspeed_logger
 
 from megatron.engine.deepspeed import patches
 from megatron.tensor_parallel.master_address import MasterAddress
-from megatron.tensor_parallel.rendezvous import meet
+from megatron.tensor_parallel.rendezvous import rendezvous
 
 
 def start(
@@ -45,7 +45,7 @@ def start(
         bound = device if device and device.type == "cuda" and place.world_size > 1 else None
         dist.init_process_group(
             backend,
-            store=meet(place, timeout, look=look),
+            store=rendezvous(place, timeout, look=look),
             rank=place.rank,
             world_size=place.world_size,
             timeout=timeout,

@@ -1,4 +1,4 @@
-"""What closes each half of a transformer layer: bias, dropout and residual in one operation."""
+"""Bias, dropout and residual addition in one operation (end of attention and MLP)."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from megatron.fused_kernels.reference.limits import unsupported_dtype
 
-_MOST_ELEMENTS = 2**31 - 1  # the kernel's random numbers are counted in 32 bits
+_MOST_ELEMENTS = 2**31 - 1  # the kernel's random offsets are 32-bit
 
 
 def bias_dropout_add(
@@ -25,7 +25,7 @@ def bias_dropout_add(
 
 
 def unsupported(dtype: torch.dtype, elements: int) -> str | None:
-    """Return why the Triton kernels cannot take so many elements; None when they can."""
+    """Return why the Triton kernels do not support so many elements; None if they do."""
     if elements > _MOST_ELEMENTS:
         return f"{elements} elements, the kernel takes {_MOST_ELEMENTS} at most"
     return unsupported_dtype(dtype)

@@ -1,4 +1,4 @@
-"""The MLP's bias and GELU in one operation."""
+"""Bias and GELU of the MLP in one operation."""
 
 from typing import Literal
 
@@ -23,5 +23,5 @@ def bias_gelu(x: Tensor, bias: Tensor | None, form: GeluForm) -> Tensor:
 
 
 def unsupported(dtype: torch.dtype) -> str | None:
-    """Return why the Triton kernels cannot take tensors of `dtype`; None when they can."""
+    """Return why the Triton kernels do not support `dtype`; None if they do."""
     return unsupported_dtype(dtype)

@@ -1,7 +1,4 @@
-"""What one rank computes of a cross-entropy over its own slice of the vocabulary.
-
-The collectives between these parts are the caller's.
-"""
+"""Cross-entropy over one rank's slice of the vocabulary, without the collectives in between."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +12,10 @@ from megatron.fused_kernels.reference.limits import unsupported_dtype
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy:
-    """The parts of one implementation.
+    """One implementation of the local parts of the cross-entropy.
 
     n counts tokens; `target` is an index into the slice, -1 for a token of another rank's slice.
-    Columns that take no part, such as padding of the vocabulary, are -inf.
+    Excluded columns, such as padding of the vocabulary, are -inf.
 
     Args:
         largest: logits_nv -> [n] float32, the greatest logit of every token.
@@ -26,14 +23,14 @@ class CrossEntropy:
             exp(logit - largest), and the target's logit - largest, 0 for a foreign target.
         gradient: (logits_nv, log_total_n, target_n, grad_n) -> [n, v] in the dtype of the logits:
             (exp(logit - log_total) - one at the target) * grad. It may overwrite the logits.
-        whole: (logits_nv, target_n) -> [n] float32, the loss when one rank has all of the
-            vocabulary, differentiable by autograd.
+        full: (logits_nv, target_n) -> [n] float32, the loss if one rank has the full vocabulary,
+            differentiable by autograd.
     """
 
     largest: Callable[[Tensor], Tensor]
     sums: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     gradient: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    whole: Callable[[Tensor, Tensor], Tensor]
+    full: Callable[[Tensor, Tensor], Tensor]
 
 
 def largest(logits_nv: Tensor) -> Tensor:
@@ -47,7 +44,7 @@ def sums(logits_nv: Tensor, largest_n: Tensor, target_n: Tensor) -> tuple[Tensor
     mine_n = target_n >= 0
     # Every token must gather something, so a foreign target reads column 0 and is zeroed.
     own_n = logits_nv.gather(-1, target_n.where(mine_n, 0)[:, None]).squeeze(-1)
-    # Not a product: column 0 is -inf where the whole slice is padding.
+    # Not a product: column 0 is -inf if the slice is all padding.
     return total_n, (own_n - largest_n).where(mine_n, 0.0)
 
 
@@ -60,17 +57,17 @@ def gradient(logits_nv: Tensor, log_total_n: Tensor, target_n: Tensor, grad_n: T
     return softmax_nv.mul_(grad_n[:, None]).to(logits_nv.dtype)
 
 
-def whole(logits_nv: Tensor, target_n: Tensor) -> Tensor:
-    """Return the loss of every token over the whole vocabulary, by torch's own kernel."""
+def full(logits_nv: Tensor, target_n: Tensor) -> Tensor:
+    """Return the loss of every token over the full vocabulary, by torch's own kernel."""
     # float32: the sum over a large vocabulary loses its tail in 16 bits.
     wide_nv = logits_nv if logits_nv.element_size() >= 4 else logits_nv.float()
     return F.cross_entropy(wide_nv, target_n, reduction="none")
 
 
 def unsupported(dtype: torch.dtype) -> str | None:
-    """Return why the Triton kernels cannot take tensors of `dtype`; None when they can."""
+    """Return why the Triton kernels do not support `dtype`; None if they do."""
     return unsupported_dtype(dtype)
 
 
-REFERENCE = CrossEntropy(largest=largest, sums=sums, gradient=gradient, whole=whole)
-"""The parts in torch, for any device."""
+REFERENCE = CrossEntropy(largest=largest, sums=sums, gradient=gradient, full=full)
+"""Implementation in torch, for any device."""

@@ -1,4 +1,4 @@
-"""One implementation per operation: which they are, and why."""
+"""Kernels: the table of operations that layers call, and its reference implementation in torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from megatron.fused_kernels.reference.rotary import rotary
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """What layers call. The reference function of an operation says what each one computes.
+    """Operations that layers call; the reference functions define what each one computes.
 
     Args:
-        attention: which of the implementations in `model/scores.py`.
+        attention: implementation in `model/layers/attention_kernels.py`.
         activation_adds_bias: whether `bias_gelu` and `glu` add a bias at less cost than the
-            product in front of them; layers leave it to them if so.
+            preceding matrix product; then layers leave the bias to them.
     """
 
     scaled_causal_softmax: Callable[[Tensor, float], Tensor]

@@ -1,7 +1,7 @@
-"""Gated linear units: half of the features open or close the other half.
+"""Gated linear units (SwiGLU, GEGLU, ReGLU, LiGLU): one half of the features gates the other.
 
 Features come in pairs, [f, {gate, up}]: a rank's slice of the rows of the widening weight holds
-whole pairs, so that slices of any number of ranks, laid one after the other, are the whole.
+full pairs, so that concatenated slices of any number of ranks are the full weight.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,5 +39,5 @@ def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
 
 
 def unsupported(dtype: torch.dtype) -> str | None:
-    """Return why the Triton kernels cannot take tensors of `dtype`; None when they can."""
+    """Return why the Triton kernels do not support `dtype`; None if they do."""
     return unsupported_dtype(dtype)

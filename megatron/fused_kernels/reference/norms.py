@@ -1,4 +1,4 @@
-"""Normalisation of features: layer norm and root-mean-square norm."""
+"""LayerNorm and RMSNorm."""
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def unsupported(dtype: torch.dtype, features: int) -> str | None:
-    """Return why the Triton kernels cannot take rows of so many features; None when they can."""
+    """Return why the Triton kernels do not support rows of so many features; None if they do."""
     if features > _MOST_FEATURES:
         return f"{features} features a row, the kernel takes {_MOST_FEATURES} at most"
     return unsupported_dtype(dtype)

@@ -28,7 +28,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def unsupported(dtype: torch.dtype, heads: int, width: int) -> str | None:
-    """Return why the Triton kernel cannot take so many heads of this width; None when it can."""
+    """Return why the Triton kernels do not support so many heads of this width; None if they do."""
     if heads * width > _MOST_FEATURES:
         return f"{heads} heads of {width} features, the kernel takes {_MOST_FEATURES} at most"
     return unsupported_dtype(dtype)

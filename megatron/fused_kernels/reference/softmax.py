@@ -47,7 +47,7 @@ def scaled_masked_softmax(
 
 
 def unsupported(dtype: torch.dtype, keys: int) -> str | None:
-    """Return why the Triton kernels cannot take rows of so many keys; None when they can."""
+    """Return why the Triton kernels do not support rows of so many keys; None if they do."""
     if keys > _MOST_KEYS:
         return f"{keys} keys a row, the kernel takes {_MOST_KEYS} at most"
     return unsupported_dtype(dtype)

@@ -1,4 +1,4 @@
-"""Every operation as Triton kernels."""
+"""Table of all Triton kernels."""
 
 from dataclasses import replace
 
@@ -26,4 +26,4 @@ TRITON = replace(
     cross_entropy=CROSS_ENTROPY,
     activation_adds_bias=True,
 )
-"""What a GPU runs when every operation is fused."""
+"""Kernels of a GPU with every operation fused."""

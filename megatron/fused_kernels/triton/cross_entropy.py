@@ -1,4 +1,4 @@
-"""Triton kernels of a cross-entropy over one rank's slice of the vocabulary: a program, a token."""
+"""Triton kernels of the cross-entropy over one rank's slice of the vocabulary; one program per token."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def _sums(logits, largest, target, totals, own, columns, BLOCK: tl.constexpr):
 
 @triton.jit
 def _log_total(logits, out, columns, BLOCK: tl.constexpr):
-    """Largest and sum in one reading: sums are scaled down whenever a greater logit comes."""
+    """Online softmax: maximum and sum in one pass, rescaling the sum at each new maximum."""
     row = tl.program_id(0).to(tl.int64)
     best = tl.full([BLOCK], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
@@ -52,7 +52,7 @@ def _log_total(logits, out, columns, BLOCK: tl.constexpr):
         x = tl.load(logits + row * columns + column, mask=column < columns, other=-float("inf"))
         x = x.to(tl.float32)
         better = tl.maximum(best, x)
-        # Where nothing but -inf was seen, -inf - -inf would be no number.
+        # If all logits so far are -inf, -inf - -inf would be NaN.
         base = tl.where(better == -float("inf"), 0.0, better)
         total = total * tl.exp(best - base) + tl.exp(x - base)
         best = better
@@ -122,7 +122,7 @@ def gradient(logits_nv: Tensor, log_total_n: Tensor, target_n: Tensor, grad_n: T
     return logits_nv
 
 
-class _Whole(torch.autograd.Function):
+class _Full(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_nv: Tensor, target_n: Tensor) -> Tensor:
         logits_nv, out = logits_nv.contiguous(), _per_token(logits_nv)
@@ -138,12 +138,12 @@ class _Whole(torch.autograd.Function):
         return gradient(logits_nv, log_total_n, target_n, grads[0]), None
 
 
-def whole(logits_nv: Tensor, target_n: Tensor) -> Tensor:
-    """Return the loss of every token over the whole vocabulary."""
+def full(logits_nv: Tensor, target_n: Tensor) -> Tensor:
+    """Return the loss of every token over the full vocabulary."""
     if reference.unsupported(logits_nv.dtype):
-        return reference.whole(logits_nv, target_n)
-    return _Whole.apply(logits_nv, target_n)
+        return reference.full(logits_nv, target_n)
+    return _Full.apply(logits_nv, target_n)
 
 
-TRITON = CrossEntropy(largest=largest, sums=sums, gradient=gradient, whole=whole)
+TRITON = CrossEntropy(largest=largest, sums=sums, gradient=gradient, full=full)
 """The parts on a GPU. Nothing of the size of the logits is kept beside them."""

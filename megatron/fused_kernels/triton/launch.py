@@ -1,4 +1,4 @@
-"""How Triton kernels are launched."""
+"""Launch parameters of Triton kernels: warps and grid."""
 
 import triton
 

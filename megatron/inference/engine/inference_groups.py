@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from megatron.tensor_parallel.master_address import MasterAddress
 from megatron.tensor_parallel.process_groups import Groups, build_groups, lone_group
-from megatron.tensor_parallel.rendezvous import meet
+from megatron.tensor_parallel.rendezvous import rendezvous
 from megatron.tensor_parallel.topology import Topology
 
 _PATIENCE = timedelta(days=365)  # others wait as long as nobody asks for anything
@@ -45,7 +45,7 @@ def join_processes(
         torch.cuda.set_device(device)
     dist.init_process_group(
         backend,
-        store=meet(place, _MEETING),
+        store=rendezvous(place, _MEETING),
         rank=place.rank,
         world_size=place.world_size,
         timeout=_PATIENCE,

@@ -214,9 +214,7 @@ def test_only_a_learned_table_limits_the_positions_of_another_run():
 
 def test_for_generation_the_layout_may_differ():
     require_same_model(saved(), saved("--bf16", world_size=2), "f")
-    with pytest.raises(
-        CheckpointError, match="f holds another network than asked for:\n.*\n  --num-l"
-    ):
+    with pytest.raises(CheckpointError, match="f holds another network than(.|\n)*--num-l"):
         require_same_model(saved(), saved("--num-layers", "3"), "f")
 
 

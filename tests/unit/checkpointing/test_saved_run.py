@@ -36,7 +36,7 @@ def parsed(*flags):
     argv = [*USES, *flags]
     network = checkpoint_flags(argv)
     config, _ = parse_config(argv, defaults=network.flags)
-    return config, network.told(config)
+    return config, network.describe(config)
 
 
 @pytest.mark.parametrize("option", ["--use-checkpoint-args", "--use-checkpoint-config"])

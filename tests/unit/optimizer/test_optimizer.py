@@ -12,7 +12,7 @@ from megatron.common.errors import ConfigError
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.optimizer.build import build_optimizer
-from megatron.optimizer.muon import orthogonalised
+from megatron.optimizer.muon import orthogonalize
 from megatron.optimizer.param_groups import param_groups
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -171,7 +171,7 @@ def muon(weight, gradients, *, decay, scale, steps, momentum=0.8, nesterov=False
 @pytest.mark.parametrize("shape", [(8, 8), (5, 20), (20, 5)])
 def test_a_muon_step_is_nearly_orthogonal(shape):
     torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalised(torch.randn(shape), 5, torch.float32))
+    values = torch.linalg.svdvals(orthogonalize(torch.randn(shape), 5, torch.float32))
     assert values.min() > 0.6 and values.max() < 1.3
 
 

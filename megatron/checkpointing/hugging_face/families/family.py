@@ -1,4 +1,4 @@
-"""What one architecture of transformers' is: which networks it has, its config and its tensors."""
+"""Architecture of transformers: networks it can express, its config.json, its tensors, our flags."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 
 HuggingFaceConfig = Mapping[str, Any]
-"""What config.json says, with the values that it leaves out."""
+"""config.json with transformers' default values."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One parameter of ours, and the tensors of transformers' that hold the same numbers."""
+    """A parameter of ours and the transformers tensors with the same elements."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -23,18 +23,17 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """An architecture of transformers'.
+    """An architecture of transformers.
 
     Args:
         model_type: its name in config.json.
-        architecture: its class of causal language models.
-        prefix: in front of tensors' names; files of some published models leave it out.
-        needs: the values that fields of a ModelSpec must have; the rest may vary, except for those
-            that few architectures have.
-        config: config.json of a network, vocabulary and number format left out.
-        parts: every parameter, front to back.
-        flags: words of a command line of pretrain_gpt.py for a network of this config; those that
-            all families share left out. Raises CheckpointError when no flag says it.
+        architecture: its causal language model class.
+        prefix: of tensor names; some published files omit it.
+        needs: allowed values of ModelSpec fields; other fields may vary, except rare ones.
+        config: config.json of a network, without vocabulary and dtype.
+        parts: all parameters, front to back.
+        flags: of pretrain_gpt.py for a config.json, without those common to all families. Raises
+            CheckpointError if no flag expresses an option.
     """
 
     model_type: str
@@ -46,7 +45,7 @@ class Family:
     flags: Callable[[HuggingFaceConfig], list[str]]
 
     def problems(self, spec: ModelSpec) -> Iterator[str]:
-        """Yield what of `spec` this architecture cannot express."""
+        """Yield a message for each field of `spec` that this architecture cannot express."""
         for name, allowed in {**_SELDOM, **self.needs(spec)}.items():
             value = getattr(spec, name)
             if value not in allowed:
@@ -61,7 +60,7 @@ _SELDOM = {
     "logit_softcap": (0.0,),
     "rotary_local_base": (0.0,),
 }
-"""What architectures need that say nothing else of it."""
+"""Allowed values of rare fields, unless an architecture lists its own."""
 
 _FLAGS = {
     "sandwich_norm": "--sandwich-norm",
@@ -92,7 +91,7 @@ _FLAGS = {
     "hidden_size": "--hidden-size",
     "num_experts": "--num-experts",
 }
-"""Which flag decides a field, for messages."""
+"""Flag of each field, for messages."""
 
 ACTIVATIONS = {
     "gelu_tanh": "gelu_new",
@@ -105,19 +104,19 @@ ACTIVATIONS = {
     "reglu": "relu",
     "liglu": "linear",
 }
-"""Our names of activations, and theirs of the function inside."""
+"""Our activation names and transformers' name of the function inside."""
 
 PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "squared_relu")
-"""Those of an MLP without a gate that transformers has."""
+"""Ungated activations that transformers has."""
 
 _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
 def activation_flags(function: str, *, gated: bool) -> list[str]:
-    """Return the flags of an activation with their `function` inside.
+    """Return the flags of an activation, by transformers' name of the function.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: no flag expresses it.
     """
     function = "silu" if function == "swish" else function
     flags = {
@@ -146,7 +145,7 @@ def bias_flags(*, attention: bool, mlp: bool) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What the entries of a network are called in transformers'; {} is the number of a layer."""
+    """Names of modules in transformers; {} is the layer number."""
 
     table: str
     layer: str

@@ -36,7 +36,7 @@ def _shared_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
 
 
 def _gemma_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    # Its config.json says "gelu" of the tanh form too.
+    # Its config.json has "gelu" for the tanh form too.
     own = {"activation": ("geglu_tanh", "swiglu", "reglu", "liglu"), "window": (0,)}
     return {**_shared_needs(spec), **own}
 

@@ -10,7 +10,7 @@ from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 
 FAMILIES = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
-"""The first that expresses a network is taken."""
+"""In order of preference."""
 
 _NOT_COMPARED = (
     *("rope_theta", "rope_scaling", "rotary_pct", "rotary_emb_base"),
@@ -18,7 +18,7 @@ _NOT_COMPARED = (
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout"),
     *("use_sliding_window", "sliding_window", "max_window_layers", "seq_length", "n_ctx"),
 )
-"""Keys that several values of may mean the same; their flags are made of them, or an error."""
+"""Keys whose values may differ in form; the translation to flags handles or refuses them."""
 
 
 def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
@@ -28,14 +28,14 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
         wanted: the only one to look at, by its model_type; None for any.
 
     Raises:
-        CheckpointError: there is none; says what does not fit the nearest one.
+        CheckpointError: there is none; lists what does not fit the nearest one.
     """
     candidates = [family for family in FAMILIES if wanted in (None, family.model_type)]
     unfit = {family: [*family.problems(spec)] for family in candidates}
     nearest = min(candidates, key=lambda family: len(unfit[family]))
     if not unfit[nearest]:
         return nearest
-    which = "the one asked for is" if wanted else "the nearest is"
+    which = "--model-type is" if wanted else "the nearest is"
     raise CheckpointError(
         f"no exported architecture expresses this network ({which} {nearest.architecture}):\n"
         + "\n".join(f"  {reason}" for reason in unfit[nearest])
@@ -58,10 +58,10 @@ def family_of_config(config: HuggingFaceConfig) -> Family:
 
 
 def require_same_network(family: Family, config: HuggingFaceConfig, spec: ModelSpec) -> None:
-    """Refuse a config.json of which `spec` is not all.
+    """Refuse a config.json with options that `spec` does not express.
 
     Raises:
-        CheckpointError: lists what the flags of `spec` do not say.
+        CheckpointError: lists the options that `spec` does not express.
     """
     problems = [*family.problems(spec)]
     for name, ours in {} if problems else family.config(spec).items():

@@ -1,4 +1,4 @@
-"""Rotary positions in config.json: in the older keys, which every version of transformers reads."""
+"""Rotary position embeddings in config.json, in the older keys that all versions of transformers read."""
 
 import math
 from typing import Any
@@ -11,61 +11,61 @@ _LLAMA_3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embedd
 
 
 def rope_scaling_config(spec: ModelSpec) -> dict[str, Any] | None:
-    """Return how wavelengths are stretched, as config.json says it; None when they are not."""
+    """Build `rope_scaling` of config.json; None without scaling."""
     if spec.rope_scaling == 1:
         factor = spec.rotary_interpolation
         return None if factor == 1 else {"rope_type": "linear", "factor": factor}
-    said = {"rope_type": spec.rope_rule, "factor": spec.rope_scaling}
+    rope = {"rope_type": spec.rope_rule, "factor": spec.rope_scaling}
     if spec.rope_rule == "dynamic":
-        return said
+        return rope
     low, high = spec.rope_low_freq_factor, spec.rope_high_freq_factor
     if spec.rope_rule == "llama3":
-        said |= {"low_freq_factor": low, "high_freq_factor": high}
+        rope |= {"low_freq_factor": low, "high_freq_factor": high}
     else:
-        said |= {
+        rope |= {
             "beta_slow": low,
             "beta_fast": high,
             "attention_factor": spec.rope_attention_factor,
             "truncate": spec.rope_truncation,
         }
-    return {**said, "original_max_position_embeddings": spec.rope_original_length}
+    return {**rope, "original_max_position_embeddings": spec.rope_original_length}
 
 
 def rotary_flags(config: HuggingFaceConfig) -> list[str]:
-    """Return the flags of rotary positions.
+    """Translate the rotary keys of config.json to flags.
 
     Raises:
-        CheckpointError: they are of a kind that no flag says.
+        CheckpointError: no flag expresses this kind of scaling.
     """
-    said = {
+    rope = {
         "rope_theta": config.get("rope_theta", config.get("rotary_emb_base", 10000.0)),
         "partial_rotary_factor": config.get("rotary_pct", config.get("partial_rotary_factor")),
         **(config.get("rope_scaling") or {}),
         **(config.get("rope_parameters") or {}),
     }
-    share = said["partial_rotary_factor"]
+    share = rope["partial_rotary_factor"]
     return [
-        *("--position-embedding-type", "rotary", "--rotary-base", str(float(said["rope_theta"]))),
+        *("--position-embedding-type", "rotary", "--rotary-base", str(float(rope["rope_theta"]))),
         *(["--rotary-percent", str(share)] if share not in (None, 1, 1.0) else []),
-        *_stretching_flags(said, int(config["max_position_embeddings"])),
+        *_stretching_flags(rope, int(config["max_position_embeddings"])),
     ]
 
 
-def _stretching_flags(said: dict[str, Any], positions: int) -> list[str]:
-    match said.get("rope_type", said.get("type", "default")):
+def _stretching_flags(rope: dict[str, Any], positions: int) -> list[str]:
+    match rope.get("rope_type", rope.get("type", "default")):
         case "default":
             return []
         case "linear":
-            return ["--rotary-seq-len-interpolation-factor", str(float(said["factor"]))]
-        case "llama3" if all(name in said for name in _LLAMA_3):
-            low, high, length = (said[name] for name in _LLAMA_3)
-            return _rule_flags("llama3", said["factor"], length, (low, high))
+            return ["--rotary-seq-len-interpolation-factor", str(float(rope["factor"]))]
+        case "llama3" if all(name in rope for name in _LLAMA_3):
+            low, high, length = (rope[name] for name in _LLAMA_3)
+            return _rule_flags("llama3", rope["factor"], length, (low, high))
         case "dynamic":
-            return _rule_flags("dynamic", said["factor"], positions)
+            return _rule_flags("dynamic", rope["factor"], positions)
         case "yarn":
-            return _yarn_flags(said, positions)
+            return _yarn_flags(rope, positions)
     raise CheckpointError(
-        f"config.json: there is no flag for rotary positions of the kind {said}; known are "
+        f"config.json: there is no flag for rotary positions of the kind {rope}; known are "
         f"default, linear, dynamic, yarn, and llama3 with {', '.join(_LLAMA_3)}"
     )
 
@@ -82,21 +82,21 @@ def _rule_flags(
     ]
 
 
-def _yarn_flags(said: dict[str, Any], positions: int) -> list[str]:
-    length = said.get("original_max_position_embeddings") or positions
-    factor = said.get("factor") or positions / length
-    attention = said.get("attention_factor")
-    numerator, denominator = said.get("mscale"), said.get("mscale_all_dim")
+def _yarn_flags(rope: dict[str, Any], positions: int) -> list[str]:
+    length = rope.get("original_max_position_embeddings") or positions
+    factor = rope.get("factor") or positions / length
+    attention = rope.get("attention_factor")
+    numerator, denominator = rope.get("mscale"), rope.get("mscale_all_dim")
     if attention is None and numerator and denominator:
-        attention = _attention_scale(factor, numerator) / _attention_scale(factor, denominator)
+        attention = _yarn_mscale(factor, numerator) / _yarn_mscale(factor, denominator)
     return [
         *_rule_flags(
-            "yarn", factor, length, (said.get("beta_slow") or 1, said.get("beta_fast") or 32)
+            "yarn", factor, length, (rope.get("beta_slow") or 1, rope.get("beta_fast") or 32)
         ),
         *([] if attention is None else ["--rope-attention-factor", str(float(attention))]),
-        *([] if said.get("truncate", True) else ["--no-rope-truncation"]),
+        *([] if rope.get("truncate", True) else ["--no-rope-truncation"]),
     ]
 
 
-def _attention_scale(factor: float, share: float) -> float:
+def _yarn_mscale(factor: float, share: float) -> float:
     return 0.1 * share * math.log(factor) + 1

@@ -267,9 +267,9 @@ def test_what_is_written_for_megatron_lm_is_read_again(llama, tmp_path, capsys):
     with pytest.raises(CheckpointError, match="iter_0000000 exists: move it away"):
         tool("merge_mp_partitions.py", *GPT, "--load", theirs, "--save", theirs)
     assert before == {file: file.read_bytes() for file in theirs.rglob("*.pt")}
-    assert "say nothing of our own files" not in capsys.readouterr().out
+    assert "are ignored: our own files" not in capsys.readouterr().out
     convert(theirs, tmp_path / "third", "--saver", "own", *targets)
-    assert "say nothing of our own files" in capsys.readouterr().out
+    assert "are ignored: our own files" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("said", [2, [1, 0]])
@@ -284,7 +284,7 @@ def test_what_the_files_do_not_say_is_asked_for(gpt2, tmp_path):
     own = ["--saver", "own"]
     with pytest.raises(ConfigError, match=r"56 rows\): give --true-vocab-size, or the flags"):
         convert(theirs, tmp_path / "ours", *own)
-    with pytest.raises(ConfigError, match="knows 99 tokens, and the table of .* has 56 rows"):
+    with pytest.raises(ConfigError, match="has 99 tokens, and the embedding in .* has 56 rows"):
         convert(theirs, tmp_path / "ours", *own, "--true-vocab-size", 99)
     with pytest.raises(CheckpointError, match=r"h_to_4h.weight is \[64, 16\].*has \[32, 16\]"):
         convert(

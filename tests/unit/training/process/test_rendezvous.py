@@ -32,7 +32,7 @@ def place(port, rank=1, **others):
 def refused(where, timeout=LATE, **words):
     """Return the sentence with which a process leaves that comes to `where`."""
     with pytest.raises(TrainingError) as error:
-        meeting.meet(where, timeout, **words)
+        meeting.rendezvous(where, timeout, **words)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -68,7 +68,7 @@ def test_all_ranks_meet():
     port, stores = free_port(), {}
 
     def come(rank):
-        stores[rank] = meeting.meet(place(port, rank, world_size=3), LATE)
+        stores[rank] = meeting.rendezvous(place(port, rank, world_size=3), LATE)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (2, 1, 0)]
     for thread in threads:
@@ -81,7 +81,7 @@ def test_all_ranks_meet():
 
 def test_a_process_alone_needs_no_port():
     with program(lambda connection: None) as port:
-        store = meeting.meet(place(port, 0, world_size=1), LATE)
+        store = meeting.rendezvous(place(port, 0, world_size=1), LATE)
         assert isinstance(store, dist.HashStore)
 
 
@@ -116,7 +116,7 @@ def test_the_store_of_another_run_ends_a_rank():
         assert "another process has come to" in refused(place(store.port))
         # A launcher's own store is of this run, however often its ranks have come.
         theirs.add("come", 1)
-        meeting.meet(place(store.port, is_hosted=True), LATE)
+        meeting.rendezvous(place(store.port, is_hosted=True), LATE)
 
 
 def test_a_name_that_does_not_resolve_ends_a_rank_soon():
@@ -137,11 +137,11 @@ def test_a_rank_0_that_starts_late_is_waited_for(told):
     def come():
         while not told:
             threading.Event().wait(0.05)
-        hosted.append(meeting.meet(place(port, 0), LATE))
+        hosted.append(meeting.rendezvous(place(port, 0), LATE))
 
     late = threading.Thread(target=come)
     late.start()
-    meeting.meet(place(port, 1), LATE)
+    meeting.rendezvous(place(port, 1), LATE)
     late.join()
     assert f"waiting at 127.0.0.1:{port} until all 2 processes have come" in told
 
