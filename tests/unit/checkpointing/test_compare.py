@@ -192,7 +192,7 @@ def test_another_network_is_told_by_what_differs():
     with pytest.raises(CheckpointError) as caught:
         require_same_model(saved(), saved(*flags.split()), "f")
     assert [line.split() for line in str(caught.value).splitlines()[2:]] == [
-        ["model.activation", "gelu_tanh", "swiglu"],
+        ["--activation", "gelu_tanh", "swiglu"],
         ["--num-query-groups", "2", "1"],
         ["--position-embedding-type", "learned", "rotary"],
         ["--rotary-base", "0.0", "10000.0"],
