@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
     """Print the JSON; notices go to stderr.
 
     Raises:
-        ConfigError: lists all that cannot be done as asked.
+        ConfigError: lists every problem.
     """
     config, own = parse_config_for_checkpoint(
         argv, NOT_NEEDED, {"world": WorldConfig}, description=__doc__ or ""

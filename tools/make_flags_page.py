@@ -21,14 +21,13 @@ from megatron.config.programs import PROGRAMS
 INTRODUCTION = """\
 # Flags
 
-`python PROGRAM --help` says what this page says; `python tools/make_flags_page.py` wrote it from \
+`python PROGRAM --help` prints what this page lists; `python tools/make_flags_page.py` writes it from \
 the dataclasses in `megatron/config/`. How flags are given, also in files: \
 [configuration.md](configuration.md).
 
-The middle column is the type of a value, then what holds where the flag is not given (nothing, \
-if nothing stands there: the text says what follows). A switch has no value, except where it says \
-so. Paths and names are *texts*; *texts*, *integers* and *numbers* are one or more, with spaces \
-between. Another spelling of a flag stands below it and means the same.
+The middle column is the type of the value, then its default; without one there, the default is in \
+the text. A switch has no value, except where noted. Paths and names are *texts*; *texts*, *integers* and *numbers* are one or more, with spaces \
+between. Other spellings of a flag are listed below it and mean the same.
 """
 
 OTHER_SYSTEMS = """\
@@ -36,9 +35,8 @@ OTHER_SYSTEMS = """\
 
 A training command of Megatron-LM, of BigScience's Megatron-DeepSpeed or of DeepSpeed's own fork \
 runs here as it is. A flag that decides nothing here is accepted, and the log says why. A flag \
-that asks for what is not done here is refused before anything starts, with the sentence that says \
-what to write instead: all such flags of a command line at once, and any that nobody knows with \
-the nearest that is known.
+for something that is not supported here is refused before anything starts, with what to write \
+instead: all such flags of a command line at once, and unknown flags with the nearest known one.
 """
 
 TYPES = {
@@ -47,7 +45,7 @@ TYPES = {
     "str": ("text", "texts"),
     "truth": ("switch, or True or False", ""),
 }
-"""What one value is, and what several are, by the name of the function that reads one."""
+"""Names of one value and of several, by the function that parses one."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Tell what a run will need before it is started: memory, time, traffic, disk, money.
+"""Estimate what a run will need before it is started: memory, time, traffic, disk, money.
 
 Takes the flags of pretrain_gpt.py, needs neither GPU nor data, and refuses what training refuses.
 With --search it looks for the fastest layouts instead. The exit code is 1 if the run, or every
@@ -39,14 +39,14 @@ NOT_NEEDED = {
 """Values for required flags of training that hardly matter to a plan."""
 
 _UNSAID = {section: dict.fromkeys(names) for section, names in DECIDED.items()}
-"""Values of the fields that a search decides, by which it is seen whether the user has as well."""
+"""Values of the fields that a search decides, which show whether the user has set them as well."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the plan of the run that `argv` asks for.
+    """Print the plan of the run of `argv`.
 
     Raises:
-        ConfigError: lists all that cannot be done as asked.
+        ConfigError: lists every problem.
     """
     words = _with_kind_of_gpu(argv)
     searches = value_in(with_file_flags(words, SECTIONS), "--search") is not None
@@ -59,15 +59,15 @@ def main(argv: Sequence[str]) -> None:
     config, planning = with_some_data(config), own["planning"]
     raise_if_any([*_problems(planning), *(_layout_problems(config) if searches else ())])
     if planning.search is None:
-        _tell_plan(config, planning)
+        _print_plan(config, planning)
     else:
-        _tell_search(config, planning, planning.search)
+        _print_search(config, planning, planning.search)
 
 
 def _with_kind_of_gpu(argv: Sequence[str]) -> list[str]:
     """Return the flags with `--device h100-80gb` as `--gpu h100-80gb`.
 
-    Training's own --device says cpu or cuda, and keeps its meaning.
+    Training's own --device is cpu or cuda, and keeps its meaning.
     """
     words: list[str] = []
     for word in argv:
@@ -101,19 +101,19 @@ def _problems(planning: PlanningConfig) -> list[str]:
 def _layout_problems(config: Config) -> list[str]:
     options = options_of(SECTIONS)
     if config.parallel.world_size is not None:
-        return ["--search N says how many GPUs there are: leave --num-gpus or --world-size out"]
-    said = [
+        return ["--search N sets the number of GPUs: leave --num-gpus or --world-size out"]
+    given = [
         options[name]
         for section, names in DECIDED.items()
         for name in names
         if getattr(getattr(config, section), name) is not None
     ]
-    if not said:
+    if not given:
         return []
-    return [f"--search decides {', '.join(said)} itself: leave out what it decides, or --search"]
+    return [f"--search decides {', '.join(given)} itself: leave out what it decides, or --search"]
 
 
-def _tell_plan(config: Config, planning: PlanningConfig) -> None:
+def _print_plan(config: Config, planning: PlanningConfig) -> None:
     device = device_of(planning.gpu) if planning.gpu else None
     kind = "cpu" if config.parallel.device == "cpu" else "cuda"
     decided = plan(
@@ -134,10 +134,10 @@ def _tell_plan(config: Config, planning: PlanningConfig) -> None:
             sys.exit(ExitCode.FAILED)
 
 
-def _tell_search(config: Config, planning: PlanningConfig, num_gpus: int) -> None:
+def _print_search(config: Config, planning: PlanningConfig, num_gpus: int) -> None:
     if config.deepspeed.deepspeed_config:
         raise ConfigError(
-            "--search decides what a DeepSpeed JSON says as well: leave --deepspeed_config out"
+            "--search decides what a DeepSpeed JSON sets as well: leave --deepspeed_config out"
         )
     if config.training.global_batch_size is None:
         raise ConfigError("--search compares layouts on equal batches: give --global-batch-size")

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Every wish, by section. Flags are flat on the command line and nested here."""
+    """The value of every flag, by section. Flags are flat on the command line and nested here."""
 
     model: ModelConfig
     experts: ExpertConfig
@@ -86,9 +86,9 @@ ANY_NETWORK: Mapping[str, Mapping[str, Any]] = {
 def parse_config(
     argv: Sequence[str], *, description: str = "", defaults: Mapping[str, Any] | None = None
 ) -> tuple[Config, tuple[str, ...]]:
-    """Return what the command line `argv` asks for, and the notices its user should read.
+    """Parse the command line `argv`; return its Config and the notices that its user should read.
 
-    A `--config` file is read first; what the command line says wins over it.
+    A `--config` file is read first; flags on the command line override it.
 
     Args:
         description: the first lines of `--help`.
@@ -154,7 +154,7 @@ def parse_config_for_checkpoint(
     *,
     description: str = "",
 ) -> tuple[Config, dict[str, Any]]:
-    """Return what `argv` asks of a trained model; flags it leaves out are those of training.
+    """Parse `argv` for a tool that opens a trained model; absent flags are those of training.
 
     Notices that the user should read are logged as warnings.
 
@@ -182,7 +182,7 @@ def parse_config_for_checkpoint(
 
 
 def flag_problems(argv: Sequence[str], extra: Mapping[str, type]) -> Sequence[str]:
-    """Return what is wrong with `argv` for a tool that opens a trained model, whichever it opens.
+    """Return the problems of `argv` for a tool that opens a trained model, whichever it opens.
 
     Args:
         extra: further sections of the tool.
@@ -209,7 +209,7 @@ def flatten(nested: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ConversionCommand:
-    """What is asked of training and of the tool, and what the user should read."""
+    """Flags of training and of the tool, and the notices that the user should read."""
 
     config: Config
     own: Any
@@ -224,10 +224,10 @@ def parse_conversion(
     legacy: Sequence[Legacy] = (),
     description: str | None = None,
 ) -> ConversionCommand:
-    """Return what `argv` asks for; what it does not say is what the files say.
+    """Parse `argv`; absent flags have the values that were found in the files.
 
     Args:
-        found: words of a command line, for what the files say.
+        found: words of a command line with the values from the files.
         own: the tool's own section.
         legacy: further flags to refuse or to accept with a notice.
 
@@ -242,5 +242,5 @@ def parse_conversion(
         legacy=[*LEGACY, *legacy],
         defaults=flatten(ANY_RUN),
     )
-    said = parsed.sections.pop("own")
-    return ConversionCommand(config_of(parsed.sections), said, parsed.notices)
+    tool = parsed.sections.pop("own")
+    return ConversionCommand(config_of(parsed.sections), tool, parsed.notices)

@@ -1,4 +1,4 @@
-"""Which flag a decision comes from, so that a user is told of flags and not of our fields."""
+"""Which flag a field of the plan comes from, so that messages name flags."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -109,7 +109,7 @@ def _said(switch: bool) -> str:
 
 
 def _options() -> Mapping[str, str]:
-    """Return the option of each field of the config, where it says what the field does."""
+    """Return the option of each field of the config, except of switches that turn it off."""
     sections = all_sections()
     on = {f.name for section in sections.values() for f in fields(section) if f.default is True}
     return {name: option for name, option in options_of(sections).items() if name not in on}

@@ -271,7 +271,7 @@ def plan_samples(
             evaluation_problems(
                 config.evaluation,
                 config.checkpoint,
-                zero_stage=zero_of(config, user).asked_stage,
+                zero_stage=zero_of(config, user).given_stage,
             ),
         )
     )

@@ -13,7 +13,7 @@ from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
 from megatron.config.optimization.batch_size import BatchPlan
-from megatron.config.optimization.curriculum import curriculum_is_asked, curriculum_problems
+from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
 from megatron.config.optimization.lr_schedule import plan_schedule, schedule_problems, unit_problems
 from megatron.config.optimization.optimizer import optimizer_problems, plan_optimizer
 from megatron.config.optimization.training import StepsPlan, plan_steps, step_problems
@@ -95,7 +95,7 @@ def _problems(
     config: Config, user: dict[str, Any], *, world_size: int, device: str
 ) -> Iterator[str]:
     parallel, zero = config.parallel, zero_of(config, user)
-    zero_stage = zero.asked_stage
+    zero_stage = zero.given_stage
     tensor = max(1, parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
     yield from lora_problems(
@@ -253,7 +253,7 @@ def owned_keys(
 def _objective_curriculum_problems(
     config: Config, user: dict[str, Any], objective: ObjectiveName
 ) -> Iterator[str]:
-    if curriculum_is_asked(user) and objective != "gpt":
+    if has_curriculum(user) and objective != "gpt":
         yield (
             f"{config.deepspeed.deepspeed_config}: curriculum_learning cuts the ends of samples off, "
             "which this objective needs: take the block out of the JSON, or train with "

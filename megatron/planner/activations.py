@@ -1,4 +1,4 @@
-"""What a forward pass keeps for backward: bytes of one micro-batch on one rank.
+"""Activation memory: bytes that a forward pass keeps for backward, per micro-batch and rank.
 
 The formulas count the tensors that this project's layers keep. In 16 bits on a GPU, without tensor
 parallelism and dropout, they are the 34 s b h of arXiv:2205.05198, section 4.1, less the 5 s b h
@@ -11,7 +11,7 @@ from functools import cached_property
 from megatron.config.plan import Plan
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-"""Bytes of a number in each format."""
+"""Bytes of a number in each dtype."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Activations:
 
     @cached_property
     def stream(self) -> int:
-        """Bytes of the residual stream at one place."""
+        """Bytes of the residual stream between two layers."""
         return self.outside * self.plan.model.hidden_size * self._residual
 
     def layer(self, number: int) -> int:

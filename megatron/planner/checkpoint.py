@@ -1,4 +1,4 @@
-"""How many bytes a checkpoint takes."""
+"""Size of a checkpoint, in bytes."""
 
 from megatron.config.plan import Plan
 from megatron.planner.activations import BYTES

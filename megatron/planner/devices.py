@@ -1,4 +1,4 @@
-"""What GPUs can do, by their makers' data sheets."""
+"""GPUs by their data sheets: memory, FLOPs, bandwidths."""
 
 import re
 from dataclasses import dataclass, replace

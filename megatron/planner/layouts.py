@@ -1,4 +1,4 @@
-"""Ways to divide the work between GPUs, and words for some of them."""
+"""Parallel layouts of a number of GPUs, and names for groups of them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ def places(
     """Yield what `some` layouts have in common, each value of `axis` once, and what they alone have.
 
     Args:
-        fitting: other layouts; "" is told besides a value that none of them has.
+        fitting: other layouts; "" is listed besides a value that none of them has.
         known: all layouts of the search.
     """
     gathered = defaultdict[str, list[Layout]](list)

@@ -1,4 +1,4 @@
-"""Memory of one rank of each pipeline stage, part by part."""
+"""Memory of one rank of each pipeline stage: weights, gradients, optimizer state, activations."""
 
 from dataclasses import dataclass
 
@@ -145,7 +145,7 @@ def _group_inputs(plan: Plan, stage: Stage, activations: Activations) -> int:
 class _Sizes:
     """Bytes per weight of what training keeps beside it, as DeepSpeed's optimizers do.
 
-    Undivided: torch's optimizer and 32-bit weights. bf16 at stage 1: a whole 32-bit gradient on
+    Undivided: torch's optimizer and 32-bit weights. bf16 at stage 1: a full 32-bit gradient on
     every replica and an optimizer divided over them. Others: from stage 2 on gradients are divided
     too, at stage 3 weights.
     """
@@ -174,7 +174,7 @@ class _Sizes:
         return 0 if self.weights_on_host else self._divided(held, self.weight)
 
     def persistent(self, plan: Plan, stage: Stage) -> int:
-        """Return the small weights that stage 3 leaves whole: norms, biases and small matrices."""
+        """Return the small weights that stage 3 does not divide: norms, biases and small matrices."""
         if self.stage < 3:
             return 0
         most = value_at(self.zero, "stage3_param_persistence_threshold", _PERSISTENT)

@@ -1,4 +1,4 @@
-"""Which layers each pipeline stage gets: DeepSpeed's partition, without DeepSpeed."""
+"""Layers of each pipeline stage: DeepSpeed's partition, without DeepSpeed."""
 
 import re
 from collections.abc import Sequence

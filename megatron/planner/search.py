@@ -1,4 +1,4 @@
-"""Which layouts fit a number of GPUs, the fastest first, and why the others do not."""
+"""Search for parallel layouts that fit a number of GPUs: the fastest first, and why others do not fit."""
 
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ DECIDED = {
         "checkpoint_in_cpu",
     ),
 }
-"""Fields of a Config, by section, that a search sets: what they say is not looked at."""
+"""Fields of a Config, by section, that a search sets; their values are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def search(
 ) -> Found:
     """Try every layout of `num_gpus` devices for what `config` trains.
 
-    What `config` itself says of the layout, see DECIDED, is not looked at; tensor-parallel ranks
+    The layout of `config` itself is ignored, see DECIDED; tensor-parallel ranks
     divide the sequence as well.
 
     Args:
@@ -96,32 +96,32 @@ def search(
     layouts = [*layouts_of(num_gpus, config.model.num_layers)]
     fitting: list[Fitting] = []
     refused = defaultdict[tuple[Axis, str], list[Layout]](list)
-    asked: list[tuple[str, ...]] = []  # what training itself refuses of each layout
+    problems: list[tuple[str, ...]] = []  # what training itself refuses of each layout
     for layout in layouts:
         if uneven := _uneven(layout, config.training.global_batch_size, gpus_per_node):
             refused[uneven].append(layout)
             continue
         try:
             decided = plan(
-                _asked(config, layout),
+                _config_of(config, layout),
                 world_size=num_gpus,
                 vocab_size=vocab_size,
                 device="cuda",
                 objective=objective,
             )
         except ConfigError as error:
-            asked.append(error.problems)
+            problems.append(error.problems)
             refused["tp pp", error.problems[0]].append(layout)
             continue
-        asked.append(())
+        problems.append(())
         if reason := obstacle(decided, device):
             refused["tp pp", reason].append(layout)
             continue
         speed = speed_of(decided, device, gpus_per_node=gpus_per_node)
         peak = max(memory.total for memory in memory_of_stages(decided))
         fitting.append(Fitting(layout=layout, speed=speed, peak_bytes=peak))
-    if asked:
-        raise_if_any(p for p in asked[0] if all(p in problems for problems in asked))
+    if problems:
+        raise_if_any(p for p in problems[0] if all(p in others for others in problems))
     fitting.sort(key=lambda one: (one.speed.step_s, one.peak_bytes, one.layout))
     fit = [one.layout for one in fitting]
     refusals = []
@@ -159,7 +159,7 @@ def _no_bf16(device: Device) -> str:
     return f"{device.name} has no bf16; write --fp16"
 
 
-def _asked(config: Config, layout: Layout) -> Config:
+def _config_of(config: Config, layout: Layout) -> Config:
     full = layout.recompute == "full"
     return replace(
         config,

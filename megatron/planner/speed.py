@@ -1,4 +1,4 @@
-"""How long a step takes, and what a run costs."""
+"""Throughput: time of a step, MFU, and cost of a run."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ BUSY_SHARE = 0.55
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """One step of the full batch, and the whole run. Times are in seconds."""
+    """One step of the full batch, and the full run. Times are in seconds."""
 
     model_flops: float  # of all ranks, without recomputation
     hardware_flops: float  # with it
@@ -88,8 +88,8 @@ def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int) -> floa
     near = parallel.tensor * parallel.sequence <= gpus_per_node
     small = parallel.world_size <= gpus_per_node
     peak = parallel.world_size * device.peak_flops(plan.precision.dtype)
-    whole, sent = traffic_of(plan, full), traffic_of(plan, number)
+    total, sent = traffic_of(plan, full), traffic_of(plan, number)
     busy = step_flops(plan, recomputed=True) / (peak * BUSY_SHARE)
-    busy += (whole.tensor + whole.sequence) / (node if near else network)
+    busy += (total.tensor + total.sequence) / (node if near else network)
     between = (sent.pipeline + sent.data) / (node if small else network)
     return busy / full * (number + parallel.pipeline - 1) + between

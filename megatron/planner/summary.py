@@ -1,4 +1,4 @@
-"""The estimate of a run, as lines to read."""
+"""Report of the estimates of a run, as text."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,15 +16,15 @@ from megatron.planner.traffic import traffic_of
 def run_lines(plan: Plan) -> Iterator[str]:
     """Yield what the run is: its network, length, batches and checkpoints."""
     model, parallel, batch = plan.model, plan.parallel, plan.batch
-    whole, layers = model.num_parameters, model.num_parameters_without_embeddings
-    yield f"parameters: {whole:,} | without embeddings: {layers:,}"
+    total, layers = model.num_parameters, model.num_parameters_without_embeddings
+    yield f"parameters: {total:,} | without embeddings: {layers:,}"
     if model.num_experts:
         active = model.num_active_parameters_without_embeddings
         yield f"parameters that a token passes through, without embeddings: {active:,}"
     tokens = plan.training.train_samples * model.seq_length
     yield (
         f"length: {plan.training.train_iters:,} steps | {plan.training.train_samples:,} samples | "
-        f"{tokens:,} tokens | tokens per parameter: {tokens / whole:.2f}"
+        f"{tokens:,} tokens | tokens per parameter: {tokens / total:.2f}"
     )
     yield (
         f"layout: {parallel.world_size} processes = tp {parallel.tensor} * pp {parallel.pipeline} * "
@@ -116,10 +116,10 @@ def search_lines(
 ) -> Iterator[str]:
     """Yield the fastest layouts, at most so many, and why the others cannot be run."""
     yield f"{len(found.fitting)} layouts fit"
-    for place, fitting in enumerate(found.fitting[:most], 1):
+    for rank, fitting in enumerate(found.fitting[:most], 1):
         speed = fitting.speed
         line = (
-            f"{place}. {fitting.layout} | step {speed.step_s:.2f} s | MFU "
+            f"{rank}. {fitting.layout} | step {speed.step_s:.2f} s | MFU "
             f"{100 * speed.mfu:.1f}% | fullest rank {_size(fitting.peak_bytes)}"
         )
         if price_per_gpu_hour is not None:

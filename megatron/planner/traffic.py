@@ -1,4 +1,4 @@
-"""Bytes that a rank sends in one step, by what for."""
+"""Communication volume: bytes that a rank sends in one step, by kind of parallelism."""
 
 from dataclasses import dataclass
 
@@ -24,16 +24,16 @@ def traffic_of(plan: Plan, number: int) -> Traffic:
     stages = stages_of(plan)
     activations = Activations(plan, "cuda")
     width = BYTES[plan.precision.dtype]
-    whole = activations.tokens * spec.hidden_size * width
+    full = activations.tokens * spec.hidden_size * width
     layers = max(len(stage.layers) for stage in stages)
     passes = 2 + plan.recompute.share
     # Two all-reduces a pass, each as much as two passes around the ring; where the ranks divide the
     # sequence, a reduction and a gathering in their place, and two gatherings more in backward.
     rings = 4 * passes + (2 if parallel.sequence_parallel else 0)
-    tensor = number * layers * whole * _ring(parallel.tensor) * rings
+    tensor = number * layers * full * _ring(parallel.tensor) * rings
     # Tensor-parallel ranks send a part each. The last stage sends gradients alone, inner ones both.
     neighbours = min(2, parallel.pipeline - 1)
-    pipeline = neighbours * number * whole / parallel.tensor
+    pipeline = neighbours * number * full / parallel.tensor
     exchanged = activations.tokens * width * spec.head_dim / parallel.tensor
     exchanged *= 2 * spec.num_attention_heads + 2 * spec.num_query_groups
     return Traffic(

@@ -1,4 +1,4 @@
-"""How many weights of each part of the network one rank holds."""
+"""Weights that one rank holds, by part of the network."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ def layer_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     """Return the weights of the layer `number`, from 1 on, on one of `tensor` ranks.
 
     Matrices are divided, with the biases of what they widen; norms, the biases behind the
-    narrowing matrices and routers are whole on every rank.
+    narrowing matrices and routers are replicated on every rank.
 
     Args:
         expert: replicas that share the experts of a layer.
@@ -33,19 +33,19 @@ def layer_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     width, heads = spec.hidden_size, spec.num_attention_heads * spec.head_dim
     qkv = heads + 2 * spec.num_query_groups * spec.head_dim
     divided = width * (qkv + heads) + (qkv if spec.qkv_bias else 0)
-    whole = spec.norms_per_layer * norm_width(spec, width) + (
+    replicated = spec.norms_per_layer * norm_width(spec, width) + (
         width if spec.attention_output_bias else 0
     )
     if spec.qk_layernorm:
-        whole += 2 * norm_width(spec, spec.head_dim)
+        replicated += 2 * norm_width(spec, spec.head_dim)
     mlp = _mlp_weights(spec, tensor)
     experts = spec.experts_of(number)
     if experts == 1:
-        return Weights(divided // tensor + whole + mlp)
+        return Weights(divided // tensor + replicated + mlp)
     routing = experts * width
     if spec.residual_experts:
         routing += mlp + 2 * width + 2
-    return Weights(divided // tensor + whole + routing, experts // expert * mlp)
+    return Weights(divided // tensor + replicated + routing, experts // expert * mlp)
 
 
 def _mlp_weights(spec: ModelSpec, tensor: int) -> int:

@@ -21,7 +21,7 @@ SampleOrder = Literal["bigscience", "megatron-core"]
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The data, as the user asked for it."""
+    """Training, validation and test data."""
 
     data_path: list[str] | None = None
     """Prefix of a .bin/.idx pair made by tools/preprocess_data.py, or weights and prefixes by turns
@@ -159,14 +159,14 @@ def plan_data(
 
 
 def data_problems(data: DataConfig) -> Iterator[str]:
-    """Yield every reason why it is not clear which tokens to read."""
+    """Yield every reason why the flags do not name the token files."""
     yield from _surplus_problems(data)
-    weighted = [_flag(wish) + ("" if wish.texts else "-path") for wish in _wishes(data)]
+    weighted = [_flag(paths) + ("" if paths.texts else "-path") for paths in _weighted_paths(data)]
     if data.data_path and weighted:
-        yield f"--data-path and {weighted[0]} both say which data: give one of them"
+        yield f"--data-path and {weighted[0]} both name the data: give one of them"
         return
     if data.split and weighted:
-        yield f"--split is for --data-path; {weighted[0]} says START:END for each PREFIX"
+        yield f"--split is for --data-path; {weighted[0]} has START:END for each PREFIX"
     if not data.data_path and not weighted:
         yield (
             "--data-path is missing: the prefix of a .bin/.idx pair of tools/preprocess_data.py, "
@@ -208,32 +208,36 @@ def _surplus_problems(data: DataConfig) -> Iterator[str]:
 
 def with_some_data(data: DataConfig) -> DataConfig:
     """Return `data`, with a meaningless prefix where it names no data: to plan, not to train."""
-    if data.data_path or _wishes(data):
+    if data.data_path or _weighted_paths(data):
         return data
     return replace(data, data_path=["none"])
 
 
 @dataclass(frozen=True)
-class _Wish:
-    """The groups of one role, as the user gave them."""
+class _WeightedPaths:
+    """The weighted paths of one role: train, valid or test."""
 
     role: str
     texts: list[str] | None
     file: str | None
 
 
-def _wishes(data: DataConfig) -> list[_Wish]:
-    """Return what was said of weighted paths."""
-    wishes = [
-        _Wish("train", data.train_weighted_split_paths, data.train_weighted_split_paths_path),
-        _Wish("valid", data.valid_weighted_split_paths, data.valid_weighted_split_paths_path),
-        _Wish("test", data.test_weighted_split_paths, data.test_weighted_split_paths_path),
+def _weighted_paths(data: DataConfig) -> list[_WeightedPaths]:
+    """Return the weighted paths that are given, by role."""
+    given = [
+        _WeightedPaths(
+            "train", data.train_weighted_split_paths, data.train_weighted_split_paths_path
+        ),
+        _WeightedPaths(
+            "valid", data.valid_weighted_split_paths, data.valid_weighted_split_paths_path
+        ),
+        _WeightedPaths("test", data.test_weighted_split_paths, data.test_weighted_split_paths_path),
     ]
-    return [wish for wish in wishes if wish.texts or wish.file]
+    return [paths for paths in given if paths.texts or paths.file]
 
 
-def _flag(wish: _Wish) -> str:
-    return f"--{wish.role}-weighted-split-paths"
+def _flag(paths: _WeightedPaths) -> str:
+    return f"--{paths.role}-weighted-split-paths"
 
 
 def _groups(data: DataConfig) -> dict[str, list[SplitGroup]]:
@@ -247,21 +251,21 @@ def _groups(data: DataConfig) -> dict[str, list[SplitGroup]]:
         return {role: [SplitGroup(role, blend)] for role in ("train", "valid", "test")}
     groups: dict[str, list[SplitGroup]] = {"train": [], "valid": [], "test": []}
     problems: list[str] = []
-    for wish in _wishes(data):
+    for paths in _weighted_paths(data):
         try:
-            for text in _texts(wish):
-                groups[wish.role].append(parse_split_group(text, _flag(wish)))
+            for text in _texts(paths):
+                groups[paths.role].append(parse_split_group(text, _flag(paths)))
         except ConfigError as error:
             problems += error.problems
     raise_if_any(problems)
     return groups
 
 
-def _texts(wish: _Wish) -> list[str]:
-    flag = _flag(wish)
-    if wish.texts and wish.file:
-        raise ConfigError(f"{flag} and {flag}-path say the same: give one of them")
-    return read_split_groups(wish.file, f"{flag}-path") if wish.file else wish.texts or []
+def _texts(paths: _WeightedPaths) -> list[str]:
+    flag = _flag(paths)
+    if paths.texts and paths.file:
+        raise ConfigError(f"{flag} and {flag}-path set the same: give one of them")
+    return read_split_groups(paths.file, f"{flag}-path") if paths.file else paths.texts or []
 
 
 def _is_number(word: str) -> bool:
@@ -294,7 +298,9 @@ def _blend(words: list[str]) -> tuple[SplitPart, ...]:
         try:
             weights.append(float(word))
         except ValueError:
-            problems.append(f"--data-path: {word!r} before {prefix} is no number, and no weight")
+            problems.append(
+                f"--data-path: {word!r} before {prefix} is not a number, so it is no weight"
+            )
             continue
         if not 0 <= weights[-1] < math.inf:
             problems.append(f"--data-path: weight {word} of {prefix} must be 0 or more")

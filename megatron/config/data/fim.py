@@ -8,7 +8,7 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class FimConfig:
-    """Which documents are rearranged, and with which special tokens, as the user asked for it."""
+    """Fill-in-the-middle: the share of documents, and the special tokens."""
 
     fim_rate: float = 0.0
     """Share of documents that are rearranged for fill-in-the-middle."""
@@ -41,5 +41,5 @@ class FimConfig:
     """Token before the suffix (default: <fim_suffix> in one of its usual spellings)."""
 
     fim_pad_token: str | None = None
-    """Token that fills up a sample that became shorter; when not said, <fim_pad> in one of its usual
-    spellings, or else the tokenizer's padding, or the end of a document."""
+    """Token that fills up a sample that became shorter (default: <fim_pad> in one of its usual
+    spellings, or else the tokenizer's padding, or the end of a document)."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class MaskConfig:
-    """Documents packed into one sample, as the user asked for them to be treated."""
+    """Positions, attention mask and loss mask of documents packed into one sample."""
 
     reset_position_ids: bool = False
     """Count positions from 0 again after every end-of-document token."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """Which tokens count how much, as the user asked for it."""
+    """Which tokens count in the loss, and how much."""
 
     loss_on_targets_only: bool = False
     """Leave the tokens of the prefix out of the loss (pretrain_prefix_lm.py)."""

@@ -9,13 +9,13 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The tokenizer, as the user asked for it."""
+    """The tokenizer and its vocabulary."""
 
     tokenizer_type: str | None = None
     """How text becomes tokens: BertWordPieceLowerCase, BertWordPieceCase, GPT2BPETokenizer,
     PretrainedFromHF (or HuggingFaceTokenizer), SentencePieceTokenizer (or
-    GPTSentencePieceTokenizer), Llama2Tokenizer, TikTokenizer or NullTokenizer. Default in GPT
-    training: GPT2BPETokenizer."""
+    GPTSentencePieceTokenizer), Llama2Tokenizer, TikTokenizer or NullTokenizer. (default in GPT training:
+    GPT2BPETokenizer)."""
 
     vocab_file: Annotated[str | None, Spelling("--vocab-file", ("--vocab",))] = None
     """Vocabulary. GPT2BPETokenizer: a JSON object, token to id. BertWordPiece: one token a line.
@@ -39,7 +39,7 @@ class TokenizerConfig:
 
     tokenizer_kwargs: list[str] | None = None
     """Names and values by turns, such as pad_token <pad>, given to transformers when it loads the
-    tokenizer of PretrainedFromHF; true, false and whole numbers are not text."""
+    tokenizer of PretrainedFromHF; true, false and integers are not text."""
 
     tokenizer_hf_no_include_special_tokens: bool = False
     """Leave out the special tokens that the tokenizer of PretrainedFromHF adds to each text."""
@@ -52,7 +52,7 @@ class TokenizerConfig:
     """Number of tokens <extra_id_0>, <extra_id_1> and so on to add to the vocabulary."""
 
     tiktoken_pattern: Literal["v1", "v2", "r50k", "cl100k", "o200k"] | None = None
-    """How TikTokenizer cuts words; the file's name says it for OpenAI's encodings."""
+    """How TikTokenizer splits words (default: by the file's name, for OpenAI's encodings)."""
 
     tiktoken_num_special_tokens: int | None = None
     """Ids that TikTokenizer of a .json file keeps for special tokens, before all others (default:
@@ -61,12 +61,12 @@ class TokenizerConfig:
     tiktoken_special_tokens: Annotated[
         list[str] | None, Spelling("--tiktoken-special-tokens", ("--special-tokens",))
     ] = None
-    """Special tokens of TikTokenizer: the first ids of a .json file, <unk> <s> </s> when not said;
-    the ids after the last of a .tiktoken file."""
+    """Special tokens of TikTokenizer: the first ids of a .json file (default: <unk> <s> </s>); the ids
+    after the last of a .tiktoken file."""
 
     tokenizer_backend: Literal["auto", "fast", "reference"] = "auto"
     """Which library encodes byte-level BPE: fast is gigatoken, or an error where it does not give
-    the ids of the reference; auto then takes the reference and says so."""
+    the ids of the reference; auto then takes the reference and logs it."""
 
     make_vocab_size_divisible_by: int = 128
     """The vocabulary is padded to a multiple of this times the tensor-model-parallel size."""
@@ -76,16 +76,16 @@ class TokenizerConfig:
     multiple of the tensor-model-parallel size."""
 
     true_vocab_size: int | None = None
-    """Rows of the token table that are weights of the network; all others are padding. Default: the
-    vocabulary size of the tokenizer. Models of transformers may have more rows than their tokenizer
+    """Rows of the token table that are weights of the network; all others are padding (default: the
+    vocabulary size of the tokenizer). Models of transformers may have more rows than their tokenizer
     has tokens."""
 
     padded_vocab_in_softmax: Annotated[
         bool | None, Spelling("--padded-vocab-in-softmax", with_truth=True)
     ] = None
     """Let the padded vocabulary columns take part in the softmax of the training loss, as in
-    Megatron-LM. Default: as in the run that is continued; in a new run they are left out, and the
-    loss does not depend on the padding."""
+    Megatron-LM. Without the flag it is as in the run that is continued; a new run leaves them out, so
+    that the loss does not depend on the padding."""
 
 
 _WITH_LEGACY = ("SentencePieceTokenizer", "Llama2Tokenizer")
@@ -93,10 +93,10 @@ _WITH_LEGACY = ("SentencePieceTokenizer", "Llama2Tokenizer")
 
 
 def tokenizer_arguments(config: TokenizerConfig, *, default: str | None = None) -> dict[str, Any]:
-    """Return the arguments of `build_tokenizer`; the rarer ones only where they were said.
+    """Return the arguments of `build_tokenizer`; the rarer ones only where they are given.
 
     Args:
-        default: the type when none is said.
+        default: the type without --tokenizer-type.
     """
     rarer: dict[str, Any] = {
         "tokenizer_model": config.tokenizer_model,
@@ -150,7 +150,7 @@ def _of_hugging_face(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpt_tokenizer_arguments(config: TokenizerConfig) -> dict[str, Any]:
-    """Return the arguments of `build_tokenizer` for GPT: GPT-2's tokenizer when none is said."""
+    """Return the arguments of `build_tokenizer` for GPT (default: GPT-2's tokenizer)."""
     return tokenizer_arguments(config, default="GPT2BPETokenizer")
 
 

@@ -1,4 +1,4 @@
-"""Flags of other systems that have no field here, each with the sentence its user gets."""
+"""Flags of other systems that have no field here, each with what happens or what to write instead."""
 
 from megatron.config.foreign_flags.network import EXPERT_LEGACY, MODEL_LEGACY
 from megatron.config.foreign_flags.parallelism import PARALLEL_LEGACY
@@ -36,13 +36,13 @@ LEGACY = (
     ),
     Legacy(
         "--muon-tp-mode",
-        "muon gathers divided matrices, so its step is that of the whole in every layout",
+        "muon gathers divided matrices, so its step is that of the full matrix in every layout",
         takes=1,
     ),
     Legacy("--muon-no-split-qkv", "muon takes queries, keys and values as one matrix"),
     Legacy(
         "--muon-fp32-matmul-prec",
-        "muon multiplies in the number format of the network",
+        "muon multiplies in the dtype of the network",
         takes=1,
     ),
     Legacy(

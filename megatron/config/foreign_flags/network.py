@@ -3,26 +3,17 @@
 from megatron.config.parsing.flags import Legacy
 
 _MUP = "maximal update parametrization is not built; choose --lr and --init-method-std yourself"
-
 _VISION = "vision models are not built: this is a flag of ViT"
-
 _RETRIEVAL = "retrieval models are not built: this is a flag of ICT, REALM and ORQA"
-
 _RETRIEVED_TEXT = "networks that attend to retrieved text are not built: this is a flag of Retro"
-
 _EQUAL = (
     "copies of a weight on tensor-parallel ranks begin equal, get equal gradients and stay equal: "
     "there is nothing to synchronise"
 )
-
-_MASKED = "models of masked text are not built: this is a flag of BERT and T5"
-
-_TWO_STACKS = "models of an encoder and a decoder are not built: this is a flag of T5"
-
+_MASKED = "masked language models are not built: this is a flag of BERT and T5"
+_TWO_STACKS = "encoder-decoder models are not built: this is a flag of T5"
 _ATTENTION = "this kind of attention is not built; leave this flag out"
-
 _EIGHT_BITS = "networks do not compute in 8 bits; write --bf16 instead"
-
 _DEAD = "it has no effect in the systems that have it, and none here"
 
 MODEL_LEGACY = (
@@ -73,7 +64,7 @@ MODEL_LEGACY = (
     Legacy("--tile-factor", _DEAD, takes=1),
     Legacy(
         "--split-transformers",
-        "it only told DeepSpeed how many parts of a network to recompute; "
+        "it only set in how many parts DeepSpeed recomputes a network; "
         "--checkpoint-activations decides",
     ),
     Legacy("--bert-no-binary-head", "a GPT has no binary head"),
@@ -157,14 +148,12 @@ MODEL_LEGACY = (
     ),
 )
 
-_DISPATCH = "tokens travel to their experts by DeepSpeed's all-to-all; nothing to choose"
-
-_BALANCE = "experts are kept busy by one loss, that of --moe-loss-coeff; leave this flag out"
-
+_DISPATCH = "DeepSpeed's all-to-all dispatches tokens to experts; nothing to choose"
+_BALANCE = "there is one load-balancing loss, that of --moe-loss-coeff; leave this flag out"
 _STUDENTS = "distillation into students is not built; train the smaller network by itself"
 
 EXPERT_LEGACY = (
-    Legacy("--create-moe-param-group", "experts have groups of parameters of their own always"),
+    Legacy("--create-moe-param-group", "experts always have parameter groups of their own"),
     Legacy(
         "--enable-expert-tensor-parallelism",
         "experts are divided over the tensor-parallel ranks like every layer",
@@ -176,7 +165,7 @@ EXPERT_LEGACY = (
     Legacy("--moe-router-dtype", "the router computes in 32 bits in every run", takes=1),
     Legacy(
         "--moe-pad-expert-input-to-capacity",
-        "what experts take is padded to the same number of tokens always",
+        "the inputs of experts are always padded to their capacity",
     ),
     Legacy(
         "--expert-tensor-parallel-size",
@@ -186,7 +175,7 @@ EXPERT_LEGACY = (
     ),
     Legacy(
         "--moe-ffn-hidden-size",
-        "experts are as wide as --ffn-hidden-size says; leave this flag out",
+        "--ffn-hidden-size sets the width of experts; leave this flag out",
         takes=1,
         refused=True,
     ),

@@ -3,15 +3,10 @@
 from megatron.config.parsing.flags import Legacy
 
 _REDUCED = "DeepSpeed reduces the gradients; nothing to choose"
-
-_OVERLAP = "zero_optimization.overlap_comm in DeepSpeed's JSON says what overlaps"
-
+_OVERLAP = "zero_optimization.overlap_comm in DeepSpeed's JSON sets what overlaps"
 _CONTEXT = "write --ds-sequence-parallel-size: it divides samples over ranks, by exchanging heads"
-
 _CHUNKS = "samples are divided over ranks by --ds-sequence-parallel-size, not into chunks"
-
 _OFFLOAD = "write --checkpoint-in-cpu, which keeps the inputs of recomputed layers in the host"
-
 _SCHEDULE = "DeepSpeed's pipeline runs 1F1B and has no interleaved schedule"
 
 PARALLEL_LEGACY = (
@@ -65,7 +60,7 @@ PARALLEL_LEGACY = (
     ),
     Legacy("--context-parallel-size", _CONTEXT, takes=1, refused=True),
     Legacy("--cp-comm-type", _CONTEXT, takes="*", refused=True),
-    Legacy("--force-ds-sequence-parallel", "--ds-sequence-parallel-size says whether"),
+    Legacy("--force-ds-sequence-parallel", "--ds-sequence-parallel-size alone decides"),
     Legacy("--ds-sequence-parallel-fpdt", _CHUNKS, refused=True),
     Legacy("--ds-sequence-parallel-fpdt-chunk-size", _CHUNKS, takes=1, refused=True),
     Legacy("--ds-sequence-parallel-fpdt-offloading", _CHUNKS, refused=True),

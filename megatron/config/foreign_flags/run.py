@@ -6,14 +6,11 @@ from typing import Any
 from megatron.config.parsing.flags import Legacy
 
 _SETS = 'write --train-weighted-split-paths "NAME: 1 0:1 PREFIX", and the same for valid and test'
-
 _EFFICIENCY = (
     "samples are not chosen by difficulty, nor tokens dropped; curriculum_learning in DeepSpeed's "
     "JSON shortens samples"
 )
-
 _COLLECTED = "Python collects garbage when it finds that there is some"
-
 _OURS = "there is one implementation of the network, chosen by its own flags"
 
 DATA_LEGACY = (
@@ -29,7 +26,7 @@ DATA_LEGACY = (
     ),
     Legacy("--mmap-warmup", "files are mapped; the first reading of a page warms it up"),
     Legacy("--fim-data", "documents are rearranged when --fim-rate is above 0"),
-    Legacy("--fim-eod-token", "the tokenizer knows which token ends a document", takes=1),
+    Legacy("--fim-eod-token", "the EOD token is the tokenizer's", takes=1),
     *(
         Legacy(option, _SETS, takes="*", refused=True)
         for option in ("--train-data-path", "--valid-data-path", "--test-data-path")
@@ -48,7 +45,7 @@ DATA_LEGACY = (
     ),
     Legacy(
         "--full-validation",
-        "--eval-iters says how many global batches of a validation set are read",
+        "--eval-iters sets how many global batches of a validation set are read",
         refused=True,
     ),
     Legacy(
@@ -125,16 +122,16 @@ RUN_LEGACY = (
     Legacy("--manual-gc-interval", _COLLECTED, takes=1),
     Legacy(
         "--timing-log-option",
-        "the timers of rank 0 are told; leave this flag out",
+        "the timers of rank 0 are logged; leave this flag out",
         takes=1,
         refused=True,
     ),
     Legacy(
         "--log-straggler",
-        "write --slow-rank-factor 1.2: ranks that take longer than others by that are told",
+        "write --slow-rank-factor 1.2: it logs ranks that take longer than others by that factor",
         refused=True,
     ),
-    Legacy("--log-throughput", "the log line tells samples and operations per second always"),
+    Legacy("--log-throughput", "the log line always has samples and operations per second"),
     Legacy("--log-world-size-to-tensorboard", "it is written at the start of every run"),
     Legacy("--log-memory-to-tensorboard", "it is written with each log line of every run"),
     Legacy(
@@ -150,16 +147,14 @@ RUN_LEGACY = (
     ),
     Legacy(
         "--ds-inference",
-        "generation keeps keys and values and reorders weights by itself, without kernels of DeepSpeed",
+        "generation has its own KV cache and weight layout, without kernels of DeepSpeed",
     ),
     Legacy("--transformer-impl", _OURS, takes=1),
     Legacy("--use-mcore-models", _OURS),
 )
 
 _MULTIMODAL = "models are trained on text alone, so there is no MultimodalTokenizer; leave it out"
-
 _ONE_FILE = "write --tokenizer-type and the files of the tokenizer instead"
-
 _NULL = "NullTokenizer ends documents with the id --vocab-size and pads with nothing; leave it out"
 
 TOKENIZER_LEGACY = (
@@ -200,13 +195,13 @@ ANY_RUN: Mapping[str, Mapping[str, Any]] = {
     "training": {"micro_batch_size": 1, "train_iters": 1},
     "data": {"data_path": ["unknown"]},
 }
-"""Wishes of a run of which nothing is known; the files say the network."""
+"""Values for the required flags of a run that is not known; the network is that of the files."""
 
 CONVERSION_LEGACY = (
     Legacy("--max-queue-size", "tensors are read and written one by one: there is no queue", 1),
     Legacy("--megatron-path", "no code of Megatron-LM's is needed to read its files", 1),
     Legacy("--no-checking", "every parameter and its shape are checked"),
-    Legacy("--model-size", "the files say the size", 1),
-    Legacy("--checkpoint-type", "the files say whose they are, or --loader does", 1),
+    Legacy("--model-size", "the size is that of the files", 1),
+    Legacy("--checkpoint-type", "the format is read from the files, or set by --loader", 1),
 )
-"""Flags of Megatron-LM's conversion tool that have nothing to say here."""
+"""Flags of Megatron-LM's conversion tool without effect here."""

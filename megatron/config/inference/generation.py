@@ -12,9 +12,9 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
-    """Generation, as the user asked for it; --micro-batch-size is how many sequences at once.
+    """Text generation; --micro-batch-size is the number of sequences in a batch.
 
-    A prompt, a file of prompts, samples of nothing or, without these, prompts that are typed in.
+    Continues a prompt or a file of prompts, generates without a prompt, or reads typed prompts.
     """
 
     prompt: str | None = None
@@ -28,10 +28,10 @@ class GenerationConfig:
     that ends in .jsonl gets one JSON object a line."""
 
     num_samples: int = 0
-    """Number of texts to make up from nothing, into --genfile."""
+    """Number of texts to generate without a prompt, into --genfile."""
 
     genfile: str | None = None
-    """File for texts made up from nothing: one JSON object a line with text, length, finished."""
+    """File for texts generated without a prompt: one JSON object a line with text, length, finished."""
 
     out_seq_length: int = 1024
     """Most tokens added to a prompt."""
@@ -67,15 +67,14 @@ class GenerationConfig:
     of JSON objects."""
 
     recompute: bool = False
-    """Read the whole text again for each token, instead of keeping keys and values of attention."""
+    """Recompute the full text for each token, instead of keeping a KV cache."""
 
     inference_max_seq_length: int | None = None
-    """Most tokens of a prompt and its continuation, for which there is memory from the beginning
-    (default: --max-position-embeddings)."""
+    """Length of the KV cache: most tokens of a prompt and its continuation (default: --max-position-embeddings)."""
 
     inference_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Number format of weights and activations; auto: that of training, or what --bf16 and --fp16
-    say, and fp32 instead of fp16 on CPUs."""
+    """Dtype of weights and activations; auto: that of training, or of --bf16 and --fp16, and fp32
+    instead of fp16 on CPUs."""
 
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -84,92 +83,96 @@ LAYOUT = ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel_s
 """What does not follow from the run that trained the model."""
 
 
-def inference_dtype(wishes: GenerationConfig, precision: PrecisionConfig, *, device: str) -> Dtype:
-    """Return the number format of weights and activations."""
-    if wishes.inference_dtype != "auto":
-        return wishes.inference_dtype
+def inference_dtype(
+    generation: GenerationConfig, precision: PrecisionConfig, *, device: str
+) -> Dtype:
+    """Return the dtype of weights and activations."""
+    if generation.inference_dtype != "auto":
+        return generation.inference_dtype
     if precision.bf16:
         return "bf16"
     return "fp16" if precision.fp16 and device != "cpu" else "fp32"
 
 
-def generation_problems(wishes: GenerationConfig) -> Iterator[str]:
-    """Yield every reason why it is not clear what to generate, or how."""
+def generation_problems(generation: GenerationConfig) -> Iterator[str]:
+    """Yield every contradiction in what to generate, and how."""
     modes = {
-        "--prompt": wishes.prompt is not None,
-        "--sample-input-file": wishes.sample_input_file is not None,
-        "--num-samples": wishes.num_samples != 0,
+        "--prompt": generation.prompt is not None,
+        "--sample-input-file": generation.sample_input_file is not None,
+        "--num-samples": generation.num_samples != 0,
     }
-    asked = [flag for flag, on in modes.items() if on]
-    if len(asked) > 1:
-        yield f"give one of {', '.join(modes)}, or none to be asked; found {' and '.join(asked)}"
-    if wishes.num_samples < 0:
-        yield f"--num-samples {wishes.num_samples} must be at least 0"
-    if wishes.num_samples and not wishes.genfile:
+    given = [flag for flag, on in modes.items() if on]
+    if len(given) > 1:
+        yield f"give one of {', '.join(modes)}, or none to type prompts; found {' and '.join(given)}"
+    if generation.num_samples < 0:
+        yield f"--num-samples {generation.num_samples} must be at least 0"
+    if generation.num_samples and not generation.genfile:
         yield "--num-samples needs --genfile: the file to write the texts to"
-    if wishes.genfile and not wishes.num_samples:
-        yield "--genfile needs --num-samples: how many texts to make up"
-    if wishes.out_seq_length < 1:
-        yield f"--out-seq-length {wishes.out_seq_length} must be at least 1"
-    if wishes.logprobs and not (wishes.num_samples or _has_objects(wishes)):
+    if generation.genfile and not generation.num_samples:
+        yield "--genfile needs --num-samples: how many texts to generate"
+    if generation.out_seq_length < 1:
+        yield f"--out-seq-length {generation.out_seq_length} must be at least 1"
+    if generation.logprobs and not (generation.num_samples or _has_objects(generation)):
         yield "--logprobs needs a file of JSON objects: --genfile, or --sample-output-file ….jsonl"
-    if wishes.sample_output_file and (wishes.num_samples or not asked):
+    if generation.sample_output_file and (generation.num_samples or not given):
         yield "--sample-output-file is for --prompt and --sample-input-file"
-    yield from sampling_problems(wishes)
-    if wishes.beam_width is not None:
-        yield from _beam_problems(wishes)
-    elif wishes.length_penalty != 1:
+    yield from sampling_problems(generation)
+    if generation.beam_width is not None:
+        yield from _beam_problems(generation)
+    elif generation.length_penalty != 1:
         yield "--length-penalty is for --beam-width"
 
 
-def sampling_problems(wishes: GenerationConfig) -> Iterator[str]:
+def sampling_problems(generation: GenerationConfig) -> Iterator[str]:
     """Yield every reason why tokens cannot be chosen so, whatever the vocabulary."""
-    if wishes.temperature < 0:
-        yield f"--temperature {wishes.temperature} must be at least 0; 0 takes the likeliest token"
-    if wishes.top_k < 0:
-        yield f"--top_k {wishes.top_k} must be at least 0"
-    if not 0 <= wishes.top_p <= 1:
-        yield f"--top_p {wishes.top_p} must be between 0 and 1"
-    if wishes.greedy and (wishes.top_k or wishes.top_p or wishes.temperature not in (0, 1)):
+    if generation.temperature < 0:
+        yield f"--temperature {generation.temperature} must be at least 0; 0 takes the likeliest token"
+    if generation.top_k < 0:
+        yield f"--top_k {generation.top_k} must be at least 0"
+    if not 0 <= generation.top_p <= 1:
+        yield f"--top_p {generation.top_p} must be between 0 and 1"
+    if generation.greedy and (
+        generation.top_k or generation.top_p or generation.temperature not in (0, 1)
+    ):
         yield "--greedy takes the likeliest token: leave --top_k, --top_p and --temperature out"
-    if wishes.top_k and wishes.top_p:
+    if generation.top_k and generation.top_p:
         yield "--top_k and --top_p exclude each other: give one of them"
 
 
-def vocabulary_problems(wishes: GenerationConfig, *, vocab_size: int) -> Iterator[str]:
+def vocabulary_problems(generation: GenerationConfig, *, vocab_size: int) -> Iterator[str]:
     """Yield every reason why tokens of this vocabulary cannot be chosen so."""
-    if wishes.top_k > vocab_size:
-        yield f"--top_k {wishes.top_k} is more than the vocabulary's {vocab_size} tokens"
-    for token in wishes.stop_tokens or ():
+    if generation.top_k > vocab_size:
+        yield f"--top_k {generation.top_k} is more than the vocabulary's {vocab_size} tokens"
+    for token in generation.stop_tokens or ():
         if not 0 <= token < vocab_size:
             yield f"--stop-tokens {token} is not in the vocabulary of {vocab_size} tokens"
 
 
-def _beam_problems(wishes: GenerationConfig) -> Iterator[str]:
-    if wishes.beam_width is not None and wishes.beam_width < 1:
-        yield f"--beam-width {wishes.beam_width} must be at least 1"
+def _beam_problems(generation: GenerationConfig) -> Iterator[str]:
+    if generation.beam_width is not None and generation.beam_width < 1:
+        yield f"--beam-width {generation.beam_width} must be at least 1"
     others = {
-        "--greedy": wishes.greedy,
-        "--temperature": wishes.temperature != 1,
-        "--top_k": wishes.top_k,
-        "--top_p": wishes.top_p,
-        "--recompute": wishes.recompute,
-        "--stop-strings": wishes.stop_strings,
-        "--logprobs": wishes.logprobs,
-        "--num-samples": wishes.num_samples,
+        "--greedy": generation.greedy,
+        "--temperature": generation.temperature != 1,
+        "--top_k": generation.top_k,
+        "--top_p": generation.top_p,
+        "--recompute": generation.recompute,
+        "--stop-strings": generation.stop_strings,
+        "--logprobs": generation.logprobs,
+        "--num-samples": generation.num_samples,
     }
-    if said := [flag for flag, on in others.items() if on]:
-        yield f"--beam-width does not go with {', '.join(said)}"
+    if given := [flag for flag, on in others.items() if on]:
+        yield f"--beam-width does not go with {', '.join(given)}"
 
 
-def _has_objects(wishes: GenerationConfig) -> bool:
-    return (wishes.sample_output_file or "").endswith(".jsonl")
+def _has_objects(generation: GenerationConfig) -> bool:
+    return (generation.sample_output_file or "").endswith(".jsonl")
 
 
 def layout_problems(
     parallel: ParallelConfig, spec: ModelSpec, *, world_size: int, replicas: int = 1
 ) -> Iterator[str]:
-    """Yield every reason why so many processes cannot share the network, or have some of it."""
+    """Yield every reason why so many processes cannot share the network."""
     tensor = parallel.tensor_model_parallel_size
     pipeline = parallel.pipeline_model_parallel_size
     if wrong := [*world_size_problems(parallel, world_size)]:
@@ -196,19 +199,19 @@ def layout_problems(
         )
 
 
-def room_problems(wishes: GenerationConfig, spec: ModelSpec, *, rows: int) -> Iterator[str]:
-    """Yield why there cannot be so many sequences, or so long ones."""
+def room_problems(generation: GenerationConfig, spec: ModelSpec, *, rows: int) -> Iterator[str]:
+    """Yield why the KV cache cannot have so many rows, or such long ones."""
     if rows < 1:
         yield f"--micro-batch-size {rows} must be at least 1"
-    said = wishes.inference_max_seq_length
-    if said is not None and not 2 <= said <= spec.max_position_embeddings:
+    given = generation.inference_max_seq_length
+    if given is not None and not 2 <= given <= spec.max_position_embeddings:
         yield (
-            f"--inference-max-seq-length {said} must be between 2 and --max-position-embeddings "
+            f"--inference-max-seq-length {given} must be between 2 and --max-position-embeddings "
             f"{spec.max_position_embeddings}"
         )
 
 
 def dtype_problems(dtype: Dtype, *, device: str) -> Iterator[str]:
-    """Yield why `device` does not compute in this number format."""
+    """Yield why `device` does not compute in this dtype."""
     if dtype == "fp16" and device == "cpu":
         yield "--inference-dtype fp16 needs a GPU: write bf16 or fp32"

@@ -10,22 +10,22 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class ServingConfig:
-    """The server, as the user asked for it; --micro-batch-size is how many sequences at once."""
+    """The text generation server; --micro-batch-size is the number of sequences in a batch."""
 
     host: str = "127.0.0.1"
-    """Address to listen at; this machine alone can reach the default, 0.0.0.0 is all addresses."""
+    """Address to listen on; only this machine reaches the default, 0.0.0.0 is all addresses."""
 
     port: int = 5000
-    """Port to listen at; 0: any that is free, and the log says which."""
+    """Port to listen on; 0: any free one, which the log names."""
 
     api_key: str | None = None
-    """Text that every request must bear: Authorization: Bearer TEXT."""
+    """API key that every request must carry: Authorization: Bearer TEXT."""
 
     api_key_file: str | None = None
-    """File with the text of --api-key, which other users of the machine cannot see then."""
+    """File with the API key; unlike --api-key, other users of the machine do not see it."""
 
     served_model_name: str | None = None
-    """What /v1/models calls the model (default: the last folder of --load)."""
+    """Name of the model in /v1/models (default: the last folder of --load)."""
 
     chat_template: str | None = None
     """File with the Jinja chat template of /v1/chat/completions (default: the
@@ -43,63 +43,63 @@ class ServingConfig:
     """Most bytes of a request."""
 
     max_queue: int = 1024
-    """So many sequences may wait for their turn; while they do, further requests are refused."""
+    """Length of the queue, in sequences; while it is full, further requests are refused."""
 
     shutdown_grace: float = 30.0
-    """Seconds in which the requests under way may be finished after SIGTERM."""
+    """Seconds for running requests to finish after SIGTERM."""
 
     request_timeout: float = 60.0
-    """Seconds within which the headers of a request must arrive, and as many for its body."""
+    """Timeout in seconds for the headers of a request, and for its body."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a request may ask for, and how much may wait."""
+    """Limits of a request, and of the queue."""
 
     new_tokens: int  # for each prompt
     prompts: int
     request_tokens: int  # of all prompts, with what may follow
     body_bytes: int
-    queue: int  # sequences that wait for their turn
+    queue: int  # waiting sequences
     grace_s: float  # to finish what is under way
     request_s: float  # for the headers of a request, and for its body, to arrive
 
 
-def plan_limits(wishes: ServingConfig, generation: GenerationConfig) -> Limits:
-    """Return what requests may ask for."""
+def plan_limits(server: ServingConfig, generation: GenerationConfig) -> Limits:
+    """Return the limits of requests and of the queue."""
     return Limits(
         new_tokens=generation.out_seq_length,
-        prompts=wishes.max_prompts,
-        request_tokens=wishes.max_request_tokens,
-        body_bytes=wishes.max_body_bytes,
-        queue=wishes.max_queue,
-        grace_s=wishes.shutdown_grace,
-        request_s=wishes.request_timeout,
+        prompts=server.max_prompts,
+        request_tokens=server.max_request_tokens,
+        body_bytes=server.max_body_bytes,
+        queue=server.max_queue,
+        grace_s=server.shutdown_grace,
+        request_s=server.request_timeout,
     )
 
 
-def serving_problems(wishes: ServingConfig, generation: GenerationConfig) -> Iterator[str]:
-    """Yield every reason why nothing can be served so."""
-    if not 0 <= wishes.port <= 65535:
-        yield f"--port {wishes.port} must be between 0 and 65535"
-    if wishes.api_key is not None and wishes.api_key_file is not None:
+def serving_problems(server: ServingConfig, generation: GenerationConfig) -> Iterator[str]:
+    """Yield every problem of the server's flags."""
+    if not 0 <= server.port <= 65535:
+        yield f"--port {server.port} must be between 0 and 65535"
+    if server.api_key is not None and server.api_key_file is not None:
         yield "give --api-key or --api-key-file, not both"
-    if wishes.api_key == "":
-        yield "--api-key is empty: leave it out, or give the text that requests must bear"
+    if server.api_key == "":
+        yield "--api-key is empty: leave it out, or give the text that requests must carry"
     for flag, value in (
-        ("--max-prompts", wishes.max_prompts),
-        ("--max-request-tokens", wishes.max_request_tokens),
-        ("--max-body-bytes", wishes.max_body_bytes),
-        ("--max-queue", wishes.max_queue),
+        ("--max-prompts", server.max_prompts),
+        ("--max-request-tokens", server.max_request_tokens),
+        ("--max-body-bytes", server.max_body_bytes),
+        ("--max-queue", server.max_queue),
         ("--out-seq-length", generation.out_seq_length),
     ):
         if value < 1:
             yield f"{flag} {value} must be at least 1"
     yield from sampling_problems(generation)
-    if wishes.shutdown_grace < 0:
-        yield f"--shutdown-grace {wishes.shutdown_grace} must be at least 0 seconds"
-    if not 0 < wishes.request_timeout < float("inf"):
-        yield f"--request-timeout {wishes.request_timeout} must be a number of seconds above 0"
+    if server.shutdown_grace < 0:
+        yield f"--shutdown-grace {server.shutdown_grace} must be at least 0 seconds"
+    if not 0 < server.request_timeout < float("inf"):
+        yield f"--request-timeout {server.request_timeout} must be a number of seconds above 0"
     of_a_request = {
         "--prompt": generation.prompt is not None,
         "--sample-input-file": generation.sample_input_file is not None,
@@ -113,5 +113,5 @@ def serving_problems(wishes: ServingConfig, generation: GenerationConfig) -> Ite
         "--stop-tokens": generation.stop_tokens,
         "--logprobs": generation.logprobs,
     }
-    if said := [flag for flag, on in of_a_request.items() if on]:
-        yield f"each request says this for itself, so leave it out: {', '.join(said)}"
+    if given := [flag for flag, on in of_a_request.items() if on]:
+        yield f"each request sets this for itself, so leave it out: {', '.join(given)}"

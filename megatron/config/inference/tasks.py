@@ -10,27 +10,26 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """Zero-shot evaluation, as the user asked for it; --micro-batch-size is how many at once."""
+    """Zero-shot evaluation; --micro-batch-size is the number of windows in a batch."""
 
     task: Literal["WIKITEXT103", "LAMBADA"]
     """What is measured: the perplexity of the words of a text, or how often the last word of a
-    passage is foretold."""
+    passage is predicted."""
 
     valid_data: list[str]
     """The file: raw text of WIKITEXT103, JSON lines with a text each of LAMBADA."""
 
     overlapping_eval: int | None = None
     """Tokens from one window to the next, at most --seq-length, which is the window's length: fewer
-    give every token more text before it, and take longer. 32 when not said, or --seq-length if that
-    is less."""
+    give every token more context, and take longer (default: 32, or --seq-length if that is less)."""
 
     strict_lambada: bool = False
-    """The whole last word has to be foretold; without this flag, the last token of the text."""
+    """The full last word must be predicted; without this flag, the last token of the text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessConfig:
-    """Tasks of lm_eval, as the user asked for them."""
+    """Evaluation on tasks of lm_eval."""
 
     task_list: Annotated[str, Spelling("--task_list", ("--task-list",))] = "all"
     """Names of tasks, groups or tags of lm_eval, with commas between them."""
@@ -47,7 +46,7 @@ class HarnessConfig:
     """Take one task after the other, and write what is known after each."""
 
     num_fewshot: Annotated[int | None, Spelling("--num_fewshot", ("--num-fewshot",))] = None
-    """Solved examples before each question (default: as the tasks say)."""
+    """Solved examples before each question (default: those of each task)."""
 
     limit: int | None = None
     """Only so many documents of each task, to try something out."""
@@ -118,14 +117,14 @@ def name_problems(task: str | None) -> Iterator[str]:
         )
 
 
-def task_problems(config: Config, wishes: TaskConfig) -> Iterator[str]:
-    """Yield every reason why a task cannot be done as asked."""
+def task_problems(config: Config, task: TaskConfig) -> Iterator[str]:
+    """Yield every problem of the flags of a task."""
     yield from _shared_problems(config)
-    if len(wishes.valid_data) != 1:
-        yield f"--valid-data takes one file for {wishes.task}; found {len(wishes.valid_data)}"
-    if wishes.strict_lambada and wishes.task != "LAMBADA":
-        yield f"--strict-lambada is for --task LAMBADA, not for {wishes.task}"
-    length, stride = config.model.seq_length, wishes.overlapping_eval
+    if len(task.valid_data) != 1:
+        yield f"--valid-data takes one file for {task.task}; found {len(task.valid_data)}"
+    if task.strict_lambada and task.task != "LAMBADA":
+        yield f"--strict-lambada is for --task LAMBADA, not for {task.task}"
+    length, stride = config.model.seq_length, task.overlapping_eval
     if stride is not None and not 1 <= stride <= length:
         yield (
             f"--overlapping-eval {stride} must be between 1 and --seq-length {length}: with more, "
@@ -133,33 +132,33 @@ def task_problems(config: Config, wishes: TaskConfig) -> Iterator[str]:
         )
 
 
-def stride_of(config: Config, wishes: TaskConfig) -> int:
+def stride_of(config: Config, task: TaskConfig) -> int:
     """Return the tokens from one window to the next."""
-    return wishes.overlapping_eval or min(_STRIDE, config.model.seq_length)
+    return task.overlapping_eval or min(_STRIDE, config.model.seq_length)
 
 
-def harness_problems(config: Config, wishes: HarnessConfig) -> Iterator[str]:
-    """Yield every reason why tasks of lm_eval cannot be done as asked."""
+def harness_problems(config: Config, harness: HarnessConfig) -> Iterator[str]:
+    """Yield every problem of the flags of lm_eval's tasks."""
     yield from _shared_problems(config)
-    names = wishes.task_list.split(",")
+    names = harness.task_list.split(",")
     if "all" in names:
         yield (
             "--task_list all are thousands of tasks, in many languages and for many kinds of "
             "models: name those that are wanted; `lm_eval ls tasks` lists them"
         )
     if not all(names):
-        yield f"--task_list {wishes.task_list!r} has an empty name"
+        yield f"--task_list {harness.task_list!r} has an empty name"
     for flag, value, least in (
-        ("--micro_bs_multiplier", wishes.micro_bs_multiplier, 1),
-        ("--bootstrap_iters", wishes.bootstrap_iters, 0),
-        ("--num_fewshot", wishes.num_fewshot, 0),
-        ("--limit", wishes.limit, 1),
+        ("--micro_bs_multiplier", harness.micro_bs_multiplier, 1),
+        ("--bootstrap_iters", harness.bootstrap_iters, 0),
+        ("--num_fewshot", harness.num_fewshot, 0),
+        ("--limit", harness.limit, 1),
     ):
         if value is not None and value < least:
             yield f"{flag} {value} must be at least {least}"
-    if wishes.chat_template is not None and not wishes.apply_chat_template:
+    if harness.chat_template is not None and not harness.apply_chat_template:
         yield "--chat-template is for --apply_chat_template"
-    for option in wishes.gen_kwargs.split(",") if wishes.gen_kwargs is not None else ():
+    for option in harness.gen_kwargs.split(",") if harness.gen_kwargs is not None else ():
         name, equals, _ = option.partition("=")
         if not equals or name.strip() not in GENERATION_OPTIONS:
             yield (

@@ -13,17 +13,17 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertConfig:
-    """Experts, as the user asked for them."""
+    """Mixture of experts (MoE)."""
 
     num_experts: list[int] | None = None
     """Experts per layer that has them: one number for all such layers, or one for each. A layer
     with 1 has an ordinary MLP."""
 
     expert_interval: int | None = None
-    """Every so-manieth layer has experts; 2 when neither this nor --moe-layer-freq is said."""
+    """Every N-th layer is an MoE layer (default: 2, unless --moe-layer-freq is given)."""
 
     moe_layer_freq: str | None = None
-    """Which layers have experts, in Megatron-LM's words: N for the first layer and every Nth
+    """Which layers have experts, as in Megatron-LM: N for the first layer and every Nth
     after it, or a list with a 1 or 0 for each layer, such as [0]*1+[1]*11."""
 
     topk: Annotated[int, Spelling("--topk", ("--moe-router-topk",))] = 1
@@ -36,11 +36,11 @@ class ExpertConfig:
     moe_expert_parallel_size: Annotated[
         int, Spelling("--moe-expert-parallel-size", ("--expert-model-parallel-size",))
     ] = 1
-    """Replicas that share the experts of a layer: each keeps its part of them."""
+    """Expert-parallel size: replicas that share the experts of a layer, each keeping its part."""
 
     moe_train_capacity_factor: float | None = None
-    """Tokens that an expert takes in training, relative to an even share (default: 1). What is more
-    passes by on the residual stream."""
+    """Capacity of an expert in training, relative to an even share of the tokens (default: 1). Tokens
+    over the capacity skip the experts on the residual stream."""
 
     moe_eval_capacity_factor: float | None = None
     """The same in evaluation."""
@@ -49,13 +49,13 @@ class ExpertConfig:
     """Both of these at once."""
 
     moe_min_capacity: int = 4
-    """Tokens that an expert takes at least."""
+    """Least capacity of an expert, in tokens."""
 
     moe_token_dropping: Annotated[bool, Spelling("--disable-moe-token-dropping")] = True
-    """Limit what an expert takes."""
+    """Drop the tokens over an expert's capacity."""
 
     moe_loss_coeff: Annotated[float, Spelling("--moe-loss-coeff", ("--moe-aux-loss-coeff",))] = 0.1
-    """Weight of the loss that keeps the experts evenly busy."""
+    """Weight of the load-balancing (auxiliary) loss."""
 
     moe_top2_2nd_expert_sampling: Annotated[
         bool, Spelling("--disable-moe-top2-2nd-expert-sampling")
@@ -63,8 +63,8 @@ class ExpertConfig:
     """Draw the second of two experts by its weight in training, instead of taking the best."""
 
     noisy_gate_policy: Literal["None", "Jitter", "RSample"] = "None"
-    """Noise on the choice of experts in training: Jitter multiplies what the router sees by up to 1%,
-    RSample draws the one expert by its weight."""
+    """Noise of the router in training: Jitter multiplies its input by up to 1%, RSample
+    draws the one expert by its weight."""
 
 
 def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]:
@@ -75,40 +75,40 @@ def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]
     """
     if experts.num_experts is None:
         return ()
-    places = _places(experts, num_layers)
+    moe_layers = _moe_layers(experts, num_layers)
     counts = experts.num_experts
-    if max(counts) > 1 and not any(places):
+    if max(counts) > 1 and not any(moe_layers):
         raise ValueError(
             f"--num-experts: none of the {num_layers} layers would have experts; write "
             "--expert-interval 1"
         )
     if len(counts) == 1:
-        counts = counts * sum(places)
-    if len(counts) != sum(places):
+        counts = counts * sum(moe_layers)
+    if len(counts) != sum(moe_layers):
         raise ValueError(
-            f"--num-experts has {len(counts)} numbers, but {sum(places)} of {num_layers} layers have "
+            f"--num-experts has {len(counts)} numbers, but {sum(moe_layers)} of {num_layers} layers have "
             "experts: give one number for all, or one for each of these"
         )
     left = iter(counts)
-    numbers = tuple(next(left) if has_experts else 1 for has_experts in places)
+    numbers = tuple(next(left) if has_experts else 1 for has_experts in moe_layers)
     return numbers if max(numbers) > 1 else ()
 
 
-def _places(experts: ExpertConfig, num_layers: int) -> list[bool]:
+def _moe_layers(experts: ExpertConfig, num_layers: int) -> list[bool]:
     """Return which layers have experts."""
     if experts.moe_layer_freq is None:
         interval = experts.expert_interval or 2
         return [number % interval == 0 for number in range(1, num_layers + 1)]
-    said = experts.moe_layer_freq
-    pattern = pattern_of(said)
+    given = experts.moe_layer_freq
+    pattern = pattern_of(given)
     if isinstance(pattern, int) and pattern > 0:
         return [layer % pattern == 0 for layer in range(num_layers)]
     if not is_of_layers(pattern, num_layers):
         raise ValueError(
-            f"--moe-layer-freq {said} is neither a number from 1 on nor a list of {num_layers} times "
+            f"--moe-layer-freq {given} is neither a number of at least 1 nor a list of {num_layers} times "
             "0 or 1, such as [0]*1+[1]*3"
         )
-    return [bool(place) for place in pattern]
+    return [bool(each) for each in pattern]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +224,7 @@ def _number_problems(experts: ExpertConfig) -> Iterator[str]:
     if experts.moe_loss_coeff < 0:
         yield f"--moe-loss-coeff {experts.moe_loss_coeff} must be at least 0"
     if experts.expert_interval is not None and experts.moe_layer_freq is not None:
-        yield "--expert-interval and --moe-layer-freq both say which layers have experts: leave one out"
+        yield "--expert-interval and --moe-layer-freq both set which layers have experts: leave one out"
 
 
 def _routing_problems(experts: ExpertConfig, fewest: int, *, tokens: int) -> Iterator[str]:
@@ -252,11 +252,11 @@ def _layout_problems(
     if data % size:
         yield (
             f"--moe-expert-parallel-size {size} does not divide the {data} replicas: experts are "
-            "shared by whole groups of them"
+            "shared by groups of that size"
         )
     if parallel.pipeline_model_parallel_size > 1:
         yield (
-            "experts do not work in a pipeline: DeepSpeed would save its stages whole, and no other "
+            "experts do not work in a pipeline: DeepSpeed would save each stage in one piece, and no other "
             "layout could open them; write --pipeline-model-parallel-size 1, and divide the layers "
             "with --tensor-model-parallel-size or the experts with --moe-expert-parallel-size"
         )
@@ -268,7 +268,7 @@ def _layout_problems(
     if parallel.ds_sequence_parallel_size > 1:
         yield (
             "experts do not work with --ds-sequence-parallel-size "
-            f"{parallel.ds_sequence_parallel_size}: whole replicas share them; write 1"
+            f"{parallel.ds_sequence_parallel_size}: complete replicas share them; write 1"
         )
 
 
@@ -277,8 +277,8 @@ def _zero_problems(user: Mapping[str, Any], stage: int) -> Iterator[str]:
     if stage == 3:
         yield "ZeRO stage 3 does not divide DeepSpeed's experts: write --zero-stage 2"
     for key, least in (("reduce_scatter", 1), ("contiguous_gradients", 2)):
-        said = value_at(user, f"zero_optimization.{key}")
-        if said is False and stage >= least:
+        given = value_at(user, f"zero_optimization.{key}")
+        if given is False and stage >= least:
             yield (
                 f"zero_optimization.{key} of the JSON is false, and experts at ZeRO stage {stage} "
                 "need it: take the key out"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters, as the user asked for them."""
+    """LoRA: low-rank adapters beside the linear layers."""
 
     lora_rank: int = 0
     """Rank of the product that is added to a weight; 0 for none. With it everything but these
@@ -38,22 +38,22 @@ _FUSED = {
 _ALL = "all-linear"
 
 
-def lora_targets(said: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the linear layers that `said` names, in their order.
+def lora_targets(names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the linear layers that `names` selects, in the order of the network.
 
     >>> lora_targets(["q_proj", "k_proj", "v_proj", "down_proj"])
     ('query_key_value', 'dense_4h_to_h')
     """
-    names = {"query_key_value"} if said is None else set(said)
+    given = {"query_key_value"} if names is None else set(names)
     return tuple(
         own
         for own in LINEAR
-        if names & {own, _ALL} or any(names.issuperset(theirs) for theirs in _FUSED[own])
+        if given & {own, _ALL} or any(given.issuperset(theirs) for theirs in _FUSED[own])
     )
 
 
 def lora_problems(lora: LoraConfig, *, num_experts: object, bitfit: bool) -> Iterator[str]:
-    """Yield every reason why the adapters cannot be built.
+    """Yield every problem of the adapters' flags.
 
     Args:
         num_experts: the value of --num-experts.
@@ -62,12 +62,12 @@ def lora_problems(lora: LoraConfig, *, num_experts: object, bitfit: bool) -> Ite
     if lora.lora_rank < 0:
         yield f"--lora-rank {lora.lora_rank} must be at least 0"
     if not lora.lora_rank:
-        said = {
+        given = {
             "--lora-alpha": lora.lora_alpha is not None,
             "--lora-dropout": lora.lora_dropout != 0,
             "--lora-target-modules": lora.lora_target_modules is not None,
         }
-        yield from (f"{flag} is of adapters: give --lora-rank" for flag in said if said[flag])
+        yield from (f"{flag} is of adapters: give --lora-rank" for flag in given if given[flag])
         return
     if lora.lora_alpha is not None and lora.lora_alpha <= 0:
         yield f"--lora-alpha {lora.lora_alpha} must be more than 0"
@@ -80,14 +80,14 @@ def lora_problems(lora: LoraConfig, *, num_experts: object, bitfit: bool) -> Ite
     yield from _target_problems(lora.lora_target_modules or ["query_key_value"])
 
 
-def _target_problems(said: Sequence[str]) -> Iterator[str]:
+def _target_problems(names: Sequence[str]) -> Iterator[str]:
     groups = {name: theirs for of in _FUSED.values() for theirs in of for name in theirs}
-    for name in said:
+    for name in names:
         if name not in (*LINEAR, _ALL, *groups):
             known = ", ".join([*LINEAR, *groups, _ALL])
-            yield f"--lora-target-modules {name} is no linear layer; known are {known}"
-    for theirs in dict.fromkeys(groups[name] for name in said if name in groups):
-        if missing := [name for name in theirs if name not in said]:
+            yield f"--lora-target-modules {name} is not a linear layer; known are {known}"
+    for theirs in dict.fromkeys(groups[name] for name in names if name in groups):
+        if missing := [name for name in theirs if name not in names]:
             yield (
                 f"--lora-target-modules: {', '.join(theirs)} are one matrix here and get one "
                 f"adapter: name {', '.join(missing)} too"

@@ -15,7 +15,7 @@ from megatron.config.parsing.flags import Names, Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network, as the user asked for it."""
+    """The network."""
 
     num_layers: int
     """Number of transformer layers."""
@@ -27,11 +27,11 @@ class ModelConfig:
     """Number of attention heads over all tensor-parallel ranks."""
 
     seq_length: Annotated[int, Spelling("--seq-length", ("--encoder-seq-length",))]
-    """Number of tokens that the network sees at once."""
+    """Sequence length: tokens of a sample."""
 
     max_position_embeddings: int | None = None
-    """Most tokens that the network can be given (default: the sequence length). With learned
-    positions it is the number of rows of their table."""
+    """Longest sequence of the network, in tokens (default: --seq-length). A learned table of positions
+    has so many rows."""
 
     ffn_hidden_size: int | None = None
     """Width inside the MLP, in features (default: 4 * hidden_size, gated or not)."""
@@ -52,8 +52,8 @@ class ModelConfig:
     for all of them."""
 
     window_attn_skip_freq: str | None = None
-    """Which layers have no window, as Megatron-LM says it: every Nth one, or a list of 1 for a
-    layer with --window-size and 0 for one without, such as [1,1,1,0]*6; default: none of them."""
+    """Layers without the window (default: none), as in Megatron-LM: every N-th one, or a list of 1 for
+    a layer with --window-size and 0 for one without, such as [1,1,1,0]*6."""
 
     apply_query_key_layer_scaling: Annotated[bool, Spelling("--no-query-key-layer-scaling")] = True
     """Attention scores divided by the number of their layer until softmax multiplies it back,
@@ -75,8 +75,8 @@ class ModelConfig:
         Literal["learned_absolute", "absolute", "rotary", "rope", "alibi", "none"] | None,
         Names(POSITION_EMBEDDINGS),
     ] = None
-    """How a token learns its position: a learned table (learned_absolute, absolute; when not
-    said), rotated queries and keys (rotary, rope), a penalty on distance (alibi), or not."""
+    """Position embedding: a learned table (learned_absolute or absolute, the default), rotary (rotary
+    or rope), a penalty on distance (alibi), or none."""
 
     use_rotary_position_embeddings: bool = False
     """Megatron's older spelling of --position-embedding-type rotary."""
@@ -93,10 +93,10 @@ class ModelConfig:
         float | None, Spelling("--rotary-local-base", ("--rope-local-base-freq",))
     ] = None
     """Base of the rotary wavelengths in layers with --window-size, which nothing stretches there,
-    as in Gemma 3; default: layers with and without the window have the same positions."""
+    as in Gemma 3 (default: layers with and without the window have the same positions)."""
 
     rotary_percent: float = 1.0
-    """Share of a head's features that rotary positions turn, from the first on."""
+    """Share of a head's features that rotary embedding rotates, from the first on."""
 
     rotary_seq_len_interpolation_factor: float | None = None
     """Divide rotary positions by this, to stretch a trained network to longer sequences."""
@@ -116,23 +116,23 @@ class ModelConfig:
         float | None, Spelling("--rope-low-freq-factor", ("--rope-beta-slow",))
     ] = None
     """Turns within the original length up to which --use-rope-scaling stretches a wavelength in
-    full; default: 1."""
+    full (default: 1)."""
 
     rope_high_freq_factor: Annotated[
         float | None, Spelling("--rope-high-freq-factor", ("--rope-beta-fast",))
     ] = None
-    """Turns within the original length from which --use-rope-scaling leaves a wavelength alone;
-    default: 4, and 32 with YaRN."""
+    """Turns within the original length from which --use-rope-scaling leaves a wavelength alone
+    (default: 4, and 32 with YaRN)."""
 
     rope_original_max_position_embeddings: int | None = None
-    """Tokens that the network was trained on before its wavelengths were stretched; default: 8192
-    with the rule of Llama 3.1, the other rules need it."""
+    """Tokens that the network was trained on before its wavelengths were stretched (default: 8192
+    with the rule of Llama 3.1; the other rules need it)."""
 
     rope_attention_factor: float | None = None
-    """What YaRN multiplies turned queries and keys by; default: 0.1 ln(factor) + 1."""
+    """Factor of rotated queries and keys with YaRN (default: 0.1 ln(factor) + 1)."""
 
     rope_truncation: Annotated[bool, Spelling("--no-rope-truncation")] = True
-    """YaRN's bounds between the wavelengths rounded outward to whole pairs of features."""
+    """YaRN's bounds between the wavelengths rounded outward to full pairs of features."""
 
     normalization: Annotated[Literal["LayerNorm", "RMSNorm"], Names(NORMS)] = "LayerNorm"
     """Which norm stands in front of attention, of the MLP and of the head."""
@@ -163,8 +163,7 @@ class ModelConfig:
     """Let the MLP read what attention reads, and add both to it, as GPT-NeoX and Pythia do."""
 
     gelu: Literal["tanh", "erf"] | None = None
-    """Form of GELU: the exact one (erf) or its approximation (tanh, when not said). No kernel
-    changes the form."""
+    """Form of GELU: exact (erf) or approximate (tanh, the default). No kernel changes the form."""
 
     openai_gelu: bool = False
     """Megatron's spelling of --gelu tanh."""
@@ -197,7 +196,7 @@ class ModelConfig:
 
     attention_bias: Literal["on", "off"] | None = None
     """Biases of attention's linear layers (queries, keys, values and output) apart from those of
-    the MLP; default: both as --disable-bias-linear says."""
+    the MLP (default: both as with --disable-bias-linear)."""
 
     untie_embeddings_and_output_weights: bool = False
     """Give the head a weight of its own instead of that of the token embedding."""
@@ -233,7 +232,7 @@ def resolve_model(
 
     Args:
         tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.
-        norms_embedding: whether another flag than --embed-layernorm asks for that norm.
+        norms_embedding: whether another flag implies --embed-layernorm.
     """
     real_rows = true_vocab_size(tokenizer, vocab_size)
     rows = padded_vocab_size(
@@ -309,13 +308,13 @@ def _stretching(model: ModelConfig, *, is_rotary: bool) -> dict[str, Any]:
     if not (is_rotary and model.use_rope_scaling and model.rope_scaling_factor != 1):
         return {"rope_scaling": 1.0}
     factor, rule = model.rope_scaling_factor, model.rope_scaling_type
-    said: dict[str, float | None] = {
+    flags: dict[str, float | None] = {
         "rope_original_length": model.rope_original_max_position_embeddings
     }
     if rule != "dynamic":
         low, high = turns_of(model)
-        said |= {"rope_low_freq_factor": low, "rope_high_freq_factor": high}
-    given: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+        flags |= {"rope_low_freq_factor": low, "rope_high_freq_factor": high}
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     if rule == "yarn":
         of_length = 0.1 * math.log(factor) + 1
         given["rope_attention_factor"] = model.rope_attention_factor or of_length
@@ -352,8 +351,8 @@ def position_of(model: ModelConfig) -> str:
     match model.position_embedding_type:
         case "rotary" | "rope":
             return "rotary"
-        case "alibi" | "none" as said:
-            return said
+        case "alibi" | "none" as other:
+            return other
         case str() as name if name in POSITION_EMBEDDINGS:
             return name
         case None if model.use_rotary_position_embeddings:
@@ -388,7 +387,7 @@ def gelu_forms(model: ModelConfig) -> dict[str, str]:
     return forms
 
 
-def window_of(said: str | None) -> int:
+def window_of(text: str | None) -> int:
     """Return how many tokens a token sees at most, itself included; 0 for no limit.
 
     Takes Megatron's pair "(LEFT, RIGHT)", with or without parentheses, and LEFT alone: how many
@@ -397,11 +396,11 @@ def window_of(said: str | None) -> int:
     Raises:
         ValueError: it is none of that, or RIGHT lets a token see what it has to predict.
     """
-    if said is None:
+    if text is None:
         return 0
-    left, comma, right = said.strip().removeprefix("(").removesuffix(")").partition(",")
+    left, comma, right = text.strip().removeprefix("(").removesuffix(")").partition(",")
     if int(left) < -1 or (comma and int(right) != 0):
-        raise ValueError(said)
+        raise ValueError(text)
     return int(left) + 1
 
 
@@ -411,15 +410,15 @@ def full_attention_layers_of(model: ModelConfig) -> tuple[int, ...]:
     Raises:
         ValueError: --window-attn-skip-freq does not fit the layers.
     """
-    said = model.window_attn_skip_freq
-    if said is None or not window_of(model.window_size):
+    freq = model.window_attn_skip_freq
+    if freq is None or not window_of(model.window_size):
         return ()
-    pattern, layers = pattern_of(said), model.num_layers
+    pattern, layers = pattern_of(freq), model.num_layers
     if isinstance(pattern, int) and pattern > 0:
         return tuple(range(pattern, layers + 1, pattern))
     if not is_of_layers(pattern, layers):
         raise ValueError(
-            f"--window-attn-skip-freq {said} is neither a number from 1 on nor a list of {layers} "
+            f"--window-attn-skip-freq {freq} is neither a number of at least 1 nor a list of {layers} "
             "times 1 (a layer with the window) or 0, such as [1]*3+[0]"
         )
     return tuple(number for number, windowed in enumerate(pattern, 1) if not windowed)

@@ -92,7 +92,7 @@ def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
         )
     elif groups % tensor and not heads % tensor:
         yield (
-            f"{_indivisible('--num-query-groups', groups, tensor)}: every rank needs whole groups "
+            f"{_indivisible('--num-query-groups', groups, tensor)}: every rank needs full groups "
             f"of heads; take {tensor} groups, or fewer ranks"
         )
     try:
@@ -116,32 +116,32 @@ def _attention_problems(model: ModelConfig, tensor: int) -> Iterator[str]:
 
 
 def _position_problems(model: ModelConfig) -> Iterator[str]:
-    positions, said = model.max_position_embeddings, model.position_embedding_type
+    positions, kind = model.max_position_embeddings, model.position_embedding_type
     if positions is not None and positions < model.seq_length:
         yield (
             f"--max-position-embeddings {positions} is less than --seq-length {model.seq_length}; "
             "every position needs a row"
         )
-    if model.use_rotary_position_embeddings and said not in (None, "rotary", "rope"):
+    if model.use_rotary_position_embeddings and kind not in (None, "rotary", "rope"):
         yield (
-            f"--use-rotary-position-embeddings and --position-embedding-type {said} contradict "
+            f"--use-rotary-position-embeddings and --position-embedding-type {kind} contradict "
             "each other: give one of them"
         )
-    if not model.add_position_embedding and said in ("learned_absolute", "absolute"):
+    if not model.add_position_embedding and kind in ("learned_absolute", "absolute"):
         yield (
-            f"--no-position-embedding and --position-embedding-type {said} contradict each other: "
+            f"--no-position-embedding and --position-embedding-type {kind} contradict each other: "
             "give one of them"
         )
     if position_of(model) == "rotary":
         yield from _rotary_problems(model)
         return
-    for flag, is_said in (
+    for flag, is_given in (
         ("--rotary-local-base", model.rotary_local_base),
         ("--rotary-percent", model.rotary_percent != 1),
         ("--rotary-seq-len-interpolation-factor", model.rotary_seq_len_interpolation_factor),
         ("--use-rope-scaling", model.use_rope_scaling),
     ):
-        if is_said:
+        if is_given:
             yield f"{flag} needs --position-embedding-type rotary"
 
 
@@ -218,22 +218,22 @@ def _rotary_problems(model: ModelConfig) -> Iterator[str]:
 
 
 def _activation_problems(model: ModelConfig) -> Iterator[str]:
-    asked = [
+    given = [
         *(["--swiglu"] if model.swiglu else []),
         *([f"--glu-activation {model.glu_activation}"] if model.glu_activation else []),
         *(["--squared-relu"] if model.squared_relu else []),
         *(["--relu"] if model.relu else []),
         *([f"--activation {model.activation}"] if model.activation else []),
     ]
-    if len(asked) > 1 and asked != ["--swiglu", "--glu-activation swiglu"]:
-        yield f"{' and '.join(asked)} exclude each other: give one of them"
+    if len(given) > 1 and given != ["--swiglu", "--glu-activation swiglu"]:
+        yield f"{' and '.join(given)} exclude each other: give one of them"
     forms = gelu_forms(model)
     if len({*forms.values()}) > 1:
         both = " and ".join(f"{flag} ({form})" for flag, form in forms.items())
         yield f"{both} name two forms of GELU: give one of them"
-    if forms and asked:
+    if forms and given:
         yield (
-            f"{next(iter(forms))} chooses a form of the plain MLP's GELU, which {asked[0]} "
+            f"{next(iter(forms))} chooses a form of the plain MLP's GELU, which {given[0]} "
             "replaces: leave it out"
         )
 

@@ -73,7 +73,7 @@ class ModelSpec:
     rope_high_freq_factor: float = 4.0  # turns from which a wavelength is left alone
     rope_original_length: int = 8192  # tokens within which turns are counted
     rope_attention_factor: float = 1.0  # of turned queries and of turned keys
-    rope_truncation: bool = True  # YaRN's bounds are rounded outward to whole pairs
+    rope_truncation: bool = True  # YaRN's bounds are rounded outward to full pairs
     rotary_local_base: float = 0.0  # of layers with the window, unstretched; 0: that of the others
     query_scalar: float = 0.0  # scores are divided by its square root; 0: head_dim
     attention_softcap: float = 0.0  # bound of scores; 0: none
@@ -120,7 +120,7 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the whole network without adapters; a tied embedding is counted once."""
+        """Weights of the full network without adapters; a tied embedding is counted once."""
         tables = 1 if self.tied_embeddings else 2
         positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
         embedding_norm = self._norm_parameters(self.hidden_size) if self.embed_layernorm else 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """How one global batch is cut up, and how it grows. Every field is decided."""
+    """Micro-batches of a global batch, and batch size ramp-up."""
 
     micro_batch_size: int  # samples per model replica and forward pass
     global_batch_size: int  # samples per optimizer step over all replicas, after the ramp
@@ -45,7 +45,7 @@ class BatchPlan:
         return samples + (iterations - taken) * self.global_batch_size
 
     def iterations_for(self, samples: int) -> int:
-        """Return how many whole steps fit into `samples` training samples."""
+        """Return how many full steps fit into `samples` training samples."""
         iterations, consumed = 0, 0
         while self.is_ramping(consumed) and consumed + self.size_at(consumed) <= samples:
             consumed += self.size_at(consumed)

@@ -16,7 +16,7 @@ class CurriculumPlan:
     Source: DeepSpeed's `curriculum_learning` (arXiv:2108.06084).
     """
 
-    schedule: str  # "": every sequence is whole
+    schedule: str  # "": every sequence has its full length
     start: int  # tokens per sample
     stop: int  # tokens per sample after the schedule; the model's length without one
     iterations: int  # until `stop` is reached
@@ -37,7 +37,7 @@ class CurriculumPlan:
 
 def plan_curriculum(user: Mapping[str, Any], seq_length: int) -> CurriculumPlan:
     """Return the decided lengths, once `curriculum_problems` finds nothing."""
-    if not curriculum_is_asked(user):
+    if not has_curriculum(user):
         return CurriculumPlan(
             schedule="",
             start=seq_length,
@@ -71,7 +71,7 @@ def plan_curriculum(user: Mapping[str, Any], seq_length: int) -> CurriculumPlan:
     )
 
 
-def curriculum_is_asked(user: Mapping[str, Any]) -> bool:
+def has_curriculum(user: Mapping[str, Any]) -> bool:
     """Whether the JSON turns a curriculum on."""
     block = user.get(KEY)
     return isinstance(block, Mapping) and block.get("enabled") is True
@@ -80,14 +80,14 @@ def curriculum_is_asked(user: Mapping[str, Any]) -> bool:
 def curriculum_problems(
     user: Mapping[str, Any], *, seq_length: int, parts: int, file: str | None
 ) -> Iterator[str]:
-    """Yield every reason why the lengths of the JSON's block cannot be had.
+    """Yield every problem of the block.
 
     Args:
         parts: every length must be a multiple of this, because processes divide the sequences.
     """
     if user.get(KEY) is not None and not isinstance(user[KEY], Mapping):
         yield f"{file}: {KEY} must be an object"
-    if not curriculum_is_asked(user):
+    if not has_curriculum(user):
         return
     problems = [*_block_problems(user[KEY], seq_length)]
     for problem in problems:
@@ -99,7 +99,7 @@ def curriculum_problems(
     odd = [length for length in (*lengths, plan.stop) if length % parts]
     if odd:
         yield (
-            f"{file}: {KEY}: {parts} processes divide each sequence, and {odd[0]} tokens are no "
+            f"{file}: {KEY}: {parts} processes divide each sequence, and {odd[0]} tokens are not a "
             f"multiple of that; write multiples of {parts} for lengths and their steps"
         )
 

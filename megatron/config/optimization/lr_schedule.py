@@ -16,27 +16,27 @@ from megatron.config.parsing.flags import Names, Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """The learning rate, as the user asked for it."""
+    """The learning rate: warm-up and decay."""
 
     lr: float
     """Peak learning rate, reached at the end of the warm-up."""
 
     min_lr: float = 0.0
-    """The rate never falls below this after the warm-up."""
+    """Least learning rate after the warm-up."""
 
     lr_decay_style: Annotated[
         Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"], Names(SCHEDULES)
     ] = "linear"
-    """Shape of the way from --lr to --min-lr; WSD stays at --lr until its last part."""
+    """Shape of the decay from --lr to --min-lr; WSD stays at --lr until its last part."""
 
     lr_decay_iters: int | None = None
-    """Iterations from the start until the floor is reached (default: the whole run)."""
+    """Iterations from the start until the floor is reached (default: the full run)."""
 
     lr_decay_samples: int | None = None
-    """Samples from the start until the floor is reached (default: the whole run)."""
+    """Samples from the start until the floor is reached (default: the full run)."""
 
     lr_decay_tokens: int | None = None
-    """Tokens from the start until the floor is reached: the whole path is then one over tokens."""
+    """Tokens from the start until the floor is reached; the schedule is then a function of tokens."""
 
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
     """Shape of the last part of WSD."""
@@ -48,16 +48,16 @@ class ScheduleConfig:
     """Samples that the last part of WSD takes."""
 
     lr_warmup_fraction: float | None = None
-    """Part of the decay span that the rate takes to rise."""
+    """Warm-up as a fraction of the decay span."""
 
     lr_warmup_iters: int = 0
-    """Iterations that the rate takes to rise."""
+    """Warm-up in iterations."""
 
     lr_warmup_samples: int = 0
-    """Samples that the rate takes to rise."""
+    """Warm-up in samples."""
 
     lr_warmup_tokens: int = 0
-    """Tokens that the rate takes to rise: the whole path is then one over tokens."""
+    """Warm-up in tokens; the schedule is then a function of tokens."""
 
     lr_warmup_init: float = 0.0
     """Learning rate at the start of the warm-up."""
@@ -70,19 +70,19 @@ class ScheduleConfig:
     use_checkpoint_opt_param_scheduler: Annotated[
         bool, Spelling("--use-checkpoint-opt_param-scheduler", ("--use-checkpoint-lr-scheduler",))
     ] = False
-    """Go on from a checkpoint with the learning rate of its run, whatever these flags say."""
+    """Go on from a checkpoint with the learning rate of its run instead of that of these flags."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulePlan:
-    """The learning rate as a function of what was consumed, counted from the start of training."""
+    """The learning rate as a function of consumed samples or tokens, from the start of training."""
 
     unit: Literal["samples", "tokens"]
     style: str
     init: float  # the rate at the start of the warm-up
     peak: float
     floor: float
-    warmup: float  # a fraction of the span need not be whole
+    warmup: float  # a fraction of the span need not be an integer
     decay: int  # where the floor is reached; the warm-up counts
     anneal: int  # the last part of WSD; 0 in other styles
     anneal_style: str
@@ -96,7 +96,7 @@ class SchedulePlan:
 
 
 def plan_schedule(schedule: ScheduleConfig, steps: StepsPlan, *, seq_length: int) -> SchedulePlan:
-    """Return the learning rate's path; iterations count as full global batches.
+    """Return the learning-rate schedule; iterations count as full global batches.
 
     Args:
         seq_length: tokens of a sample. Where tokens are counted, samples count as so many.
@@ -171,7 +171,7 @@ def unit_problems(schedule: ScheduleConfig, training: TrainingConfig) -> Iterato
 def schedule_problems(
     schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan
 ) -> Iterator[str]:
-    """Yield every reason why the learning rate has no such path."""
+    """Yield every problem of the learning rate's flags."""
     fraction = schedule.lr_warmup_fraction
     if schedule.lr < 0 or schedule.min_lr < 0:
         yield f"--lr {schedule.lr} and --min-lr {schedule.min_lr} must not be negative"
@@ -182,11 +182,11 @@ def schedule_problems(
     if fraction is not None and not 0 <= fraction <= 1:
         yield f"--lr-warmup-fraction {fraction} must be between 0 and 1"
     lengths = ("iters", "samples", "tokens")
-    said = [unit for unit in lengths if getattr(schedule, f"lr_warmup_{unit}")]
-    if fraction is not None and said:
-        yield "--lr-warmup-fraction and --lr-warmup-iters/samples/tokens say the same: give one of them"
-    if len(said) > 1:
-        yield f"--lr-warmup-{said[0]} and --lr-warmup-{said[1]} say the same: give one of them"
+    given = [unit for unit in lengths if getattr(schedule, f"lr_warmup_{unit}")]
+    if fraction is not None and given:
+        yield "--lr-warmup-fraction and --lr-warmup-iters/samples/tokens set the same: give one of them"
+    if len(given) > 1:
+        yield f"--lr-warmup-{given[0]} and --lr-warmup-{given[1]} set the same: give one of them"
     if plan.decay < 1:
         yield f"the learning rate decays over {plan.decay} {plan.unit}; at least 1 is needed"
     elif plan.warmup >= plan.decay:
@@ -201,18 +201,18 @@ def schedule_problems(
 
 def _warmup(schedule: ScheduleConfig, plan: SchedulePlan) -> str:
     flags = [f"lr_warmup_{unit}" for unit in ("fraction", "tokens", "samples", "iters")]
-    return _said(schedule, flags, plan.warmup, plan.unit)
+    return _flag_and_length(schedule, flags, plan.warmup, plan.unit)
 
 
 def _decay(schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan) -> str:
     flags = [f"lr_decay_{unit}" for unit in ("tokens", "samples", "iters")]
-    if said := _said(schedule, flags, plan.decay, plan.unit):
-        return said
-    return _said(training, ["train_samples", "train_iters"], plan.decay, plan.unit)
+    if found := _flag_and_length(schedule, flags, plan.decay, plan.unit):
+        return found
+    return _flag_and_length(training, ["train_samples", "train_iters"], plan.decay, plan.unit)
 
 
-def _said(config: object, names: list[str], length: float, unit: str) -> str:
-    """Return the first of these flags that was given, with its length in `unit`; "" for none."""
+def _flag_and_length(config: object, names: list[str], length: float, unit: str) -> str:
+    """Format the first of these flags that is given, with its length in `unit`; "" for none."""
     for name in names:
         if value := getattr(config, name):
             flag = f"--{name.replace('_', '-')} {value}"
@@ -223,9 +223,9 @@ def _said(config: object, names: list[str], length: float, unit: str) -> str:
 def _wsd_problems(
     schedule: ScheduleConfig, training: TrainingConfig, plan: SchedulePlan
 ) -> Iterator[str]:
-    said = schedule.lr_wsd_decay_iters is not None or schedule.lr_wsd_decay_samples is not None
+    given = schedule.lr_wsd_decay_iters is not None or schedule.lr_wsd_decay_samples is not None
     if schedule.lr_decay_style != "WSD":
-        if said:
+        if given:
             yield "--lr-wsd-decay-iters and --lr-wsd-decay-samples need --lr-decay-style WSD"
     elif plan.anneal < 1:
         yield (
@@ -233,7 +233,7 @@ def _wsd_problems(
             "last part is"
         )
     elif plan.anneal > plan.decay - plan.warmup:
-        last = _said(
+        last = _flag_and_length(
             schedule, ["lr_wsd_decay_samples", "lr_wsd_decay_iters"], plan.anneal, plan.unit
         )
         after = f" after {_warmup(schedule, plan)}" if plan.warmup else ""

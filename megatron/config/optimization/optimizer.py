@@ -11,7 +11,7 @@ from megatron.config.parsing.flags import Names, Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """The optimizer, as the user asked for it."""
+    """The optimizer, weight decay and gradient clipping."""
 
     optimizer: Annotated[
         Literal["adam", "adamw", "fused_adam", "adam8bit", "sgd", "lion", "muon", "dist_muon"],
@@ -31,13 +31,13 @@ class OptimizerConfig:
     cpu_optimizer: Annotated[bool, Spelling("--cpu-optimizer", ("--optimizer-cpu-offload",))] = (
         False
     )
-    """Keep the optimizer's state in the host's memory and step on its processor."""
+    """Offload the optimizer: keep its state in host memory and step on the CPU."""
 
     cpu_torch_adam: Annotated[bool, Spelling("--cpu_torch_adam", ("--cpu-torch-adam",))] = False
-    """With --cpu-optimizer: torch's Adam in place of DeepSpeed's, which has to be compiled first."""
+    """With --cpu-optimizer: torch's Adam instead of DeepSpeed's, which has to be compiled first."""
 
     use_distributed_optimizer: bool = False
-    """Divide the optimizer's state over the replicas: ZeRO stage 1, unless a stage is said."""
+    """Divide the optimizer's state over the replicas: ZeRO stage 1, unless a stage is given."""
 
     bitfit: bool = False
     """Train the biases alone and freeze all other weights."""
@@ -55,7 +55,7 @@ class OptimizerConfig:
     """How the weight decay moves from --start-weight-decay to --end-weight-decay."""
 
     clip_grad: float = 1.0
-    """Largest norm of the gradient over the whole network; 0 turns clipping off."""
+    """Largest norm of the gradient over the full network; 0 turns clipping off."""
 
     adam_beta1: float = 0.9
     """Decay of the running mean of gradients."""
@@ -201,7 +201,7 @@ def _impl(optimizer: OptimizerConfig) -> Literal["torch", "deepspeed", "apex", "
 
 
 def optimizer_problems(optimizer: OptimizerConfig, *, device: str) -> Iterator[str]:
-    """Yield every reason why `device` cannot step as asked."""
+    """Yield every reason why this optimizer cannot run on `device`."""
     name, impl = _name(optimizer), _impl(optimizer)
     if optimizer.use_bnb_optimizer and _NAMES.get(optimizer.optimizer) not in ("adam", "adam8bit"):
         yield f"--use-bnb-optimizer is an Adam: leave out --optimizer {optimizer.optimizer}"
@@ -214,16 +214,16 @@ def optimizer_problems(optimizer: OptimizerConfig, *, device: str) -> Iterator[s
     elif impl == "deepspeed" and name not in ("adam", "lion"):
         yield f"--optimizer-impl deepspeed has no {name} here; write --optimizer-impl torch"
     if optimizer.cpu_torch_adam and not optimizer.cpu_optimizer:
-        yield "--cpu_torch_adam says which Adam --cpu-optimizer takes: give that flag too"
+        yield "--cpu_torch_adam chooses the Adam of --cpu-optimizer: give that flag too"
     if optimizer.cpu_torch_adam and optimizer.optimizer_impl not in ("auto", "torch"):
         yield f"--cpu_torch_adam and --optimizer-impl {optimizer.optimizer_impl} exclude each other"
     if impl in ("apex", "bitsandbytes"):
-        asked = "--optimizer-impl apex" if impl == "apex" else "Adam with 8-bit state"
+        adam = "--optimizer-impl apex" if impl == "apex" else "Adam with 8-bit state"
         if device == "cpu" or optimizer.cpu_optimizer:
-            yield f"{asked} needs a GPU to step on; write --optimizer adam --optimizer-impl torch"
+            yield f"{adam} needs a GPU to step on; write --optimizer adam --optimizer-impl torch"
         elif not _is_installed(_MODULES[impl]):
             yield (
-                f"{asked} needs the module {_MODULES[impl]}, which is not installed; install it, or "
+                f"{adam} needs the module {_MODULES[impl]}, which is not installed; install it, or "
                 "write --optimizer adam --optimizer-impl torch"
             )
     yield from _number_problems(optimizer)

@@ -14,7 +14,7 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """The run, as the user asked for it."""
+    """Batch size, length of the run, and what ends it earlier."""
 
     micro_batch_size: int
     """Samples per model replica and forward pass."""
@@ -23,8 +23,8 @@ class TrainingConfig:
     """Samples per optimizer step (default: one micro-batch per replica)."""
 
     rampup_batch_size: list[int] | None = None
-    """Three numbers of samples: first global batch size, increment, and how many samples the rise
-    to --global-batch-size takes."""
+    """Batch size ramp-up, three numbers of samples: first global batch size, increment, and the length
+    of the ramp to --global-batch-size."""
 
     train_iters: int | None = None
     """Length of the run in optimizer steps; give this, --train-samples or --train-tokens."""
@@ -40,55 +40,51 @@ class TrainingConfig:
     """Seed of initial weights, dropout and data order; greater than 0."""
 
     exit_interval: int | None = None
-    """Save and leave at the next iteration that is a multiple of this."""
+    """Save and exit at the next iteration that is a multiple of this."""
 
     exit_duration_in_mins: int | None = None
-    """Save and leave after the first iteration that ends so many minutes after the start."""
+    """Save and exit after the first iteration that ends so many minutes after the start."""
 
     exit_signal_handler: bool = False
-    """Leave after the current iteration when a SIGTERM, SIGINT (Ctrl-C) or SIGUSR1 comes to any
-    process. Runs with --save do that without this flag, after a last checkpoint."""
+    """Exit after the current iteration when any process gets SIGTERM, SIGINT (Ctrl-C) or SIGUSR1. Runs with --save do that without this flag, after a last checkpoint."""
 
     kill_switch_path: Annotated[
         str | None, Spelling("--kill-switch-path", ("--kill-switch-file",))
     ] = None
-    """Save and leave after the current iteration when this file is there; do not start while it
-    is."""
+    """Save and exit after the current iteration when this file exists; do not start while it does."""
 
     hang_timeout: float | None = None
     """Seconds without a step, an evaluated batch or a save after which the run ends as hung, with
     the stacks of all processes in --save; each part of the start, the first step and a save may
-    take 5 times as long. Default: no limit."""
+    take 5 times as long (default: no limit)."""
 
     max_restarts: int = 0
-    """Start this command under torch.distributed.run, which starts it again at most so many times
-    when it fails; each time it goes on from --load. Under that launcher already, give its own
+    """Start this command under torch.distributed.run, which restarts it at most so many times when it
+    fails; each time it resumes from --load. Under that launcher already, give its own
     option of this name instead."""
 
     chaos: str | None = None
-    """Faults that the run injects into itself, to prove that it and its cluster survive them: words
-    KEY=NUMBER with commas between. seed; chances for each step and rank: kill, stall (for stall_s
+    """Fault injection, to prove that the run and its cluster survive: KEY=NUMBER,KEY=NUMBER. seed; chances for each step and rank: kill, stall (for stall_s
     seconds, 60); for each save and rank: kill_save, slow_disk (slow_disk_s seconds a file, 1),
     full_disk; for each checkpoint: flip a bit, truncate a file. Never for a run to be kept."""
 
     skip_train_iteration_range: list[str] | None = None
-    """Iterations to leave out, as A-B with both ends: their samples are passed over, and neither
-    weights nor optimizer change."""
+    """Iterations to skip, as A-B with both ends: their samples are skipped, and neither weights nor
+    optimizer change."""
 
     check_for_nan_in_loss_and_grad: bool = True
-    """End the run after --max-nan-steps steps in a row whose loss or gradient is no finite number.
-    Such a step never reaches the weights; what fp16 throws away to find its loss scale does not
-    count."""
+    """End the run after --max-nan-steps steps in a row with a NaN or infinite loss or gradient. Such a
+    step never changes the weights; steps that fp16 skips to find its loss scale do not count."""
 
     max_nan_steps: int = 5
-    """Steps in a row without a finite loss and gradient that end the run."""
+    """Steps in a row with a NaN or infinite loss or gradient that end the run."""
 
     replica_check_interval: Annotated[
         int | None,
         Spelling("--replica-check-interval", ("--check-weight-hash-across-dp-replicas-interval",)),
     ] = None
-    """Iterations between comparisons of what ranks must have in common: weights, random streams
-    and counters. A difference ends the run. Never when not said."""
+    """Iterations between comparisons of what ranks must have in common: weights, RNG states
+    and counters (default: never). A difference ends the run."""
 
     deterministic_mode: bool = False
     """Use algorithms that give the same bits each time, and fail where there is none."""
@@ -226,7 +222,7 @@ def _training_problems(training: TrainingConfig) -> Iterator[str]:
 
 
 def size_problems(training: TrainingConfig, num_parameters: int) -> Iterator[str]:
-    """Yield why the network is not of the size that --expect-params says."""
+    """Yield why the network does not have the size of --expect-params."""
     text = training.expect_params
     if text is None:
         return
@@ -257,12 +253,12 @@ def plan_skips(texts: Sequence[str] | None) -> tuple[tuple[int, int], ...]:
 
 
 def is_skipped(iteration: int, skips: Sequence[tuple[int, int]]) -> bool:
-    """Whether the step that is number `iteration`, from 1 on, is passed over."""
+    """Whether the step that is number `iteration`, from 1 on, is skipped."""
     return any(first <= iteration <= last for first, last in skips)
 
 
 def skip_problems(texts: Sequence[str] | None) -> Iterator[str]:
-    """Yield every range that is none."""
+    """Yield every range that is malformed."""
     for text in texts or ():
         bounds = _bounds(text)
         if bounds is None or not 1 <= bounds[0] <= bounds[1]:

@@ -95,7 +95,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:
     for key, types in _TYPES.items():
         value = value_at(content, key, _ABSENT)
-        # A bool is an int to Python, and no number to a reader.
+        # A bool is an int to Python, but not a number to a reader.
         if value is not _ABSENT and type(value) not in types:
             wanted = " or ".join(kind.__name__ for kind in types).replace("dict", "object")
             yield f"--deepspeed_config {file}: {key} is {json.dumps(value)}, expected {wanted}"
@@ -136,13 +136,13 @@ def ds_config_problems(
 ) -> Iterator[str]:
     """Yield every key of the JSON that contradicts its flag."""
     for twin in owned:
-        said = value_at(user, twin.key, _ABSENT)
+        given = value_at(user, twin.key, _ABSENT)
         # With a ramp, scripts write the final size where DeepSpeed needs the first one.
-        final = twin.key == "train_batch_size" and said == batch.global_batch_size
-        if said is _ABSENT or said == twin.value or final:
+        final = twin.key == "train_batch_size" and given == batch.global_batch_size
+        if given is _ABSENT or given == twin.value or final:
             continue
         yield (
-            f"{file}: {twin.key} is {json.dumps(said)}, but {twin.flag} is {twin.value}; "
+            f"{file}: {twin.key} is {json.dumps(given)}, but {twin.flag} is {twin.value}; "
             "make them equal, or take the key out of the JSON"
         )
     if pipeline > 1:
@@ -167,7 +167,7 @@ def merge_ds_config(
     activation_checkpointing: Mapping[str, Any],
     divides_sequence: bool,
 ) -> dict[str, Any]:
-    """Return what DeepSpeed is given: the user's JSON with everything the plan decides in it.
+    """Merge the plan into the user's JSON; return the JSON that DeepSpeed gets.
 
     Args:
         fp32_gradients: whether 16-bit training adds gradients up in 32 bits.
@@ -200,7 +200,7 @@ def merge_ds_config(
 
 
 def _silent_defaults(*, zero_stage: int, dtype: str, fp32_gradients: bool) -> dict[str, Any]:
-    """Return what is written where the JSON is silent and DeepSpeed's own default would hurt."""
+    """Return values for absent keys whose default in DeepSpeed would do harm."""
     defaults: dict[str, Any] = {
         # The loop prints; DeepSpeed's own progress line stays quiet.
         "steps_per_print": 2**31,

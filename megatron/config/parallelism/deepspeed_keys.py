@@ -179,5 +179,5 @@ def _hint(key: str, section: str) -> str:
     if near := difflib.get_close_matches(key, SECTIONS[section], n=1, cutoff=0.6):
         return f"; did you mean {near[0]}?"
     homes = sorted(home or "the top" for home, keys in SECTIONS.items() if key in keys)
-    # "enabled" and its like stand in many sections, which says nothing.
-    return f"; its place is in {homes[0]}" if len(homes) == 1 else "; take it out"
+    # "enabled" and its like are keys of many sections, so that none of them is a hint.
+    return f"; it belongs in {homes[0]}" if len(homes) == 1 else "; take it out"

@@ -12,7 +12,7 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsConfig:
-    """Kernels, as the user asked for them. The start of a run tells which are used, and why."""
+    """Fused kernels and attention. The start of a run logs which are used, and why."""
 
     kernels: Literal["auto", "triton", "apex", "reference"] = "auto"
     """Fused kernels on GPUs: triton's, or those with apex's norms (apex); auto: triton's where it

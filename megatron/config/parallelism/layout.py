@@ -11,7 +11,7 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """The layout, as the user asked for it."""
+    """Parallel layout: tensor, pipeline, sequence and data parallelism."""
 
     world_size: Annotated[int | None, Spelling("--world-size", ("--num-gpus",))] = None
     """Number of processes, which must be that of the launcher (default: as many as it starts). Tools
@@ -38,17 +38,17 @@ class ParallelConfig:
     matches, uniform balances their number, parameters their weights."""
 
     distributed_backend: Literal["nccl", "gloo"] | None = None
-    """How processes talk (default: nccl on GPUs and gloo on CPUs)."""
+    """Communication backend (default: nccl on GPUs and gloo on CPUs)."""
 
     distributed_timeout_minutes: int | None = None
-    """Minutes that a process waits for the others in one operation of a group before it fails
-    (default: the library's own: 30 on gloo, 10 on nccl in most groups)."""
+    """Timeout of one collective of a process group, in minutes (default: the library's own: 30 on gloo,
+    10 on nccl in most groups)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; auto takes the GPUs when there are any."""
 
     local_rank: Annotated[int | None, Spelling("--local_rank", ("--local-rank",))] = None
-    """Number of this process on its node; the launcher says it."""
+    """Number of this process on its node; launchers set it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,11 @@ def plan_parallel(
 
 
 def parallel_notices(parallel: ParallelConfig) -> Iterator[str]:
-    """Yield a sentence for every wish that has no effect in this layout."""
+    """Yield a notice for every flag that has no effect in this layout."""
     if parallel.sequence_parallel and parallel.tensor_model_parallel_size == 1:
         yield (
-            "--sequence-parallel has no effect with one tensor-parallel rank: there is nobody to "
-            "divide the sequence with"
+            "--sequence-parallel has no effect with one tensor-parallel rank: it divides the "
+            "sequence over several"
         )
 
 
@@ -168,7 +168,7 @@ def _processes(count: int) -> str:
 def sequence_problems(
     parallel: ParallelConfig, *, seq_length: int, num_attention_heads: int, num_groups: int
 ) -> Iterator[str]:
-    """Yield every reason why the sequence cannot be divided as asked.
+    """Yield every reason why the sequence cannot be divided.
 
     Args:
         num_groups: keys and values per token.
@@ -192,7 +192,7 @@ def sequence_problems(
             yield (
                 f"{flag}: {name} {heads} is not a multiple of {tensor * sequence} "
                 f"(--tensor-model-parallel-size {tensor} * {sequence}); in attention every rank "
-                "takes whole heads"
+                "takes full heads"
             )
             break
     if parallel.sequence_parallel:

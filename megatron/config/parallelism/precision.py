@@ -10,7 +10,7 @@ from megatron.config.parallelism.deepspeed_json import Twin, value_at
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
-    """The precision, as the user asked for it; fp32 when neither --fp16 nor --bf16 is given."""
+    """Dtype and loss scale; fp32 without --fp16 and --bf16."""
 
     fp16: bool = False
     """Compute in 16-bit floats and scale the loss, so that small gradients survive (GPUs only)."""
@@ -19,22 +19,19 @@ class PrecisionConfig:
     """Compute in bfloat16; gradients are accumulated and reduced in 32-bit floats."""
 
     loss_scale: float | None = None
-    """Constant that multiplies the loss in fp16; 0, or nothing said: a scale that follows the
-    overflows."""
+    """Constant loss scale in fp16 (default: 0, a dynamic loss scale)."""
 
     initial_loss_scale: float | None = None
-    """Where the moving loss scale starts, a power of two; 2**32 when neither this nor the JSON
-    says."""
+    """Start of the dynamic loss scale, a power of two (default: that of the JSON, or 2**32)."""
 
     min_loss_scale: float | None = None
-    """The moving loss scale never falls below this; 1 when neither this nor the JSON says."""
+    """Least dynamic loss scale (default: that of the JSON, or 1)."""
 
     loss_scale_window: float | None = None
-    """Steps without overflow after which the loss scale doubles; 1000 when neither this nor the
-    JSON says."""
+    """Steps without overflow after which the loss scale doubles (default: that of the JSON, or 1000)."""
 
     hysteresis: int | None = None
-    """Overflows after which the loss scale is halved; 2 when neither this nor the JSON says."""
+    """Overflows after which the loss scale is halved (default: that of the JSON, or 2)."""
 
     accumulate_allreduce_grads_in_fp32: bool = False
     """Add up and reduce gradients in 32-bit floats in fp16 too; bf16 and fp32 always do."""
@@ -42,7 +39,7 @@ class PrecisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionPlan:
-    """What weights, activations and sums of gradients are stored in."""
+    """Dtypes of weights, activations and sums of gradients."""
 
     dtype: Literal["fp32", "fp16", "bf16"]
     fp32_gradients: bool  # whether gradients are added up and reduced in 32 bits
@@ -54,7 +51,7 @@ class PrecisionPlan:
 
 
 def plan_precision(precision: PrecisionConfig) -> PrecisionPlan:
-    """Return the decided number formats."""
+    """Return the dtypes of weights and of gradient sums."""
     return PrecisionPlan(
         dtype="fp16" if precision.fp16 else "bf16" if precision.bf16 else "fp32",
         fp32_gradients=precision.accumulate_allreduce_grads_in_fp32 or not precision.fp16,
@@ -62,9 +59,9 @@ def plan_precision(precision: PrecisionConfig) -> PrecisionPlan:
 
 
 def precision_twins(precision: PrecisionConfig, user: Mapping[str, Any]) -> list[Twin]:
-    """Return the keys of DeepSpeed's JSON that the flags of the number formats own.
+    """Return the keys of DeepSpeed's JSON that the flags of precision own.
 
-    Flags that are not said own nothing.
+    Flags that are not given own nothing.
     """
     twins = [
         Twin("fp16.enabled", "--fp16", precision.fp16),
@@ -96,7 +93,7 @@ def precision_twins(precision: PrecisionConfig, user: Mapping[str, Any]) -> list
 def _is_first_power(precision: PrecisionConfig, user: Mapping[str, Any]) -> bool:
     """Whether --loss-scale repeats the power of two at which the JSON's moving scale starts.
 
-    Scripts in use say --loss-scale 12 beside {"loss_scale": 0, "initial_scale_power": 12}. A
+    Scripts in use have --loss-scale 12 beside {"loss_scale": 0, "initial_scale_power": 12}. A
     constant scale of 12 would be of no use, and is not what they have ever run with.
     """
     return (
@@ -111,7 +108,7 @@ def precision_notices(precision: PrecisionConfig, user: Mapping[str, Any]) -> It
         if precision.loss_scale is not None and _is_first_power(precision, user):
             yield (
                 f"--loss-scale {precision.loss_scale:g} is read as fp16.initial_scale_power of the "
-                f"JSON: the loss scale moves and starts at {2**precision.loss_scale:g}"
+                f"JSON: the loss scale is dynamic and starts at {2**precision.loss_scale:g}"
             )
         return
     for flag, value in (
@@ -122,11 +119,11 @@ def precision_notices(precision: PrecisionConfig, user: Mapping[str, Any]) -> It
         ("--hysteresis", precision.hysteresis),
     ):
         if value is not None:
-            yield f"{flag} {value:g} has nothing to do: only --fp16 scales its loss"
+            yield f"{flag} {value:g} has no effect: only --fp16 scales its loss"
 
 
 def precision_problems(precision: PrecisionConfig, *, device: str) -> Iterator[str]:
-    """Yield every reason why `device` cannot compute as asked."""
+    """Yield every reason why `device` cannot compute in this dtype."""
     if precision.fp16 and precision.bf16:
         yield "--fp16 and --bf16 exclude each other: give one of them"
     elif precision.fp16 and device == "cpu":
@@ -142,4 +139,4 @@ def precision_problems(precision: PrecisionConfig, *, device: str) -> Iterator[s
         ("--hysteresis", precision.hysteresis),
     ):
         if value is not None and (value < 1 or value != int(value)):
-            yield f"{flag} {value:g} must be a whole number of at least 1"
+            yield f"{flag} {value:g} must be an integer of at least 1"

@@ -11,11 +11,11 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeConfig:
-    """Recomputation, as the user asked for it."""
+    """Activation checkpointing (recomputation)."""
 
     recompute_granularity: Literal["selective", "full"] | None = None
     """What is computed again in the backward pass: attention itself (selective: little work for
-    much memory where scores are kept), or whole layers (full)."""
+    much memory where scores are kept), or full layers (full)."""
 
     recompute_activations: bool = False
     """Megatron's spelling of --recompute-granularity selective."""
@@ -26,7 +26,7 @@ class RecomputeConfig:
     full --recompute-method uniform."""
 
     recompute_method: Literal["uniform", "block"] | None = None
-    """Which whole layers: all of them, in groups of --recompute-num-layers of which the first
+    """Which layers are recomputed: all of them, in groups of --recompute-num-layers of which the first
     input is kept (uniform), or the first --recompute-num-layers of each stage, one by one (block)."""
 
     recompute_num_layers: Annotated[
@@ -89,7 +89,7 @@ def plan_recompute(recompute: RecomputeConfig, *, num_layers: int, pipeline: int
 
 
 def recompute_problems(recompute: RecomputeConfig) -> Iterator[str]:
-    """Yield every contradiction between the flags that say what is computed again."""
+    """Yield every contradiction between the flags of recomputation."""
     granularity = recompute.recompute_granularity
     selective = [
         *(["--recompute-activations"] if recompute.recompute_activations else []),
@@ -114,7 +114,7 @@ def recompute_problems(recompute: RecomputeConfig) -> Iterator[str]:
         ),
     ]
     if details and not full:
-        why = f"{selective[0]} recomputes no whole layers" if selective else "nothing is recomputed"
+        why = f"{selective[0]} recomputes no full layers" if selective else "nothing is recomputed"
         yield f"{' and '.join(details)}: {why}; add --recompute-granularity full, or leave it out"
     if recompute.recompute_num_layers is not None and recompute.recompute_num_layers < 1:
         yield f"--recompute-num-layers {recompute.recompute_num_layers} must be at least 1"
@@ -141,16 +141,16 @@ def plan_storage(
     plan = plan_recompute(recompute, num_layers=num_layers, pipeline=parallel.pipeline)
     block = dict(user.get("activation_checkpointing", {}))
     problems, notices = [], []
-    for key, flag, said in _switches(recompute):
-        if said and block.get(key) is False:
+    for key, flag, given in _switches(recompute):
+        if given and block.get(key) is False:
             problems.append(
-                f"{flag}: the DeepSpeed JSON says activation_checkpointing.{key}: false"
+                f"{flag}: activation_checkpointing.{key} of the DeepSpeed JSON is false"
             )
-        wished = said or block.get(key) is True
-        obstacle = _obstacle(key, plan, parallel, block, device=device) if wished else None
-        if wished:
+        wanted = given or block.get(key) is True
+        obstacle = _obstacle(key, plan, parallel, block, device=device) if wanted else None
+        if wanted:
             block[key] = obstacle is None
-        if obstacle and said:
+        if obstacle and given:
             problems.append(f"{flag}: {obstacle}")
         elif obstacle:
             notices.append(

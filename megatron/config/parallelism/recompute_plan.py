@@ -15,7 +15,7 @@ class RecomputePlan:
     granularity: Literal["none", "selective", "full"]
     method: Literal["uniform", "block"]
     num_layers: int
-    share: float  # part of the layers that is computed again as a whole
+    share: float  # part of the layers that is recomputed in full
 
     def groups(self, count: int) -> list[range]:
         """Return which of `count` consecutive layers of a stage are computed again together.

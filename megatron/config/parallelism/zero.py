@@ -12,7 +12,7 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedConfig:
-    """DeepSpeed's settings, as the user asked for them."""
+    """DeepSpeed's JSON, ZeRO and offload."""
 
     deepspeed_config: Annotated[str | None, Spelling("--deepspeed_config")] = None
     """A DeepSpeed JSON file. What it repeats must agree with the flags, "auto" and what it leaves
@@ -53,7 +53,7 @@ _WEIGHTS = "zero_optimization.offload_param"
 class ZeroPlan:
     """The stage of ZeRO and the devices of what is not kept beside the network."""
 
-    asked_stage: int
+    given_stage: int
     stage: int  # the one that runs
     optimizer_device: str  # none, cpu or nvme
     weights_device: str  # likewise
@@ -77,12 +77,12 @@ def plan_zero(
     computes the same step and divides its state.
     """
     divides = optimizer.use_distributed_optimizer or optimizer.cpu_optimizer
-    asked = zero.zero_stage
-    if asked is None:
-        asked = value_at(user, "zero_optimization.stage", int(divides))
+    given = zero.zero_stage
+    if given is None:
+        given = value_at(user, "zero_optimization.stage", int(divides))
     return ZeroPlan(
-        asked_stage=asked,
-        stage=max(1, asked) if precision.is_mixed else asked,
+        given_stage=given,
+        stage=max(1, given) if precision.is_mixed else given,
         optimizer_device="cpu" if optimizer.cpu_optimizer else _device(user, _OPTIMIZER),
         weights_device=zero.remote_device or _device(user, _WEIGHTS),
     )
@@ -95,8 +95,8 @@ def _device(user: Mapping[str, Any], block: str) -> str:
 
 
 def zero_twins(plan: ZeroPlan, zero: DeepSpeedConfig, optimizer: OptimizerConfig) -> Iterator[Twin]:
-    """Yield the keys of DeepSpeed's JSON that these flags own; one not said owns nothing."""
-    yield Twin("zero_optimization.stage", "--zero-stage", plan.asked_stage)
+    """Yield the keys of DeepSpeed's JSON that these flags own; one that is not given owns nothing."""
+    yield Twin("zero_optimization.stage", "--zero-stage", plan.given_stage)
     if zero.zero_reduce_scatter:
         yield Twin("zero_optimization.reduce_scatter", "--zero-reduce-scatter", True)
     if zero.zero_contiguous_gradients:
@@ -118,9 +118,9 @@ def zero_twins(plan: ZeroPlan, zero: DeepSpeedConfig, optimizer: OptimizerConfig
 
 def zero_notices(plan: ZeroPlan, optimizer: OptimizerConfig) -> Iterator[str]:
     """Yield what a user should know about how the flags were read."""
-    if plan.stage != plan.asked_stage:
+    if plan.stage != plan.given_stage:
         yield (
-            f"16-bit training at ZeRO stage {plan.asked_stage} runs as stage {plan.stage}: the same "
+            f"16-bit training at ZeRO stage {plan.given_stage} runs as stage {plan.stage}: the same "
             "steps, with the optimizer state divided over the replicas"
         )
     if optimizer.use_distributed_optimizer:
@@ -146,7 +146,7 @@ def zero_problems(
         data: number of replicas.
     """
     stage = plan.stage
-    if uses_distributed_optimizer and plan.asked_stage == 0:
+    if uses_distributed_optimizer and plan.given_stage == 0:
         yield "--use-distributed-optimizer is ZeRO stage 1: take stage 0 out, or write --zero-stage 1"
     for flag, size in (
         ("--zero-reduce-bucket-size", zero.zero_reduce_bucket_size),
@@ -160,7 +160,7 @@ def zero_problems(
     if optimizer == "muon":
         if stage == 3:
             yield (
-                "--optimizer muon needs whole matrices, which --zero-stage 3 cuts into pieces; write "
+                "--optimizer muon needs full matrices, which --zero-stage 3 cuts into pieces; write "
                 "--zero-stage 2"
             )
         if plan.offloads:
@@ -230,11 +230,11 @@ def _plus_plus_problems(user: Mapping[str, Any], *, stage: int, data: int) -> It
     """Yield what ZeRO++ (arXiv:2306.10209) cannot do here."""
     for name in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"):
         key = f"zero_optimization.{name}"
-        said = value_at(user, key)
+        value = value_at(user, key)
         # One rank per secondary partition is none; True equals 1, and is another matter.
-        if not said or (said == 1 and said is not True):
+        if not value or (value == 1 and value is not True):
             continue
         if stage < 3:
             yield f"{key} of the JSON works at ZeRO stage 3 alone: write --zero-stage 3, or take it out"
-        elif name == "zero_hpz_partition_size" and data % said:
-            yield f"{key} {said} does not divide the {data} replicas"
+        elif name == "zero_hpz_partition_size" and data % value:
+            yield f"{key} {value} does not divide the {data} replicas"

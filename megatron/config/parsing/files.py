@@ -43,8 +43,8 @@ def file_flags(
         raise ConfigError(f"--config {file}: {error.strerror}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"--config {file} is not YAML: {place}{error.problem}") from error
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"--config {file} is not YAML: {where}{error.problem}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"--config {file} is not YAML: {error}") from error
     except RecursionError as error:
@@ -59,7 +59,7 @@ def file_flags(
 
 
 def _content_and_lines(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
-    """Return what YAML `text` says, and {keys from the top down: line}.
+    """Parse YAML `text`; return its content and {keys from the top down: line}.
 
     Raises:
         ValueError: its aliases stand for too much: a few hundred bytes can stand for terabytes.

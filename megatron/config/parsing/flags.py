@@ -66,23 +66,23 @@ class Legacy:
 
 
 class FileWord(str):
-    """A word of a command line that stands in a file of flags."""
+    """A word of a command line that comes from a file of flags."""
 
-    __slots__ = ("key", "place")
+    __slots__ = ("key", "location")
 
     key: str  # as the file has it
-    place: str  # the file and the line, for messages
+    location: str  # the file and the line, for messages
 
-    def __new__(cls, word: str, key: str, place: str) -> "FileWord":
-        """Return `word` with where it stands."""
+    def __new__(cls, word: str, key: str, location: str) -> "FileWord":
+        """Return `word` with its key and its location."""
         made = super().__new__(cls, word)
-        made.key, made.place = key, place
+        made.key, made.location = key, location
         return made
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a command line said."""
+    """A parsed command line."""
 
     sections: dict[str, Any]  # section name -> instance of its dataclass
     notices: tuple[str, ...]  # one sentence for each accepted flag without effect
@@ -96,7 +96,7 @@ def parse_sections(
     legacy: Iterable[Legacy] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> Parsed:
-    """Return one instance per section of what `argv` says.
+    """Parse `argv`; return one instance per section.
 
     Args:
         description: the first lines of `--help`.
@@ -124,12 +124,12 @@ def parse_sections(
     # The first group has the order of BASICS, whichever sections its flags are of.
     if first:
         first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
-    said = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
+    given = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
     built = {
-        name: section(**{field.name: said[field.name] for field in fields(section)})
+        name: section(**{field.name: given[field.name] for field in fields(section)})
         for name, section in sections.items()
     }
-    return Parsed(built, tuple(dict.fromkeys(said["notices"])))
+    return Parsed(built, tuple(dict.fromkeys(given["notices"])))
 
 
 def add_section(
@@ -169,7 +169,7 @@ def add_section(
 
 
 def default_text(keywords: Mapping[str, Any]) -> str:
-    """Return the default of a flag for its help; nothing if it is none, or told in the text."""
+    """Return the default of a flag for its help; nothing if it is none, or part of the text."""
     default = keywords.get("default")
     if "action" in keywords or default is None or default is False or default in ("", []):
         return ""
@@ -221,10 +221,10 @@ def _name_in(registry: Registry[Any], built_in: Sequence[str]) -> Callable[[str]
 
 
 def finite(text: str) -> float:
-    """Return the number that `text` says.
+    """Parse a finite number.
 
     Raises:
-        ArgumentTypeError: it is none, or not finite.
+        ArgumentTypeError: `text` is not a number, or not finite.
     """
     number = finite_or_none(text)
     if number is None:
@@ -240,7 +240,7 @@ def _last_word(name: str) -> str:
 
 
 def finite_or_none(text: str) -> float | None:
-    """Return the finite number that `text` says; None when it says none."""
+    """Parse a finite number; None when `text` is none."""
     try:
         number = float(text)
     except ValueError:
@@ -249,10 +249,10 @@ def finite_or_none(text: str) -> float | None:
 
 
 def truth(text: str) -> bool:
-    """Return whether `text` says yes.
+    """Parse a boolean.
 
     Raises:
-        ArgumentTypeError: it says neither yes nor no.
+        ArgumentTypeError: `text` is neither yes nor no.
     """
     words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if text.lower() not in words:
@@ -302,38 +302,38 @@ def switch_words(sections: Mapping[str, type]) -> dict[str, tuple[list[str], lis
 
 
 def value_in(argv: Sequence[str], option: str) -> str | None:
-    """Return what `argv` says last after `option`, without parsing the rest; None if nothing."""
-    said: str | None = None
-    for place, word in enumerate(argv):
+    """Return the last value of `option` in `argv`, without parsing the rest; None if there is none."""
+    found: str | None = None
+    for index, word in enumerate(argv):
         name, equals, value = word.partition("=")
         if name == option:
-            said = value if equals else "".join(argv[place + 1 : place + 2]) or None
-    return said
+            found = value if equals else "".join(argv[index + 1 : index + 2]) or None
+    return found
 
 
 class _Parser(ToolParser):
     """Raises instead of exiting, so that one rank of many can print the message."""
 
     def error(self, message: str) -> NoReturn:
-        # What argparse says of a switch that is given a value.
+        # argparse's message about a switch with a value.
         clear = "takes no value (in a file: true or false), not"
         raise ConfigError(message.replace("ignored explicit argument", clear))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         required = [action for action in self._actions if action.required]
         for action in required:
-            # Told below, beside what may be a misspelling of it.
+            # Listed below, beside what may be a misspelling of it.
             action.required = False
         words, problems = self._without_problems(list(args))
         try:
-            said, unknown = self.parse_known_args(words, namespace)
+            given, unknown = self.parse_known_args(words, namespace)
         except ConfigError as error:
             raise ConfigError(*problems, *error.problems) from error
-        missing = [a.option_strings[0] for a in required if getattr(said, a.dest) is None]
+        missing = [a.option_strings[0] for a in required if getattr(given, a.dest) is None]
         raise_if_any(
             [
                 *problems,
-                *dict.fromkeys(said.refusals),
+                *dict.fromkeys(given.refusals),
                 *(self._unknown(word) for word in (_flags_of(unknown) if unknown else ())),
                 *(
                     [f"the following arguments are required: {', '.join(missing)}"]
@@ -342,35 +342,35 @@ class _Parser(ToolParser):
                 ),
             ]
         )
-        return said
+        return given
 
     def _without_problems(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Return `words` without those of a file that are wrong, and what is wrong with these."""
         kept, problems = [], []
-        for (place, _), group in groupby(words, key=_entry_of):
+        for (location, _), group in groupby(words, key=_entry_of):
             entry = list(group)
-            found = [*self._file_problems(place, entry)] if place else []
+            found = [*self._file_problems(location, entry)] if location else []
             problems += found
             kept += [] if found else entry
         return kept, problems
 
-    def _file_problems(self, place: str, entry: Sequence[Any]) -> Iterator[str]:
-        """Yield what is wrong with the words that stand at `place` of a file."""
+    def _file_problems(self, location: str, entry: Sequence[Any]) -> Iterator[str]:
+        """Yield what is wrong with the words at `location` of a file."""
         key = entry[0].key
         try:
-            said, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
+            given, unknown = self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
         except ConfigError as error:
             wrong = str(error).removeprefix("argument ").partition(": ")[2] or str(error)
-            yield f"{place}: {key}: {wrong}"
+            yield f"{location}: {key}: {wrong}"
             return
-        yield from (f"{place}: {refusal}" for refusal in said.refusals)
+        yield from (f"{location}: {refusal}" for refusal in given.refusals)
         option = entry[0].partition("=")[0]
         if unknown and option in self._option_string_actions:
-            yield f"{place}: {key} takes fewer values; {' '.join(unknown)} is too many"
+            yield f"{location}: {key} takes fewer values; {' '.join(unknown)} is too many"
         elif unknown:
             near = self._nearest(option)
             hint = f"; did you mean {near.removeprefix('--')}?" if near else ""
-            yield f"{place}: unknown key {key}{hint}"
+            yield f"{location}: unknown key {key}{hint}"
 
     def _nearest(self, word: str) -> str | None:
         known = [option for action in self._actions for option in action.option_strings]
@@ -387,8 +387,8 @@ class _Parser(ToolParser):
 
 
 def _entry_of(word: str) -> tuple[str, str]:
-    """Return where in a file of flags `word` stands, and under which key; ("", "") for none."""
-    return (word.place, word.key) if isinstance(word, FileWord) else ("", "")
+    """Return the location and the key of `word` in a file of flags; ("", "") without a file."""
+    return (word.location, word.key) if isinstance(word, FileWord) else ("", "")
 
 
 def _flags_of(unknown: Sequence[str]) -> list[str]:
@@ -399,8 +399,8 @@ def _flags_of(unknown: Sequence[str]) -> list[str]:
 def _add_legacy(group: Any, flag: Legacy, *, is_shown: bool) -> None:
     class Used(Action):
         def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-            told = namespace.refusals if flag.refused else namespace.notices
-            told.append(f"{flag.option}: {flag.reason}")
+            messages = namespace.refusals if flag.refused else namespace.notices
+            messages.append(f"{flag.option}: {flag.reason}")
 
     group.add_argument(
         flag.option,

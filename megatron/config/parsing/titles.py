@@ -54,4 +54,4 @@ def title_of(section: type) -> str:
 
 def about(section: type) -> str:
     """Return the text under the heading of a section."""
-    return re.sub(r", as the user asked for (it|them)(?=[.;])", "", getdoc(section) or "")
+    return getdoc(section) or ""

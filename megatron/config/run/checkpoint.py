@@ -11,7 +11,7 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Checkpoints, as the user asked for them."""
+    """Checkpoints: saving, retention, loading."""
 
     save: str | None = None
     """Directory to save checkpoints in."""
@@ -20,8 +20,8 @@ class CheckpointConfig:
     """Iterations between checkpoints; the run's last state is always saved (default: only that)."""
 
     async_save: bool = False
-    """Go on training while a checkpoint is written: a step waits only until the state is copied to
-    this machine's memory, which must hold it once more."""
+    """Async checkpointing: training continues while a checkpoint is written; a step waits only until the
+    state is copied to host memory, which must hold it once more."""
 
     keep_last: int | None = None
     """Number of newest checkpoints in --save to keep; older ones are removed once a new one is
@@ -29,8 +29,8 @@ class CheckpointConfig:
     given)."""
 
     keep_every: Annotated[int | None, Spelling("--keep-every", ("--save-retain-interval",))] = None
-    """Keep the checkpoints of iterations that are multiples of this, too; --keep-last is 1 when
-    not said."""
+    """Keep the checkpoints of iterations that are multiples of this, too; --keep-last then
+    defaults to 1."""
 
     load: str | None = None
     """Directory to resume from. When it is also --save and holds no checkpoint yet, training
@@ -43,38 +43,38 @@ class CheckpointConfig:
     use_checkpoint_args: Annotated[
         bool, Spelling("--use-checkpoint-args", ("--use-checkpoint-config",))
     ] = False
-    """Take the flags of network, experts and tokenizer from the checkpoint in --load; what is said
-    wins, and the difference is told."""
+    """Take the flags of network, experts and tokenizer from the checkpoint in --load; flags that are
+    given override it, and differences are logged."""
 
     universal_checkpoint: bool = False
     """Look in --load for what tools/convert_checkpoint/ds_to_universal.py wrote, too, and go on
     from the newest. A run in another layout than the saved one needs no such step."""
 
     reshape_buffer_mb: int = 64
-    """Memory of each rank, in MB, for the rows that are under way while a checkpoint of another
-    layout is loaded, beside the state that they fill."""
+    """Memory of each rank, in MB, for resharding: the buffers while a checkpoint of another layout is
+    loaded, besides the state itself."""
 
     exit_on_missing_checkpoint: bool = False
     """Fail when --load holds no checkpoint, also when it is --save."""
 
     finetune: bool = False
-    """Take the weights of --load alone: a new optimizer, new random streams, iteration 0."""
+    """Take the weights of --load alone: a new optimizer, new RNG states, iteration 0."""
 
     reset_progress: bool = False
     """Go on from --load with its weights and optimizer, but count from iteration 0 and sample 0."""
 
     no_load_optim: bool = False
-    """Start the optimizer anew instead of loading its state."""
+    """Reset the optimizer instead of loading its state."""
 
     no_load_rng: bool = False
-    """Seed the random streams anew instead of loading their states."""
+    """Seed the random number generators instead of loading the RNG states."""
 
     no_save_optim: bool = False
     """Leave the optimizer's state out of checkpoints: smaller, and only for --finetune or
     --no-load-optim."""
 
     no_save_rng: bool = False
-    """Leave the random streams out of checkpoints: only for --finetune or --no-load-rng."""
+    """Leave the RNG states out of checkpoints: only for --finetune or --no-load-rng."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,14 +145,14 @@ def checkpoint_notices(checkpoint: CheckpointConfig) -> Iterator[str]:
 
 
 def _directory(path: str | None) -> str:
-    """Return `path` without what says nothing."""
+    """Normalise `path`; "" without one."""
     return str(Path(path)) if path else ""
 
 
 def checkpoint_problems(
     checkpoint: CheckpointConfig, user: Mapping[str, Any], *, zero_stage: int
 ) -> Iterator[str]:
-    """Yield every reason why nothing can be saved or loaded as asked.
+    """Yield every problem of the flags of checkpoints.
 
     Args:
         user: DeepSpeed's JSON.
@@ -194,7 +194,7 @@ def checkpoint_problems(
 
 
 def _missing_directories(checkpoint: CheckpointConfig) -> Iterator[str]:
-    for flag, asked, needed, value in (
+    for flag, given, needed, value in (
         ("--finetune", checkpoint.finetune, "--load", checkpoint.load),
         (
             "--universal-checkpoint",
@@ -214,7 +214,7 @@ def _missing_directories(checkpoint: CheckpointConfig) -> Iterator[str]:
         ("--no-save-optim", checkpoint.no_save_optim, "--save", checkpoint.save),
         ("--no-save-rng", checkpoint.no_save_rng, "--save", checkpoint.save),
     ):
-        if asked and not value:
+        if given and not value:
             yield f"{flag} needs {needed}"
 
 

@@ -10,7 +10,7 @@ from megatron.config.run.checkpoint import CheckpointConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Evaluation, as the user asked for it."""
+    """Evaluation on held-out data."""
 
     eval_interval: int = 1000
     """Iterations between evaluations on the validation set; 0: only after the last."""
@@ -60,7 +60,7 @@ def plan_evaluation(evaluation: EvaluationConfig) -> EvaluationPlan:
 def evaluation_problems(
     evaluation: EvaluationConfig, checkpoint: CheckpointConfig, *, zero_stage: int
 ) -> Iterator[str]:
-    """Yield every reason why the model cannot be evaluated as asked."""
+    """Yield every problem of the flags of evaluation."""
     for flag, value in (
         ("--eval-interval", evaluation.eval_interval),
         ("--eval-iters", evaluation.eval_iters),

@@ -40,16 +40,16 @@ _WORDS = {field.name: field.type for field in fields(ChaosPlan)}
 
 def plan_chaos(training: TrainingConfig) -> ChaosPlan:
     """Return which faults are injected."""
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         key: finite_or_none(number) for key, number in _pairs(training.chaos or "")
     }
-    return ChaosPlan(**said | {"seed": int(said.get("seed", 0))})
+    return ChaosPlan(**given | {"seed": int(given.get("seed", 0))})
 
 
 def chaos_problems(
     training: TrainingConfig, checkpoint: CheckpointConfig, *, trains: bool
 ) -> Iterator[str]:
-    """Yield every reason why faults cannot be injected as asked."""
+    """Yield every problem of --chaos."""
     text = training.chaos
     if text is None:
         return
@@ -62,18 +62,18 @@ def chaos_problems(
         elif key in FAULTS and value > 1:
             yield f"--chaos {text}: {key} is a chance, from 0 to 1, not {number}"
         elif key == "seed" and value != int(value):
-            yield f"--chaos {text}: seed is a whole number, not {number}"
-    said = dict(_pairs(text))
-    if "seed" not in said:
-        yield f"--chaos {text}: say seed=NUMBER, so that the same faults can come again"
-    if not any(kind in said for kind in FAULTS):
-        yield f"--chaos {text}: says no fault: give a chance to any of {', '.join(FAULTS)}"
+            yield f"--chaos {text}: seed is an integer, not {number}"
+    given = dict(_pairs(text))
+    if "seed" not in given:
+        yield f"--chaos {text}: add seed=NUMBER, so that the same faults can come again"
+    if not any(kind in given for kind in FAULTS):
+        yield f"--chaos {text}: names no fault: give a chance to any of {', '.join(FAULTS)}"
     if not trains:
         yield "--chaos is for training: leave it out with --eval-only"
     if not goes_on(checkpoint):
         yield "--chaos needs --save and the same directory as --load, to go on from"
     keeps_one = checkpoint.keep_last == 1 or (checkpoint.keep_every and not checkpoint.keep_last)
-    if keeps_one and {"flip", "truncate"} & set(said):
+    if keeps_one and {"flip", "truncate"} & set(given):
         yield (
             "--chaos damages the newest checkpoint, and needs an older one to be left: write "
             "--keep-last 2 or more, or take flip and truncate out"

@@ -9,7 +9,7 @@ from megatron.config.run.checkpoint import CheckpointConfig
 
 @dataclass(frozen=True, kw_only=True)
 class GuardsConfig:
-    """What looks after a run, as the user asked for it."""
+    """Guards against loss spikes, and replay of a step."""
 
     spike_policy: str | None = None
     """What a loss far above those before it leads to: going back to a checkpoint in --save and
@@ -63,9 +63,9 @@ class GuardsPlan:
 
 
 def plan_guards(guards: GuardsConfig) -> GuardsPlan:
-    """Return what looks after the run."""
-    said = {"zscore": 0} if guards.spike_policy is None else _numbers(guards.spike_policy)
-    values = _DEFAULTS | said
+    """Return the guards of the run."""
+    given = {"zscore": 0} if guards.spike_policy is None else _numbers(guards.spike_policy)
+    values = _DEFAULTS | given
     return GuardsPlan(
         spikes=SpikePlan(
             zscore=values["zscore"],
@@ -81,7 +81,7 @@ def plan_guards(guards: GuardsConfig) -> GuardsPlan:
 
 
 def guards_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Iterator[str]:
-    """Yield every reason why the run cannot be looked after as asked."""
+    """Yield every problem of the guards' flags."""
     yield from _policy_problems(guards, checkpoint)
     if guards.replay_step is None:
         return
@@ -89,14 +89,14 @@ def guards_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Itera
         yield f"--replay-step {guards.replay_step} must be at least 1"
     if not checkpoint.load:
         yield "--replay-step needs --load: the directory that the run saved to"
-    for flag, said in (
+    for flag, given in (
         ("--finetune", checkpoint.finetune),
         ("--reset-progress", checkpoint.reset_progress),
         ("--no-load-optim", checkpoint.no_load_optim),
         ("--no-load-rng", checkpoint.no_load_rng),
         ("--ckpt-step", checkpoint.ckpt_step is not None),
     ):
-        if said:
+        if given:
             yield f"--replay-step goes on from the checkpoint before the step: leave {flag} out"
 
 
@@ -111,17 +111,17 @@ def _policy_problems(guards: GuardsConfig, checkpoint: CheckpointConfig) -> Iter
         elif (value := finite_or_none(number)) is None or value < _LEAST[key]:
             yield f"--spike-policy {text}: {key} is a number from {_LEAST[key]} on"
         elif isinstance(_DEFAULTS[key], int) and value != int(value):
-            yield f"--spike-policy {text}: {key} counts, and {number} is no whole number"
+            yield f"--spike-policy {text}: {key} is a count, and {number} is not an integer"
     if not checkpoint.save:
         yield "--spike-policy needs --save: it goes back to the run's own checkpoints"
     elif not checkpoint.save_interval:
         yield "--spike-policy needs --save-interval: it goes back to checkpoints before the spike"
-    for flag, said in (
+    for flag, given in (
         ("--no-save-optim", checkpoint.no_save_optim),
         ("--no-save-rng", checkpoint.no_save_rng),
     ):
-        if said:
-            yield f"--spike-policy goes back to whole checkpoints: leave {flag} out"
+        if given:
+            yield f"--spike-policy goes back to complete checkpoints: leave {flag} out"
 
 
 def _numbers(text: str) -> dict[str, float]:

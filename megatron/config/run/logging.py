@@ -9,7 +9,7 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingConfig:
-    """Logs, as the user asked for them."""
+    """Logs, TensorBoard, Weights & Biases, energy."""
 
     log_interval: int = 100
     """Iterations between log lines."""
@@ -29,20 +29,20 @@ class LoggingConfig:
     2 what a pipeline sends, receives and reduces, too. On GPUs each time waits for the device."""
 
     slow_rank_factor: float | None = None
-    """Tell at each log line which rank takes longest for its data and forward passes, and warn of
-    one that at three in a row takes more than so many times the median of the other ranks of its
-    stage (default: not looked for)."""
+    """Log with each log line the rank that takes longest for data and forward passes, and warn of one
+    that takes more than so many times the median of the other ranks of its stage at three log
+    lines in a row (default: off)."""
 
     device_peak_tflops: float | None = None
-    """What one device can do at most in the run's number format, in TFLOPs, for MFU and HFU
-    (default: that of its data sheet, where the device is known)."""
+    """Peak of one device in the run's dtype, in TFLOPs, for MFU and HFU (default: that of its data
+    sheet, where the device is known)."""
 
     log_path: str | None = None
     """Directory for a file of all flags and their values, one per start."""
 
     log_level: Literal["debug", "info", "warning", "error", "critical"] | None = None
-    """Least level of the messages of rank 0, DeepSpeed's included (default: what
-    MEGATRON_DEEPSPEED_VERBOSITY says, or info; DeepSpeed: warning)."""
+    """Least level of the messages of rank 0, DeepSpeed's included (default:
+    MEGATRON_DEEPSPEED_VERBOSITY, or info; DeepSpeed: warning)."""
 
     log_level_replica: Literal["debug", "info", "warning", "error", "critical"] | None = None
     """The same for the other ranks (default: error)."""
@@ -99,7 +99,7 @@ class LoggingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingConfig:
-    """Profiles, as the user asked for them."""
+    """Profiles of steps."""
 
     profile: bool = False
     """Record some iterations with PyTorch's profiler, as trace files."""
@@ -150,7 +150,7 @@ class ProfilePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggingPlan:
-    """What is told; an empty path means not at all."""
+    """Logs and profiles; an empty path means none."""
 
     interval: int
     format: str  # "auto": depends on what stdout is
@@ -175,7 +175,7 @@ class LoggingPlan:
 
 
 def plan_logging(logging: LoggingConfig, profiling: ProfilingConfig) -> LoggingPlan:
-    """Return what is told."""
+    """Return the logs and profiles."""
     return LoggingPlan(
         interval=logging.log_interval,
         format=logging.log_format,
@@ -224,7 +224,7 @@ def logging_problems(
     device: str,
     zero_stage: int,
 ) -> Iterator[str]:
-    """Yield every reason why the run cannot be told of as asked."""
+    """Yield every problem of the flags of logs and profiles."""
     for flag, value in (
         ("--log-interval", logging.log_interval),
         ("--tensorboard-log-interval", logging.tensorboard_log_interval),
@@ -246,7 +246,7 @@ def logging_problems(
         yield f"--device-peak-tflops {peak:g} must be more than 0"
     country = logging.codecarbon_country_iso_code
     if not (len(country) == 3 and country.isascii() and country.isalpha() and country.isupper()):
-        yield f"--codecarbon-country-iso-code {country} is no code of three letters, such as FRA"
+        yield f"--codecarbon-country-iso-code {country} is not a code of three letters, such as FRA"
     if profiling.nvtx_ranges and device == "cpu":
         yield "--nvtx-ranges needs GPUs, and this run is on CPUs: leave it out"
     if profiling.profile:

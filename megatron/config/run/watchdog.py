@@ -10,7 +10,7 @@ from megatron.config.run.checkpoint import CheckpointConfig, goes_on
 
 @dataclass(frozen=True, kw_only=True)
 class WatchPlan:
-    """How long is waited. 0 stands for no limit of ours."""
+    """Timeouts and restarts; 0: no limit of ours."""
 
     hang_timeout_s: float  # without progress
     group_timeout_minutes: int  # in one operation of a process group
@@ -18,7 +18,7 @@ class WatchPlan:
 
 
 def plan_watch(training: TrainingConfig, parallel: ParallelConfig) -> WatchPlan:
-    """Return how long is waited."""
+    """Return timeouts and restarts."""
     return WatchPlan(
         hang_timeout_s=training.hang_timeout or 0.0,
         group_timeout_minutes=parallel.distributed_timeout_minutes or 0,
@@ -29,7 +29,7 @@ def plan_watch(training: TrainingConfig, parallel: ParallelConfig) -> WatchPlan:
 def watch_problems(
     training: TrainingConfig, parallel: ParallelConfig, checkpoint: CheckpointConfig
 ) -> Iterator[str]:
-    """Yield every reason why a run cannot be watched or started again as asked."""
+    """Yield every problem of timeouts and restarts."""
     hang, restarts = training.hang_timeout, training.max_restarts
     minutes, trains = parallel.distributed_timeout_minutes, checkpoint.save
     if hang is not None and hang <= 0:

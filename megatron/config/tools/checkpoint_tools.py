@@ -1,4 +1,4 @@
-"""What can be asked of the tools that look at checkpoints and convert them."""
+"""Flags of the tools that inspect and convert checkpoints."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -8,7 +8,7 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class UniversalConfig:
-    """A checkpoint to be written without its layout."""
+    """A checkpoint to be converted to a universal one, without a layout."""
 
     input_folder: Annotated[str, Spelling("--input_folder")]
     """Folder of one checkpoint: global_stepN in the directory of --save."""
@@ -33,7 +33,7 @@ class LookConfig:
     first, without the flag."""
 
     parameters: bool = False
-    """Tell every tensor too."""
+    """List every tensor too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +72,15 @@ class FilesConfig:
     """Folder of one checkpoint, or directory of several, of which the newest is taken."""
 
     target_tp: Annotated[int | None, Spelling("--target_tp")] = None
-    """Tell the shapes for so many tensor-parallel ranks (default: those that saved it)."""
+    """Show the shapes for so many tensor-parallel ranks (default: those that saved it)."""
 
     target_pp: Annotated[int | None, Spelling("--target_pp")] = None
-    """Tell the layers of so many stages (default: those that saved it)."""
+    """Show the layers of so many stages (default: those that saved it)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutConfig:
-    """A checkpoint to be written again in another layout; what is not said stays as it is."""
+    """A checkpoint to be resharded to another layout; axes without a flag stay as they are."""
 
     input_folder: Annotated[str, Spelling("--input_folder")]
     """Folder of one checkpoint: global_stepN in the directory of --save."""
@@ -114,12 +114,12 @@ class ConversionConfig:
     loader: (
         Literal["own", "megatron", "bigscience", "llama_meta", "hugging_face", "llama2_hf"] | None
     ) = None
-    """Whose files they are: this program's (own), Megatron-LM's (megatron), those of DeepSpeed's
-    forks of it (bigscience), Meta's of Llama (llama_meta), or those of transformers (hugging_face,
-    llama2_hf). The files say it when this does not."""
+    """Format of the files (default: recognised from them): this program's (own), Megatron-LM's
+    (megatron), that of DeepSpeed's forks of it (bigscience), Meta's of Llama (llama_meta), or that
+    of transformers (hugging_face, llama2_hf)."""
 
     saver: Literal["own", "megatron"] | None = None
-    """Whose files to write. When not said, Megatron-LM's where its files are read, else our own."""
+    """Format to write (default: megatron for files of Megatron-LM, else own)."""
 
     target_tensor_parallel_size: int | None = None
     """Tensor-parallel ranks that Megatron-LM's files are written for (default: 1). Our own files

@@ -1,4 +1,4 @@
-"""What can be asked of the tools that look at data, besides the flags of training."""
+"""Flags of the tools that inspect data, besides those of training."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,8 +10,8 @@ class WorldConfig:
 
     objective: Literal["gpt", "prefix-lm", "multitask", "sft"] | None = None
     """What the run trains: gpt is pretrain_gpt.py, prefix-lm pretrain_prefix_lm.py, multitask
-    finetune_t0_non_causal_decoder.py, and sft finetune_sft.py. Without it that of the checkpoint in
-    --load, or gpt."""
+    finetune_t0_non_causal_decoder.py, and sft finetune_sft.py. Default: that of the
+    checkpoint in --load, or gpt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class SampleTextConfig:
     """First sample, and the one after the last."""
 
     print_text: bool = False
-    """Show the text; this is so as well when --print-tokens is not said."""
+    """Show the text (default: on without --print-tokens)."""
 
     print_tokens: bool = False
     """Show token ids."""

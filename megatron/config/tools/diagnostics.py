@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
-    """What to look at, and where to write what was found."""
+    """Tests of this machine and its network before a run."""
 
     nproc: int = 1
     """Processes to start on this machine, between which all-reduce and clocks are measured; a
@@ -20,16 +20,16 @@ class DoctorConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """Which run to look at, and how."""
+    """The run to monitor, and how."""
 
     run_dir: str
     """Directory that the run saves to (its --save); may stand first, without the flag."""
 
     once: bool = False
-    """Tell how the run stands, and end."""
+    """Print the state of the run, and exit."""
 
     html: str | None = None
-    """Write a page with curves, events and settings to this file, and end."""
+    """Write a page with curves, events and settings to this file, and exit."""
 
     every: float = 5.0
-    """Seconds between two looks at the journal."""
+    """Seconds between two readings of the journal."""

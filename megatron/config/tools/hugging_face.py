@@ -1,4 +1,4 @@
-"""What can be asked of the tools that convert to Hugging Face's transformers and back."""
+"""Flags of the tools that convert to Hugging Face transformers and back."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -25,12 +25,12 @@ class ExportConfig:
     target_dtype: Annotated[
         Literal["fp32", "bf16", "fp16"] | None, Spelling("--target-dtype", ("--torch-dtype",))
     ] = None
-    """Number format of the weights (default: that of the training)."""
+    """Dtype of the weights (default: that of the training)."""
 
     chat_template: str | None = None
     """File with the Jinja template that the model was trained to answer; it becomes that of the
-    written tokenizer. Default: the template of the training conversations, which the checkpoint
-    holds, or else the tokenizer's own."""
+    written tokenizer (default: the template of the training conversations, which the checkpoint
+    holds, or else the tokenizer's own)."""
 
     replace_chat_template: bool = False
     """Write the template of --chat-template though the training conversations had another."""
@@ -74,8 +74,8 @@ class ImportConfig:
     """Directory to write the checkpoint in, for --load and --finetune of pretrain_gpt.py."""
 
     tokenizer_name_or_path: str | None = None
-    """Tokenizer of the model: a directory, or a name on the Hugging Face hub; --load when not said
-    and there is one."""
+    """Tokenizer of the model: a directory, or a name on the Hugging Face hub
+    (default: that in --load, if there is one)."""
 
     trust_remote_code: bool = False
     """Run the Python code that comes with the tokenizer, if it needs some. Code that comes with a
@@ -84,7 +84,7 @@ class ImportConfig:
     target_dtype: Annotated[
         Literal["fp32", "bf16", "fp16"] | None, Spelling("--target-dtype", ("--torch-dtype",))
     ] = None
-    """Number format of the run to come (default: that of config.json). The weights are kept in 32
+    """Dtype of the run to come (default: that of config.json). The weights are kept in 32
     bits, which changes none."""
 
     seq_length: int | None = None
@@ -98,7 +98,7 @@ class ImportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersConfig:
-    """A checkpoint to be written for transformers, asked for in the words of older scripts."""
+    """A checkpoint to be written for transformers, with the flags of older scripts."""
 
     input_folder: Annotated[str, Spelling("--input_folder")]
     """Folder of one checkpoint, global_stepN, or directory of several, of which the newest is

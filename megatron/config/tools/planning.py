@@ -1,4 +1,4 @@
-"""What can be asked of the planner, besides the flags of training."""
+"""Flags of the planner, besides those of training."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class PlanningConfig:
     """The machines that the run is planned for."""
 
     search: int | None = None
-    """Instead of the layout of the command line, look at all layouts of so many GPUs."""
+    """Search all layouts of so many GPUs instead of planning that of the command line."""
 
     show: int = 10
     """Layouts that --search shows."""
@@ -21,10 +21,10 @@ class PlanningConfig:
     An unknown one lists all."""
 
     mfu: float | None = None
-    """Model FLOPs utilisation to reckon with, between 0 and 1 (default: estimated)."""
+    """Model FLOPs utilisation to assume, between 0 and 1 (default: estimated)."""
 
     price_per_gpu_hour: float | None = None
-    """What an hour of one GPU costs, in whatever currency the total is wanted."""
+    """Price of an hour of one GPU, in any currency."""
 
     vocabulary: int = 50257
-    """Tokens that the tokenizer knows; its files are not read."""
+    """Vocabulary size of the tokenizer; its files are not read."""

@@ -8,7 +8,7 @@ from megatron.config.parsing.flags import Spelling
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig:
-    """The conversion of texts to token files, as the user asked for it."""
+    """Preprocessing of texts to token files."""
 
     input: list[str]
     """Files with one JSON object a line, or a JSON array of objects, or plain text, plain or
@@ -21,7 +21,7 @@ class PreprocessConfig:
 
     document_separator: Literal["line", "blank-line", "file"] | None = None
     """What ends a document of plain text: each line is a document, or a blank line is between two,
-    or each file is one. Default: line."""
+    or each file is one (default: line)."""
 
     output_prefix: str | None = None
     """Path of the output, to which _KEY_document (or _sentence) and .bin and .idx are added. Only
@@ -91,10 +91,10 @@ class PreprocessConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTrialConfig:
-    """The search for the fastest number of workers, as the user asked for it."""
+    """Search for the fastest number of workers."""
 
     find_optimal_num_workers: bool = False
-    """Convert the first documents with several numbers of workers and say which was fastest,
+    """Convert the first documents with several numbers of workers and print the fastest,
     instead of writing token files."""
 
     workers_to_check: list[int] = field(default_factory=lambda: [16, 32, 64])
@@ -106,7 +106,7 @@ class WorkerTrialConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardConfig:
-    """The shards of a conversion by several machines, as the user asked for them."""
+    """Shards of one preprocessing job on several machines."""
 
     num_shards: int | None = None
     """Parts of the input, each for one process, such as a task of a SLURM array; the number of
@@ -128,7 +128,7 @@ class ShardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig:
-    """The merge of token files, as the user asked for it."""
+    """The merge of token files."""
 
     datasets: list[str]
     """Paths of .bin/.idx pairs without the suffix; their documents keep this order."""

@@ -140,7 +140,7 @@ def problems(line, *, world_size=1, device="cpu"):
         ),
         (
             "--window-size 3,0 --window-attn-skip-freq [1]*3",
-            "--window-attn-skip-freq [1]*3 is neither a number from 1 on nor a list of 2 times 1 "
+            "--window-attn-skip-freq [1]*3 is neither a number of at least 1 nor a list of 2 times 1 "
             "(a layer with the window) or 0, such as [1]*3+[0]",
         ),
         ("--attn-logit-softcapping 0", "--attn-logit-softcapping 0.0 must be more than 0"),
@@ -268,12 +268,12 @@ def problems(line, *, world_size=1, device="cpu"):
         ("--lr-warmup-iters -1", "--lr-warmup-iters -1 must be at least 0"),
         (
             "--lr-warmup-fraction 0.1 --lr-warmup-iters 2",
-            "--lr-warmup-fraction and --lr-warmup-iters/samples/tokens say the same: give one of "
+            "--lr-warmup-fraction and --lr-warmup-iters/samples/tokens set the same: give one of "
             "them",
         ),
         (
             "--lr-warmup-iters 1 --lr-warmup-tokens 2",
-            "--lr-warmup-iters and --lr-warmup-tokens say the same: give one of them",
+            "--lr-warmup-iters and --lr-warmup-tokens set the same: give one of them",
         ),
         ("--lr-warmup-tokens -1", "--lr-warmup-tokens -1 must be at least 0"),
         ("--lr-warmup-init 0.2", "--lr-warmup-init 0.2 must be between 0 and --lr 0.1"),
@@ -320,7 +320,7 @@ def problems(line, *, world_size=1, device="cpu"):
         ("--optimizer-impl apex --optimizer sgd", "--optimizer-impl apex has no sgd here"),
         ("--optimizer-impl deepspeed --optimizer muon", "deepspeed has no muon here"),
         ("--optimizer adam8bit --optimizer-impl torch", "has no Adam with 8-bit state"),
-        ("--cpu_torch_adam", "--cpu_torch_adam says which Adam --cpu-optimizer takes"),
+        ("--cpu_torch_adam", "--cpu_torch_adam chooses the Adam of --cpu-optimizer"),
         (
             "--cpu-optimizer --cpu_torch_adam --optimizer-impl deepspeed",
             "--cpu_torch_adam and --optimizer-impl deepspeed exclude each other",
@@ -342,9 +342,9 @@ def problems(line, *, world_size=1, device="cpu"):
         ("--loss-scale -1", "--loss-scale -1 must be at least 0"),
         ("--initial-loss-scale 3", "--initial-loss-scale 3 must be a power of two"),
         ("--initial-loss-scale 0.5", "--initial-loss-scale 0.5 must be a power of two"),
-        ("--min-loss-scale 0.5", "--min-loss-scale 0.5 must be a whole number of at least 1"),
-        ("--loss-scale-window 0", "--loss-scale-window 0 must be a whole number of at least 1"),
-        ("--hysteresis 0", "--hysteresis 0 must be a whole number of at least 1"),
+        ("--min-loss-scale 0.5", "--min-loss-scale 0.5 must be an integer of at least 1"),
+        ("--loss-scale-window 0", "--loss-scale-window 0 must be an integer of at least 1"),
+        ("--hysteresis 0", "--hysteresis 0 must be an integer of at least 1"),
         (
             "--lr-decay-iters 0",
             "the learning rate decays over 0 samples; at least 1 is needed",
@@ -425,7 +425,7 @@ def test_batches_are_not_blamed_for_processes_that_are_left_over():
             "--tensor-model-parallel-size 2 --group-query-attention",
             2,
             "--num-query-groups 1 is not a multiple of --tensor-model-parallel-size 2: every rank "
-            "needs whole groups of heads; take 2 groups, or fewer ranks",
+            "needs full groups of heads; take 2 groups, or fewer ranks",
         ),
         (
             "--tensor-model-parallel-size 2 --ffn-hidden-size 9",

@@ -54,7 +54,7 @@ def test_every_mistake_is_told_at_once():
         "--out-seq-length 0 must be at least 1",
         "--shutdown-grace -1 must be at least 0",
         "--request-timeout 0 must be a number of seconds above 0",
-        "each request says this for itself, so leave it out: --prompt, --beam-width",
+        "each request sets this for itself, so leave it out: --prompt, --beam-width",
     ):
         assert told in found
     assert [*serving_problems(ServingConfig(), GenerationConfig())] == []

@@ -74,7 +74,10 @@ def test_groups_come_from_a_file_too(tmp_path):
     [
         ([], "--data-path is missing: the prefix of a .bin/.idx pair"),
         (["--data-path", "a", "2", "c"], "--data-path has 3 values; give one prefix, or weights"),
-        (["--data-path", "a", "2"], "--data-path: 'a' before 2 is no number, and no weight"),
+        (
+            ["--data-path", "a", "2"],
+            "--data-path: 'a' before 2 is not a number, so it is no weight",
+        ),
         (
             ["--data-path", "a", "b"],
             "--data-path a b: several prefixes need a weight before each, such as 0.5 a 0.5 b; for "
@@ -85,13 +88,13 @@ def test_groups_come_from_a_file_too(tmp_path):
         (["--data-path", "-0.5", "b"], "--data-path: weight -0.5 of b must be 0 or more"),
         (["--data-path", "nan", "b"], "--data-path: weight nan of b must be 0 or more"),
         (["--data-path", "0", "a", "0", "b"], "--data-path: the weights are all 0"),
-        ([*TRAIN, "--data-path", "a"], "--data-path and --train-weighted-split-paths both say"),
+        ([*TRAIN, "--data-path", "a"], "--data-path and --train-weighted-split-paths both name"),
         ([*TRAIN, "--split", "1,1"], "--split is for --data-path; --train-weighted-split-paths"),
         ([VALID, "v: 1 0:1 a"], "--train-weighted-split-paths takes one group, 0 were given"),
         ([*TRAIN, "more: 1 0:1 a"], "--train-weighted-split-paths takes one group, 2 were given"),
         (
             [*TRAIN, f"{TRAIN[0]}-path", "file"],
-            "--train-weighted-split-paths and --train-weighted-split-paths-path say the same",
+            "--train-weighted-split-paths and --train-weighted-split-paths-path set the same",
         ),
         (
             [*TRAIN, VALID, "v: 1 0:1 a", "v: 1 0:1 b"],

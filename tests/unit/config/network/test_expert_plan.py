@@ -89,7 +89,7 @@ def test_flags_of_both_systems_mean_the_same():
             "--num-experts 4 --tensor-model-parallel-size 2 --sequence-parallel",
             "leave the flag out",
         ),
-        ("--num-experts 4 --ds-sequence-parallel-size 2", "whole replicas share them; write 1"),
+        ("--num-experts 4 --ds-sequence-parallel-size 2", "complete replicas share them; write 1"),
         (
             "--num-experts 4 --moe-expert-parallel-size 2 --slow-rank-factor 2",
             "as all 2 replicas do at --moe-expert-parallel-size 2",

@@ -32,7 +32,7 @@ def test_layers_have_the_names_of_other_models(said, layers):
         ("--lora-rank 2 --lora-dropout 1", "--lora-dropout 1.0 must be at least 0 and less"),
         ("--lora-rank 2 --bitfit", "--lora-rank and --bitfit exclude each other"),
         ("--lora-rank 2 --num-experts 2", "--lora-rank and --num-experts exclude each other"),
-        ("--lora-rank 2 --lora-target-modules lm_head", "lm_head is no linear layer; known are"),
+        ("--lora-rank 2 --lora-target-modules lm_head", "lm_head is not a linear layer; known are"),
         ("--lora-rank 2 --lora-target-modules q_proj v_proj", "adapter: name k_proj too"),
     ],
 )

@@ -145,7 +145,7 @@ def test_without_an_interval_there_is_one_evaluation():
         ("--slow-rank-factor 2 --zero-stage 3", "cannot tell ranks apart at ZeRO stage 3"),
         ("--slow-rank-factor 2", "compares replicas, and this run has no second one"),
         ("--device-peak-tflops 0", "--device-peak-tflops 0 must be more than 0"),
-        ("--codecarbon-country-iso-code France", "is no code of three letters, such as FRA"),
+        ("--codecarbon-country-iso-code France", "is not a code of three letters, such as FRA"),
         ("--exit-duration-in-mins 0", "--exit-duration-in-mins 0 must be at least 1"),
     ],
 )

@@ -223,7 +223,7 @@ def test_a_power_said_as_the_loss_scale_is_read_as_the_file_means_it(decide):
     plan = decide({"fp16": SCALE_12}, "--fp16", "--loss-scale", "12", device="cuda")
     assert plan.deepspeed["fp16"] == SCALE_12 | {"hysteresis": 2, "min_loss_scale": 1}
     assert (
-        "--loss-scale 12 is read as fp16.initial_scale_power of the JSON: the loss scale moves and "
+        "--loss-scale 12 is read as fp16.initial_scale_power of the JSON: the loss scale is dynamic and "
         "starts at 4096"
     ) in plan.notices
     with pytest.raises(ConfigError, match="loss_scale is 0, but --loss-scale is 13.0"):
@@ -232,7 +232,7 @@ def test_a_power_said_as_the_loss_scale_is_read_as_the_file_means_it(decide):
 
 def test_a_loss_scale_without_fp16_is_told_to_do_nothing():
     notices = tiny_plan("--bf16", "--zero-stage", "1", "--loss-scale", "12").notices
-    assert notices == ("--loss-scale 12 has nothing to do: only --fp16 scales its loss",)
+    assert notices == ("--loss-scale 12 has no effect: only --fp16 scales its loss",)
 
 
 def test_fp16_sums_in_32_bits_when_asked_to(decide):

@@ -65,7 +65,7 @@ def test_groups_of_layers(method, num_layers, count, groups):
         (f"--recompute-activations {FULL}", "--recompute-activations and --recompute-granularity"),
         ("--recompute-method uniform", "--recompute-method uniform: nothing is recomputed"),
         ("--recompute-num-layers 2", "--recompute-num-layers 2: nothing is recomputed"),
-        ("--recompute-activations --recompute-num-layers 2", "recomputes no whole layers"),
+        ("--recompute-activations --recompute-num-layers 2", "recomputes no full layers"),
         ("--checkpoint-activations --checkpoint-num-layers 0", "layers 0 must be at least 1"),
         (FULL, "--recompute-granularity full needs --recompute-method"),
         (f"{FULL} --recompute-method block", "full needs --recompute-method"),
@@ -134,5 +134,7 @@ def test_the_json_serves_many_layouts(tmp_path):
 def test_a_flag_against_the_json_is_told(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"activation_checkpointing": {"partition_activations": False}}))
-    with pytest.raises(ConfigError, match="activation_checkpointing.partition_activations: false"):
+    with pytest.raises(
+        ConfigError, match="activation_checkpointing.partition_activations of the DeepSpeed JSON"
+    ):
         plan_of(f"--deepspeed_config {file} {TENSOR} --partition-activations", world_size=2)

@@ -30,7 +30,7 @@ def test_a_policy_says_what_differs_from_the_usual_one():
         ([*SAVE, "--spike-policy", "zscore=x"], "zscore is a number from 0 on"),
         ([*SAVE, "--spike-policy", "zscore=nan"], "zscore is a number from 0 on"),
         ([*SAVE, "--spike-policy", "window=1"], "window is a number from 2 on"),
-        ([*SAVE, "--spike-policy", "skip=1.5"], "skip counts, and 1.5 is no whole number"),
+        ([*SAVE, "--spike-policy", "skip=1.5"], "skip is a count, and 1.5 is not an integer"),
         ([*SAVE, "--spike-policy", ""], "has none of the keys"),
         (["--spike-policy", "zscore=6"], "--spike-policy needs --save"),
         ([*SAVE, "--spike-policy", "zscore=6", "--no-save-optim"], "leave --no-save-optim out"),
