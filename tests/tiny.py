@@ -3,6 +3,7 @@
 from typing import Any
 
 from megatron.config.config import Config, parse_config
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan, plan_objective
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import Plan, plan
 
@@ -67,14 +68,20 @@ def tiny_argv(*flags: str, without: tuple[str, ...] = ()) -> list[str]:
 
 
 def tiny_config(*flags: str, without: tuple[str, ...] = ()) -> Config:
-    """Return the wishes of the smallest run, `flags` at its end."""
+    """Return the config of the smallest run, `flags` at its end."""
     return parse_config(tiny_argv(*flags, without=without))[0]
+
+
+def tiny_objective(name: ObjectiveName, *flags: str) -> ObjectivePlan:
+    """Return the objective `name` of the smallest run, `flags` at its end."""
+    config = tiny_config(*flags)
+    return plan_objective(config.objective, config.fim, name)
 
 
 def tiny_plan(
     *flags: str, world_size: int = 1, device: str = "cpu", without: tuple[str, ...] = ()
 ) -> Plan:
-    """Return the decisions for the smallest run, `flags` at its end."""
+    """Return the plan of the smallest run, `flags` at its end."""
     config = tiny_config(*flags, without=without)
     return plan(config, world_size=world_size, vocab_size=VOCAB_SIZE, device=device)
 

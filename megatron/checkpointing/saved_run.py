@@ -9,7 +9,7 @@ from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.names import published_tags, tag_of
 from megatron.common.errors import CheckpointError, ConfigError, UnreadableCheckpointError
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
-from megatron.config.data.objective_plan import ObjectiveName
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of, value_in
 

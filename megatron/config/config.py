@@ -7,9 +7,8 @@ from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.data.corpora import DataConfig
-from megatron.config.data.fim import FimConfig
 from megatron.config.data.masks import MaskConfig
-from megatron.config.data.objective import ObjectiveConfig
+from megatron.config.data.objective import FimConfig, ObjectiveConfig
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN

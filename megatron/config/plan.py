@@ -17,7 +17,7 @@ from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan, data_problems, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
 from megatron.config.data.masks import MaskPlan, plan_masks
-from megatron.config.data.objective_plan import (
+from megatron.config.data.objective import (
     DECLARATIONS,
     ObjectiveName,
     ObjectivePlan,
@@ -151,7 +151,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
     evaluation = plan_evaluation(config.evaluation)
     model = plan_model(config, vocab_size=vocab_size, tensor=tensor)
     raise_if_any(size_problems(config.training, model.num_parameters))
-    learned = plan_objective(config, objective)
+    learned = plan_objective(config.objective, config.fim, objective)
     storage = storage_of(config, user, world_size=world_size, device=device)
     return Plan(
         model=model,
@@ -267,7 +267,7 @@ def plan_samples(
         chain(
             length_problems(config, user, data=replicas),
             data_problems(config.data),
-            objective_problems(config, objective),
+            objective_problems(config.objective, config.fim, objective),
             evaluation_problems(
                 config.evaluation,
                 config.checkpoint,
@@ -289,7 +289,7 @@ def plan_samples(
             kind=DECLARATIONS[objective].kind,
         ),
         masks=plan_masks(config.masks),
-        objective=plan_objective(config, objective),
+        objective=plan_objective(config.objective, config.fim, objective),
     )
 
 

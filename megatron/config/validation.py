@@ -7,7 +7,7 @@ from typing import Any
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
-from megatron.config.data.objective_plan import ObjectiveName, objective_problems
+from megatron.config.data.objective import ObjectiveName, objective_problems
 from megatron.config.network.experts import expert_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
@@ -83,7 +83,7 @@ def validate(
         problems += error.problems
         user = {}
     problems += _problems(config, user, world_size=world_size, device=device)
-    problems += objective_problems(config, objective)
+    problems += objective_problems(config.objective, config.fim, objective)
     problems += _objective_curriculum_problems(config, user, objective)
     raise_if_any([*problems, *others])
     return Validated(

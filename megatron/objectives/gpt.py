@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective_plan import ObjectiveName, ObjectivePlan
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
 from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.layers.layer_list import Step

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective_plan import ObjectiveName, ObjectivePlan
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
 from megatron.data.datasets.datasets import View
 from megatron.data.datasets.views import view_of
@@ -22,7 +22,7 @@ class Objective(ABC):
     """What a run trains. A subclass is a file here, and an entry of `registry.OBJECTIVES`.
 
     What has to be known without torch (entry script, kind of token files, flags) stands in
-    `config/data/objective_plan.py` and `data/datasets/views.py`.
+    `config/data/objective.py` and `data/datasets/views.py`.
     """
 
     name: ObjectiveName

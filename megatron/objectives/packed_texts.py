@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective_plan import ObjectivePlan
+from megatron.config.data.objective import ObjectivePlan
 from megatron.objectives.gpt import gpt_batch
 from megatron.tensor_parallel.broadcast import Batch
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective_plan import ObjectiveName, ObjectivePlan
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.model.loss import Loss, next_token_loss, num_expected_targets, position_weights
 from megatron.objectives.gpt import GPT, PACKED, SPAN_FIELDS, gpt_batch
 from megatron.objectives.objective import Collate

@@ -1,6 +1,6 @@
 """The table of objectives, by name."""
 
-from megatron.config.data.objective_plan import ObjectiveName
+from megatron.config.data.objective import ObjectiveName
 from megatron.objectives.gpt import GPT
 from megatron.objectives.multitask import Multitask
 from megatron.objectives.objective import Objective

@@ -5,7 +5,7 @@ from functools import partial
 from torch import Tensor
 
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective_plan import ObjectiveName, ObjectivePlan
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.objectives.gpt import GPT, PACKED, SPAN_FIELDS
 from megatron.objectives.objective import Collate
 from megatron.objectives.packed_texts import packed_batch

@@ -8,7 +8,7 @@ from pathlib import Path
 from megatron.common.errors import ConfigError, WrongDataError, near
 from megatron.config.config import Config
 from megatron.config.data.corpora import SUFFIXES, prefixes_of
-from megatron.config.data.objective_plan import DECLARATIONS, ObjectiveName
+from megatron.config.data.objective import DECLARATIONS, ObjectiveName
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation

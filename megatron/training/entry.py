@@ -5,7 +5,7 @@ from pathlib import Path
 
 from megatron.checkpointing.saved_run import checkpoint_flags
 from megatron.config.config import parse_config
-from megatron.config.data.objective_plan import ObjectiveName
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.run.watchdog import plan_watch
 from megatron.training.early_checks import require_startable
 from megatron.training.process.environment import read_launch, read_launcher

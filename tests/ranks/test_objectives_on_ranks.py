@@ -12,10 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import outcomes_on_ranks, require_passed
-from tiny import tiny_config, tiny_plan
+from tiny import tiny_objective, tiny_plan
 from torch.testing import assert_close
 
-from megatron.config.data.objective_plan import plan_objective
 from megatron.data.datasets.prefix import PrefixDataset
 from megatron.engine.build import build_engine
 from megatron.engine.deepspeed import distributed
@@ -48,7 +47,7 @@ PAIRS = {
 
 
 def micro_batch(name, rows):
-    plan = plan_objective(tiny_config(*["--prefixlm"] * (name == "multitask")), name)
+    plan = tiny_objective(name, *["--prefixlm"] * (name == "multitask"))
     return OBJECTIVES[name].collate(plan, tiny_plan().masks, None)(**rows)
 
 
@@ -56,7 +55,7 @@ def tokens_see_what_they_should_in_a_pipeline(rank):
     distributed.start("gloo")
     plan = tiny_plan(*FLAGS, world_size=2)
     groups = build_groups(Topology(pipeline=2, data=1, tensor=1))
-    of_prefixes = PrefixLM().loss(plan_objective(tiny_config(), "prefix-lm"))(lone_group())
+    of_prefixes = PrefixLM().loss(tiny_objective("prefix-lm"))(lone_group())
     seen = []
 
     def loss(logits, target):
@@ -135,9 +134,7 @@ def prefixes_are_the_same_on_all_ranks(rank):
     def batches(topology, samples):
         stream = read_batches(
             PrefixDataset(samples, eod=None, seed=4),
-            collate=PrefixLM().collate(
-                plan_objective(tiny_config(), "prefix-lm"), plan.masks, None
-            ),
+            collate=PrefixLM().collate(tiny_objective("prefix-lm"), plan.masks, None),
             fields=PrefixLM().batch_fields(plan.masks),
             consumed_samples=6,
             batch=plan.batch,

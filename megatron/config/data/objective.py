@@ -1,6 +1,10 @@
-"""What is learned of a sample, where the script leaves a choice."""
+"""The training objective and fill-in-the-middle: flags, resolution and checks."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from megatron.config.parsing.flags import Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,3 +25,164 @@ class ObjectiveConfig:
     prefixlm: bool = False
     """Let the tokens of an input see each other, rather than only those before them
     (finetune_t0_non_causal_decoder.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FimConfig:
+    """Fill-in-the-middle: the share of documents, and the special tokens."""
+
+    fim_rate: float = 0.0
+    """Share of documents that are rearranged for fill-in-the-middle."""
+
+    fim_spm_rate: float = 0.5
+    """Share of those in which the suffix comes before the prefix."""
+
+    fim_split_sample: str | None = None
+    """Token that cuts a document, such as a repository, into fragments that are rearranged apart
+    (default: not cut)."""
+
+    fragment_fim_rate: Annotated[
+        float, Spelling("--fragment-fim-rate", ("--fim-fragment-rate",))
+    ] = 0.5
+    """Share of the fragments of a chosen document that are rearranged."""
+
+    no_fim_prefix: Annotated[str | None, Spelling("--no-fim-prefix", ("--fim-no-prefix",))] = None
+    """Leave fragments that start with this text as they are."""
+
+    fim_cut: Literal["characters", "tokens"] = "characters"
+    """Where documents may be cut: between any two characters, or only between two tokens."""
+
+    fim_prefix_token: str | None = None
+    """Token before the prefix (default: <fim_prefix> in one of its usual spellings)."""
+
+    fim_middle_token: str | None = None
+    """Token before the middle (default: <fim_middle> in one of its usual spellings)."""
+
+    fim_suffix_token: str | None = None
+    """Token before the suffix (default: <fim_suffix> in one of its usual spellings)."""
+
+    fim_pad_token: str | None = None
+    """Token that fills up a sample that became shorter (default: <fim_pad> in one of its usual
+    spellings, or else the tokenizer's padding, or the end of a document)."""
+
+
+ObjectiveName = Literal["gpt", "prefix-lm", "multitask", "sft"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What is known of an objective without torch; the rest is in `megatron/objectives/`."""
+
+    script: str  # which trains it
+    kind: str  # of the token files that samples are cut from: see `corpora.SUFFIXES`
+    flags: tuple[str, ...]  # those of objectives that it takes
+
+
+DECLARATIONS: dict[ObjectiveName, Declaration] = {
+    "gpt": Declaration(script="pretrain_gpt.py", kind="documents", flags=("--fim-rate",)),
+    "prefix-lm": Declaration(
+        script="pretrain_prefix_lm.py",
+        kind="documents",
+        flags=("--loss-on-targets-only", "--reweight-loss-based-on-position-frequency"),
+    ),
+    "multitask": Declaration(
+        script="finetune_t0_non_causal_decoder.py",
+        kind="pairs",
+        flags=("--norm-target-loss", "--prefixlm"),
+    ),
+    "sft": Declaration(
+        script="finetune_sft.py", kind="conversations", flags=("--norm-target-loss",)
+    ),
+}
+"""The objectives by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FimPlan:
+    """How documents are rearranged for fill-in-the-middle; an empty text means none."""
+
+    rate: float  # of documents; 0: none
+    spm_rate: float  # of those, with the suffix first
+    split_token: str  # cuts documents into fragments
+    fragment_rate: float  # of the fragments of a chosen document
+    skipped_prefix: str  # fragments that start so are left alone
+    cut: str  # between "characters" or "tokens"
+    tokens: dict[str, str]  # names by role; "": the usual spellings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectivePlan:
+    """What a sample is made of, what its tokens see, and how much each counts."""
+
+    name: ObjectiveName
+    sees_prefix: bool  # tokens of a prefix, or of an input, see each other
+    targets_only: bool  # tokens of a prefix, or of an input, do not count
+    reweights: bool  # by how often a position is behind the prefix
+    equal_targets: bool  # each target counts as one, whatever its length
+    fim: FimPlan
+
+
+def plan_objective(
+    objective: ObjectiveConfig, fim: FimConfig, name: ObjectiveName
+) -> ObjectivePlan:
+    """Return the objective of the script of `name`."""
+    return ObjectivePlan(
+        name=name,
+        sees_prefix=name == "prefix-lm" or objective.prefixlm,
+        targets_only=name in ("multitask", "sft") or objective.loss_on_targets_only,
+        reweights=objective.reweight_loss_based_on_position_frequency,
+        equal_targets=objective.norm_target_loss,
+        fim=_plan_fim(fim),
+    )
+
+
+def objective_problems(
+    objective: ObjectiveConfig, fim: FimConfig, name: ObjectiveName
+) -> Iterator[str]:
+    """Yield every flag of another objective, and every rate outside 0 to 1."""
+    flags = {
+        "--loss-on-targets-only": objective.loss_on_targets_only,
+        "--reweight-loss-based-on-position-frequency": (
+            objective.reweight_loss_based_on_position_frequency
+        ),
+        "--norm-target-loss": objective.norm_target_loss,
+        "--prefixlm": objective.prefixlm,
+        "--fim-rate": fim.fim_rate > 0,
+    }
+    own = DECLARATIONS[name]
+    for flag, given in flags.items():
+        if given and flag not in own.flags:
+            owners = (each.script for each in DECLARATIONS.values() if flag in each.flags)
+            yield f"{flag} is for {' and '.join(owners)}; {own.script} has no use for it"
+    for flag, rate in (
+        ("--fim-rate", fim.fim_rate),
+        ("--fim-spm-rate", fim.fim_spm_rate),
+        ("--fragment-fim-rate", fim.fragment_fim_rate),
+    ):
+        if not 0 <= rate <= 1:
+            yield f"{flag} {rate} must be from 0 to 1"
+
+
+def objective_notices(objective: ObjectivePlan) -> Iterator[str]:
+    """Yield notices about the objective."""
+    if objective.reweights:
+        yield "Using loss reweighting: early positions count more, as they are seldom targets"
+    if objective.name == "multitask" and not objective.sees_prefix:
+        yield "inputs are read from left to right; --prefixlm lets their tokens see each other"
+
+
+def _plan_fim(fim: FimConfig) -> FimPlan:
+    return FimPlan(
+        rate=fim.fim_rate,
+        spm_rate=fim.fim_spm_rate,
+        split_token=fim.fim_split_sample or "",
+        fragment_rate=fim.fragment_fim_rate,
+        skipped_prefix=fim.no_fim_prefix or "",
+        cut=fim.fim_cut,
+        tokens={
+            "prefix": fim.fim_prefix_token or "",
+            "middle": fim.fim_middle_token or "",
+            "suffix": fim.fim_suffix_token or "",
+            "pad": fim.fim_pad_token or "",
+        },
+    )

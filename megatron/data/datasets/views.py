@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective_plan import ObjectiveName, ObjectivePlan
+from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.data.datasets.datasets import View
 from megatron.data.datasets.fim import FimDataset, fim_tokens
 from megatron.data.datasets.prefix import PrefixDataset

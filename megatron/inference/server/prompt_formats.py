@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from megatron.config.data.objective_plan import plan_objective
+from megatron.config.data.objective import plan_objective
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.inference.loading.model_source import ModelSource
@@ -41,7 +41,7 @@ def fim_tokens_of(source: ModelSource, tokenizer: Tokenizer) -> FimTokens | None
     name = source.manifest.plan.get("objective", {}).get("name")
     if name != "gpt":
         return None
-    objective = plan_objective(source.config, name)
+    objective = plan_objective(source.config.objective, source.config.fim, name)
     if not objective.fim.rate or objective.fim.spm_rate == 1:
         return None
     return fim_tokens(objective.fim, tokenizer)

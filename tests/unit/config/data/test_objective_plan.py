@@ -4,7 +4,7 @@ import pytest
 from tiny import VOCAB_SIZE, tiny_config
 
 from megatron.common.errors import ConfigError
-from megatron.config.data.objective_plan import DECLARATIONS
+from megatron.config.data.objective import DECLARATIONS
 from megatron.config.plan import plan
 from megatron.config.validation import validate
 

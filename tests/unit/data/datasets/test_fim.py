@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.config.data.objective_plan import FimPlan
+from megatron.config.data.objective import FimPlan
 from megatron.data.datasets.fim import FimDataset, FimTokens
 from megatron.data.sampling.provenance import Origin
 from megatron.data.sampling.sample_rng import sample_rng

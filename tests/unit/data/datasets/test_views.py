@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from tiny import tiny_config
+from tiny import tiny_config, tiny_objective
 
 from megatron.common.errors import DataError
 from megatron.config.data.masks import plan_masks
-from megatron.config.data.objective_plan import plan_objective
 from megatron.data.datasets.fim import fim_tokens
 from megatron.data.sampling.provenance import Origin
 from megatron.objectives.registry import OBJECTIVES
@@ -49,7 +48,7 @@ FIM = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>")
 
 
 def plan_of(*flags, name="gpt"):
-    return plan_objective(tiny_config("--fim-rate", "1", *flags), name)
+    return tiny_objective(name, "--fim-rate", "1", *flags)
 
 
 def fim_of(*flags):

@@ -8,7 +8,7 @@ from chat_models import TEMPLATE, write_tokenizer
 from servers import Bytes
 from tiny import tiny_config
 
-from megatron.config.data.objective_plan import plan_objective
+from megatron.config.data.objective import plan_objective
 from megatron.inference.server.prompt_formats import chat_prompts_of, fim_tokens_of
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 from megatron.tokenizer.types.tokenizer import Vocabulary
@@ -16,7 +16,7 @@ from megatron.tokenizer.types.tokenizer import Vocabulary
 
 def source_of(*flags, data=None):
     config = tiny_config(*flags)
-    objective = asdict(plan_objective(config, "gpt"))
+    objective = asdict(plan_objective(config.objective, config.fim, "gpt"))
     manifest = SimpleNamespace(plan={"objective": objective, "data": data or {}})
     return SimpleNamespace(config=config, manifest=manifest)
 

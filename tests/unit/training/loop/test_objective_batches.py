@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import tiny_config, tiny_spec
+from tiny import tiny_objective, tiny_spec
 
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective_plan import plan_objective
 from megatron.data.datasets.prefix import PrefixDataset
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
@@ -34,7 +33,7 @@ MASKS = st.builds(
 
 
 def objective(name, *flags):
-    return plan_objective(tiny_config(*flags), name)
+    return tiny_objective(name, *flags)
 
 
 class Samples:
