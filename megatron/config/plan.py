@@ -238,7 +238,7 @@ def with_some_data(config: Config) -> Config:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesPlan:
-    """Which samples are read at which step."""
+    """Samples of a run by step, without tokenizer and device."""
 
     seq_length: int
     batch: BatchPlan

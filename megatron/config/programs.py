@@ -1,4 +1,4 @@
-"""Which sections of flags each program takes."""
+"""Sections of flags by program."""
 
 from collections.abc import Mapping
 

@@ -224,7 +224,7 @@ def steps_of(config: Config, user: dict[str, Any], *, data: int) -> StepsPlan:
 
 
 def zero_of(config: Config, user: dict[str, Any]) -> ZeroPlan:
-    """Return what ZeRO divides and offloads, with DeepSpeed's JSON."""
+    """Return ZeRO's stage and offload, from flags and DeepSpeed's JSON."""
     return plan_zero(config.deepspeed, config.optimizer, plan_precision(config.precision), user)
 
 

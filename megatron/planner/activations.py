@@ -54,14 +54,14 @@ class Activations:
         return kept + (self._mlp() if experts == 1 else self._mixture())
 
     def in_front(self) -> int:
-        """Return what the embedding keeps."""
+        """Return the activations of the embedding."""
         spec = self.plan.model
         mask = self._bytes if self.device == "cpu" else 1
         kept = self.outside * spec.hidden_size * mask if spec.hidden_dropout else 0
         return kept + (self._norm() - self.stream if spec.embed_layernorm else 0)
 
     def final_norm(self) -> int:
-        """Return what the last norm keeps, its result for the head included."""
+        """Return the activations of the last norm, its result for the head included."""
         return self._norm()
 
     def logits(self) -> int:
@@ -104,7 +104,7 @@ class Activations:
         return kept + (0 if selective else self._core(number))
 
     def _core(self, number: int) -> int:
-        """Return what is between the queries and the mixed values."""
+        """Return the activations of the core of attention."""
         spec, implementation = self.plan.model, self.plan.kernels.attention
         features = self.tokens * spec.num_attention_heads * spec.head_dim // self._tensor
         heads = spec.num_attention_heads // (self._tensor * self._sequence)
@@ -146,7 +146,7 @@ class Activations:
         return self.tokens * features * self._bytes // self._tensor
 
     def _mixture(self) -> int:
-        """Return what experts keep: the tokens sent to them, and who goes where, written out."""
+        """Return the activations of experts: the dispatched tokens, and the dispatch mask."""
         spec, capacity = self.plan.model, self.plan.experts.train_capacity
         places = spec.experts_per_token * capacity
         sent = places * (self._mlp() + 2 * self.tokens * spec.hidden_size * self._bytes)

@@ -9,7 +9,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Axis = Literal["tp", "dp", "tp pp"]
-"""What layouts are gathered by."""
+"""Axes by which layouts are grouped."""
 
 _RECOMPUTED = ("none", "selective", "full")
 _MICRO_BATCHES = (1, 2, 4, 8)
@@ -17,7 +17,7 @@ _MICRO_BATCHES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Layout:
-    """One way to divide the work."""
+    """One parallel layout."""
 
     tensor: int
     pipeline: int

@@ -84,7 +84,7 @@ def _memory(plan: Plan, stage: Stage, device: str) -> Memory:
 
 
 def micro_batches_under_way(plan: Plan, stage: Stage) -> int:
-    """Return how many micro-batches wait for their backward pass at most.
+    """Return the most micro-batches in flight: those that wait for their backward pass.
 
     Source: one forward, one backward (1F1B), arXiv:2104.04473, section 2.2: as many as there are
         stages from this one to the last.
@@ -112,7 +112,7 @@ def _layer(plan: Plan, number: int) -> Weights:
 
 
 def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
-    """Return what one micro-batch leaves on the stage, besides the inputs of recomputed layers."""
+    """Return the activations of one micro-batch on the stage, without the inputs of recomputed layers."""
     again = {stage.layers[i] for group in plan.recompute.groups(len(stage.layers)) for i in group}
     kept = sum(activations.layer(number) for number in stage.layers if number not in again)
     if stage.has_embedding:
@@ -124,7 +124,7 @@ def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
 
 
 def _left_over(plan: Plan, stage: Stage, activations: Activations, cast: int) -> int:
-    """Return what DeepSpeed's pipeline holds of micro-batches that the last stage is done with.
+    """Return the memory that DeepSpeed's pipeline holds of finished micro-batches on the last stage.
 
     Both of its buffers keep inputs and outputs until others take their place.
 
@@ -227,7 +227,7 @@ class _Sizes:
         return (size if device == "cuda" else min(size, held.total)) * self.weight
 
     def on_host(self, held: Weights) -> int:
-        """Return what is offloaded."""
+        """Return the offloaded part."""
         gradients = self._divided(held, 4)
         kept = self.of_optimizer(held) + gradients if self.optimizer_on_host else 0
         return kept + (self._divided(held, self.weight) if self.weights_on_host else 0)

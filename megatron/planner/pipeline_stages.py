@@ -20,7 +20,7 @@ _LAYER = "ParallelTransformerLayerPipe"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What one pipeline stage holds."""
+    """Layers of one pipeline stage."""
 
     index: int
     layers: range  # numbers of its transformer layers, from 1 on

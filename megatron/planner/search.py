@@ -65,7 +65,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found: what can be run, the fastest first, and why the rest cannot."""
+    """Result of a search: layouts that fit, the fastest first, and refusals of the others."""
 
     fitting: tuple[Fitting, ...]
     refused: tuple[Refusal, ...]

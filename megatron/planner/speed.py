@@ -81,7 +81,7 @@ def speed_of(
 
 
 def _step_s(plan: Plan, device: Device, number: int, gpus_per_node: int) -> float:
-    """Return how long a step of `number` micro-batches takes, at 0 what every step waits for."""
+    """Return the time of a step of `number` micro-batches; at 0 the constant part of every step."""
     parallel, batch = plan.parallel, plan.batch
     full = batch.num_micro_batches(batch.global_batch_size)
     node, network = 1e9 * device.node_gb_s, 1e9 * device.network_gb_s

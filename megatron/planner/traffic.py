@@ -45,7 +45,7 @@ def traffic_of(plan: Plan, number: int) -> Traffic:
 
 
 def _data(plan: Plan, stage: Stage, number: int) -> float:
-    """Return what averages the gradients and, where they are divided, gathers the weights."""
+    """Return the data-parallel traffic: reduction of gradients, and gathering of divided weights."""
     parallel = plan.parallel
     count, stage_of_zero = weights_of(plan, stage).dense, parallel.zero_stage
     weight = count * BYTES[plan.precision.dtype]

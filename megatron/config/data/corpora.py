@@ -76,7 +76,7 @@ SUFFIXES = {
     "pairs": ("_inputs_document", "_targets_document"),
     "conversations": ("_tokens_document", "_loss_mask_document"),
 }
-"""What follows the prefix in the names of the token files that hold each kind."""
+"""Suffixes of the token files of each kind, after their prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +316,7 @@ def _blend(words: list[str]) -> tuple[SplitPart, ...]:
 def _datasets(
     groups: list[SplitGroup], num_samples: int, weighted: bool
 ) -> tuple[DatasetPlan, ...]:
-    """Return what is read of each group; nothing where no sample is wanted."""
+    """Return the data sets of the groups; none for 0 samples."""
     return tuple(
         DatasetPlan(
             name=group.name,

@@ -1,4 +1,4 @@
-"""What the end of a document means inside a packed sample: flags and resolution."""
+"""Document boundaries inside a packed sample (positions, attention mask, loss mask)."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class MaskConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskPlan:
-    """How documents that share a sample are kept apart."""
+    """Positions, attention mask and loss mask of documents that share a sample."""
 
     reset_positions: bool
     isolate_documents: bool
@@ -27,12 +27,12 @@ class MaskPlan:
 
     @property
     def needs_eod(self) -> bool:
-        """Whether ends of documents must be found in the tokens."""
+        """Whether EOD tokens must be found in the samples."""
         return self.reset_positions or self.isolate_documents or self.mask_loss
 
 
 def plan_masks(masks: MaskConfig) -> MaskPlan:
-    """Return how documents are kept apart."""
+    """Return the masks of packed documents."""
     return MaskPlan(
         reset_positions=masks.reset_position_ids,
         isolate_documents=masks.reset_attention_mask,

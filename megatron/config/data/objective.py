@@ -71,7 +71,7 @@ ObjectiveName = Literal["gpt", "prefix-lm", "multitask", "sft"]
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What is known of an objective without torch; the rest is in `megatron/objectives/`."""
+    """An objective as far as it needs no torch; the rest is in `megatron/objectives/`."""
 
     script: str  # which trains it
     kind: str  # of the token files that samples are cut from: see `corpora.SUFFIXES`
@@ -99,7 +99,7 @@ DECLARATIONS: dict[ObjectiveName, Declaration] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FimPlan:
-    """How documents are rearranged for fill-in-the-middle; an empty text means none."""
+    """Fill-in-the-middle, resolved; an empty text means none."""
 
     rate: float  # of documents; 0: none
     spm_rate: float  # of those, with the suffix first
@@ -112,7 +112,7 @@ class FimPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectivePlan:
-    """What a sample is made of, what its tokens see, and how much each counts."""
+    """The training objective, resolved: attention to the prefix, and weights in the loss."""
 
     name: ObjectiveName
     sees_prefix: bool  # tokens of a prefix, or of an input, see each other

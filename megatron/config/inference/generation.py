@@ -80,7 +80,7 @@ class GenerationConfig:
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 LAYOUT = ("world_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
-"""What does not follow from the run that trained the model."""
+"""Fields of the layout, which do not follow from the run that trained the model."""
 
 
 def inference_dtype(

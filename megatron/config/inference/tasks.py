@@ -105,7 +105,7 @@ GENERATION_OPTIONS = frozenset(
         *("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     )
 )
-"""What --gen_kwargs may set."""
+"""Options that --gen_kwargs may set."""
 
 
 def name_problems(task: str | None) -> Iterator[str]:

@@ -95,7 +95,7 @@ def experts_of_layers(experts: ExpertConfig, num_layers: int) -> tuple[int, ...]
 
 
 def _moe_layers(experts: ExpertConfig, num_layers: int) -> list[bool]:
-    """Return which layers have experts."""
+    """Return a boolean for each layer: whether it is an MoE layer."""
     if experts.moe_layer_freq is None:
         interval = experts.expert_interval or 2
         return [number % interval == 0 for number in range(1, num_layers + 1)]
@@ -113,7 +113,7 @@ def _moe_layers(experts: ExpertConfig, num_layers: int) -> list[bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertPlan:
-    """How tokens are routed. The experts themselves are a part of the network's spec."""
+    """MoE routing, resolved. The experts themselves are a part of ModelSpec."""
 
     train_capacity: float  # tokens per expert, relative to an even share
     eval_capacity: float  # likewise

@@ -33,7 +33,7 @@ _FUSED = {
     "dense_h_to_4h": (("gate_proj", "up_proj"), ("c_fc",)),
     "dense_4h_to_h": (("down_proj",), ("c_proj",)),
 }
-"""What each is in Hugging Face's models; several are one matrix here, and get one adapter."""
+"""Their names in Hugging Face's models; several are one matrix here, and get one adapter."""
 
 _ALL = "all-linear"
 

@@ -304,7 +304,7 @@ def _attention_bias(model: ModelConfig) -> bool:
 
 
 def _stretching(model: ModelConfig, *, is_rotary: bool) -> dict[str, Any]:
-    """Return how wavelengths of rotary positions are stretched."""
+    """Return the RoPE scaling of the network, as fields of ModelSpec."""
     if not (is_rotary and model.use_rope_scaling and model.rope_scaling_factor != 1):
         return {"rope_scaling": 1.0}
     factor, rule = model.rope_scaling_factor, model.rope_scaling_type
@@ -347,7 +347,7 @@ def num_query_groups_of(model: ModelConfig) -> int:
 
 
 def position_of(model: ModelConfig) -> str:
-    """Return how tokens learn their positions."""
+    """Return the kind of position embedding."""
     match model.position_embedding_type:
         case "rotary" | "rope":
             return "rotary"
@@ -363,7 +363,7 @@ def position_of(model: ModelConfig) -> str:
 
 
 def activation_of(model: ModelConfig) -> Activation:
-    """Return what stands inside the MLP."""
+    """Return the activation of the MLP."""
     if model.activation is not None:
         return model.activation
     if model.swiglu:
@@ -388,7 +388,7 @@ def gelu_forms(model: ModelConfig) -> dict[str, str]:
 
 
 def window_of(text: str | None) -> int:
-    """Return how many tokens a token sees at most, itself included; 0 for no limit.
+    """Return the attention window in tokens, the token itself included; 0 for no limit.
 
     Takes Megatron's pair "(LEFT, RIGHT)", with or without parentheses, and LEFT alone: how many
     on each side of the token, -1 for all.

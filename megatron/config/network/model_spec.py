@@ -24,7 +24,7 @@ Activation = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What layers are built from. Two checkpoints with equal specs hold the same network.
+    """Architecture of the network. Two checkpoints with equal specs hold the same network.
 
     What a choice makes meaningless has one value, so that it makes no difference between specs.
     """
@@ -105,7 +105,7 @@ class ModelSpec:
 
     @property
     def attention_scale(self) -> float:
-        """What the products of queries and keys are multiplied by."""
+        """Factor of the attention scores."""
         return (self.query_scalar or self.head_dim) ** -0.5
 
     @property
@@ -115,7 +115,7 @@ class ModelSpec:
 
     @property
     def lora_scale(self) -> float:
-        """What the product of an adapter's matrices is multiplied by."""
+        """Factor of the product of an adapter's matrices."""
         return self.lora_alpha / self.lora_rank
 
     @property
@@ -146,7 +146,7 @@ class ModelSpec:
         )
 
     def experts_of(self, number: int) -> int:
-        """Return how many experts the layer `number`, from 1 on, has; 1 for an ordinary MLP."""
+        """Return the number of experts of layer `number`, from 1 on; 1 for an ordinary MLP."""
         return self.num_experts[number - 1] if self.num_experts else 1
 
     def window_of(self, number: int) -> int:

@@ -29,7 +29,7 @@ class BatchPlan:
         return self.ramp_start + increments * self.ramp_increment
 
     def is_ramping(self, samples: int) -> bool:
-        """Return whether the ramp still sets the batch size after `samples` training samples."""
+        """Whether the ramp still sets the batch size after `samples` training samples."""
         return self.ramp_samples > 0 and samples <= self.ramp_samples
 
     def num_micro_batches(self, global_batch_size: int) -> int:
@@ -37,7 +37,7 @@ class BatchPlan:
         return global_batch_size // (self.micro_batch_size * self.data_parallel_size)
 
     def samples_before(self, iterations: int) -> int:
-        """Return how many samples the first `iterations` steps of a run take."""
+        """Return the samples of the first `iterations` steps of a run."""
         taken, samples = 0, 0
         while taken < iterations and self.is_ramping(samples):
             samples += self.size_at(samples)
@@ -45,7 +45,7 @@ class BatchPlan:
         return samples + (iterations - taken) * self.global_batch_size
 
     def iterations_for(self, samples: int) -> int:
-        """Return how many full steps fit into `samples` training samples."""
+        """Return the number of full steps in `samples` training samples."""
         iterations, consumed = 0, 0
         while self.is_ramping(consumed) and consumed + self.size_at(consumed) <= samples:
             consumed += self.size_at(consumed)

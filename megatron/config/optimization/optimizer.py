@@ -102,7 +102,7 @@ _NAMES = {
     "muon": "muon",
     "dist_muon": "muon",
 }
-"""What the spellings of --optimizer mean."""
+"""Optimizers by the spellings of --optimizer."""
 
 # NVIDIA's apex has this module; an unrelated package of the same name has not.
 _MODULES = {"apex": "apex.optimizers", "bitsandbytes": "bitsandbytes.optim"}

@@ -105,7 +105,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMBT]?)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """How long the run is, and what ends it earlier."""
+    """Length of the run, resolved, and what ends it earlier."""
 
     train_iters: int  # the skipped ones included
     train_samples: int  # likewise
@@ -275,7 +275,7 @@ def _bounds(text: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class StepsPlan:
-    """How many steps a run takes, and on what."""
+    """Steps of a run: batches, sequence lengths, number."""
 
     batch: BatchPlan
     curriculum: CurriculumPlan
@@ -285,7 +285,7 @@ class StepsPlan:
 def plan_steps(
     training: TrainingConfig, user: Mapping[str, Any], *, data: int, seq_length: int, saves: bool
 ) -> StepsPlan:
-    """Return what `data` replicas do in a step and how often.
+    """Return the steps of a run on `data` replicas.
 
     Args:
         user: DeepSpeed's JSON.

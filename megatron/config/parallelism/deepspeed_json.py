@@ -89,7 +89,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "zero_optimization.offload_param": (dict,),
     "zero_optimization.offload_param.device": (str,),
 }
-"""What the keys that flags own are, and the objects that hold them."""
+"""Types of the keys that flags own, and of the objects that hold them."""
 
 
 def _type_problems(content: Mapping[str, Any], file: str) -> Iterator[str]:

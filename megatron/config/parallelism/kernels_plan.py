@@ -21,7 +21,7 @@ FLAGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsPlan:
-    """What computes the operations inside layers."""
+    """Implementations of the operations inside layers."""
 
     source: Literal["auto", "triton", "apex", "reference"]
     unfused: tuple[str, ...]  # operations that are left to the reference

@@ -60,7 +60,7 @@ class RecomputeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """How what recomputation keeps is stored: DeepSpeed's block, and what stands against it."""
+    """DeepSpeed's block activation_checkpointing, with problems and notices."""
 
     block: dict[str, Any]
     problems: tuple[str, ...]
@@ -68,7 +68,7 @@ class Storage:
 
 
 def plan_recompute(recompute: RecomputeConfig, *, num_layers: int, pipeline: int) -> RecomputePlan:
-    """Return what is computed again.
+    """Return the parts that are recomputed.
 
     Args:
         num_layers: of the network.
@@ -133,7 +133,7 @@ def plan_storage(
     num_layers: int,
     device: str,
 ) -> Storage:
-    """Decide how what recomputation keeps is stored.
+    """Resolve how the inputs of recomputed layers are stored.
 
     A flag that cannot be honoured is a problem; a switch that only the JSON sets stays off, with
     a notice, because one JSON serves many layouts.

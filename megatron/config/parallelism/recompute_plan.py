@@ -6,9 +6,9 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputePlan:
-    """Which parts are computed again.
+    """Activation checkpointing, resolved.
 
-    With "full", `method` says which layers: all of them in groups of `num_layers` ("uniform"), or
+    With "full", `method` selects the layers: all of them in groups of `num_layers` ("uniform"), or
     the first `num_layers` of each stage one by one ("block").
     """
 
@@ -18,7 +18,7 @@ class RecomputePlan:
     share: float  # part of the layers that is recomputed in full
 
     def groups(self, count: int) -> list[range]:
-        """Return which of `count` consecutive layers of a stage are computed again together.
+        """Return the groups of `count` consecutive layers of a stage that are recomputed together.
 
         >>> RecomputePlan(granularity="full", method="uniform", num_layers=2, share=1.0).groups(3)
         [range(0, 2), range(2, 3)]

@@ -70,7 +70,7 @@ def plan_zero(
     precision: PrecisionPlan,
     user: Mapping[str, Any],
 ) -> ZeroPlan:
-    """Return what runs.
+    """Return the ZeRO stage that runs, and the devices of offload.
 
     16-bit training runs at stage 1 at least: DeepSpeed's undivided 16-bit optimizers accumulate
     in 16 bits, miscount the norm under tensor parallelism, and cannot resume a pipeline; stage 1

@@ -79,7 +79,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPlan:
-    """What is saved and loaded; an empty path means not at all."""
+    """Saving, retention and loading, resolved; an empty path means none."""
 
     save: str
     interval: int  # iterations; 0: only when the run ends
@@ -99,7 +99,7 @@ class CheckpointPlan:
 
 
 def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> CheckpointPlan:
-    """Return what is saved and loaded.
+    """Return what the run saves and loads.
 
     Args:
         trains: whether the run takes steps; otherwise the weights are all it needs.
@@ -125,7 +125,7 @@ def plan_checkpoint(checkpoint: CheckpointConfig, *, trains: bool) -> Checkpoint
 
 
 def goes_on(checkpoint: CheckpointConfig) -> bool:
-    """Return whether --load is the directory of --save, however the two are written."""
+    """Whether --load is the directory of --save, however the two are written."""
     if not (checkpoint.save and checkpoint.load):
         return False
     return os.path.realpath(checkpoint.save) == os.path.realpath(checkpoint.load)

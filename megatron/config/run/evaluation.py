@@ -37,7 +37,7 @@ class EvaluationPlan:
     optimizer: bool  # whether one is built
 
     def number_in(self, train_iters: int) -> int:
-        """Return how many evaluations a run of `train_iters` has, the last one included."""
+        """Return the number of evaluations in a run of `train_iters`, the last one included."""
         if self.only or not self.interval:
             return 1
         return train_iters // self.interval + 1
@@ -48,7 +48,7 @@ class EvaluationPlan:
 
 
 def plan_evaluation(evaluation: EvaluationConfig) -> EvaluationPlan:
-    """Return when and how long to evaluate."""
+    """Return the schedule of evaluation."""
     return EvaluationPlan(
         interval=evaluation.eval_interval,
         iters=evaluation.eval_iters,

@@ -11,7 +11,7 @@ from megatron.config.run.checkpoint import CheckpointConfig, goes_on
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosPlan:
-    """How likely each fault is: for each step, or each save, of each rank. 0: never.
+    """Probability of each fault: per step, or per save, and rank. 0: never.
 
     What lies in a checkpoint belongs to rank 0: `flip` and `truncate` strike once a save.
     """
@@ -39,7 +39,7 @@ _WORDS = {field.name: field.type for field in fields(ChaosPlan)}
 
 
 def plan_chaos(training: TrainingConfig) -> ChaosPlan:
-    """Return which faults are injected."""
+    """Return the faults of --chaos."""
     given: dict[str, Any] = {
         key: finite_or_none(number) for key, number in _pairs(training.chaos or "")
     }

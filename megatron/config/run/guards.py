@@ -12,7 +12,7 @@ class GuardsConfig:
     """Guards against loss spikes, and replay of a step."""
 
     spike_policy: str | None = None
-    """What a loss far above those before it leads to: going back to a checkpoint in --save and
+    """Rollback after a loss spike: going back to a checkpoint in --save and
     passing over the samples. Words KEY=NUMBER with commas between: zscore (6) and norm (0: not
     looked at) for loss and gradient norm, window (50) steps they are compared with, rollback (1:
     to the newest checkpoint), skip (1) iterations up to the spike and after (0) it, max (3)
@@ -38,7 +38,7 @@ _LEAST = {"zscore": 0, "norm": 0, "window": 2, "rollback": 1, "skip": 1, "after"
 
 @dataclass(frozen=True, kw_only=True)
 class SpikePlan:
-    """What is a spike, and what it leads to."""
+    """Loss spikes: their definition, and the rollback after one."""
 
     zscore: float  # of the loss; 0: not looked at
     norm: float  # of the gradient's norm; 0: not looked at
@@ -50,13 +50,13 @@ class SpikePlan:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is looked at."""
+        """Whether spikes are looked for."""
         return self.zscore > 0 or self.norm > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuardsPlan:
-    """What looks after a run."""
+    """Guards of a run, resolved."""
 
     spikes: SpikePlan
     replay_step: int  # taken again instead of training; 0: none

@@ -26,7 +26,7 @@ class UniversalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LookConfig:
-    """Which checkpoint to look at."""
+    """The checkpoint to inspect."""
 
     path: str
     """Folder of one checkpoint, or directory of several, of which the newest is taken; may stand
@@ -58,7 +58,7 @@ class MegatronConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FileConfig:
-    """Which file of a checkpoint to look at."""
+    """The file of a checkpoint to inspect."""
 
     file: str
     """A file that torch saved; may stand first, without the flag."""
@@ -66,7 +66,7 @@ class FileConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FilesConfig:
-    """Which checkpoint's files to look at."""
+    """The checkpoint whose files to inspect."""
 
     folder: str
     """Folder of one checkpoint, or directory of several, of which the newest is taken."""

@@ -16,7 +16,7 @@ class WorldConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleTextConfig:
-    """Which training samples to show, and how."""
+    """The training samples to show."""
 
     sample_id_range: list[int]
     """First sample, and the one after the last."""
@@ -36,7 +36,7 @@ class SampleTextConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSamplesConfig:
-    """Which training steps to trace."""
+    """The training steps to trace."""
 
     steps: list[int]
     """Number of a step, or of the first and the last; a run begins with step 1."""
@@ -44,7 +44,7 @@ class StepSamplesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectConfig:
-    """Which token files to look at."""
+    """The token files to inspect."""
 
     prefix: str
     """Path of the .bin/.idx pair without its suffix; may stand first, without the flag."""
