@@ -16,14 +16,14 @@ from megatron.common.errors import ConfigError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelPlan
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.engine.data_parallel_engine import PlainEngine
+from megatron.engine.data_parallel_engine import DataParallelEngine
 from megatron.engine.deepspeed.mpu import Mpu
 from megatron.engine.deepspeed.recompute import recomputation, recomputed_attention
 from megatron.engine.deepspeed.timers import Timers
-from megatron.engine.deepspeed.zero3 import Opened, divided_from_birth
+from megatron.engine.deepspeed.zero3 import GatheredModel, zero3_init
 from megatron.engine.engine import Engine
 from megatron.engine.optimizers import lay_out_matrices
-from megatron.engine.pipeline_engine import PipelinedEngine
+from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import RECOMPUTED, pipeline_module
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.layers.attention_kernels import CoreAttention, attention_of
@@ -101,15 +101,15 @@ def build_engine(
         )
         if parallel.sequence_parallel:
             all_reduce_replicated_gradients(pipeline, groups.tensor)
-        return PipelinedEngine(
+        return PipelineEngine(
             _deepspeed(pipeline, None, initialise, build_optimizer, config), groups, **watching
         )
-    with divided_from_birth(groups, config) if parallel.zero_stage == 3 else nullcontext():
+    with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
         model = SequentialModel(steps, recomputation=recomputation(recompute, RECOMPUTED))
     if parallel.sequence_parallel:
         all_reduce_replicated_gradients(model, groups.tensor)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
-    return PlainEngine(engine, groups, loss, auxiliary, **watching)
+    return DataParallelEngine(engine, groups, loss, auxiliary, **watching)
 
 
 def core_attention(
@@ -136,7 +136,7 @@ def _deepspeed(
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
     config: dict[str, Any],
 ) -> Any:
-    initialise(Opened(model))
+    initialise(GatheredModel(model))
     optimizer = build_optimizer(model) if build_optimizer else None
     if optimizer is None:
         # ZeRO is a way to keep an optimizer.

@@ -1,4 +1,4 @@
-"""The whole model on each rank, or its part of every layer: an engine without a pipeline."""
+"""Data-parallel engine without pipeline stages: all ZeRO stages, tensor and sequence parallel."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 
 
-class PlainEngine(Engine):
-    """The whole model in one module, so that all ZeRO stages work.
+class DataParallelEngine(Engine):
+    """The full model in one module, for all ZeRO stages.
 
     The loss is the mean over all ranks that hold the same shard, those that have parts of the same
     sample included, and so are the gradients.

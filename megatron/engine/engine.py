@@ -1,4 +1,4 @@
-"""The list of layers as a DeepSpeed engine, behind the few verbs that training needs."""
+"""Training engine around DeepSpeed: train and evaluate batches, save and load checkpoints."""
 
 import contextlib
 import math
@@ -72,7 +72,7 @@ class StateFiles(CheckpointEngine):
 
 
 class Engine(ABC):
-    """A model in training. Subclasses differ in how a batch passes through it."""
+    """A model in training: DeepSpeed's engine. Subclasses differ in how a batch passes through it."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Engine(ABC):
     def grad_norm(self) -> float | None:
         """Norm of the last step's gradient before clipping; None when DeepSpeed took none.
 
-        It is infinite when the gradient was no number.
+        It is infinite when the gradient has a NaN.
         """
         norm = self._engine.get_global_grad_norm()
         if norm is None:
@@ -124,11 +124,11 @@ class Engine(ABC):
 
     @property
     def num_zeros(self) -> float | None:
-        """How many numbers of the last step's gradient were zero; None when nobody counts."""
+        """Zero elements of the last step's gradient; None without --log-num-zeros-in-grad."""
         return self._zeros.count if self._zeros else None
 
     def counters(self) -> dict[str, tuple[float, ...]]:
-        """Return what the optimizer counts and is told, by name: the same on all ranks."""
+        """Collect step counters, learning rate and loss scale by name: equal on all ranks."""
         optimizer = self._engine.basic_optimizer
         if optimizer is None:
             return {}
@@ -146,43 +146,43 @@ class Engine(ABC):
         """Return the norm of all weights. Communication: every rank must call this, in step."""
         return params_norm(self._engine.module.parameters(), self._groups)
 
-    def take_times(self) -> dict[str, float]:
-        """Return the seconds that the parts of steps took since the last call, on this rank."""
+    def pop_timers(self) -> dict[str, float]:
+        """Return the seconds of each timer since the last call, on this rank, and reset them."""
         return self._timers.take()
 
-    def take_pace(self) -> dict[str, float]:
-        """Return the seconds of the parts that tell a slow rank; see Pace."""
+    def pop_rank_times(self) -> dict[str, float]:
+        """Return the seconds by which slow ranks are found, and reset them; see Pace."""
         return self._timers.pace.take() if self._timers.pace else {}
 
     @property
     def loss_scale(self) -> float:
-        """What fp16 multiplies the loss by; 1 in other formats."""
+        """Loss scale of fp16; 1 in other dtypes."""
         return float(getattr(self._engine.optimizer, "cur_scale", 1.0))
 
     @property
     def skipped_steps(self) -> int:
-        """Steps so far whose gradient overflowed or was no number and was thrown away."""
+        """Optimizer steps skipped so far because the gradient overflowed or was NaN."""
         nonfinite = self._nonfinite.num_skipped if self._nonfinite else 0
         return self._engine.skipped_steps + nonfinite
 
     def set_lr(self, lr: float) -> None:
-        """Use this learning rate from the next step on."""
+        """Set the learning rate from the next step on."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
 
     def set_weight_decay(self, weight_decay: float) -> None:
-        """Use this weight decay from the next step on, for the groups that decay."""
+        """Set the weight decay from the next step on, for the groups that decay."""
         for group in self._engine.optimizer.param_groups:
             group["weight_decay"] = weight_decay * group["wd_mult"]
 
     def set_global_batch_size(self, samples: int) -> None:
-        """Take so many samples per step, over all replicas, from the next step on."""
+        """Set the global batch size, in samples, from the next step on."""
         if samples != self._engine.train_batch_size():
             self._engine.set_train_batch_size(samples)
 
     @abstractmethod
     def set_seq_length(self, tokens: int) -> None:
-        """Expect samples of so many tokens from the next batch on."""
+        """Set the sequence length, in tokens, from the next batch on."""
 
     @abstractmethod
     def train_batch(self, batches: Iterator[Batch]) -> Tensor:
@@ -202,10 +202,10 @@ class Engine(ABC):
         streams: bool = True,
         write: Write = torch.save,
     ) -> None:
-        """Write weights, optimizer and random streams to `directory`/`tag`.
+        """Save weights, optimizer and RNG states to `directory`/`tag`.
 
         Args:
-            write: puts each state in its file, and may do so later if it copies the state first.
+            write: writes each state to its file, perhaps later if it copies the state first.
 
         Communication: every rank must call this, in step.
         """
@@ -230,9 +230,9 @@ class Engine(ABC):
         """Restore what `save` wrote.
 
         Args:
-            read: returns what a file holds.
-            optimizer: whether to take its state; otherwise it starts anew.
-            streams: whether to take the random streams; otherwise they stay as they are.
+            read: reads a file.
+            optimizer: whether to load its state; otherwise it starts anew.
+            streams: whether to load the RNG states; otherwise they stay as they are.
 
         Raises:
             CheckpointError: a file is missing or does not fit this model.
@@ -285,7 +285,7 @@ class Engine(ABC):
         )
 
     def load_streams(self, folder: Path) -> None:
-        """Put the random streams of this rank where `save` found them.
+        """Load the RNG states of this rank.
 
         Raises:
             CheckpointError: their file is missing or damaged, or another kind of device made it.
@@ -305,12 +305,12 @@ class Engine(ABC):
             ) from error
 
     def renew_streams(self, seed: int, *, sequence_parallel: bool) -> None:
-        """Begin every random stream of this rank anew; see start_streams."""
+        """Seed every RNG of this rank anew; see start_streams."""
         seed_streams(self._groups, seed=seed, sequence_parallel=sequence_parallel)
 
     @contextlib.contextmanager
     def _no_optimizer(self) -> Iterator[None]:
-        """Let DeepSpeed write a checkpoint as if there were no optimizer."""
+        """Leave the optimizer out of the checkpoint that DeepSpeed writes (--no-save-optim)."""
         engine = self._engine
         kept = engine.optimizer, engine.save_zero_checkpoint
         engine.optimizer, engine.save_zero_checkpoint = None, False
@@ -320,27 +320,27 @@ class Engine(ABC):
             engine.optimizer, engine.save_zero_checkpoint = kept
 
     def _forget_moments(self) -> None:
-        """Make the state of the optimizer that of one which has taken no step."""
+        """Reset the optimizer state to that before the first step."""
         for state in self._engine.basic_optimizer.state.values():
             for name, value in state.items():
-                # The tables of bitsandbytes' 8-bit states are no state: they say what bits mean.
+                # The quantization tables of bitsandbytes' 8-bit states are constants.
                 if not name.startswith("qmap"):
                     state[name] = torch.zeros_like(value) if torch.is_tensor(value) else 0
 
     def _constants(self) -> list[dict[str, Any]]:
-        """Return what each group of parameters is optimized with, the parameters left out."""
+        """Return the hyperparameters of each parameter group."""
         if self._engine.optimizer is None:
             return []
         groups = self._engine.optimizer.param_groups
         return [{k: v for k, v in group.items() if k != "params"} for group in groups]
 
     def _put_constants(self, constants: list[dict[str, Any]]) -> None:
-        """Take this run's constants: DeepSpeed restores those of the run that saved."""
+        """Restore this run's hyperparameters: DeepSpeed loads those of the run that saved."""
         optimizer = self._engine.optimizer
         if optimizer is None:
             return
-        for group, said in zip(optimizer.param_groups, constants, strict=True):
-            group.update(said)
+        for group, own in zip(optimizer.param_groups, constants, strict=True):
+            group.update(own)
         if hasattr(optimizer, "clip_grad"):
             optimizer.clip_grad = self._engine.gradient_clipping()
 

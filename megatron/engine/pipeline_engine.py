@@ -1,4 +1,4 @@
-"""A stage of the model on each rank: an engine that passes micro-batches from stage to stage."""
+"""Pipeline-parallel engine: one stage of the model on each rank, scheduled by DeepSpeed."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +15,7 @@ from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 
 
-class PipelinedEngine(Engine):
+class PipelineEngine(Engine):
     """One stage of the model on each rank; DeepSpeed schedules the micro-batches."""
 
     def __init__(self, engine: Any, groups: Groups, *, timers: Timers, **watching: Any):

@@ -84,11 +84,11 @@ def pipeline_module(
             partition_method=partition_method,
         )
     _require_work(steps, module.parts, partition_method)
-    _tell_stages(steps, module, topology)
+    _log_stages(steps, module, topology)
     return module
 
 
-def _tell_stages(steps: Sequence[Step], module: PipelineModule, topology: Topology) -> None:
+def _log_stages(steps: Sequence[Step], module: PipelineModule, topology: Topology) -> None:
     """Log which layers each stage has, and how many weights.
 
     Communication: one all-reduce of a number per stage.

@@ -84,7 +84,7 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
         copies_padding=decided.model.padded_vocab_in_softmax,
     )
     state = TrainState()
-    state.take(manifest.state)
+    state.load_state_dict(manifest.state)
     engine.renew_streams(
         renewed_seed(decided.training.seed, state.iteration),
         sequence_parallel=decided.parallel.sequence_parallel,

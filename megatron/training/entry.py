@@ -11,7 +11,7 @@ from megatron.training.early_checks import require_startable
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.failure import FailureFile
 from megatron.training.process.launchers import Launchers
-from megatron.training.process.restarts import require_hope, start_through_launcher
+from megatron.training.process.restarts import refuse_repeated_failure, start_through_launcher
 from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folder
 
 
@@ -34,7 +34,7 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
     start_through_launcher(config.training, argv, launcher)
     # A step that is taken again leaves no trace in the run's directory.
     save = "" if config.guards.replay_step else config.checkpoint.save or ""
-    require_hope(save, launcher)
+    refuse_repeated_failure(save, launcher)
     place = read_launch(config.parallel.local_rank)
     watchdog = Watchdog(
         FailureFile(save), rank=place.rank, launchers=Launchers(is_parent=bool(launcher.name))

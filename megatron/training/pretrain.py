@@ -33,7 +33,7 @@ from megatron.training.checkpoints.resume import resume
 from megatron.training.checkpoints.save_directory import require_own, sole_writer
 from megatron.training.guards.stop import build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
-from megatron.training.loop.collectives import from_rank_0, gathered
+from megatron.training.loop.collectives import all_gather_items, from_rank_0
 from megatron.training.loop.state import TrainState
 from megatron.training.process.dead_ranks import Peers, this_process
 from megatron.training.process.environment import Launch
@@ -41,7 +41,7 @@ from megatron.training.process.failure import FailureFile
 from megatron.training.process.flags_file import write_flags
 from megatron.training.process.watchdog import Watchdog
 from megatron.training.replay import quiet, replay
-from megatron.training.run import Run, say_when
+from megatron.training.run import Run, log_phase
 from megatron.training.telemetry.writers import writer_problems
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def pretrain(
         timeout_minutes=decided.watch.group_timeout_minutes,
         look=watchdog.raise_if_over,
     )
-    watchdog.peers = Peers([*gathered([this_process(launch.rank)])])
+    watchdog.peers = Peers([*all_gather_items([this_process(launch.rank)])])
     setup.watch(watchdog, decided.watch, Path(decided.checkpoint.save))
     requests = build_requests(
         decided.training,
@@ -185,10 +185,10 @@ def _build(
     watchdog.starts("reading index maps")
     with before_the_first_step():
         sets = setup.read_datasets(plan, view)
-    say_when("after dataloaders are built")
+    log_phase("after dataloaders are built")
     watchdog.starts("building the engine")
     engine = setup.build_engine(plan, groups, objective, kernels)
-    say_when("after model, optimizer, and learning rate scheduler are built")
+    log_phase("after model, optimizer, and learning rate scheduler are built")
     state = TrainState()
     if chosen:
         watchdog.starts("loading")

@@ -144,13 +144,13 @@ class Run:
         if self.journal:
             around = checkpoints.system_info if checkpoints else {}
             self.journal.start(started_from, around, flags_said(self.config))
-        say_when("before the start of training step")
+        log_phase("before the start of training step")
         meters: list[Meter] = [*build_meters(self.engine, plan), *self._slow_ranks()]
         meters += [energy] if energy else []
         own = plan.plugins
         meters += [METRICS.get(name, own.own_flags)(self) for name in own.metrics]
         reason = self._take_steps(stream, stop, meters, profile, checkpoints)
-        say_when("after training is done")
+        log_phase("after training is done")
         # A run that was done already is not evaluated once more on other samples.
         done_now = started_from < state.iteration and stop.is_done(state)
         if done_now and self.valid:
@@ -251,7 +251,7 @@ class Run:
             yield SlowRanks(
                 factor,
                 interval=self.plan.logging.interval,
-                take=self.engine.take_pace,
+                take=self.engine.pop_rank_times,
                 groups=self.groups,
                 journal=self.journal,
             )
@@ -321,7 +321,7 @@ def schedule_of(plan: Plan) -> Schedule:
     )
 
 
-def say_when(stage: str) -> None:
+def log_phase(stage: str) -> None:
     """Log that `stage` is reached, and when."""
     log.info("[%s] datetime: %s ", stage, datetime.now().strftime("%Y-%m-%d %H:%M:%S"))
 

@@ -10,7 +10,7 @@ MOMENTS = {
     "loading": ("megatron.engine.engine:Engine", "load"),
     "forward": ("megatron.model.layers.layer_list:SequentialModel", "forward"),
     "data": ("megatron.training.loop.batch_stream:Stream", "__next__"),
-    "evaluation": ("megatron.engine.data_parallel_engine:PlainEngine", "evaluate"),
+    "evaluation": ("megatron.engine.data_parallel_engine:DataParallelEngine", "evaluate"),
     "save": ("megatron.checkpointing.writer", "write_state"),
 }
 """What is done at each: a class or a module, and its function."""

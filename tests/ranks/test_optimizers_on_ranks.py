@@ -26,7 +26,7 @@ from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.engine.build import build_engine
 from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
-from megatron.engine.deepspeed.zero3 import Opened
+from megatron.engine.deepspeed.zero3 import GatheredModel
 from megatron.engine.optimizers import engine_optimizer
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
@@ -125,7 +125,7 @@ def plain_run(plan, numbers, dtype=torch.float32):
 
 def weights(engine):
     """Return copies of all parameters, whole where ZeRO has divided them."""
-    return {name: p.detach().clone() for name, p in Opened(engine.module).named_parameters()}
+    return {name: p.detach().clone() for name, p in GatheredModel(engine.module).named_parameters()}
 
 
 def require_same_path(rank, flags, *, dtype=torch.float32, rel=1e-4, **options):

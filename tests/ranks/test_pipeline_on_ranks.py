@@ -19,7 +19,7 @@ from megatron.engine.build import build_engine
 from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.optimizers import engine_optimizer
-from megatron.engine.pipeline_engine import PipelinedEngine
+from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import pipeline_module
 from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.initialization import initialise
@@ -166,7 +166,7 @@ def evaluation_is_the_mean_on_all_ranks(rank):
 
 def layers_are_numbered_and_named_as_in_one_process(rank):
     engine, (model, _) = engine_of(), plain()
-    assert isinstance(engine, PipelinedEngine)
+    assert isinstance(engine, PipelineEngine)
     expected = {
         name: p.shape
         for name, p in model.named_parameters()

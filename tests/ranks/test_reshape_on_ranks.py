@@ -16,7 +16,7 @@ from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.common.errors import CheckpointError
 from megatron.tensor_parallel.sharding import shard_of
-from megatron.training.loop.collectives import from_rank_0, gathered
+from megatron.training.loop.collectives import all_gather_items, from_rank_0
 
 NETWORK = (
     *("--num-layers", "2", "--hidden-size", "16", "--num-attention-heads", "4"),
@@ -42,7 +42,9 @@ def saved(engine, plan, folder, tag):
     engine.save(folder, tag, {})
     dist.barrier()
     named = engine.module.named_parameters()
-    dims = dict(gathered([(name, shard.dim) for name, p in named if (shard := shard_of(p))]))
+    dims = dict(
+        all_gather_items([(name, shard.dim) for name, p in named if (shard := shard_of(p))])
+    )
     return Manifest(
         state={},
         plan=asdict(plan),

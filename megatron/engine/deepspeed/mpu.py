@@ -1,4 +1,4 @@
-"""The axes under the names that DeepSpeed looks for; it calls such an object "mpu"."""
+"""Model-parallel unit (mpu): process groups under the method names that DeepSpeed calls."""
 
 import torch.distributed as dist
 
@@ -6,18 +6,18 @@ from megatron.tensor_parallel.process_groups import Groups
 
 
 class Mpu:
-    """Answers DeepSpeed's questions about the axes. "Model parallel" is one whole replica.
+    """Process groups and ranks for DeepSpeed. "Model parallel" is one full replica.
 
-    It is not told that some copies of a shard see parts of the same samples: it would sum their
-    gradients at ZeRO stages 0 to 2 and average them at stage 3. So it averages always, and losses
-    are made for that.
+    DeepSpeed does not learn about sequence-parallel ranks: it would sum their gradients at ZeRO
+    stages 0 to 2 and average them at stage 3. So it averages always, and losses are scaled for
+    that.
     """
 
     def __init__(self, groups: Groups):
         self._groups = groups
 
     def get_model_parallel_rank(self) -> int:
-        """Return this rank's place in its replica."""
+        """Return this rank's index in its replica."""
         return dist.get_rank(self._groups.model)
 
     def get_model_parallel_world_size(self) -> int:
@@ -29,23 +29,23 @@ class Mpu:
         return self._groups.model
 
     def get_tensor_model_parallel_rank(self) -> int:
-        """Return this rank's place among those that share its layers."""
+        """Return the tensor-parallel rank."""
         return self._groups.tensor_rank
 
     def get_tensor_model_parallel_world_size(self) -> int:
-        """Return the number of ranks that share a layer."""
+        """Return the tensor-parallel size."""
         return self._groups.tensor.size()
 
     def get_tensor_model_parallel_group(self) -> dist.ProcessGroup:
-        """Return the ranks that share this rank's layers."""
+        """Return the tensor-parallel group."""
         return self._groups.tensor
 
     def get_pipeline_model_parallel_world_size(self) -> int:
-        """Return the number of stages."""
+        """Return the number of pipeline stages."""
         return self._groups.topology.pipeline
 
     def get_data_parallel_rank(self) -> int:
-        """Return this rank's place among the replicas."""
+        """Return the data-parallel rank."""
         return self._groups.data_rank
 
     def get_data_parallel_world_size(self) -> int:
@@ -57,7 +57,7 @@ class Mpu:
         return self._groups.data
 
     def get_sequence_data_parallel_rank(self) -> int:
-        """Return this rank's place among all that hold the same shard of the model."""
+        """Return this rank's index among all that hold the same shard of the model."""
         return dist.get_rank(self._groups.data_and_sequence)
 
     def get_sequence_data_parallel_world_size(self) -> int:
@@ -65,5 +65,5 @@ class Mpu:
         return self._groups.data_and_sequence.size()
 
     def get_sequence_data_parallel_group(self) -> dist.ProcessGroup:
-        """Return all ranks that hold the same shard of the model; ZeRO divides over them."""
+        """Return all ranks that hold the same shard of the model; ZeRO partitions over them."""
         return self._groups.data_and_sequence

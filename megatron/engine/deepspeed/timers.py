@@ -1,4 +1,4 @@
-"""How long the parts of a step take."""
+"""Timers of the parts of a step: forward, backward, optimizer, communication; NVTX ranges."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class HostEvent:
 
 
 class Pace:
-    """Adds up, step by step, what each rank does before it meets other replicas.
+    """Add up the time of each rank's own work in a step, to find slow ranks.
 
     Nothing waits for the device inside a step: on a GPU events are put into the stream and read
     when the step is over.
@@ -63,13 +63,13 @@ class Pace:
 
 
 class Timers:
-    """Adds up the seconds of each part since they were last taken.
+    """Add up the seconds of each part of a step since they were last read.
 
     Args:
         level: 0 measures nothing, 1 the large parts, 2 all.
-        nvtx: whether NVIDIA's tools are told where a part begins and ends.
-        synchronise: waits for the device, so that its work counts where it was asked for.
-        pace: is told of each part too, whatever the level.
+        nvtx: whether each part is an NVTX range.
+        synchronise: waits for the device, so that asynchronous work counts in its part.
+        pace: measures each part too, at any level.
     """
 
     def __init__(

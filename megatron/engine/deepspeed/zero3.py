@@ -1,4 +1,4 @@
-"""ZeRO stage 3 from the first weight on: no rank ever holds the whole model."""
+"""ZeRO stage 3: partition weights while layers are built; gather them for initialization."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -11,8 +11,8 @@ from megatron.engine.deepspeed.mpu import Mpu
 from megatron.tensor_parallel.process_groups import Groups
 
 
-def divided_from_birth(groups: Groups, config: dict[str, Any]) -> AbstractContextManager[None]:
-    """Return a context in which every layer that is built keeps this replica's share of its weights.
+def zero3_init(groups: Groups, config: dict[str, Any]) -> AbstractContextManager[None]:
+    """Partition the weights of every layer that is built inside the `with` block (zero.Init).
 
     Args:
         config: DeepSpeed's JSON.
@@ -24,11 +24,11 @@ def divided_from_birth(groups: Groups, config: dict[str, Any]) -> AbstractContex
     )
 
 
-class Opened(nn.Module):
-    """`model` with parameters that are whole while one looks at them, one at a time.
+class GatheredModel(nn.Module):
+    """`model` whose `named_parameters` gathers one partitioned parameter at a time.
 
-    What is written into a parameter meanwhile stays; parameters that are whole anyway are given as
-    they are.
+    What is written into a gathered parameter is kept; parameters that are not partitioned are
+    yielded as they are.
     """
 
     def __init__(self, model: nn.Module):
@@ -36,7 +36,7 @@ class Opened(nn.Module):
         self.model = model
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield name and parameter; the next one closes it.
+        """Yield name and gathered parameter; the next one partitions it again.
 
         Communication: every data-parallel rank must do this in step; one gathering of each
         divided parameter.

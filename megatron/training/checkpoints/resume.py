@@ -31,7 +31,7 @@ from megatron.training.checkpoints.checkpoint_choice import (
     tell_other_order,
     warn_passed_over,
 )
-from megatron.training.loop.collectives import from_rank_0, gathered, share_of
+from megatron.training.loop.collectives import all_gather_items, from_rank_0, share_of
 from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def resume(
     plan = going_on(plan, chosen)
     load(engine, plan, chosen)
     if plan.checkpoint.loads_progress:
-        state.take(chosen.manifest.state)
+        state.load_state_dict(chosen.manifest.state)
     iteration = chosen.manifest.state["iteration"]
     log.info(
         "  successfully loaded checkpoint from %s at iteration %d", plan.checkpoint.load, iteration
@@ -84,7 +84,7 @@ def damage_of(chosen: Chosen) -> list[str]:
 
     Communication: every rank must call this, in step.
     """
-    return list(gathered(damage(chosen.folder, share_of([*chosen.manifest.files]))))
+    return list(all_gather_items(damage(chosen.folder, share_of([*chosen.manifest.files]))))
 
 
 def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:

@@ -37,7 +37,7 @@ from megatron.tensor_parallel.sharding import full_name, shard_of
 from megatron.training.checkpoints.emergency_save import PendingSave, finish_alone
 from megatron.training.checkpoints.system_info import system_info
 from megatron.training.guards.nan_guard import is_finite
-from megatron.training.loop.collectives import agreed, from_rank_0, gathered, share_of
+from megatron.training.loop.collectives import all_gather_items, any_rank, from_rank_0, share_of
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
 
@@ -105,7 +105,7 @@ class Checkpoints(Hook):
             self.save(state)
         elif self._futures is not None:
             # An error on one rank ends the run at once, also while other ranks still write.
-            failed, busy = agreed([bool(_errors(self._futures)), not _is_done(self._futures)])
+            failed, busy = any_rank([bool(_errors(self._futures)), not _is_done(self._futures)])
             if failed or not busy:
                 self._advance()
 
@@ -207,7 +207,7 @@ class Checkpoints(Hook):
         iteration = manifest.state["iteration"]
         folder = self._directory / staging_tag_of(iteration)
         yield files
-        records = list(gathered([file.result() for file in files]))
+        records = list(all_gather_items([file.result() for file in files]))
 
         # DeepSpeed writes some files itself. Rank 0's list: on another node the newest names may
         # appear a moment later.
@@ -218,7 +218,7 @@ class Checkpoints(Hook):
                 for name in share_of(unlisted)
             ]
             yield hashed
-            records += gathered([file.result() for file in hashed])
+            records += all_gather_items([file.result() for file in hashed])
 
         pending = self._claim_pending()
         if pending is None:
@@ -273,10 +273,10 @@ class Checkpoints(Hook):
         """
         futures, self._futures = self._futures, None
         assert futures is not None
-        if problems := list(gathered(_errors(futures))):
+        if problems := list(all_gather_items(_errors(futures))):
             self._pending = None
             # The staging folder cannot be removed while other ranks still write to it.
-            busy = agreed([not _is_done(futures)])[0]
+            busy = any_rank([not _is_done(futures)])[0]
             raise self._not_written(self._saved, "; ".join(problems), discards=not busy)
         self._futures = next(self._steps, None)
 
@@ -294,7 +294,7 @@ class Checkpoints(Hook):
 
         Communication: one all-reduce of a byte.
         """
-        return agreed([not self._is_finite])[0]
+        return any_rank([not self._is_finite])[0]
 
     @property
     def _newest(self) -> Path:
@@ -359,7 +359,7 @@ class Checkpoints(Hook):
 
         Communication: one all-gather.
         """
-        if problems := list(gathered(damaged)):
+        if problems := list(all_gather_items(damaged)):
             raise CheckpointError(
                 f"--save {self._directory}: what was written is not what the disk holds, "
                 f"{consequence}: {'; '.join(problems)}"
@@ -381,7 +381,7 @@ class Checkpoints(Hook):
 
     def _require_shared(self, folder: Path) -> None:
         """Refuse a --save that is another directory on another node."""
-        blind = list(gathered([] if folder.is_dir() else [dist.get_rank()]))
+        blind = list(all_gather_items([] if folder.is_dir() else [dist.get_rank()]))
         if blind:
             raise CheckpointError(
                 f"--save {self._directory} is not the same directory for all ranks: rank 0's "
@@ -400,7 +400,7 @@ class Checkpoints(Hook):
             plan=asdict(self._plan),
             config=asdict(self._config),
             versions=dict(self.system_info),
-            partition_dims=dict(sorted(gathered(own))),
+            partition_dims=dict(sorted(all_gather_items(own))),
             files=(),
         )
 

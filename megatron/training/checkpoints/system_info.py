@@ -11,7 +11,7 @@ import torch
 
 from megatron.checkpointing.compare import Difference
 from megatron.common.version import VERSION, commit
-from megatron.training.loop.collectives import from_rank_0, gathered
+from megatron.training.loop.collectives import all_gather_items, from_rank_0
 
 _LIBRARIES = ("torch", "deepspeed", "numpy", "triton")
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -27,7 +27,7 @@ def system_info() -> SystemInfo:
     """
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     own = torch.cuda.get_device_name() if on_gpu else "CPU"
-    found = list(gathered([(own, gethostname())]))
+    found = list(all_gather_items([(own, gethostname())]))
     devices = Counter(name for name, _ in found)
     hosts = dict.fromkeys(host for _, host in found)
     return {

@@ -21,7 +21,7 @@ from megatron.training.checkpoints.checkpoint_choice import (
     warn_passed_over,
 )
 from megatron.training.checkpoints.resume import damage_of, load
-from megatron.training.loop.collectives import agreed, from_rank_0
+from megatron.training.loop.collectives import any_rank, from_rank_0
 from megatron.training.loop.journal import ROLLBACK, Journal, read_journal
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
@@ -70,7 +70,7 @@ class SpikeGuard(Hook):
         """
         own = Watched(step.loss, step.grad_norm)
         told = self._judge(own)
-        if agreed([bool(told)])[0]:
+        if any_rank([bool(told)])[0]:
             raise Spike(state.iteration, told or "another rank sees a spike")
         self._before.append(own)
 
@@ -157,7 +157,7 @@ def go_back(
     spikes = (*state.spikes, passed)
     whole = replace(plan.checkpoint, loads_optimizer=True, loads_streams=True, loads_progress=True)
     load(engine, replace(plan, checkpoint=whole), chosen)
-    state.take(chosen.manifest.state)
+    state.load_state_dict(chosen.manifest.state)
     state.spikes = spikes
     from_rank_0(lambda: set_aside(save, iteration))
     if journal:

@@ -1,4 +1,4 @@
-"""The end of a run whose loss or gradient is NaN or infinite."""
+"""NaN guard: warn of steps with a NaN or infinite loss or gradient; end the run after some."""
 
 import logging
 import math
@@ -22,12 +22,12 @@ def is_finite(step: StepResult, *, seeks_scale: bool) -> bool:
 
 
 class NanGuard(Hook):
-    """Warns of steps without a finite loss and gradient; ends the run after some. For all ranks.
+    """Warn of steps with a NaN or infinite loss or gradient; end the run after some (--max-nan-steps).
 
     Args:
-        most: how many in a row end it.
+        most: number in a row that ends it.
         seeks_scale: see `is_finite`.
-        advice: returns which checkpoint to go on from, for the error that ends the run.
+        advice: names the checkpoint to resume from, for the error that ends the run.
     """
 
     def __init__(self, most: int, *, seeks_scale: bool, advice: Callable[[], str] = lambda: ""):
@@ -37,19 +37,19 @@ class NanGuard(Hook):
         self._in_a_row = 0
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Count the step, or begin anew."""
+        """Count the step, or reset the count."""
         if is_finite(step, seeks_scale=self._seeks_scale):
             self._in_a_row = 0
             return
         self._in_a_row += 1
-        told = f"iteration {state.iteration} (samples {state.samples - step.batch_size} to "
-        told += f"{state.samples - 1}): loss {step.loss}, gradient norm {step.grad_norm}"
+        event = f"iteration {state.iteration} (samples {state.samples - step.batch_size} to "
+        event += f"{state.samples - 1}): loss {step.loss}, gradient norm {step.grad_norm}"
         if self._in_a_row < self._most:
             kept = "weights are as before" if step.skipped else "weights have changed"
-            log.warning("%s; %s; %d in a row", told, kept, self._in_a_row)
+            log.warning("%s; %s; %d in a row", event, kept, self._in_a_row)
             return
         raise TrainingError(
-            f"{told}, the last of {self._in_a_row} in a row without a finite number: the run ends, "
+            f"{event}, the last of {self._in_a_row} in a row without a finite number: the run ends, "
             "and none of these steps was saved; lower --lr, pass over these samples with "
             "--skip-train-iteration-range if others are fine, or raise --max-nan-steps"
             + self._advice()

@@ -11,7 +11,7 @@ from megatron.common.errors import TrainingError
 from megatron.engine.engine import Engine
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.sharding import full_name, shard_of
-from megatron.training.loop.collectives import gathered
+from megatron.training.loop.collectives import all_gather_items
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
 
@@ -51,7 +51,7 @@ class ReplicaCheck(Hook):
         if state.iteration % self._interval:
             return
         own = [(self._groups.rank, common, print_) for common, print_ in self._prints(state)]
-        if found := list(differences(gathered(own))):
+        if found := list(differences(all_gather_items(own))):
             more = len(found) - _MOST_TOLD
             raise TrainingError(
                 f"at iteration {state.iteration} ranks differ in what they must have in common: "

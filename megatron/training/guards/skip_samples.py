@@ -1,4 +1,4 @@
-"""Iterations that are passed over: their samples are consumed, and nothing is learned."""
+"""Skip iterations: their samples are consumed without training on them."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -11,9 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Skip(Hook):
-    """Moves the run behind each range of iterations that it comes to. For all ranks.
-
-    The spikes of the run's state are such ranges too.
+    """Skip ranges of iterations (--skip-train-iteration-range) and recorded loss spikes. For all ranks.
 
     Args:
         ranges: first and last iteration of each, in order.
@@ -36,10 +34,10 @@ class Skip(Hook):
         self._stream = stream
 
     def before_step(self, state: TrainState) -> None:
-        """Pass over the ranges that begin with the next iteration, or in which it lies."""
+        """Skip the ranges that contain the next iteration."""
         spikes = dict.fromkeys(state.spikes, "--spike-policy")
-        asked = dict.fromkeys(self._ranges, "--skip-train-iteration-range")
-        for (first, last), flag in sorted({**spikes, **asked}.items()):
+        given = dict.fromkeys(self._ranges, "--skip-train-iteration-range")
+        for (first, last), flag in sorted({**spikes, **given}.items()):
             last = min(last, self._train_iters)
             if not first <= state.iteration + 1 <= last:
                 continue

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from megatron.common.errors import ExitCode
 from megatron.config.optimization.training import TrainingPlan
-from megatron.training.loop.collectives import agreed
+from megatron.training.loop.collectives import any_rank
 from megatron.training.loop.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class Requests:
             seen.append(self.save.is_made())
         if not seen:
             return None, False
-        made = agreed(seen)
+        made = any_rank(seen)
         pending = (request for request, yes in zip(self.ends, made, strict=False) if yes)
         return next(pending, None), self.save is not None and made[-1]
 

@@ -1,4 +1,4 @@
-"""The training batches of a run, from where it stands."""
+"""Data loader of training: an iterator over micro-batches that can seek to a sample."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,10 +21,10 @@ class Stream(Iterator[Any]):
         return next(self._iterator)
 
     def seek(self, samples: int) -> None:
-        """Go on behind `samples` consumed samples."""
+        """Continue after `samples` consumed samples."""
         self._iterator = self._batches(samples)
 
 
 def length_of_next_step(length_at: Callable[[int], int], state: TrainState) -> Callable[[], int]:
-    """Return a function that says how long the samples of the step after `state` are."""
+    """Return a function that computes the sequence length of the step after `state` (curriculum)."""
     return lambda: length_at(state.iteration + 1)

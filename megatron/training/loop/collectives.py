@@ -1,4 +1,4 @@
-"""What ranks tell each other outside the training step. Errors included: all ranks raise alike."""
+"""Collectives of Python objects outside the training step; errors are raised on all ranks."""
 
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -13,26 +13,26 @@ T = TypeVar("T")
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
-    """Return what `make` returns on rank 0, on every rank; raise what it raises there.
+    """Call `make` on rank 0; return its result, or raise its MegatronError, on every rank.
 
     Communication: one broadcast of the result.
     """
-    told: list[Any] = [None, None]
+    result: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
-            told[0] = make()
+            result[0] = make()
         except MegatronError as error:
-            told[1] = error
-    dist.broadcast_object_list(told, src=0)
-    if told[1] is not None:
-        raise told[1]
-    return told[0]
+            result[1] = error
+    dist.broadcast_object_list(result, src=0)
+    if result[1] is not None:
+        raise result[1]
+    return result[0]
 
 
 def rank_0_first(make: Callable[[], T]) -> T:
-    """Return what `make` returns on this rank; rank 0 begins when all have come, the others after.
+    """Call `make` on rank 0 first, then on the other ranks; return this rank's result.
 
-    What it raises on one rank all raise, so that none meets a lost connection.
+    An error on one rank is raised on all, so that none fails with a lost connection.
 
     Communication: one broadcast, then one all-gather of errors.
     """
@@ -45,33 +45,33 @@ def rank_0_first(make: Callable[[], T]) -> T:
         except MegatronError as error:
             where = f"rank {dist.get_rank()} on {socket.gethostname()}"
             errors.append(type(error)(f"{where}: {error}"))
-    for met in gathered(errors):
+    for met in all_gather_items(errors):
         raise met
     return made[0]
 
 
-def agreed(own: Sequence[bool]) -> list[bool]:
-    """Return for each place whether any rank says yes there.
+def any_rank(own: Sequence[bool]) -> list[bool]:
+    """Return for each index whether any rank has True there (logical or).
 
-    Communication: one all-reduce of a byte per place.
+    Communication: one all-reduce of a byte per index.
     """
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    said = torch.tensor(own, dtype=torch.uint8, device=device)
-    dist.all_reduce(said, op=dist.ReduceOp.MAX)
-    return [bool(yes) for yes in said.tolist()]
+    flags = torch.tensor(own, dtype=torch.uint8, device=device)
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    return [bool(yes) for yes in flags.tolist()]
 
 
-def gathered(own: list[Any]) -> Iterator[Any]:
-    """Yield every rank's items, rank 0's first.
+def all_gather_items(own: list[Any]) -> Iterator[Any]:
+    """All-gather lists of objects: yield every rank's items, rank 0's first.
 
     Communication: one all-gather.
     """
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, own)
-    for items in everyones:
+    per_rank: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(per_rank, own)
+    for items in per_rank:
         yield from items
 
 
 def share_of(items: list[T]) -> list[T]:
-    """Return this rank's share of what all ranks do together."""
+    """Return every world-size-th item, from this rank's index on."""
     return items[dist.get_rank() :: dist.get_world_size()]

@@ -46,7 +46,7 @@ def _become_launcher(restarts: int, argv: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, words)
 
 
-def require_hope(save: str, launcher: Launcher) -> None:
+def refuse_repeated_failure(save: str, launcher: Launcher) -> None:
     """Refuse another attempt when the last two have failed alike at the same step.
 
     Raises:

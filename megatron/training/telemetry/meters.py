@@ -40,7 +40,7 @@ def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
     if plan.curriculum.schedule:
         meters.append(_seq_length(plan.curriculum))
     if plan.logging.timing_level:
-        meters.append(_times(engine.take_times, plan.logging.interval))
+        meters.append(_times(engine.pop_timers, plan.logging.interval))
     return meters
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from megatron.tensor_parallel.process_groups import Groups
-from megatron.training.loop.collectives import gathered
+from megatron.training.loop.collectives import all_gather_items
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.state import TrainState
 
@@ -51,7 +51,7 @@ class SlowRanks:
     ):
         self._factor, self._interval, self._take = factor, interval, take
         self._groups, self._journal = groups, journal
-        self._hosts = list(gathered([gethostname()]))
+        self._hosts = list(all_gather_items([gethostname()]))
         self._lines_slow = [0] * len(self._hosts)
         self._seconds: list[float] = []
         self._steps = 0

@@ -1,4 +1,4 @@
-"""What each step of a run saw and did, in the journal: written as it happens, read by tools."""
+"""Step records of the journal: loss, learning rate, samples and time of each step."""
 
 import math
 import socket
@@ -43,17 +43,17 @@ class StepRecords(Hook):
 
 
 @dataclass(frozen=True)
-class Told:
-    """A step as its record tells it."""
+class RecordedStep:
+    """A step, read from its record."""
 
     state: TrainState
     step: StepResult
 
 
-def read_step(record: Mapping[str, Any]) -> Told:
-    """Return the step behind a record of it; a loss that was no number is NaN, a norm infinite."""
+def read_step(record: Mapping[str, Any]) -> RecordedStep:
+    """Read a step from its record; a null loss is NaN, a null norm infinite."""
     loss, norm = record["lm_loss"], record.get("grad_norm")
-    return Told(
+    return RecordedStep(
         TrainState(
             iteration=record["iteration"], samples=record["samples"], tokens=record["tokens"]
         ),

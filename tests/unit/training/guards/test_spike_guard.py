@@ -129,9 +129,9 @@ def test_ranges_of_spikes_are_passed_over_among_those_of_the_flag(told):
 
 def test_the_state_takes_what_a_manifest_holds():
     state = TrainState()
-    state.take(json.loads(json.dumps({"iteration": 5, "spikes": ((3, 4),)})))
+    state.load_state_dict(json.loads(json.dumps({"iteration": 5, "spikes": ((3, 4),)})))
     assert state == TrainState(iteration=5, spikes=((3, 4),))
     # One that was written before there were spikes.
-    state.take({"iteration": 2})
+    state.load_state_dict({"iteration": 2})
     assert state == TrainState(iteration=2, spikes=((3, 4),))
     assert dist.is_initialized()

@@ -10,7 +10,11 @@ from megatron.common.errors import ConfigError, ExitCode, RepeatedFailureError
 from megatron.training.process import restarts
 from megatron.training.process.environment import Launcher, read_launcher
 from megatron.training.process.failure import Failure, FailureFile
-from megatron.training.process.restarts import code_for, require_hope, start_through_launcher
+from megatron.training.process.restarts import (
+    code_for,
+    refuse_repeated_failure,
+    start_through_launcher,
+)
 
 ALONE, DEEPSPEED = Launcher("", 0, 0), Launcher("deepspeed", 0, 0)
 SAVES = ["--save", "run", "--load", "run", "--save-interval", "5"]
@@ -78,11 +82,11 @@ def test_after_the_same_failure_at_the_same_step_there_is_no_hope(tmp_path):
     fail(tmp_path, "port 2", 7)
     # A person who starts the command anew has mended something.
     for count in (0, 1):
-        require_hope(str(tmp_path), Launcher("torch", 5, count))
+        refuse_repeated_failure(str(tmp_path), Launcher("torch", 5, count))
     with pytest.raises(RepeatedFailureError, match=r"alike at step 7 \(port 2\)"):
-        require_hope(str(tmp_path), Launcher("torch", 5, 2))
+        refuse_repeated_failure(str(tmp_path), Launcher("torch", 5, 2))
     fail(tmp_path, "port 3", 8)
-    require_hope(str(tmp_path), Launcher("torch", 5, 3))
+    refuse_repeated_failure(str(tmp_path), Launcher("torch", 5, 3))
 
 
 def test_a_stop_on_request_is_no_reason_to_restart():
