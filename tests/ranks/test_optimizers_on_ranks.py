@@ -32,7 +32,7 @@ from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.objectives.gpt import gpt_batch
+from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
 from megatron.optimizer.build import build_optimizer
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -77,6 +77,7 @@ def engine_of(*flags, device="cpu", fill_with=fill, zero=MappingProxyType({}), *
             tensor_group=groups.tensor,
             dtype=dtypes[plan.precision.dtype],
         ),
+        batch_fields=tuple(CAUSAL_FIELDS),
         config=plan.deepspeed
         | {"zero_optimization": plan.deepspeed["zero_optimization"] | dict(zero)},
     )

@@ -38,8 +38,8 @@ class GatheredModel(nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield name and gathered parameter; the next one partitions it again.
 
-        Communication: every data-parallel rank must do this in step; one gathering of each
-        divided parameter.
+        Communication: every data-parallel rank must do this in step; one all-gather of each
+        partitioned parameter.
         """
         for name, parameter in self.model.named_parameters(*args, **kwargs):
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
