@@ -70,7 +70,6 @@ _NAMED = {
 """Decisions that have the value of one flag, under another name."""
 
 _NO_FLAG = (
-    "model.activation",
     "model.vocab_size",
     "model.num_experts",
     "training.max_nan_steps",
