@@ -22,7 +22,7 @@ from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at once
-    from megatron.inference.evaluation.distributed_evaluator import Team
+    from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
     from megatron.inference.evaluation.scoring import Score
     from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -32,38 +32,41 @@ def main(argv: Sequence[str]) -> None:
     log.configure(read_launch(None).rank)
     raise_if_any(name_problems(value_in(argv, "--task")))
     source = read_model_source(argv, {"task": TaskConfig}, description=__doc__)
-    wishes: TaskConfig = source.own["task"]
-    raise_if_any(task_problems(source.config, wishes))
+    options: TaskConfig = source.own["task"]
+    raise_if_any(task_problems(source.config, options))
 
-    from megatron.inference.evaluation.distributed_evaluator import Team
+    from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
     from megatron.inference.loading.loaded_model import load_model
 
     rows = source.config.training.micro_batch_size
     loaded = load_model(source, GenerationConfig(recompute=True), rows=rows, with_replicas=True)
-    team = Team(loaded.engine.stage, rows=rows)
+    evaluator = DistributedEvaluator(loaded.engine.runner, rows=rows)
     if not loaded.is_first:
-        team.follow()
+        evaluator.follow()
         return
-    measure = {"WIKITEXT103": measure_text, "LAMBADA": measure_passages}[wishes.task]
-    told = measure(source, wishes, loaded.tokenizer, team)
-    team.close()
-    print(f"validation results on {wishes.task} | {told}")
+    measure = {"WIKITEXT103": measure_text, "LAMBADA": measure_passages}[options.task]
+    told = measure(source, options, loaded.tokenizer, evaluator)
+    evaluator.close()
+    print(f"validation results on {options.task} | {told}")
 
 
 def measure_text(
-    source: ModelSource, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team"
+    source: ModelSource,
+    options: TaskConfig,
+    tokenizer: "Tokenizer",
+    evaluator: "DistributedEvaluator",
 ) -> str:
     """Return what to tell of a text's perplexity."""
     from megatron.inference.evaluation.perplexity import perplexity, read_text
     from megatron.inference.evaluation.windows import sliding_windows
 
-    text = read_text(Path(wishes.valid_data[0]), tokenizer)
+    text = read_text(Path(options.valid_data[0]), tokenizer)
     windows = sliding_windows(
         text.tokens,
         length=source.config.model.seq_length,
-        stride=stride_of(source.config, wishes),
+        stride=stride_of(source.config, options),
     )
-    found = perplexity(text, reported(team.scores(windows), source, team))
+    found = perplexity(text, reported(evaluator.scores(windows), source, evaluator))
     return (
         f"avg loss: {found.loss:.4E} | ppl: {found.by_token:.4E} | "
         f"adjusted ppl: {found.by_word:.4E} | token ratio: {found.token_ratio} |"
@@ -71,25 +74,32 @@ def measure_text(
 
 
 def measure_passages(
-    source: ModelSource, wishes: TaskConfig, tokenizer: "Tokenizer", team: "Team"
+    source: ModelSource,
+    options: TaskConfig,
+    tokenizer: "Tokenizer",
+    evaluator: "DistributedEvaluator",
 ) -> str:
     """Return what to tell of the last words that were foretold."""
     from megatron.inference.evaluation.cloze import passage_windows, read_passages
 
-    texts = read_passages(Path(wishes.valid_data[0]))
+    texts = read_passages(Path(options.valid_data[0]))
     windows = passage_windows(
-        texts, tokenizer, length=source.config.model.seq_length, strict=wishes.strict_lambada
+        texts, tokenizer, length=source.config.model.seq_length, strict=options.strict_lambada
     )
-    correct = sum(score.is_likeliest for score in reported(team.scores(windows), source, team))
+    correct = sum(
+        score.is_greedy for score in reported(evaluator.scores(windows), source, evaluator)
+    )
     return (
         f"number correct: {correct:.4E} | total examples: {len(texts):.4E} | "
         f"avg accuracy: {correct / len(texts):.4E}"
     )
 
 
-def reported(scores: "Iterable[Score]", source: ModelSource, team: "Team") -> "Iterator[Score]":
+def reported(
+    scores: "Iterable[Score]", source: ModelSource, evaluator: "DistributedEvaluator"
+) -> "Iterator[Score]":
     """Yield the scores, and tell every --log-interval batches how many there have been."""
-    interval = source.config.logging.log_interval * team.rows * team.replicas
+    interval = source.config.logging.log_interval * evaluator.rows * evaluator.replicas
     for number, score in enumerate(scores, 1):
         if number % interval == 0:
             print(f"evaluated {number} windows", flush=True)

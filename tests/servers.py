@@ -14,9 +14,9 @@ from tiny import tiny_spec
 from megatron.config.inference.server import Limits
 from megatron.config.network.model_spec import ModelSpec
 from megatron.data.datasets.fim import FimTokens
-from megatron.inference.engine.sampling import Sampling
+from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.server.app import build_app
-from megatron.inference.server.engine_thread import EngineLoop
+from megatron.inference.server.engine_thread import EngineThread
 from megatron.inference.server.served_model import ServedModel
 from megatron.inference.server.server import Server
 from megatron.tokenizer.chat import ChatTemplate
@@ -138,14 +138,14 @@ def serving(
     tokenizer = tokenizer or Bytes()
     engine = engine_of(random_model(group, spec), spec, rows=rows, tokenizer=tokenizer)
     decided = replace(LIMITS, **limits)
-    engine_loop = EngineLoop(engine, queue=decided.queue)
+    engine_thread = EngineThread(engine, queue=decided.queue)
     served = ServedModel(
-        engine_loop=engine_loop,
+        engine_thread=engine_thread,
         tokenizer=tokenizer,
         vocab_size=spec.vocab_size,
         limits=decided,
         name="tiny",
-        sampling=Sampling(),
+        sampling=SamplingParams(),
         seed=1234,
         chat=ChatPrompts(tokenizer, chat) if chat else None,
         fim=fim,
@@ -153,13 +153,13 @@ def serving(
     app = build_app(served, api_key=api_key)
     server = Server(
         app,
-        engine_loop,
+        engine_thread,
         host="127.0.0.1",
         port=0,
         grace_s=decided.grace_s,
         headers_s=decided.request_s,
     )
-    engine_loop.start()
+    engine_thread.start()
     thread = threading.Thread(target=lambda: server.run(sockets=[server.listener]))
     thread.start()
     try:
@@ -167,4 +167,4 @@ def serving(
     finally:
         server.stop()
         thread.join()
-        engine_loop.close()
+        engine_thread.close()

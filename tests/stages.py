@@ -9,9 +9,9 @@ from torch import nn
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, unsharded
 from megatron.config.network.model_spec import ModelSpec
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.inference_groups import lone_groups
-from megatron.inference.engine.model_runner import Stage
-from megatron.inference.engine.request import Completion, Request
+from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.engine.sequence import Completion, Request
+from megatron.inference.loading.loaded_model import lone_groups
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
@@ -50,7 +50,7 @@ def engine_of(
     **options: object,
 ) -> Engine:
     """Return what continues text with the weights of `model`."""
-    stage = Stage(
+    stage = ModelRunner(
         spec,
         whole_weights(model),
         groups=groups or lone_groups(),
@@ -94,4 +94,4 @@ def plainly_continued(
 
 def completed(engine: Engine, *requests: Request) -> list[Completion]:
     """Return what becomes of the requests."""
-    return list(engine.complete(requests))
+    return list(engine.generate(requests))

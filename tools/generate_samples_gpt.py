@@ -23,79 +23,81 @@ from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank
 
 if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at once
-    from megatron.inference.loading.text_generator import Writer
+    from megatron.inference.loading.text_generator import TextGenerator
 
 
 def main(argv: Sequence[str]) -> None:
     """Generate what the command line `argv` asks for."""
     log.configure(read_launch(None).rank)
     source = read_model_source(argv, {"generation": GenerationConfig}, description=__doc__)
-    wishes: GenerationConfig = source.own["generation"]
-    rows = max(source.config.training.micro_batch_size, wishes.beam_width or 0)
-    raise_if_any(generation_problems(wishes))
-    prompts = read_prompts(wishes)
+    options: GenerationConfig = source.own["generation"]
+    rows = max(source.config.training.micro_batch_size, options.beam_width or 0)
+    raise_if_any(generation_problems(options))
+    prompts = read_prompts(options)
 
     from megatron.inference.loading.loaded_model import load_model
-    from megatron.inference.loading.text_generator import Writer
+    from megatron.inference.loading.text_generator import TextGenerator
 
-    loaded = load_model(source, wishes, rows=rows)
-    writer = Writer(loaded, wishes, seed=source.config.training.seed)
+    loaded = load_model(source, options, rows=rows)
+    generator = TextGenerator(loaded, options, seed=source.config.training.seed)
     if not loaded.is_first:
         loaded.engine.follow()
         return
-    if wishes.num_samples:
-        write_samples(wishes, writer)
+    if options.num_samples:
+        write_samples(options, generator)
     elif prompts:
-        write_continuations(wishes, prompts, writer)
+        write_continuations(options, prompts, generator)
     else:
-        converse(writer)
+        converse(generator)
     loaded.engine.close()
 
 
-def read_prompts(wishes: GenerationConfig) -> list[str]:
+def read_prompts(options: GenerationConfig) -> list[str]:
     """Return the texts to continue; none when they are typed in, or made up.
 
     Raises:
         DataError: the file cannot be read or is empty.
     """
-    if wishes.sample_input_file is None:
-        return [wishes.prompt] if wishes.prompt is not None else []
+    if options.sample_input_file is None:
+        return [options.prompt] if options.prompt is not None else []
     try:
-        text = Path(wishes.sample_input_file).read_bytes().decode("utf-8")
+        text = Path(options.sample_input_file).read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"--sample-input-file {wishes.sample_input_file}: {reason(error, wishes.sample_input_file)}"
+            f"--sample-input-file {options.sample_input_file}: {reason(error, options.sample_input_file)}"
         ) from error
     if not text:
-        raise DataError(f"--sample-input-file {wishes.sample_input_file} is empty")
+        raise DataError(f"--sample-input-file {options.sample_input_file} is empty")
     # Not splitlines: that would also cut at characters that only look like ends of lines.
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def write_samples(wishes: GenerationConfig, writer: "Writer") -> None:
+def write_samples(options: GenerationConfig, generator: "TextGenerator") -> None:
     """Write texts made up from nothing to --genfile, one JSON object a line."""
     started_at, tokens = time.perf_counter(), 0
-    with new_file("--genfile", str(wishes.genfile)) as out:
-        for done in writer.continued([""] * wishes.num_samples):
-            out.write(json.dumps(writer.sample(done)) + "\n")
+    with new_file("--genfile", str(options.genfile)) as out:
+        for done in generator.generate([""] * options.num_samples):
+            out.write(json.dumps(generator.sample(done)) + "\n")
             tokens += len(done.tokens)
     told = speed(tokens, started_at)
-    print(f"wrote {wishes.num_samples} samples to {wishes.genfile} ({told})")
+    print(f"wrote {options.num_samples} samples to {options.genfile} ({told})")
 
 
-def write_continuations(wishes: GenerationConfig, prompts: Sequence[str], writer: "Writer") -> None:
+def write_continuations(
+    options: GenerationConfig, prompts: Sequence[str], generator: "TextGenerator"
+) -> None:
     """Write every prompt and what follows it: to the terminal, or to the output file."""
     started_at, tokens = time.perf_counter(), 0
-    file = wishes.sample_output_file
-    if wishes.sample_input_file is not None:
-        file = file or wishes.sample_input_file + ".out"
-    continued = writer.continued(prompts)
+    file = options.sample_output_file
+    if options.sample_input_file is not None:
+        file = file or options.sample_input_file + ".out"
+    continued = generator.generate(prompts)
     with new_file("--sample-output-file", file) if file else nullcontext(sys.stdout) as out:
         for prompt, done in zip(prompts, continued, strict=True):
             if file and file.endswith(".jsonl"):
-                out.write(json.dumps({"context": prompt, **writer.sample(done)}) + "\n")
+                out.write(json.dumps({"context": prompt, **generator.sample(done)}) + "\n")
             else:
-                out.write(f"Context:\n{prompt}\n\nMegatron-LM:\n{writer.text(done)}\n\n")
+                out.write(f"Context:\n{prompt}\n\nMegatron-LM:\n{generator.text(done)}\n\n")
             out.flush()
             tokens += len(done.tokens)
     if file:
@@ -114,7 +116,7 @@ def new_file(flag: str, file: str) -> TextIO:
         raise DataError(f"{flag} {file}: {reason(error, file)}") from error
 
 
-def converse(writer: "Writer") -> None:
+def converse(generator: "TextGenerator") -> None:
     """Continue what is typed, a line at a time, until "stop" or the end of the input."""
     while True:
         print("\nContext prompt (stop to exit) >>> ", end="", flush=True)
@@ -126,7 +128,7 @@ def converse(writer: "Writer") -> None:
         if not prompt:
             continue
         try:
-            for part in writer.parts(prompt):
+            for part in generator.stream(prompt):
                 print(part, end="", flush=True)
         except ConfigError as error:
             print(error)

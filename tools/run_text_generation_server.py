@@ -31,25 +31,24 @@ def main(argv: Sequence[str]) -> None:
     sections = {"generation": GenerationConfig, "serving": ServingConfig}
     source = read_model_source(argv, sections, description=__doc__)
     generation: GenerationConfig = source.own["generation"]
-    wishes: ServingConfig = source.own["serving"]
-    raise_if_any(serving_problems(wishes, generation))
+    options: ServingConfig = source.own["serving"]
+    raise_if_any(serving_problems(options, generation))
     if missing := [name for name in _PACKAGES if not find_spec(name)]:
         raise ConfigError(
             f"the server needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
             "not installed: python -m pip install --requirement requirements-server.txt"
         )
-    api_key = read_api_key(wishes)
+    api_key = read_api_key(options)
 
-    from megatron.inference.engine.sampling import Sampling
-    from megatron.inference.loading.loaded_model import load_model
+    from megatron.inference.engine.sampling import SamplingParams
+    from megatron.inference.loading.loaded_model import chat_prompts_of, fim_tokens_of, load_model
     from megatron.inference.server.app import build_app
-    from megatron.inference.server.engine_thread import EngineLoop
-    from megatron.inference.server.prompt_formats import chat_prompts_of, fim_tokens_of
+    from megatron.inference.server.engine_thread import EngineThread
     from megatron.inference.server.served_model import ServedModel
     from megatron.inference.server.server import Server, listener
 
     if read_launch(None).rank == 0:
-        listener(wishes.host, wishes.port).close()  # a model takes long to load for a taken port
+        listener(options.host, options.port).close()  # a model takes long to load for a taken port
     loaded = load_model(source, generation, rows=source.config.training.micro_batch_size)
     if not loaded.is_first:
         # A launcher tells all ranks; the first one says when there is nothing more to do.
@@ -57,27 +56,27 @@ def main(argv: Sequence[str]) -> None:
             signal.signal(number, signal.SIG_IGN)
         loaded.engine.follow()
         return
-    limits = plan_limits(wishes, generation)
-    engine_loop = EngineLoop(loaded.engine, queue=limits.queue)
+    limits = plan_limits(options, generation)
+    engine_thread = EngineThread(loaded.engine, queue=limits.queue)
     served = ServedModel(
-        engine_loop=engine_loop,
+        engine_thread=engine_thread,
         tokenizer=loaded.tokenizer,
         vocab_size=loaded.spec.vocab_size,
         limits=limits,
-        name=wishes.served_model_name or Path(str(source.config.checkpoint.load)).resolve().name,
-        sampling=Sampling(
+        name=options.served_model_name or Path(str(source.config.checkpoint.load)).resolve().name,
+        sampling=SamplingParams(
             temperature=generation.temperature, top_k=generation.top_k, top_p=generation.top_p
         ),
         seed=source.config.training.seed,
-        chat=chat_prompts_of(source, loaded.tokenizer, wishes.chat_template),
+        chat=chat_prompts_of(source, loaded.tokenizer, options.chat_template),
         fim=fim_tokens_of(source, loaded.tokenizer),
     )
     app = build_app(served, api_key=api_key)
     server = Server(
         app,
-        engine_loop,
-        host=wishes.host,
-        port=wishes.port,
+        engine_thread,
+        host=options.host,
+        port=options.port,
         grace_s=limits.grace_s,
         headers_s=limits.request_s,
         launchers=Launchers(is_parent=bool(read_launcher().name)),
@@ -85,22 +84,22 @@ def main(argv: Sequence[str]) -> None:
     server.serve_until_stopped()
 
 
-def read_api_key(wishes: ServingConfig) -> str | None:
+def read_api_key(options: ServingConfig) -> str | None:
     """Return what requests must bear.
 
     Raises:
         DataError: the file cannot be read or is empty.
     """
-    if wishes.api_key_file is None:
-        return wishes.api_key
+    if options.api_key_file is None:
+        return options.api_key
     try:
-        text = Path(wishes.api_key_file).read_text(encoding="utf-8").strip()
+        text = Path(options.api_key_file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"--api-key-file {wishes.api_key_file}: {reason(error, wishes.api_key_file)}"
+            f"--api-key-file {options.api_key_file}: {reason(error, options.api_key_file)}"
         ) from error
     if not text:
-        raise DataError(f"--api-key-file {wishes.api_key_file} is empty")
+        raise DataError(f"--api-key-file {options.api_key_file} is empty")
     return text
 
 

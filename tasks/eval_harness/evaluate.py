@@ -39,50 +39,49 @@ def main(argv: Sequence[str]) -> None:
     """Evaluate on what the command line `argv` asks for."""
     log.configure(read_launch(None).rank)
     source = read_model_source([*said(argv)], {"harness": HarnessConfig}, description=__doc__)
-    wishes: HarnessConfig = source.own["harness"]
-    raise_if_any(harness_problems(source.config, wishes))
-    if wishes.results_path is not None:
-        require_folder_of(wishes.results_path)
+    options: HarnessConfig = source.own["harness"]
+    raise_if_any(harness_problems(source.config, options))
+    if options.results_path is not None:
+        require_folder_of(options.results_path)
     if not find_spec("lm_eval"):
         raise ConfigError(
             "tasks/eval_harness/evaluate.py needs the package lm_eval, which is not installed: "
             "python -m pip install -r requirements-eval.txt"
         )
     is_first = read_launch(None).rank == 0
-    tasks = known_tasks(wishes) if is_first else None
+    tasks = known_tasks(options) if is_first else None
 
-    from megatron.inference.evaluation.distributed_evaluator import Team
-    from megatron.inference.loading.loaded_model import load_model
-    from megatron.inference.server.prompt_formats import chat_prompts_of
+    from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
+    from megatron.inference.loading.loaded_model import chat_prompts_of, load_model
 
-    rows = source.config.training.micro_batch_size * wishes.micro_bs_multiplier
+    rows = source.config.training.micro_batch_size * options.micro_bs_multiplier
     generation = GenerationConfig(
-        inference_dtype="fp32" if wishes.eval_fp32 else "auto",
+        inference_dtype="fp32" if options.eval_fp32 else "auto",
         inference_max_seq_length=source.config.model.seq_length,
     )
     loaded = load_model(source, generation, rows=rows, with_replicas=True)
-    team = Team(loaded.engine.stage, rows=rows, tokenizer=loaded.tokenizer)
+    evaluator = DistributedEvaluator(loaded.engine.runner, rows=rows, tokenizer=loaded.tokenizer)
     if tasks is None:
-        team.follow()
+        evaluator.follow()
         return
 
     from megatron.inference.evaluation.lm_eval_harness import HarnessModel
 
     model = HarnessModel(
-        team,
+        evaluator,
         loaded.tokenizer,
         length=source.config.model.seq_length,
         seed=source.config.training.seed,
-        chat=chat_prompts_of(source, loaded.tokenizer, wishes.chat_template)
-        if wishes.apply_chat_template
+        chat=chat_prompts_of(source, loaded.tokenizer, options.chat_template)
+        if options.apply_chat_template
         else None,
     )
-    if wishes.apply_chat_template and model.chat is None:
+    if options.apply_chat_template and model.chat is None:
         raise ConfigError(
             "--apply_chat_template: the model has no chat template; give a file with --chat-template"
         )
-    evaluate(source, wishes, model, tasks)
-    team.close()
+    evaluate(source, options, model, tasks)
+    evaluator.close()
 
 
 def said(argv: Sequence[str]) -> Iterator[str]:
@@ -102,7 +101,7 @@ def require_folder_of(results: str) -> None:
         raise ConfigError(f"--results_path {results}: there is no directory {folder}")
 
 
-def known_tasks(wishes: HarnessConfig) -> "TaskManager":
+def known_tasks(options: HarnessConfig) -> "TaskManager":
     """Return lm_eval's tasks, and those of --include_path.
 
     Raises:
@@ -110,10 +109,10 @@ def known_tasks(wishes: HarnessConfig) -> "TaskManager":
     """
     from lm_eval.tasks import TaskManager
 
-    folder = wishes.include_path
+    folder = options.include_path
     if folder is not None and not Path(folder).is_dir():
         raise ConfigError(f"--include_path {folder} is no directory")
-    names = wishes.task_list.split(",")
+    names = options.task_list.split(",")
     if folder is not None:
         # Looking through lm_eval's own takes many seconds.
         own = TaskManager(include_path=folder, include_defaults=False)
@@ -130,16 +129,16 @@ def known_tasks(wishes: HarnessConfig) -> "TaskManager":
 
 
 def evaluate(
-    source: ModelSource, wishes: HarnessConfig, model: "HarnessModel", tasks: "TaskManager"
+    source: ModelSource, options: HarnessConfig, model: "HarnessModel", tasks: "TaskManager"
 ) -> None:
     """Evaluate on the tasks, print what was found, and write it to --results_path."""
     from lm_eval.utils import make_table
 
-    file = Path(wishes.results_path or time.strftime("results-%Y-%m-%d-%H-%M-%S.json"))
-    names = wishes.task_list.split(",")
+    file = Path(options.results_path or time.strftime("results-%Y-%m-%d-%H-%M-%S.json"))
+    names = options.task_list.split(",")
     found: dict[str, Any] = {}
-    for part in [[name] for name in names] if wishes.intermed_results else [names]:
-        results = results_of(part, wishes, model, tasks)
+    for part in [[name] for name in names] if options.intermed_results else [names]:
+        results = results_of(part, options, model, tasks)
         print(make_table(results), flush=True)
         for task, samples in results.pop("samples", {}).items():
             write_samples(samples, Path(f"{file}.samples.{task}.jsonl"))
@@ -154,7 +153,7 @@ def evaluate(
 
 
 def results_of(
-    names: Sequence[str], wishes: HarnessConfig, model: "HarnessModel", tasks: "TaskManager"
+    names: Sequence[str], options: HarnessConfig, model: "HarnessModel", tasks: "TaskManager"
 ) -> dict[str, Any]:
     """Return lm_eval's results of some tasks."""
     from lm_eval import simple_evaluate
@@ -162,14 +161,14 @@ def results_of(
     results = simple_evaluate(
         model=model,
         tasks=[*names],
-        num_fewshot=wishes.num_fewshot,
-        limit=wishes.limit,
-        bootstrap_iters=wishes.bootstrap_iters,
+        num_fewshot=options.num_fewshot,
+        limit=options.limit,
+        bootstrap_iters=options.bootstrap_iters,
         task_manager=tasks,
-        log_samples=wishes.log_samples or wishes.predict_only,
-        predict_only=wishes.predict_only,
-        gen_kwargs=wishes.gen_kwargs,
-        apply_chat_template=wishes.apply_chat_template,
+        log_samples=options.log_samples or options.predict_only,
+        predict_only=options.predict_only,
+        gen_kwargs=options.gen_kwargs,
+        apply_chat_template=options.apply_chat_template,
     )
     assert results is not None, "lm_eval returns results where the rank is 0"
     return results

@@ -9,9 +9,9 @@ from ranks import run_on_ranks
 from stages import engine_of, plain_logits, random_model
 from tiny import tiny_spec
 
-from megatron.inference.engine.request import Completion, Request
-from megatron.inference.engine.sampling import Sampling
-from megatron.inference.evaluation.distributed_evaluator import Team
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Completion, Request
+from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
 from megatron.inference.evaluation.scoring import Score
 from megatron.inference.evaluation.windows import Window
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
@@ -30,19 +30,19 @@ WINDOWS = [
     for length in DRAWS.choices(range(2, 14), k=131)
 ]
 REQUESTS = [
-    Request(prompt=(1, i), max_new_tokens=3 + i, sampling=Sampling(temperature=2.0), seed=i)
+    Request(prompt=(1, i), max_new_tokens=3 + i, sampling=SamplingParams(temperature=2.0), seed=i)
     for i in range(5)
 ]
 
 
-def found(team: Team) -> tuple[list[Score], list[Completion]]:
-    scores, completions = [*team.scores(WINDOWS)], team.completions(REQUESTS)
-    team.close()
+def found(evaluator: DistributedEvaluator) -> tuple[list[Score], list[Completion]]:
+    scores, completions = [*evaluator.scores(WINDOWS)], evaluator.completions(REQUESTS)
+    evaluator.close()
     return scores, completions
 
 
 def require_equal(scores: list[Score], others: list[Score]) -> None:
-    assert [score.is_likeliest for score in scores] == [score.is_likeliest for score in others]
+    assert [score.is_greedy for score in scores] == [score.is_greedy for score in others]
     assert [score.log_probability for score in scores] == pytest.approx(
         [score.log_probability for score in others], abs=1e-4
     )
@@ -51,25 +51,25 @@ def require_equal(scores: list[Score], others: list[Score]) -> None:
 def find_together(rank: int, expected: tuple[list[Score], list[Completion]]) -> None:
     model = random_model(lone_group(), SPEC)
     for layout in LAYOUTS:
-        stage = engine_of(model, SPEC, rows=2, groups=build_groups(layout)).stage
-        team = Team(stage, rows=2)
+        stage = engine_of(model, SPEC, rows=2, groups=build_groups(layout)).runner
+        evaluator = DistributedEvaluator(stage, rows=2)
         if rank:
-            team.follow()
+            evaluator.follow()
             continue
-        scores, completions = found(team)
+        scores, completions = found(evaluator)
         require_equal(scores, expected[0])
         assert completions == expected[1]
 
 
 def test_any_layout_finds_what_the_plain_network_says(group: object, tmp_path: Path) -> None:
     model = random_model(group, SPEC)
-    alone = found(Team(engine_of(model, SPEC, rows=3).stage, rows=3))
+    alone = found(DistributedEvaluator(engine_of(model, SPEC, rows=3).runner, rows=3))
     plain = []
     for window in WINDOWS:
-        logits = plain_logits(model, SPEC, window.tokens[:-1])[-window.judged :]
-        targets = torch.tensor(window.tokens[-window.judged :])
+        logits = plain_logits(model, SPEC, window.tokens[:-1])[-window.num_targets :]
+        targets = torch.tensor(window.tokens[-window.num_targets :])
         total = logits.double().log_softmax(-1).gather(1, targets[:, None]).sum().item()
         plain.append(Score(total, bool((logits.argmax(-1) == targets).all())))
     require_equal(alone[0], plain)
-    assert 3 < sum(score.is_likeliest for score in plain) < 100
+    assert 3 < sum(score.is_greedy for score in plain) < 100
     run_on_ranks(2, find_together, tmp_path, alone)

@@ -10,11 +10,11 @@ from ranks import TIMEOUT_S, run_on_ranks
 from stages import completed, engine_of, random_model
 from tiny import tiny_spec
 
-from megatron.inference.engine.beam_search import Beam, Search
+from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.request import Completion, Event, Request
-from megatron.inference.engine.sampling import Sampling
-from megatron.inference.server.engine_thread import EngineLoop
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Completion, Event, Request
+from megatron.inference.server.engine_thread import EngineThread
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.topology import Topology
 
@@ -40,8 +40,13 @@ SPECS = {
         max_position_embeddings=12,
     ),
 }
-SEARCH = Search(prompt=(1, 2, 3), width=3, max_new_tokens=4, stop_tokens=frozenset({5}))
-WISHES = [Sampling(greedy=True), Sampling(temperature=2.0), Sampling(top_k=4), Sampling(top_p=0.9)]
+SEARCH = BeamSearchRequest(prompt=(1, 2, 3), width=3, max_new_tokens=4, stop_tokens=frozenset({5}))
+WISHES = [
+    SamplingParams(greedy=True),
+    SamplingParams(temperature=2.0),
+    SamplingParams(top_k=4),
+    SamplingParams(top_p=0.9),
+]
 REQUESTS = [
     Request(
         prompt=tuple(range(1, 2 + i)),
@@ -58,7 +63,7 @@ REQUESTS += [
     Request(
         prompt=(1, 2, 2, 3),
         max_new_tokens=6,
-        sampling=Sampling(
+        sampling=SamplingParams(
             temperature=1.5,
             min_p=0.01,
             repetition_penalty=1.3,
@@ -75,12 +80,12 @@ REQUESTS += [
 
 
 def written(engine: Engine) -> tuple[list[Completion], list[Beam]]:
-    return completed(engine, *REQUESTS), engine.search(SEARCH)
+    return completed(engine, *REQUESTS), engine.beam_search(SEARCH)
 
 
 def served(engine: Engine) -> tuple[list[Completion], list[Beam]]:
     """Return what `written` does, by way of a thread that gives the engine work."""
-    loop = EngineLoop(engine, queue=99)
+    loop = EngineThread(engine, queue=99)
     told: SimpleQueue[tuple[int, Any]] = SimpleQueue()
     events: list[list[Event]] = [[] for _ in REQUESTS]
     loop.start()
@@ -97,13 +102,13 @@ def served(engine: Engine) -> tuple[list[Completion], list[Beam]]:
 
 
 def completion(request: Request, events: list[Event]) -> Completion:
-    choices = tuple(event.choice for event in events if event.choice)
+    choices = tuple(event.new_token for event in events if event.new_token)
     return Completion(
         prompt=request.prompt,
         tokens=tuple(choice.token for choice in choices),
         reason=events[-1].reason or "cancelled",
         choices=choices,
-        prompt_choices=events[0].prompt_choices,
+        prompt_tokens=events[0].prompt_tokens,
     )
 
 

@@ -24,10 +24,10 @@ from megatron.config.config import parse_config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import plan_model
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.inference_groups import lone_groups
-from megatron.inference.engine.model_runner import Stage
-from megatron.inference.engine.request import Request
-from megatron.inference.engine.sampling import Sampling
+from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Request
+from megatron.inference.loading.loaded_model import lone_groups
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -94,7 +94,7 @@ def engine(model: GPT2LMHeadModel, dtype: torch.dtype, *, rows: int) -> Engine:
         )
         for part in family_of(spec).parts(spec)
     }
-    stage = Stage(
+    stage = ModelRunner(
         spec, weights, groups=lone_groups(), dtype=dtype, device=torch.device("cpu"), rows=rows
     )
     return Engine(stage, rows=rows)
@@ -114,7 +114,7 @@ def spec_of(config: GPT2Config) -> ModelSpec:
 def continue_here(ours: Engine, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:
     """Return the new tokens of each prompt."""
     requests = [
-        Request(prompt=tuple(prompt), max_new_tokens=new, sampling=Sampling(greedy=True))
+        Request(prompt=tuple(prompt), max_new_tokens=new, sampling=SamplingParams(greedy=True))
         for prompt in prompts
     ]
     return [list(completion.tokens) for completion in ours.complete(requests)]

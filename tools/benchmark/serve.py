@@ -27,11 +27,11 @@ from megatron.config.config import parse_config
 from megatron.config.inference.server import Limits
 from megatron.config.plan import plan_model
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.inference_groups import lone_groups
-from megatron.inference.engine.model_runner import Stage
-from megatron.inference.engine.sampling import Sampling
+from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.server.app import build_app
-from megatron.inference.server.engine_thread import EngineLoop
+from megatron.inference.server.engine_thread import EngineThread
 from megatron.inference.server.served_model import ServedModel
 from megatron.inference.server.server import Server
 from megatron.model.gpt import gpt_layers
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
 @contextmanager
 def serving(said: Namespace, *, rows: int) -> Iterator[int]:
     """Serve a network of random weights; the port is yielded."""
-    engine_loop = EngineLoop(engine(said, rows=rows), queue=1000)
+    engine_thread = EngineThread(engine(said, rows=rows), queue=1000)
     limits = Limits(
         new_tokens=said.new,
         prompts=1,
@@ -93,23 +93,23 @@ def serving(said: Namespace, *, rows: int) -> Iterator[int]:
         request_s=60.0,
     )
     served = ServedModel(
-        engine_loop=engine_loop,
+        engine_thread=engine_thread,
         tokenizer=NullTokenizer(said.vocab),
         vocab_size=said.vocab + 1,
         limits=limits,
         name="random",
-        sampling=Sampling(),
+        sampling=SamplingParams(),
         seed=1,
     )
     server = Server(
         build_app(served, api_key=None),
-        engine_loop,
+        engine_thread,
         host="127.0.0.1",
         port=0,
         grace_s=limits.grace_s,
         headers_s=limits.request_s,
     )
-    engine_loop.start()
+    engine_thread.start()
     thread = threading.Thread(target=lambda: server.run(sockets=[server.listener]))
     thread.start()
     try:
@@ -117,7 +117,7 @@ def serving(said: Namespace, *, rows: int) -> Iterator[int]:
     finally:
         server.stop()
         thread.join()
-        engine_loop.close()
+        engine_thread.close()
 
 
 def engine(said: Namespace, *, rows: int) -> Engine:
@@ -137,7 +137,9 @@ def engine(said: Namespace, *, rows: int) -> Engine:
         for name, tensor in model.state_dict().items()
     }
     cpu = torch.device("cpu")
-    stage = Stage(spec, weights, groups=lone_groups(), dtype=torch.float32, device=cpu, rows=rows)
+    stage = ModelRunner(
+        spec, weights, groups=lone_groups(), dtype=torch.float32, device=cpu, rows=rows
+    )
     return Engine(stage, rows=rows)
 
 

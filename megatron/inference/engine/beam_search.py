@@ -1,4 +1,4 @@
-"""The likeliest continuations of one prompt, found by keeping several at each step."""
+"""Beam search: the most likely continuations of one prompt."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megatron.inference.engine.model_runner import Stage
+from megatron.inference.engine.model_runner import ModelRunner
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """What to look for.
+class BeamSearchRequest:
+    """Parameters of a beam search.
 
     Args:
-        prompt: tokens, one at least.
-        width: how many continuations are kept at each step.
-        max_new_tokens: most tokens to add, one at least.
-        stop_tokens: a continuation has ended with one of these.
-        length_penalty: scores are divided by the length to this power; above 0 favours long ones.
+        prompt: token ids, at least one.
+        width: number of beams.
+        max_new_tokens: most tokens to generate, at least one.
+        stop_tokens: a beam is finished after one of these.
+        length_penalty: scores are divided by length ** length_penalty; above 0 favours long beams.
     """
 
     prompt: tuple[int, ...]
@@ -30,78 +30,81 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Beam:
-    """A continuation, its stop token included, and its log-probability over the penalised length."""
+    """Generated tokens with their stop token, and their log-probability over the length penalty."""
 
     tokens: tuple[int, ...]
     score: float
 
 
 @torch.inference_mode()
-def beam_search(stage: Stage, search: Search) -> Generator[None, None, list[Beam]]:
-    """Return the best continuations, the best first: `width` at most. Yields after each token.
+def beam_search(
+    runner: ModelRunner, request: BeamSearchRequest
+) -> Generator[None, None, list[Beam]]:
+    """Return at most `width` beams, the best first. Yields after each token.
 
-    A continuation that ends counts when it is among the first `width` of the candidates. The
-    search is over when so many have ended, and the best that goes on would not be among them.
+    A finished beam counts if it is among the first `width` candidates. The search ends when
+    `width` beams are finished and no running beam scores better than the worst of them.
 
-    Communication: every rank must call this, in step. Uses the first `width` rows of the cache.
+    Communication: every rank must call this, in step. Uses the first `width` rows of the KV cache.
     Source: Megatron-LM's description of its beam search.
     """
-    assert stage.cache, "beams need rows in a cache"
-    read = len(search.prompt)
-    limit = min(search.max_new_tokens, stage.max_length - read)
-    features = stage.read([search.prompt], [read])[:, -1]
-    kept = [Beam(tokens=(), score=0.0)]
-    ended: list[Beam] = []
+    assert runner.cache, "beam search needs a KV cache"
+    width, num_prompt = request.width, len(request.prompt)
+    limit = min(request.max_new_tokens, runner.max_length - num_prompt)
+    features = runner.prefill([request.prompt], [num_prompt])[:, -1]
+    beams = [Beam(tokens=(), score=0.0)]
+    finished: list[Beam] = []
     for length in range(1, limit + 1):
-        penalty = length**search.length_penalty
-        going: list[tuple[int, Beam]] = []
-        for order, (score, row, token) in enumerate(_candidates(stage, features, kept, search)):
-            tokens = (*kept[row].tokens, token)
-            if token not in search.stop_tokens:
-                going.append((row, Beam(tokens=tokens, score=score)))
-            elif order < search.width:
-                ended.append(Beam(tokens=tokens, score=score / penalty))
-        going = going[: search.width]
-        ended = sorted(ended, key=lambda beam: -beam.score)[: search.width]
-        best = going[0][1].score / penalty if going else -float("inf")
-        if len(ended) == search.width and ended[-1].score >= best:
+        penalty = length**request.length_penalty
+        running: list[tuple[int, Beam]] = []
+        for rank, (score, row, token) in enumerate(_candidates(runner, features, beams, width)):
+            tokens = (*beams[row].tokens, token)
+            if token not in request.stop_tokens:
+                running.append((row, Beam(tokens=tokens, score=score)))
+            elif rank < width:
+                finished.append(Beam(tokens=tokens, score=score / penalty))
+        running = running[:width]
+        finished = sorted(finished, key=lambda beam: -beam.score)[:width]
+        best = running[0][1].score / penalty if running else -float("inf")
+        if len(finished) == width and finished[-1].score >= best:
             break
         if length == limit:
-            ended += [Beam(tokens=beam.tokens, score=beam.score / penalty) for _, beam in going]
+            finished += [
+                Beam(tokens=beam.tokens, score=beam.score / penalty) for _, beam in running
+            ]
             break
         yield
-        stage.cache.reorder([row for row, _ in going], read + length - 1)
-        kept = [beam for _, beam in going]
-        features = stage.go_on([beam.tokens[-1] for beam in kept], [read + length - 1] * len(kept))[
-            :, 0
-        ]
-    return sorted(ended, key=lambda beam: -beam.score)[: search.width]
+        position = num_prompt + length - 1
+        runner.cache.reorder([row for row, _ in running], position)
+        beams = [beam for _, beam in running]
+        features = runner.decode([beam.tokens[-1] for beam in beams], [position] * len(beams))[:, 0]
+    return sorted(finished, key=lambda beam: -beam.score)[:width]
 
 
 def _candidates(
-    stage: Stage, features: Tensor, kept: list[Beam], search: Search
+    runner: ModelRunner, features: Tensor, beams: list[Beam], width: int
 ) -> list[tuple[float, int, int]]:
-    """Return the best continuations by one token, twice as many as are kept.
+    """Return the 2 * width best extensions of the beams by one token.
 
     Returns:
-        Log-probability of the whole, row of what it continues, and token.
+        Log-probability of the extended beam, row of the beam, and token.
 
     Raises:
-        MegatronError: there are no numbers to choose by.
+        MegatronError: the logits are NaN or infinite.
     """
 
-    def decide() -> list[tuple[float, int, int]]:
-        logits = stage.logits(features)
+    def best_extensions() -> list[tuple[float, int, int]]:
+        logits = runner.logits(features)
         if not logits.isfinite().all():
             return []
-        scores_b1 = torch.tensor([[beam.score] for beam in kept], device=stage.device)
+        scores_b1 = torch.tensor([[beam.score] for beam in beams], device=runner.device)
         sums_bv = logits.log_softmax(-1) + scores_b1
-        best = sums_bv.flatten().topk(min(2 * search.width, sums_bv.numel()))
+        best = sums_bv.flatten().topk(min(2 * width, sums_bv.numel()))
         return [
-            (score, *divmod(place, sums_bv.size(1)))
-            for score, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            (score, *divmod(index, sums_bv.size(1)))
+            for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
 
-    if found := stage.decided(decide):
+    if found := runner.run_on_last_stage(best_extensions):
         return found
-    raise stage.no_numbers()
+    raise runner.nonfinite_logits_error()

@@ -1,4 +1,4 @@
-"""Sequences that come, grow by a token a step, and leave: many at once, each on its own terms."""
+"""Continuous batching: schedules requests, runs prefill and decode steps, and samples tokens."""
 
 import math
 from collections import deque
@@ -8,378 +8,341 @@ import torch
 from torch import Tensor
 
 from megatron.common.errors import ConfigError, MegatronError
-from megatron.inference.engine.beam_search import Beam, Search, beam_search
+from megatron.inference.engine.beam_search import Beam, BeamSearchRequest, beam_search
 from megatron.inference.engine.logits_processor import process_logits
-from megatron.inference.engine.logprobs import choices_with_logprobs
-from megatron.inference.engine.model_runner import Stage
-from megatron.inference.engine.request import Choice, Completion, Event, Reason, Request
-from megatron.inference.engine.sampling import choose_tokens
-from megatron.inference.engine.sequence import ActiveSequence
+from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.engine.sampling import TokenLogprob, sample_tokens, with_logprobs
+from megatron.inference.engine.scheduler import Scheduler
+from megatron.inference.engine.sequence import (
+    ActiveSequence,
+    Completion,
+    CompletionBuilder,
+    Event,
+    FinishReason,
+    Request,
+)
 from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _CLOSE = -1
-"""The number of no sequence: the engine closes."""
+"""Request id that closes the engine."""
 
 
 class Engine:
-    """Continues many sequences at once; they join and leave between steps.
+    """Generates tokens for many sequences at once; they join and leave the batch between steps.
 
-    With several processes all of them have an engine. That of the first of a replica is given work,
-    and closed in the end; the replica's others `follow()`.
+    Every rank has an engine. Requests are added to that of a replica's first rank, which is closed
+    in the end; the replica's other ranks `follow()`.
 
     Args:
-        stage: this rank's layers.
-        rows: most sequences at once.
-        tokenizer: spells tokens, for requests that end with a text.
-        recompute: read everything again for each token instead of keeping keys and values.
-        prompt_tokens: of so many tokens, padding included, prompts are read together.
+        runner: runs this rank's part of the model.
+        rows: most running sequences.
+        tokenizer: decodes tokens, for requests with stop strings.
+        recompute: prefill all tokens again for each new one instead of using a KV cache.
+        prompt_tokens: most tokens of one prefill, padding included.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        runner: ModelRunner,
         *,
         rows: int,
         tokenizer: Tokenizer | None = None,
         recompute: bool = False,
         prompt_tokens: int = 2048,
     ):
-        self.stage, self.rows, self.tokenizer = stage, rows, tokenizer
-        self.recompute, self.prompt_tokens = recompute, prompt_tokens
-        self.max_length = stage.max_length
-        self._next_number = 0
-        self._changes: list[tuple[int, Request | Search | None]] = []
-        self._waiting: deque[ActiveSequence] = deque()
-        self._running: list[ActiveSequence] = []  # the place of each is its row in the cache
+        self.runner, self.rows, self.tokenizer = runner, rows, tokenizer
+        self.recompute, self.max_length = recompute, runner.max_length
+        self._scheduler = Scheduler(runner.cache, rows=rows, prompt_tokens=prompt_tokens)
+        self._last_id = 0
+        self._changes: list[tuple[int, Request | BeamSearchRequest | None]] = []
         self._search: Generator[None, None, list[Beam]] | None = None
-        self._searched = 0  # its number
+        self._search_id = 0
         self._beams: list[Beam] | MegatronError = []
         self._is_open = True
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step would find something to do."""
-        return bool(self._changes or self._waiting or self._running or self._search)
+        """Whether the next step has work."""
+        return bool(
+            self._changes or self._scheduler.waiting or self._scheduler.running or self._search
+        )
 
     def problems(self, request: Request) -> Iterator[str]:
-        """Yield every reason why a request cannot be taken."""
-        length = len(request.prompt)
+        """Yield every reason to refuse a request."""
+        length, vocab_size = len(request.prompt), self.runner.spec.vocab_size
         room = self.max_length - (1 if request.max_new_tokens else 0)
         if not 0 < length <= room:
             yield (
-                f"a prompt has {length} tokens; it needs at least 1 and at most {room}: there is room "
-                f"for {self.max_length} (--inference-max-seq-length, --max-position-embeddings)"
+                f"a prompt has {length} tokens; it needs at least 1 and at most {room}: a sequence "
+                f"has at most {self.max_length} (--inference-max-seq-length, "
+                "--max-position-embeddings)"
             )
-        if not all(0 <= token < self.stage.spec.vocab_size for token in request.prompt):
-            yield f"a prompt has a token outside the vocabulary of {self.stage.spec.vocab_size}"
-        if request.min_new_tokens and len(request.stop_tokens) >= self.stage.spec.vocab_size:
+        if not all(0 <= token < vocab_size for token in request.prompt):
+            yield f"a prompt has a token outside the vocabulary of {vocab_size}"
+        if request.min_new_tokens and len(request.stop_tokens) >= vocab_size:
             yield "every token of the vocabulary is a stop token: no text can be generated"
         if request.max_new_tokens < 0:
             yield f"{request.max_new_tokens} new tokens: give 0 or more"
-        if request.prompt_logprobs and self.stage.sees_prefix:
+        if request.prompt_logprobs and self.runner.sees_prefix:
             yield (
-                "the tokens of a prompt have no probabilities in a prefix language model: each "
-                "sees those behind it"
+                "a prefix language model has no log-probabilities of the prompt: its tokens attend "
+                "to those behind them"
             )
 
     def add(self, request: Request) -> int:
-        """Take a request, which joins in one of the next steps; return its number.
+        """Add a request, which joins the batch in one of the next steps; return its id.
 
         Raises:
-            ConfigError: it cannot be taken; see `problems`.
+            ConfigError: it cannot be served; see `problems`.
         """
         if found := [*self.problems(request)]:
             raise ConfigError(*found)
-        self._next_number += 1
-        self._changes.append((self._next_number, request))
-        return self._next_number
+        self._last_id += 1
+        self._changes.append((self._last_id, request))
+        return self._last_id
 
-    def cancel(self, number: int) -> None:
-        """Let a sequence or a search end with the next step; what has ended is left as it is."""
-        self._changes.append((number, None))
+    def cancel(self, request_id: int) -> None:
+        """Cancel a sequence or a beam search before the next step; no effect if it has ended."""
+        self._changes.append((request_id, None))
 
-    def search(self, search: Search, goes_on: Callable[[], bool] = lambda: True) -> list[Beam]:
-        """Return the likeliest continuations of a prompt; see `beam_search`.
+    def beam_search(
+        self, search: BeamSearchRequest, should_continue: Callable[[], bool] = lambda: True
+    ) -> list[Beam]:
+        """Return the most likely continuations of a prompt; see `beam_search`.
 
         Args:
-            goes_on: asked before each token; nothing is found when it is not True.
+            should_continue: called before each token; if False, the search is cancelled and finds
+                nothing.
 
         Raises:
-            ConfigError: it cannot be done, or other sequences are under way.
-            MegatronError: the network gives no numbers for a token.
+            ConfigError: the search is impossible, or other sequences are running.
+            MegatronError: the logits are NaN or infinite.
         """
         request = Request(prompt=search.prompt, max_new_tokens=max(1, search.max_new_tokens))
         found = [*self.problems(request)]
-        if not 1 <= search.width <= self.rows or not self.stage.cache:
+        if not 1 <= search.width <= self.rows or not self.runner.cache:
             found.append(
-                f"a beam width of {search.width} must be between 1 and the {self.rows} sequences "
-                "that have room for keys and values (--micro-batch-size, without --recompute)"
+                f"a beam width of {search.width} must be between 1 and the {self.rows} rows of the "
+                "KV cache (--micro-batch-size, without --recompute)"
             )
         if self.is_busy:
-            found.append("a beam search runs alone: other sequences are under way")
+            found.append("a beam search runs alone: other sequences are running")
         if found:
             raise ConfigError(*found)
-        self._next_number += 1
-        self._changes.append((self._next_number, search))
+        self._last_id += 1
+        self._changes.append((self._last_id, search))
         while self.is_busy:
-            if not goes_on():
-                self.cancel(self._next_number)
+            if not should_continue():
+                self.cancel(self._last_id)
             self.step()
         if isinstance(self._beams, MegatronError):
             raise self._beams
         return self._beams
 
     def step(self) -> list[Event]:
-        """Read waiting prompts if there is room for them, else add a token to every sequence.
+        """Prefill waiting prompts if there are free rows, else run a decode step.
 
-        A search is alone, and a step of it adds a token to each of its beams.
+        A step of a beam search adds a token to each beam; nothing else runs beside it.
 
-        Communication: all ranks of the model take part, the others through `follow`.
+        Communication: all ranks of the replica, the others through `follow`.
         """
-        events = self._changed()
+        events = self._apply_changes()
         if not self._is_open:
             return events
         if self._search:
-            try:
-                next(self._search)
-            except StopIteration as end:
-                self._search, self._beams = None, end.value
-            except MegatronError as error:  # the same on all ranks, which go on to other work
-                self._search, self._beams = None, error
-                self._forget(slice(None))
+            self._step_of_search(self._search)
             return events
-        if self._waiting and len(self._running) < self.rows:
-            joined = self._joining()
-            features = self._read(joined, first=len(self._running))
-            self._running += joined
-            return events + self._chosen(joined, features, of_prompts=True)
-        if not self._running:
+        scheduler = self._scheduler
+        if admitted := scheduler.admit():
+            first = len(scheduler.running) - len(admitted)
+            return events + self._sample(admitted, self._prefill(admitted, first), is_prefill=True)
+        running = scheduler.running
+        if not running:
             return events
         if self.recompute:
-            return events + self._chosen(self._running, self._read(self._running, first=0))
-        features = self.stage.go_on(
-            [s.tokens[-1] for s in self._running], [len(s.tokens) - 1 for s in self._running]
+            return events + self._sample(running, self._prefill(running, first=0))
+        features = self.runner.decode(
+            [one.tokens[-1] for one in running], [len(one.tokens) - 1 for one in running]
         )
-        return events + self._chosen(self._running, features, is_last=True)
+        return events + self._sample(running, features, is_decode=True)
 
     def follow(self) -> None:
-        """Take part in what the first rank's engine does until that is closed."""
+        """Take part in the steps of the first rank's engine until that is closed."""
         while self._is_open:
             self.step()
 
     def close(self) -> None:
-        """Let the other ranks go. What has not ended is dropped."""
+        """End `follow` on the other ranks. Unfinished sequences are dropped."""
         if self._is_open:
             self._changes.append((_CLOSE, None))
-            self._changed()
+            self._apply_changes()
 
-    def complete(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Yield what becomes of each request, in their order, as soon as it is known.
+    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Yield the completion of each request, in their order, as soon as it is finished.
 
-        So many are taken that all rows are busy, and no more are held.
+        Takes only as many requests from the iterable as keep all rows busy.
         """
         source, order = iter(requests), deque[int]()
-        asked: dict[int, Request] = {}
-        chosen: dict[int, list[Choice]] = {}
-        before: dict[int, tuple[Choice, ...]] = {}
-        ended: dict[int, Reason] = {}
-        is_over = False
+        pending: dict[int, CompletionBuilder] = {}
+        is_exhausted = False
         while True:
-            while not is_over and len(asked) - len(ended) < 2 * self.rows:
+            while (
+                not is_exhausted
+                and sum(not one.is_finished for one in pending.values()) < 2 * self.rows
+            ):
                 request = next(source, None)
-                is_over = request is None
+                is_exhausted = request is None
                 if request is not None:
-                    number = self.add(request)
-                    order.append(number)
-                    asked[number], chosen[number] = request, []
+                    order.append(self.add(request))
+                    pending[order[-1]] = CompletionBuilder(request.prompt)
             for event in self.step():
-                if event.choice:
-                    chosen[event.number].append(event.choice)
-                if event.prompt_choices:
-                    before[event.number] = event.prompt_choices
-                if event.reason == "failed":
-                    raise self.stage.no_numbers()
-                if event.reason:
-                    ended[event.number] = event.reason
-            while order and order[0] in ended:
-                number = order.popleft()
-                choices = tuple(chosen.pop(number))
-                yield Completion(
-                    prompt=asked.pop(number).prompt,
-                    tokens=tuple(choice.token for choice in choices),
-                    reason=ended.pop(number),
-                    choices=choices,
-                    prompt_choices=before.pop(number, ()),
-                )
-            if is_over and not order:
+                pending[event.request_id].add(event)
+                if event.finish_reason == "failed":
+                    raise self.runner.nonfinite_logits_error()
+            while order and pending[order[0]].is_finished:
+                yield pending.pop(order.popleft()).build()
+            if is_exhausted and not order:
                 return
 
-    def _changed(self) -> list[Event]:
-        """Let sequences come and go as the first rank says.
+    def _apply_changes(self) -> list[Event]:
+        """Add and cancel sequences as the first rank does.
 
         Communication: one broadcast when there are several ranks.
         """
         changes, self._changes = self._changes, []
-        changes = self.stage.shared(changes, stage=0)
+        changes = self.runner.broadcast(changes, stage=0)
         events = []
-        for number, asked in changes:
-            if isinstance(asked, Search):
-                self._search, self._searched = beam_search(self.stage, asked), number
-            elif isinstance(asked, Request):
-                self._waiting.append(ActiveSequence(number, asked))
-            elif number == _CLOSE:
+        for request_id, request in changes:
+            if isinstance(request, BeamSearchRequest):
+                self._search, self._search_id = beam_search(self.runner, request), request_id
+            elif isinstance(request, Request):
+                self._scheduler.waiting.append(ActiveSequence(request_id, request))
+            elif request_id == _CLOSE:
                 self._is_open = False
-            elif self._search and number == self._searched:
+            elif self._search and request_id == self._search_id:
                 self._search, self._beams = None, []
-            elif sequence := self._found(number):
-                self._leave(sequence)
-                events.append(Event(number=number, choice=None, reason="cancelled"))
+            elif sequence := self._scheduler.find(request_id):
+                self._scheduler.remove(sequence)
+                events.append(
+                    Event(request_id=request_id, new_token=None, finish_reason="cancelled")
+                )
         return events
 
-    def _found(self, number: int) -> ActiveSequence | None:
-        return next((s for s in (*self._running, *self._waiting) if s.number == number), None)
+    def _step_of_search(self, search: Generator[None, None, list[Beam]]) -> None:
+        try:
+            next(search)
+        except StopIteration as end:
+            self._search, self._beams = None, end.value
+        except MegatronError as error:  # the same on all ranks; the engine goes on
+            self._search, self._beams = None, error
+            if self.runner.cache:
+                self.runner.cache.clear(slice(None))
 
-    def _joining(self) -> list[ActiveSequence]:
-        """Take from those that wait as many as are read together."""
-        joined: list[ActiveSequence] = []
-        longest = 0
-        while self._waiting and len(self._running) + len(joined) < self.rows:
-            longest = max(longest, len(self._waiting[0].tokens))
-            if joined and (
-                longest * (len(joined) + 1) > self.prompt_tokens
-                or self._waiting[0].request.prompt_logprobs
-                or joined[0].request.prompt_logprobs
-            ):
-                break
-            joined.append(self._waiting.popleft())
-        return joined
+    def _prefill(self, sequences: Sequence[ActiveSequence], first: int) -> Tensor:
+        prefixes = [len(one.request.prompt) for one in sequences]
+        return self.runner.prefill([one.tokens for one in sequences], prefixes, first)
 
-    def _read(self, sequences: Sequence[ActiveSequence], first: int) -> Tensor:
-        prefixes = [len(s.request.prompt) for s in sequences]
-        return self.stage.read([s.tokens for s in sequences], prefixes, first)
-
-    def _chosen(
+    def _sample(
         self,
         sequences: Sequence[ActiveSequence],
         features: Tensor,
         *,
-        of_prompts: bool = False,
-        is_last: bool = False,
+        is_prefill: bool = False,
+        is_decode: bool = False,
     ) -> list[Event]:
-        """Choose a token for each sequence and let those leave that have ended.
+        """Sample a token for each sequence and remove those that have ended.
 
         Args:
-            features: what the head makes logits of, [b, s, h].
-            of_prompts: whether the sequences have just been read.
-            is_last: whether `features` are those of the last positions alone.
+            features: hidden states, the input of the head, [b, s, h]; of a decode step [b, 1, h].
+            is_prefill: the sequences have just been admitted.
+            is_decode: `features` are those of the last positions alone.
         """
         sequences = [*sequences]
-        draws = [
-            0.0 if s.request.sampling.takes_likeliest else s.stream.random() for s in sequences
-        ]
+        draws = [0.0 if one.request.sampling.is_greedy else one.rng.random() for one in sequences]
 
-        def decide() -> tuple[list[Choice | None], list[Choice]]:
-            before: list[Choice] = []
+        def sample() -> tuple[list[TokenLogprob | None], list[TokenLogprob]]:
+            prompt_tokens: list[TokenLogprob] = []
             first = sequences[0]
-            if of_prompts and first.request.prompt_logprobs and len(first.tokens) > 1:
-                before = self.stage.prompt_choices(
+            if is_prefill and first.request.prompt_logprobs and len(first.tokens) > 1:
+                prompt_tokens = self.runner.token_logprobs(
                     features[0, :-1], first.tokens[1:], top_logprobs=first.request.top_logprobs
                 )
-            if is_last:
-                return self._choices(sequences, features[:, 0], draws), before
-            last = torch.tensor([len(s.tokens) - 1 for s in sequences], device=features.device)
+            if is_decode:
+                return self._next_tokens(sequences, features[:, 0], draws), prompt_tokens
+            last = torch.tensor([len(one.tokens) - 1 for one in sequences], device=features.device)
             rows = torch.arange(len(sequences), device=features.device)
-            return self._choices(sequences, features[rows, last], draws), before
+            return self._next_tokens(sequences, features[rows, last], draws), prompt_tokens
 
-        choices, before = self.stage.decided(decide)
-        if not all(math.isfinite(choice.logprob or 0.0) for choice in before):
-            choices[0], before = None, []
-        events = []
-        for place, (sequence, choice) in enumerate(zip(sequences, choices, strict=True)):
-            wants_none = sequence.request.max_new_tokens == 0
-            if choice and not wants_none:
-                sequence.tokens.append(choice.token)
-            reason = self._end(sequence) if choice else "failed"
+        new_tokens, prompt_tokens = self.runner.run_on_last_stage(sample)
+        if not all(math.isfinite(one.logprob or 0.0) for one in prompt_tokens):
+            new_tokens[0], prompt_tokens = None, []
+        events: list[Event] = []
+        for sequence, new in zip(sequences, new_tokens, strict=True):
+            generates = sequence.request.max_new_tokens > 0
+            if new and generates:
+                sequence.tokens.append(new.token)
             events.append(
                 Event(
-                    number=sequence.number,
-                    choice=None if wants_none else choice,
-                    reason=reason,
-                    prompt_choices=tuple(before) if place == 0 else (),
+                    request_id=sequence.request_id,
+                    new_token=new if generates else None,
+                    finish_reason=self._finish_reason(sequence) if new else "failed",
+                    prompt_tokens=() if events else tuple(prompt_tokens),
                 )
             )
         for sequence, event in reversed([*zip(sequences, events, strict=True)]):
-            if event.reason == "failed":
-                row = self._running.index(sequence)
-                self._forget(slice(row, row + 1))
-            if event.reason:
-                self._leave(sequence)
+            if event.finish_reason:
+                self._scheduler.remove(sequence, clear_cache=event.finish_reason == "failed")
         return events
 
-    def _forget(self, rows: slice) -> None:
-        if self.stage.cache:
-            self.stage.cache.clear(rows)
-
     @torch.inference_mode()
-    def _choices(
+    def _next_tokens(
         self, sequences: Sequence[ActiveSequence], features: Tensor, draws: Sequence[float]
-    ) -> list[Choice | None]:
-        """Return what is chosen for each sequence; None where there are no numbers to choose by."""
-        logits = self.stage.logits(features)
+    ) -> list[TokenLogprob | None]:
+        """Sample the next token of each sequence; None where its logits are NaN or infinite."""
+        logits = self.runner.logits(features)
         is_finite = logits.isfinite().all(1)
         logits = logits.where(is_finite[:, None], 0.0)
-        tokens = choose_tokens(
+        tokens = sample_tokens(
             process_logits(logits, sequences),
-            [s.request.sampling for s in sequences],
+            [one.request.sampling for one in sequences],
             draws,
-            [s.num_new for s in sequences],
+            [one.num_new for one in sequences],
         )
-        choices = [
-            Choice(token=token) if is_known else None
-            for token, is_known in zip(tokens, is_finite.tolist(), strict=True)
+        found = [
+            TokenLogprob(token=token) if is_valid else None
+            for token, is_valid in zip(tokens, is_finite.tolist(), strict=True)
         ]
-        with_logprobs = [
+        rows = [
             i
-            for i, s in enumerate(sequences)
-            if choices[i] and (s.request.logprobs or s.request.top_logprobs)
+            for i, one in enumerate(sequences)
+            if found[i] and (one.request.logprobs or one.request.top_logprobs)
         ]
-        if not with_logprobs:
-            return choices
-        found = choices_with_logprobs(
-            logits[with_logprobs].log_softmax(-1),
-            [tokens[i] for i in with_logprobs],
-            [sequences[i].request.top_logprobs for i in with_logprobs],
+        if not rows:
+            return found
+        scored = with_logprobs(
+            logits[rows].log_softmax(-1),
+            [tokens[i] for i in rows],
+            [sequences[i].request.top_logprobs for i in rows],
         )
-        for i, choice in zip(with_logprobs, found, strict=True):
-            choices[i] = choice
-        return choices
+        for i, one in zip(rows, scored, strict=True):
+            found[i] = one
+        return found
 
-    def _end(self, sequence: ActiveSequence) -> Reason | None:
+    def _finish_reason(self, sequence: ActiveSequence) -> FinishReason | None:
         request = sequence.request
         if sequence.num_new > request.min_new_tokens:
             if sequence.tokens[-1] in request.stop_tokens:
                 return "stop"
             if request.stop_strings and self.tokenizer:
-                # A token spells one byte at least, or a part of a character.
+                # A token decodes to at least one byte, or to a part of a character.
                 reach = max(len(text.encode()) for text in request.stop_strings) + 4
                 earliest = len(request.prompt) + request.min_new_tokens
                 begin = max(earliest, len(sequence.tokens) - reach)
                 before, new = sequence.tokens[begin - 1 : begin], sequence.tokens[begin:]
-                spelled = text_after(self.tokenizer, before, new)
-                if any(text in spelled for text in request.stop_strings):
+                text = text_after(self.tokenizer, before, new)
+                if any(stop in text for stop in request.stop_strings):
                     return "stop"
         if sequence.num_new >= request.max_new_tokens or len(sequence.tokens) >= self.max_length:
             return "length"
         return None
-
-    def _leave(self, sequence: ActiveSequence) -> None:
-        """Take a sequence out; the last one's row moves into the gap."""
-        if sequence not in self._running:
-            self._waiting.remove(sequence)
-            return
-        row, last = self._running.index(sequence), self._running.pop()
-        if last is not sequence:
-            self._running[row] = last
-            if self.stage.cache:
-                self.stage.cache.copy(len(self._running), row, len(last.tokens))

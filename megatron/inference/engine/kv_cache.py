@@ -1,8 +1,8 @@
-"""Keys and values of tokens that were read before, and attention over them.
+"""KV cache: stores the keys and values of all layers, and attends to them in prefill and decode.
 
-A `CachedAttention` is the core attention of a layer. What it does in a forward
-pass is the turn of the cache: to keep what prompts are made of, or to look back from one new token
-of each sequence. The layers know nothing of it.
+`KVCache.core_attention` builds the core attention of each layer. The cache's `mode` selects what a
+forward pass does: `Prefill` stores the keys and values of prompts, `Decode` attends from one new
+token of each sequence to the cached ones. The layers themselves do not change.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from megatron.common.errors import ConfigError
 from megatron.model.layers.attention_kernels import Attend, CoreAttention, Weighing, soft_capped
 
 
-class Turn(Protocol):
-    """What the layers' attention does in one forward pass."""
+class CacheMode(Protocol):
+    """What attention does with the KV cache in one forward pass."""
 
     def attend(
         self,
@@ -30,27 +30,27 @@ class Turn(Protocol):
         value: Tensor,
         how: Weighing,
     ) -> Tensor:
-        """Return the mixed values.
+        """Update the cache and return the attention output.
 
         Args:
-            keys: the layer's part of the cache, [rows, g, most tokens, d].
-            values: likewise.
-            attend: what the layer would call.
+            keys: the layer's cached keys, [rows, g, max_length, d].
+            values: the layer's cached values, likewise.
+            attend: the layer's core attention, without a cache.
 
         Shapes: query [b, a, s, d], key and value [b, g, s, d] -> [b, a, s, d].
         """
         ...
 
 
-class Cache:
-    """Keys and values of all layers: a row for each sequence, in memory from the beginning.
+class KVCache:
+    """Preallocated keys and values of all layers: one row for each sequence.
 
     Args:
         layers: numbers of the layers of this stage, from 1 on over all stages.
         groups: query groups of this rank.
         head_dim: features of a head.
         rows: most sequences at once.
-        max_length: most tokens of each.
+        max_length: most tokens of a sequence.
 
     Shapes: keys and values [layers, rows, g, max_length, d].
     """
@@ -69,27 +69,26 @@ class Cache:
         self._layers = layers
         shape = (len(layers), rows, groups, max_length, head_dim)
         try:
-            # Zeros: what is hidden is multiplied by 0, and that of a stray NaN would be one.
+            # Zeros: masked values are multiplied by 0, and 0 * NaN would be NaN.
             self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in "kv")
         except RuntimeError as error:
             size = 2 * dtype.itemsize * torch.Size(shape).numel() / 2**30
             raise ConfigError(
-                f"keys and values of {rows} sequences of {max_length} tokens take {size:.1f} GiB, "
-                "which is more than there is: lower --micro-batch-size or "
-                "--inference-max-seq-length"
+                f"the KV cache of {rows} sequences of {max_length} tokens takes {size:.1f} GiB, "
+                "more than there is memory: lower --micro-batch-size or --inference-max-seq-length"
             ) from error
-        self.turn: Turn = Prompts(0)
+        self.mode: CacheMode = Prefill(0)
 
     def core_attention(self, attend: Attend) -> CoreAttention:
-        """Return attention that reads and writes this cache, for the layer of a number.
+        """Return attention that reads and writes this cache, for the layer with a given number.
 
         Args:
-            attend: computes attention where the cache is not looked at.
+            attend: the attention kernel of prefill.
         """
         return lambda number: CachedAttention(attend, self, self._layers.index(number))
 
     def clear(self, rows: slice) -> None:
-        """Forget what is no number: the next sequences of these rows would multiply it by 0."""
+        """Zero these rows after NaN: masked values of the next sequences are multiplied by 0."""
         for kept in (self.keys, self.values):
             kept[:, rows] = 0
 
@@ -99,7 +98,7 @@ class Cache:
             kept[:, target, :, :length] = kept[:, source, :, :length]
 
     def reorder(self, rows: Sequence[int], length: int) -> None:
-        """Let row i have the first `length` tokens of the row rows[i]."""
+        """Copy the first `length` tokens of the row rows[i] to row i, for all i."""
         if list(rows) == list(range(len(rows))):
             return
         order = torch.tensor(rows, device=self.keys.device)
@@ -109,23 +108,23 @@ class Cache:
 
 
 class CachedAttention:
-    """The attention of one layer, which does as the turn of the cache says."""
+    """The core attention of one layer with the KV cache, in the mode of the cache."""
 
-    def __init__(self, attend: Attend, cache: Cache, number: int):
+    def __init__(self, attend: Attend, cache: KVCache, number: int):
         self.attend, self.cache = attend, cache
         self.keys, self.values = cache.keys[number], cache.values[number]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
-        """Return the mixed values."""
-        turn = self.cache.turn
-        return turn.attend(self.keys, self.values, self.attend, query, key, value, how)
+        """Update the cache and return the attention output."""
+        mode = self.cache.mode
+        return mode.attend(self.keys, self.values, self.attend, query, key, value, how)
 
 
-class Prompts:
-    """New sequences are read from their beginnings, and kept in the rows from `first` on.
+class Prefill:
+    """Prefill: attention over new sequences as in training, which fill the rows from `first` on.
 
-    They attend to themselves as in training. What lies behind the end of a shorter one is kept
-    too, but nobody looks there before it is overwritten.
+    The padding behind shorter sequences is stored too; decode steps overwrite it before any query
+    attends to it.
     """
 
     def __init__(self, first: int):
@@ -141,7 +140,7 @@ class Prompts:
         value: Tensor,
         how: Weighing,
     ) -> Tensor:
-        """Keep keys and values, and attend without a cache."""
+        """Store keys and values, and attend without the cache."""
         batch, _, length, _ = key.shape
         rows = slice(self.first, self.first + batch)
         keys[rows, :, :length] = key
@@ -149,21 +148,21 @@ class Prompts:
         return attend(query, key, value, how)
 
 
-class NextTokens:
-    """Row i of the cache goes on with one token, at the position places[i].
+class Decode:
+    """Decode step: row i attends from one new token at positions[i] to its cached tokens.
 
     Args:
-        places: a position for each of the first rows.
+        positions: one for each of the first rows.
         max_length: of the cache.
     """
 
-    def __init__(self, places: Sequence[int], *, max_length: int, device: torch.device):
-        self.places = torch.tensor(places, device=device)
-        self.start, self.stop = min(places), max(places) + 1
+    def __init__(self, positions: Sequence[int], *, max_length: int, device: torch.device):
+        self.positions = torch.tensor(positions, device=device)
+        self.start, self.stop = min(positions), max(positions) + 1
         self.max_length = max_length
         self.is_even = self.start == self.stop - 1
-        self._slots = self.places
-        self._looks: dict[int, _Look] = {}
+        self._slots = self.positions
+        self._views: dict[int, _View] = {}
 
     def attend(
         self,
@@ -175,65 +174,65 @@ class NextTokens:
         value: Tensor,
         how: Weighing,
     ) -> Tensor:
-        """Keep the key and the value, and attend to all that the row has.
+        """Store the key and the value, and attend to all cached tokens of the row.
 
-        The queries that share a key are handed over like positions of one sequence, so that
-        neither keys nor values are copied for them.
+        Queries that share a key (grouped-query attention) are passed like positions of one
+        sequence, so that keys and values need no copies.
         """
         batch, heads, _, head_dim = query.shape
         groups = key.size(1)
-        if not self._looks:
-            self._find_slots(groups)
+        if not self._views:
+            self._compute_slots(groups)
         window = how.mask.window
-        if window not in self._looks:
+        if window not in self._views:
             # Once for all layers with this window.
-            self._looks[window] = self._look(window, groups, heads, how.slopes_a, query.dtype)
-        look = self._looks[window]
+            self._views[window] = self._view(window, groups, heads, how.slopes_a, query.dtype)
+        view = self._views[window]
         if self.is_even:
-            place = self.stop - 1
-            keys[:batch, :, place] = key.squeeze(2)
-            values[:batch, :, place] = value.squeeze(2)
+            position = self.stop - 1
+            keys[:batch, :, position] = key.squeeze(2)
+            values[:batch, :, position] = value.squeeze(2)
         else:
             for kept, new in ((keys, key), (values, value)):
                 kept.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
-        seen = slice(look.first, self.stop)
-        mixed = _mixed(
+        visible = slice(view.first, self.stop)
+        output = _attention(
             query.view(batch, groups, heads // groups, head_dim),
-            keys[:batch, :, seen],
-            values[:batch, :, seen],
-            look.bias,
+            keys[:batch, :, visible],
+            values[:batch, :, visible],
+            view.bias,
             how,
         )
-        return mixed.reshape(batch, heads, 1, head_dim)
+        return output.reshape(batch, heads, 1, head_dim)
 
-    def _find_slots(self, groups: int) -> None:
-        """Find out where in the cache, seen as one row of all, the new keys and values lie."""
-        places, device = self.places, self.places.device
-        rows = torch.arange(len(places) * groups, device=device) * self.max_length
-        self._slots = rows + places.repeat_interleave(groups)
+    def _compute_slots(self, groups: int) -> None:
+        """Compute the slots of the new keys and values in the flattened cache."""
+        positions = self.positions
+        rows = torch.arange(len(positions) * groups, device=positions.device) * self.max_length
+        self._slots = rows + positions.repeat_interleave(groups)
 
-    def _look(
+    def _view(
         self, window: int, groups: int, heads: int, slopes_a: Tensor | None, dtype: torch.dtype
-    ) -> "_Look":
-        """Return what the new tokens see with a `window`; 0 for no limit."""
+    ) -> "_View":
+        """Return the cached positions visible with a sliding `window`, and their bias."""
         first = max(0, self.start - window + 1) if window else 0
         if self.is_even and slopes_a is None:
-            return _Look(first, None)
-        places, device = self.places, self.places.device
-        behind_b1k = torch.arange(first, self.stop, device=device) - places[:, None, None]
-        bias = torch.zeros_like(behind_b1k, dtype=torch.float32)[:, None]
+            return _View(first, None)
+        positions = self.positions[:, None, None]
+        offset_b1k = torch.arange(first, self.stop, device=positions.device) - positions
+        bias = torch.zeros_like(offset_b1k, dtype=torch.float32)[:, None]
         if slopes_a is not None:
-            bias = slopes_a.view(groups, heads // groups, 1) * behind_b1k[:, None]
-        hidden = behind_b1k > 0
+            bias = slopes_a.view(groups, heads // groups, 1) * offset_b1k[:, None]
+        hidden = offset_b1k > 0
         if window:
-            hidden = hidden | (behind_b1k <= -window)
-        return _Look(first, bias.masked_fill(hidden[:, None], -torch.inf).to(dtype))
+            hidden = hidden | (offset_b1k <= -window)
+        return _View(first, bias.masked_fill(hidden[:, None], -torch.inf).to(dtype))
 
 
-def _mixed(
+def _attention(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, how: Weighing
 ) -> Tensor:
-    """Return the values mixed by softmax(scores + bias)."""
+    """Return softmax(scores + bias) @ values."""
     if not how.softcap:
         return F.scaled_dot_product_attention(query, keys, values, bias, scale=how.scale)
     scores = soft_capped((query * how.scale) @ keys.mT, how.softcap)
@@ -245,8 +244,8 @@ def _mixed(
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What new tokens see: the cache from the position `first` on, with `bias` on the scores."""
+class _View:
+    """Cached positions a decode step attends to: from `first` on, with `bias` on the scores."""
 
     first: int
     bias: Tensor | None

@@ -74,7 +74,7 @@ def _bias(sequences: Sequence[ActiveSequence]) -> Iterator[_Edit]:
 
 
 def _forbidden(sequences: Sequence[ActiveSequence]) -> Iterator[_Edit]:
-    """Yield -inf for stop tokens that would come too early, and for seconds of barred pairs."""
+    """Yield -inf for stop tokens before min_new_tokens and for the second token of barred pairs."""
     for row, sequence in enumerate(sequences):
         request = sequence.request
         if sequence.num_new < request.min_new_tokens:

@@ -1,4 +1,4 @@
-"""One rank's layers of a trained GPT, ready to read prompts and to go on token by token."""
+"""Model runner: prefill, decode steps and log-probabilities with this rank's layers of a GPT."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -12,10 +12,8 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fil
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.inference.engine.kv_cache import Cache, NextTokens, Prompts
-from megatron.inference.engine.logprobs import choices_with_logprobs
 from megatron.inference.engine.onednn_weights import pack_weights
-from megatron.inference.engine.request import Choice
+from megatron.inference.engine.sampling import TokenLogprob, with_logprobs
 from megatron.model.gpt import gpt_layers, to_batch_first
 from megatron.model.layers.attention_kernels import attention_of
 from megatron.model.layers.layer_input import LayerInput
@@ -26,28 +24,28 @@ from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import exact_quotient, shard_of
 
-Decision = TypeVar("Decision")
 Value = TypeVar("Value")
 
 _HEAD_POSITIONS = 256
-"""Positions whose logits are in memory at once when those of whole texts are looked at."""
+"""Positions whose logits are in memory at once when whole texts are scored."""
 
 
-class Stage:
-    """This rank's part of the network, its weights, and its part of the cache.
+class ModelRunner:
+    """Runs this rank's pipeline stage and tensor-parallel shard of the model, with its KV cache.
 
     Args:
         spec: the network; its padded vocabulary is a multiple of the tensor-parallel ranks.
-        weights: whole ones, by name.
-        groups: this rank's place; each replica works for itself.
+        weights: unsharded, by name.
+        groups: this rank's process groups; replicas do not communicate.
         dtype: of weights and activations.
-        rows: most sequences at once; 0 for none that are kept.
-        max_length: most tokens of a sequence; None for as many as there are positions.
-        sees_prefix: whether the tokens of a prompt see each other, as in a prefix language model.
+        rows: rows of the KV cache, most sequences at once; 0 for no cache.
+        max_length: most tokens of a sequence (default: max_position_embeddings).
+        sees_prefix: whether the tokens of a prompt attend to each other in both directions, as in
+            a prefix language model.
 
     Raises:
         CheckpointError: the weights are not those of `spec`.
-        ConfigError: keys and values do not fit into memory, or the network has experts.
+        ConfigError: the KV cache does not fit into memory.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class Stage:
         self.cache = None
         if rows:
             first = 1 + sum(is_block[:start])
-            self.cache = Cache(
+            self.cache = KVCache(
                 range(first, first + sum(is_block[start:stop])),
                 groups=exact_quotient(
                     spec.num_query_groups, groups.tensor.size(), "num_query_groups"
@@ -103,20 +101,20 @@ class Stage:
         return self.groups.stage == self.groups.topology.pipeline - 1
 
     @torch.inference_mode()
-    def read(
+    def prefill(
         self, sequences: Sequence[Sequence[int]], prefixes: Sequence[int], first: int = 0
     ) -> Tensor:
-        """Read sequences from their beginnings, and keep them in the rows from `first` on.
+        """Prefill: run sequences from their first token, and cache them in the rows from `first` on.
 
         Args:
-            prefixes: how many tokens of each are its prompt.
+            prefixes: number of prompt tokens of each sequence.
 
-        Shapes: returns what the head makes logits of, [b, s, h], s the longest sequence; nothing
-            of use on stages without a head.
+        Shapes: returns the hidden states, the input of the head, [b, s, h], s the longest sequence;
+            meaningful on the last stage only.
         Communication: every rank must call this, in step.
         """
         if self.cache:
-            self.cache.turn = Prompts(first)
+            self.cache.mode = Prefill(first)
         length = max(map(len, sequences))
         tokens_bs = torch.tensor(
             [[*tokens, *[0] * (length - len(tokens))] for tokens in sequences], device=self.device
@@ -130,73 +128,68 @@ class Stage:
         return self._forward(tokens_bs, positions_bs, spans_bs2)
 
     @torch.inference_mode()
-    def go_on(self, tokens: Sequence[int], places: Sequence[int]) -> Tensor:
-        """Read one token more in each of the first rows.
+    def decode(self, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Decode step: run one more token of each sequence, in the first rows of the KV cache.
 
-        Args:
-            places: the positions of the tokens.
-
-        Shapes: returns [b, 1, h] as `read` does.
+        Shapes: returns the hidden states [b, 1, h], as `prefill` does.
         Communication: every rank must call this, in step.
         """
-        assert self.cache, "a stage without rows goes on with nothing"
-        self.cache.turn = turn = NextTokens(places, max_length=self.max_length, device=self.device)
+        assert self.cache, "decode steps need a KV cache"
+        self.cache.mode = mode = Decode(positions, max_length=self.max_length, device=self.device)
         tokens_b1 = torch.tensor(tokens, device=self.device)[:, None]
-        return self._forward(tokens_b1, turn.places[:, None], None)
+        return self._forward(tokens_b1, mode.positions[:, None], None)
 
     @torch.inference_mode()
     def logits(self, features: Tensor) -> Tensor:
-        """Return the logits of the real vocabulary at the given positions.
-
-        Where some are not finite no token is likelier than another: see `no_numbers`.
+        """Return the logits of the tokenizer's vocabulary.
 
         Shapes: features [n, h] -> [n, V] float32, without the padded tokens.
-        Communication: an all-gather over the tensor group; only the last stage may call this.
+        Communication: an all-gather over the tensor group; all ranks of the last stage only.
         """
-        found = in_turn(self._head, features[:, None])[:, 0]
+        logits = in_turn(self._head, features[:, None])[:, 0]
         if self.groups.topology.tensor > 1:
-            found = all_gather(found, 1, self.groups.tensor)
-        return found[:, : self.spec.vocab_size].float()
+            logits = all_gather(logits, 1, self.groups.tensor)
+        return logits[:, : self.spec.vocab_size].float()
 
-    def no_numbers(self) -> MegatronError:
-        """Return the error of logits that are not finite."""
-        why = "its weights are, or what it computes is too large"
+    def nonfinite_logits_error(self) -> MegatronError:
+        """Return the error for logits that are NaN or infinite."""
+        why = "its weights are NaN or infinite, or an activation overflows"
         if self.dtype != torch.float32:
-            why += " for 16 bits: with --inference-dtype fp32 it computes in 32"
-        return MegatronError(f"the network's logits are NaN or infinite; {why}")
+            why += f" in {str(self.dtype).removeprefix('torch.')}: try --inference-dtype fp32"
+        return MegatronError(f"the network's logits are NaN or infinite: {why}")
 
     @torch.inference_mode()
-    def judged(self, features: Tensor, tokens: Sequence[int]) -> Tensor:
-        """Return the log-probability of each token, and whether it was the likeliest.
+    def logprobs(self, features: Tensor, tokens: Sequence[int]) -> Tensor:
+        """Return the log-probability of each token, and whether it was the most likely.
 
         Shapes: features [n, h] of the positions before the n tokens -> [n, 2] float64, the second
             column 1 or 0.
         Communication: as `logits`.
         """
         found = []
-        for logits, ids in self._logits_in_parts(features, tokens):
+        for logits, ids in self._logits_in_chunks(features, tokens):
             own = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
             found.append(torch.stack([own.double(), (logits.argmax(-1) == ids).double()], -1))
         return torch.cat(found)
 
     @torch.inference_mode()
-    def prompt_choices(
+    def token_logprobs(
         self, features: Tensor, tokens: Sequence[int], *, top_logprobs: int
-    ) -> list[Choice]:
-        """Return the log-probability of each token, and the likeliest tokens at its position.
+    ) -> list[TokenLogprob]:
+        """Return the log-probability of each token, and the most likely tokens at its position.
 
         Shapes: features [n, h] of the positions before the n tokens.
         Communication: as `logits`.
         """
         return [
-            choice
-            for logits, ids in self._logits_in_parts(features, tokens)
-            for choice in choices_with_logprobs(
+            one
+            for logits, ids in self._logits_in_chunks(features, tokens)
+            for one in with_logprobs(
                 logits.log_softmax(-1), ids.tolist(), [top_logprobs] * len(ids)
             )
         ]
 
-    def _logits_in_parts(
+    def _logits_in_chunks(
         self, features: Tensor, tokens: Sequence[int]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the logits of a few positions at a time, and the tokens that follow them."""
@@ -207,15 +200,15 @@ class Stage:
         ):
             yield self.logits(part), ids
 
-    def decided(self, decide: Callable[[], Decision]) -> Decision:
-        """Return on every rank of the replica what `decide` returns where the logits are.
+    def run_on_last_stage(self, function: Callable[[], Value]) -> Value:
+        """Call `function` on the last stage, which has the logits; return its result on every rank.
 
-        Communication: `decide` runs on all ranks of the last stage; one broadcast to all stages.
+        Communication: `function` runs on all ranks of the last stage; one broadcast to all stages.
         """
-        decision = decide() if self.has_logits else None
-        return self.shared(decision, stage=self.groups.topology.pipeline - 1)  # type: ignore[return-value]
+        value = function() if self.has_logits else None
+        return self.broadcast(value, stage=self.groups.topology.pipeline - 1)  # type: ignore[return-value]
 
-    def shared(self, value: Value, *, stage: int) -> Value:
+    def broadcast(self, value: Value, *, stage: int) -> Value:
         """Return the `value` of the first rank of `stage` on every rank of the replica.
 
         Communication: one broadcast when there are several ranks.
@@ -254,7 +247,7 @@ class Stage:
 
 
 def stage_bounds(is_block: Sequence[bool], stages: int) -> list[tuple[int, int]]:
-    """Return which entries of the list each stage has: as many blocks as any other, or one less.
+    """Split the layer list over pipeline stages; their numbers of blocks differ by at most one.
 
     >>> stage_bounds([False, True, True, True, False], 2)
     [(0, 2), (2, 5)]
@@ -265,7 +258,7 @@ def stage_bounds(is_block: Sequence[bool], stages: int) -> list[tuple[int, int]]
 
 
 def _pass_on(inputs: Any) -> Any:
-    """Return the inputs; replaces layers of other stages in the list, so that numbers stay."""
+    """Replace a layer of another stage in the list, so that the parameter names stay."""
     return inputs
 
 
@@ -273,13 +266,13 @@ def _fill(model: SequentialModel, weights: Mapping[str, ParameterState]) -> None
     for name, parameter in model.named_parameters():
         if name not in weights:
             raise CheckpointError(
-                f"the checkpoint has no weight {name}, so it is of another network"
+                f"the checkpoint has no weight {name}: it was saved by a run of another model"
             )
-        shard, whole = shard_of(parameter), weights[name].weight
+        shard, full = shard_of(parameter), weights[name].weight
         if "word_embeddings.weight" in name and shard:
-            # The padding may be another one for so many ranks.
-            whole = whole.with_rows(parameter.size(0) * shard.count)
+            # The padded vocabulary depends on the number of tensor-parallel ranks.
+            full = full.with_rows(parameter.size(0) * shard.count)
         try:
-            fill_from(parameter.data.view(-1), whole, shard, parameter.shape)
+            fill_from(parameter.data.view(-1), full, shard, parameter.shape)
         except ValueError as error:
             raise CheckpointError(f"weight {name} of the checkpoint: {error}") from error

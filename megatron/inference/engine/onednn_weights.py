@@ -1,4 +1,4 @@
-"""Weights in the order in which the CPU's matrix products read them."""
+"""Linear weights in oneDNN's blocked layout, for faster decode steps on CPUs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,22 +11,21 @@ from megatron.tensor_parallel.embedding import VocabParallelEmbedding
 from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 _REORDERED = ("_reorder_linear_weight", "_linear_pointwise")
-"""What oneDNN's part of torch has to offer."""
+"""Private torch operators that are needed; without them nothing is packed."""
 _PACKED = (torch.float32, torch.bfloat16)
 
 
 class PackedWeight(nn.Parameter):
-    """A weight whose product with features is oneDNN's, with the weight in its own order.
+    """A weight with a copy in oneDNN's blocked layout, which F.linear uses.
 
-    A product with few rows takes as long as its weight is read, and in this order that is up to
-    three times as fast. Everything else that is done with the weight is done with the tensor it
-    was made from.
+    A matrix product with few rows is bound by reading the weight, which is up to three times as
+    fast in this layout. All other operations use the original tensor.
     """
 
     packed: Tensor
 
     def __new__(cls, weight: Tensor) -> "PackedWeight":
-        """Return `weight` with a packed copy of itself."""
+        """Return `weight` with a packed copy."""
         own = torch.Tensor._make_subclass(cls, weight.detach(), False)
         own.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
         return own
@@ -39,7 +38,7 @@ class PackedWeight(nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `func`; its own product when it is a linear layer's."""
+        """Call `func`; F.linear is replaced by oneDNN's product."""
         if func is F.linear:
             return _product(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():
@@ -51,9 +50,9 @@ def _product(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Ten
 
 
 def pack_weights(model: nn.Module) -> None:
-    """Pack the weights of all linear layers of `model`, and its tables of tokens, on CPUs.
+    """Pack the linear and the word embedding weights of `model` that are on CPUs.
 
-    The unpacked copy of a linear layer's weight is let go.
+    The unpacked copy of a linear layer's weight is freed.
     """
     if not torch.backends.mkldnn.is_available() or not all(
         hasattr(torch.ops.mkldnn, name) for name in _REORDERED

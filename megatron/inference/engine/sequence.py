@@ -1,17 +1,54 @@
-"""A request while the engine works on it."""
+"""Requests to the engine, the sequences it generates for them, and the events of each step."""
 
 import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
 
-from megatron.inference.engine.request import Request
+from megatron.inference.engine.sampling import SamplingParams, TokenLogprob
+
+FinishReason = Literal["stop", "length", "cancelled", "failed"]
+"""Why a sequence has ended; "failed": the logits of its next token are NaN or infinite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A prompt, its sampling parameters and its stop conditions.
+
+    Args:
+        prompt: token ids, at least one.
+        max_new_tokens: most tokens to generate; 0 for the log-probabilities of the prompt alone.
+        seed: of the sequence's random draws, which do not depend on the other sequences.
+        stop_tokens: generation ends with one of these.
+        stop_strings: generation ends when the generated text contains one of these.
+        barred: pairs of tokens; the second is never generated right after the first.
+        logprobs: compute the log-probabilities of generated tokens.
+        prompt_logprobs: compute those of the prompt's tokens too.
+        top_logprobs: number of most likely tokens to report at each position.
+        min_new_tokens: number of generated tokens before which stop tokens and stop strings have
+            no effect.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int | str = 0
+    stop_tokens: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    barred: frozenset[tuple[int, int]] = frozenset()
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    top_logprobs: int = 0
+    min_new_tokens: int = 0
 
 
 class ActiveSequence:
-    """A request and the tokens that the engine has added to its prompt."""
+    """A request that is waiting or running: its prompt and the tokens generated so far."""
 
-    def __init__(self, number: int, request: Request):
-        self.number, self.request = number, request
+    def __init__(self, request_id: int, request: Request):
+        self.request_id, self.request = request_id, request
         self.tokens = list(request.prompt)
-        self.stream = random.Random(request.seed)
+        self.rng = random.Random(request.seed)
 
     @property
     def num_new(self) -> int:
@@ -22,3 +59,78 @@ class ActiveSequence:
     def new_tokens(self) -> list[int]:
         """The generated tokens."""
         return self.tokens[len(self.request.prompt) :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Result of one engine step for one sequence.
+
+    Args:
+        new_token: the generated token; None if max_new_tokens is 0, after a cancellation and after
+            a failure.
+        finish_reason: None while the sequence is running.
+        prompt_tokens: log-probabilities of the prompt's tokens from the second on, with the first
+            event.
+    """
+
+    request_id: int
+    new_token: TokenLogprob | None
+    finish_reason: FinishReason | None
+    prompt_tokens: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """The finished output of a request."""
+
+    prompt: tuple[int, ...]
+    new_tokens: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason
+    prompt_tokens: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Ids of the generated tokens."""
+        return tuple(one.token for one in self.new_tokens)
+
+    @property
+    def prompt_logprobs(self) -> list[float | None]:
+        """Log-probabilities of the prompt's tokens from the second on."""
+        return [one.logprob for one in self.prompt_tokens]
+
+
+class CompletionBuilder:
+    """Collects the events of one request into its completion."""
+
+    def __init__(self, prompt: tuple[int, ...]):
+        self._prompt = prompt
+        self._new_tokens: list[TokenLogprob] = []
+        self._prompt_tokens: tuple[TokenLogprob, ...] = ()
+        self._finish_reason: FinishReason | None = None
+
+    def add(self, event: Event) -> None:
+        """Append an event."""
+        if event.new_token:
+            self._new_tokens.append(event.new_token)
+        self._prompt_tokens = event.prompt_tokens or self._prompt_tokens
+        self._finish_reason = event.finish_reason
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last event ended the sequence."""
+        return self._finish_reason is not None
+
+    def build(self) -> Completion:
+        """Return the completion."""
+        return Completion(
+            prompt=self._prompt,
+            new_tokens=tuple(self._new_tokens),
+            finish_reason=self._finish_reason or "length",
+            prompt_tokens=self._prompt_tokens,
+        )
+
+
+def cut_at_stop_string(text: str, stops: Iterable[str], *, start: int = 0) -> str:
+    """Return `text` up to the first stop string at or after the character `start`."""
+    ends = [index for stop in stops if (index := text.find(stop, start)) >= 0]
+    return text[: min(ends)] if ends else text

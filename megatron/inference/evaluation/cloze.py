@@ -1,4 +1,4 @@
-"""How often a network foretells the last word of a passage: LAMBADA (arXiv:1606.06031)."""
+"""Cloze accuracy: prediction of the last word of a passage, LAMBADA (arXiv:1606.06031)."""
 
 import json
 import logging
@@ -28,45 +28,44 @@ def read_passages(file: Path) -> list[str]:
     return texts
 
 
-def _text(line: str, place: str) -> str:
+def _text(line: str, source: str) -> str:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{place}: not a JSON object: {error}") from error
+        raise DataError(f"{source}: not a JSON object: {error}") from error
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f'{place}: needs a "text" with words in it')
+        raise DataError(f'{source}: needs a "text" with words in it')
     return text
 
 
 def passage_windows(
     texts: list[str], tokenizer: Tokenizer, *, length: int, strict: bool
 ) -> Iterator[Window]:
-    """Yield the window of each passage that judges its last word.
+    """Yield the window of each passage that scores its last word.
 
     Args:
-        length: most tokens that are read; of a longer passage the beginning is left out.
-        strict: judge all tokens of the last word instead of the text's last token.
+        length: most input tokens; a longer passage is cut at its beginning.
+        strict: score all tokens of the last word instead of the text's last token.
 
     Raises:
-        DataError: a last word has more tokens than can be read.
+        DataError: a last word has more than `length` tokens.
     """
     cut = 0
     for number, text in enumerate(texts, 1):
         context, target = _last_word(text, tokenizer) if strict else _last_token(text, tokenizer)
         if not 0 < len(target) <= length:
             raise DataError(
-                f"passage {number}: its last word has {len(target)} tokens, and --seq-length "
-                f"{length} are read"
+                f"passage {number}: its last word has {len(target)} tokens, more than --seq-length "
+                f"{length}"
             )
-        # Nothing is foretold of nothing: a passage of a word begins a document.
+        # A prediction needs a context: a passage of a single word follows EOD.
         context = context or [tokenizer.eod]
         cut += len(context) + len(target) > length + 1
         yield last_window(context, target, length=length)
     if cut:
         log.warning(
-            "%d of %d passages are longer than --seq-length %d and were read without their "
-            "beginnings",
+            "%d of %d passages are longer than --seq-length %d and were cut at their beginning",
             *(cut, len(texts), length),
         )
 
@@ -75,7 +74,7 @@ def _last_word(text: str, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     word = text.split()[-1]
     context = text[: text.rfind(word)].strip()
     before = tokenizer.encode(context)
-    # Not the tokens of the word alone, in front of which some tokenizers put one that begins texts.
+    # The word is encoded with its context: alone, some tokenizers would add BOS to it.
     return before, tokenizer.encode(f"{context} {word}")[len(before) :]
 
 

@@ -1,7 +1,4 @@
-"""Texts that were cut into words, as they were written.
-
-The rules of each corpus are those under which its published perplexities were measured.
-"""
+"""Detokenizers of WikiText and the Penn Treebank, with the rules of the published perplexities."""
 
 import re
 from collections.abc import Callable
@@ -34,34 +31,34 @@ _PTB = (
 
 
 def detokenizer_of(path: str) -> Callable[[str], str]:
-    """Return what undoes the cutting of the corpus that `path` names.
+    """Return the detokenizer of the corpus named in `path`.
 
     Raises:
-        WrongDataError: it names none.
+        WrongDataError: no known corpus is named.
     """
-    for name, written in (("ptb", ptb), ("wiki", wiki), ("lambada", str)):
+    for name, detokenizer in (("ptb", ptb), ("wiki", wiki), ("lambada", str)):
         if name in path:
-            return written
+            return detokenizer
     raise WrongDataError(
-        f"--valid-data {path}: its name says which corpus it is, and so how its words are put "
-        "together; it must hold wiki, ptb, or lambada for a text that was never cut"
+        f"--valid-data {path}: the name must contain the corpus, which selects the detokenizer: "
+        "wiki, ptb, or lambada for a text that needs none"
     )
 
 
 def wiki(text: str) -> str:
-    """Return a text of WikiText as it was written."""
-    text = _replaced(text, _WIKI_FIRST)
+    """Detokenize a text of WikiText."""
+    text = _replace(text, _WIKI_FIRST)
     for left, right in _PAIRS:
         text = re.sub(rf"({left})\s*([^{right}]*?)\s*({right})", r"\1\2\3", text)
-    return _replaced(text, _WIKI_LAST)
+    return _replace(text, _WIKI_LAST)
 
 
 def ptb(text: str) -> str:
-    """Return a text of the Penn Treebank as it was written."""
-    return _replaced(text, _PTB)
+    """Detokenize a text of the Penn Treebank."""
+    return _replace(text, _PTB)
 
 
-def _replaced(text: str, rules: tuple[tuple[str, str], ...]) -> str:
+def _replace(text: str, rules: tuple[tuple[str, str], ...]) -> str:
     for found, written in rules:
         text = text.replace(found, written)
     return text

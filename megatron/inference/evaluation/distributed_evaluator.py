@@ -1,4 +1,4 @@
-"""Processes that evaluate together: the first is given work, and all share it."""
+"""Distributed evaluation: scores windows and generates completions on several model replicas."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -6,114 +6,115 @@ from itertools import islice
 import torch.distributed as dist
 
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.model_runner import Stage
-from megatron.inference.engine.request import Completion, Request
-from megatron.inference.evaluation.scoring import Score, judge
+from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.engine.sequence import Completion, Request
+from megatron.inference.evaluation.scoring import Score, score_windows
 from megatron.inference.evaluation.windows import Window
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _BATCHES = 32
-"""Batches of each replica between two shares of work: their windows are sorted by length."""
+"""Batches of each replica in one chunk of work, in which windows are sorted by length."""
 
 _Work = Sequence[Window] | Sequence[Request]
 
 
-class Team:
-    """This process's part of a model, or of several replicas of it, that are evaluated.
+class DistributedEvaluator:
+    """Evaluates a model on this process and those of all its replicas.
 
-    The first process asks and closes in the end; the others `follow()`. What is found does not
-    depend on how many there are, but for the last digits of floating-point sums.
+    The first rank submits work, and closes in the end; the others `follow()`. Results do not depend
+    on the number of ranks, except for the rounding of sums.
 
     Args:
-        stage: this rank's layers.
+        runner: runs this rank's part of the model.
         rows: most sequences of a replica at once.
-        tokenizer: spells tokens, for requests that end with a text.
+        tokenizer: decodes tokens, for requests with stop strings.
     """
 
-    def __init__(self, stage: Stage, *, rows: int, tokenizer: Tokenizer | None = None):
-        self.stage, self.rows, self.tokenizer = stage, rows, tokenizer
-        self.replicas = stage.groups.topology.data
+    def __init__(self, runner: ModelRunner, *, rows: int, tokenizer: Tokenizer | None = None):
+        self.runner, self.rows, self.tokenizer = runner, rows, tokenizer
+        self.replicas = runner.groups.topology.data
         self._is_alone = dist.get_world_size() == 1
 
     def scores(self, windows: Iterable[Window]) -> Iterator[Score]:
-        """Yield the score of each window, in their order; of many, a share at a time."""
+        """Yield the score of each window, in their order, computed a chunk at a time."""
         source = iter(windows)
-        while share := [*islice(source, self.rows * self.replicas * _BATCHES)]:
-            self._shared(share)
-            yield from self._judge(share)
+        while chunk := [*islice(source, self.rows * self.replicas * _BATCHES)]:
+            self._broadcast(chunk)
+            yield from self._score(chunk)
 
     def completions(self, requests: Sequence[Request]) -> list[Completion]:
-        """Return what becomes of each request, in their order.
+        """Return the completion of each request, in their order.
 
         Raises:
-            ConfigError: one cannot be taken; see `Engine.problems`. Nothing has been done then.
+            ConfigError: a request is refused; see `Engine.problems`. Nothing is generated.
         """
         if not requests:
             return []
-        self._shared(requests)
+        self._broadcast(requests)
         return self._complete(requests)
 
     def follow(self) -> None:
-        """Do this rank's part of what the first is asked, until that one closes."""
-        while work := self._shared(()):
+        """Take part in the work of the first rank, until that is closed."""
+        while work := self._broadcast(()):
             windows = [item for item in work if isinstance(item, Window)]
             if windows:
-                self._judge(windows)
+                self._score(windows)
             else:
                 self._complete([item for item in work if isinstance(item, Request)])
 
     def close(self) -> None:
-        """Let the other ranks go."""
-        self._shared(())
+        """End `follow` on the other ranks."""
+        self._broadcast(())
 
-    def _shared(self, work: _Work) -> _Work:
+    def _broadcast(self, work: _Work) -> _Work:
         """Return the first rank's work on every rank.
 
         Communication: one broadcast to all ranks when there are several.
         """
         box = [work]
         if not self._is_alone:
-            dist.broadcast_object_list(box, src=0, device=self.stage.device)
+            dist.broadcast_object_list(box, src=0, device=self.runner.device)
         return box[0]
 
-    def _judge(self, windows: Sequence[Window]) -> list[Score]:
+    def _score(self, windows: Sequence[Window]) -> list[Score]:
         """Return the scores of all windows on every rank.
 
-        Communication: one all-reduce of [n, 2] over all ranks; of each window, one has the score
-        and the others zeros, so that the sum is the score.
+        Communication: one all-reduce of [n, 2] over all ranks: for each window, one rank has the
+        score and the others zeros.
         """
-        order = sorted(range(len(windows)), key=lambda place: -len(windows[place].tokens))
+        order = sorted(range(len(windows)), key=lambda index: -len(windows[index].tokens))
         batches = [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
-        found_n2 = judge(self.stage, windows, batches[self.stage.groups.data_rank :: self.replicas])
+        own = batches[self.runner.groups.data_rank :: self.replicas]
+        found_n2 = score_windows(self.runner, windows, own)
         if not self._is_alone:
             dist.all_reduce(found_n2)
         return [
-            Score(total, likeliest == window.judged)
-            for window, (total, likeliest) in zip(windows, found_n2.tolist(), strict=True)
+            Score(total, num_greedy == window.num_targets)
+            for window, (total, num_greedy) in zip(windows, found_n2.tolist(), strict=True)
         ]
 
     def _complete(self, requests: Sequence[Request]) -> list[Completion]:
-        """Return what becomes of the requests on every rank.
+        """Return the completions on every rank.
 
-        Communication: one gathering of objects over all ranks.
+        Communication: one all-gather of objects over all ranks.
         """
-        groups = self.stage.groups
-        engine = Engine(self.stage, rows=self.rows, tokenizer=self.tokenizer)
+        groups = self.runner.groups
+        engine = Engine(self.runner, rows=self.rows, tokenizer=self.tokenizer)
         own: list[Completion] = []
         if groups.stage == groups.tensor_rank == 0:
-            own = [*engine.complete(requests[groups.data_rank :: self.replicas])]
+            own = [*engine.generate(requests[groups.data_rank :: self.replicas])]
             engine.close()
         else:
             engine.follow()
         if self._is_alone:
             return own
-        told: list[list[Completion]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(told, own)
-        by_replica = {
-            rank: groups.topology.rank(pipeline=0, data=rank, tensor=0)
-            for rank in range(self.replicas)
-        }
+        by_rank: list[list[Completion]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(by_rank, own)
+        by_replica = [
+            by_rank[groups.topology.rank(pipeline=0, data=replica, tensor=0)]
+            for replica in range(self.replicas)
+        ]
         return [
-            told[by_replica[place % self.replicas]][place // self.replicas]
-            for place in range(len(requests))
+            by_replica[index % self.replicas][index // self.replicas]
+            for index in range(len(requests))
         ]

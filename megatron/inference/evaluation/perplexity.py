@@ -1,4 +1,4 @@
-"""How well a network foretells a text, by its words: WikiText and the like."""
+"""Perplexity per token and per word: WikiText-103, Penn Treebank."""
 
 import math
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ from megatron.inference.evaluation.scoring import Score
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _MOST = 20.0
-"""Nats of which a perplexity is shown at most."""
+"""Largest loss in nats whose exponential is computed; perplexities above are cut off."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text in tokens, and how many words it has as it was published."""
+    """A tokenized text, and its number of words as published."""
 
     tokens: list[int]
     words: int
@@ -24,11 +24,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What was found.
+    """Loss and perplexity of a text.
 
     Args:
         loss: mean over tokens, in nats.
-        token_ratio: tokens for each word; the first of both is not foretold.
+        token_ratio: tokens per word; the first token and the first word do not count.
     """
 
     loss: float
@@ -46,16 +46,16 @@ class Perplexity:
 
 
 def read_text(file: Path, tokenizer: Tokenizer) -> Text:
-    """Return the text in `file`.
+    """Read and tokenize the text in `file`.
 
     Raises:
-        DataError: it cannot be read, is of no corpus that is known, or is too short.
+        DataError: it cannot be read, its corpus is unknown, or it is too short.
     """
     try:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--valid-data {file}: {reason(error, file)}") from error
-    # Single spaces alone divide words here, as where the published figures were measured.
+    # Words are separated by single spaces, as for the published figures.
     words = len(text.strip().split(" "))
     tokens = tokenizer.encode(detokenizer_of(str(file))(text))
     if words < 2 or len(tokens) < 2:
@@ -65,7 +65,7 @@ def read_text(file: Path, tokenizer: Tokenizer) -> Text:
 
 def perplexity(text: Text, scores: Iterable[Score]) -> Perplexity:
     """Return the perplexity of `text`, given the scores of all its windows."""
-    foretold = len(text.tokens) - 1
-    # Exact however many parts there are.
+    targets = len(text.tokens) - 1
+    # Exact for any number of windows.
     total = math.fsum(score.log_probability for score in scores)
-    return Perplexity(-total / foretold, foretold / (text.words - 1))
+    return Perplexity(-total / targets, targets / (text.words - 1))

@@ -1,4 +1,4 @@
-"""Stretches of tokens of which some are judged by the ones before them."""
+"""Context windows: sliding or disjoint, with the target tokens that each one scores."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,51 +6,51 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens that the network reads together.
+    """Tokens of one forward pass.
 
     Args:
-        tokens: all but the last are read.
-        judged: of so many at the end the probability is wanted; at least 1, and not of the first.
+        tokens: the input is all of them but the last.
+        num_targets: number of tokens at the end to score; at least 1, without the first token.
     """
 
     tokens: tuple[int, ...]
-    judged: int
+    num_targets: int
 
 
 def sliding_windows(tokens: Sequence[int], *, length: int, stride: int) -> Iterator[Window]:
-    """Yield windows of which each begins `stride` tokens after the one before it.
+    """Yield windows, each `stride` tokens after the one before it.
 
-    Every token but the first is judged once, in the first window that it is in.
+    Every token but the first is scored once, in the first window that contains it.
 
     Args:
-        length: most tokens that are read at once.
+        length: most input tokens of a window.
         stride: at most `length`.
 
     >>> [window.tokens for window in sliding_windows(range(6), length=3, stride=2)]
     [(0, 1, 2, 3), (2, 3, 4, 5)]
     """
-    start = judged = 0
-    while judged < len(tokens) - 1:
+    start = scored = 0
+    while scored < len(tokens) - 1:
         end = min(start + length, len(tokens) - 1)
-        yield Window(tuple(tokens[start : end + 1]), end - judged)
-        start, judged = start + stride, end
+        yield Window(tuple(tokens[start : end + 1]), end - scored)
+        start, scored = start + stride, end
 
 
 def full_windows(tokens: Sequence[int], *, length: int) -> Iterator[Window]:
-    """Yield windows that follow each other, but for the last, which goes back to be full.
+    """Yield consecutive full windows; the last one overlaps the one before it.
 
-    Every token but the first is judged once. These are lm_eval's.
+    Every token but the first is scored once. These are lm_eval's rolling windows.
 
-    >>> [(window.tokens, window.judged) for window in full_windows(range(6), length=3)]
+    >>> [(window.tokens, window.num_targets) for window in full_windows(range(6), length=3)]
     [((0, 1, 2, 3), 3), ((2, 3, 4, 5), 2)]
     """
-    for judged in range(0, len(tokens) - 1, length):
-        end = min(judged + length, len(tokens) - 1)
-        yield Window(tuple(tokens[max(0, end - length) : end + 1]), end - judged)
+    for scored in range(0, len(tokens) - 1, length):
+        end = min(scored + length, len(tokens) - 1)
+        yield Window(tuple(tokens[max(0, end - length) : end + 1]), end - scored)
 
 
 def last_window(context: Sequence[int], target: Sequence[int], *, length: int) -> Window:
-    """Return the window in which `target` is judged by as much of `context` as can be read.
+    """Return the window that scores `target` after as much of `context` as fits.
 
     Args:
         context: one token at least.

@@ -1,11 +1,14 @@
-"""A trained model, loaded for generation: from a checkpoint and wishes to an engine."""
+"""Load a checkpoint for inference: process groups, engine, tokenizer, chat template, FIM tokens."""
 
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 
 from megatron.checkpointing.compare import require_same_model
 from megatron.common.errors import DataError, WrongDataError, raise_if_any
+from megatron.config.data.objective import plan_objective
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.inference.generation import (
     GenerationConfig,
@@ -18,25 +21,32 @@ from megatron.config.inference.generation import (
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parallelism.layout import ParallelConfig
 from megatron.config.plan import plan_model
+from megatron.data.datasets.fim import FimTokens, fim_tokens
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.inference_groups import join_processes
-from megatron.inference.engine.model_runner import Stage
+from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.loading.model_source import ModelSource
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tensor_parallel.master_address import MasterAddress
-from megatron.tensor_parallel.process_groups import Groups
-from megatron.tokenizer.build import build_tokenizer
+from megatron.tensor_parallel.process_groups import Groups, build_groups, lone_group
+from megatron.tensor_parallel.rendezvous import rendezvous
+from megatron.tensor_parallel.topology import Topology
+from megatron.tokenizer.build import build_tokenizer, keywords
+from megatron.tokenizer.chat import read_chat_template
+from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.process.device import prepare_process
 from megatron.training.process.environment import cpu_threads, master_address
 
+_COLLECTIVE_TIMEOUT = timedelta(days=365)  # other ranks wait until the next request
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=30)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model that is ready.
+    """A model that is ready to generate.
 
     Args:
-        is_first: whether this process gives the engine work; the others follow it.
+        is_first: whether requests are added in this process; the others call `Engine.follow`.
     """
 
     engine: Engine
@@ -46,59 +56,70 @@ class LoadedModel:
 
 
 def load_model(
-    source: ModelSource, wishes: GenerationConfig, *, rows: int, with_replicas: bool = False
+    source: ModelSource, options: GenerationConfig, *, rows: int, with_replicas: bool = False
 ) -> LoadedModel:
-    """Return the model of a checkpoint, in the layout that is asked for.
+    """Load a checkpoint in the layout of the command line.
 
     Args:
         rows: most sequences at once.
-        with_replicas: whether more processes than one model needs may have further ones.
+        with_replicas: use further processes for further replicas of the model.
 
     Raises:
-        ConfigError: the wishes contradict each other or the machine.
-        CheckpointError: the checkpoint is damaged, or of another network than asked for.
+        ConfigError: options contradict each other or do not fit the machine.
+        CheckpointError: the checkpoint is damaged, or its model differs from the command line's.
 
     Communication: every rank must call this, in step.
     """
     config, parallel = source.config, source.config.parallel
-    tokenizer, spec = _trained(source)
+    tokenizer, spec = _tokenizer_and_spec(source)
     launch, device = prepare_process(parallel)
-    dtype = inference_dtype(wishes, config.precision, device=device.type)
-    of_one = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
-    replicas = max(1, launch.world_size // max(1, of_one)) if with_replicas else 1
+    dtype = inference_dtype(options, config.precision, device=device.type)
+    model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
+    replicas = max(1, launch.world_size // max(1, model_size)) if with_replicas else 1
     raise_if_any(
         [
             *layout_problems(
                 config.parallel, spec, world_size=launch.world_size, replicas=replicas
             ),
-            *room_problems(wishes, spec, rows=rows),
-            *vocabulary_problems(wishes, vocab_size=spec.vocab_size),
+            *room_problems(options, spec, rows=rows),
+            *vocabulary_problems(options, vocab_size=spec.vocab_size),
             *dtype_problems(dtype, device=device.type),
         ]
     )
     if device.type == "cpu":
         torch.set_num_threads(cpu_threads(launch))
-    groups = _joined(parallel, replicas, device, master_address(launch))
-    stage = _filled(
-        source, wishes, spec, groups, dtype=TORCH_DTYPES[dtype], device=device, rows=rows
-    )
+    groups = _inference_groups(parallel, replicas, device, master_address(launch))
+    # Ranks get equal shards of the word embeddings; the padding has no token.
+    tensor = groups.topology.tensor
+    even = replace(spec, padded_vocab_size=-(-spec.padded_vocab_size // tensor) * tensor)
+    with source.weights() as full:
+        runner = ModelRunner(
+            even,
+            full.parameters,
+            groups=groups,
+            dtype=TORCH_DTYPES[dtype],
+            device=device,
+            rows=0 if options.recompute else rows,
+            max_length=options.inference_max_seq_length,
+            sees_prefix=source.manifest.plan.get("objective", {}).get("sees_prefix", False),
+        )
     return LoadedModel(
-        engine=Engine(stage, rows=rows, tokenizer=tokenizer, recompute=wishes.recompute),
+        engine=Engine(runner, rows=rows, tokenizer=tokenizer, recompute=options.recompute),
         tokenizer=tokenizer,
         spec=spec,
         is_first=launch.rank == 0,
     )
 
 
-def _trained(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
-    """Return the tokenizer and the network, which must be that of the training."""
+def _tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
+    """Return the tokenizer and the model's spec, which must equal that of the training run."""
     config, manifest = source.config, source.manifest
     try:
         tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
     except DataError as error:
         raise WrongDataError(
-            f"{error} (what the command line leaves out of the tokenizer's flags is taken from "
-            f"{source.folder}: give --vocab-file and the others where the files are now)"
+            f"{error} (tokenizer flags that are not on the command line are those of "
+            f"{source.folder}: give --vocab-file and the others with the present paths)"
         ) from error
     spec = plan_model(
         config, vocab_size=tokenizer.vocab_size, tensor=manifest.plan["parallel"]["tensor"]
@@ -107,43 +128,70 @@ def _trained(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     return tokenizer, spec
 
 
-def _joined(
-    parallel: ParallelConfig, replicas: int, device: torch.device, place: MasterAddress
+def lone_groups() -> Groups:
+    """Return the process groups of a single process."""
+    lone_group()
+    return build_groups(Topology(pipeline=1, data=1, tensor=1))
+
+
+def _inference_groups(
+    parallel: ParallelConfig, replicas: int, device: torch.device, address: MasterAddress
 ) -> Groups:
-    """Return this process's groups. Communication: waits for every rank."""
+    """Return the tensor, pipeline and data-parallel groups of this process.
+
+    Args:
+        address: of the rendezvous.
+
+    Raises:
+        TrainingError: the rendezvous fails.
+
+    Communication: waits for every rank.
+    """
+    tensor, pipeline = parallel.tensor_model_parallel_size, parallel.pipeline_model_parallel_size
+    if tensor * pipeline * replicas == 1:
+        return lone_groups()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     default = "nccl" if device.type == "cuda" else "gloo"
-    return join_processes(
-        tensor=parallel.tensor_model_parallel_size,
-        pipeline=parallel.pipeline_model_parallel_size,
-        replicas=replicas,
-        backend=parallel.distributed_backend or default,
-        device=device,
-        place=place,
+    dist.init_process_group(
+        parallel.distributed_backend or default,
+        store=rendezvous(address, _RENDEZVOUS_TIMEOUT),
+        rank=address.rank,
+        world_size=address.world_size,
+        timeout=_COLLECTIVE_TIMEOUT,
     )
+    return build_groups(Topology(pipeline=pipeline, data=replicas, tensor=tensor))
 
 
-def _filled(
-    source: ModelSource,
-    wishes: GenerationConfig,
-    spec: ModelSpec,
-    groups: Groups,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    rows: int,
-) -> Stage:
-    """Return this rank's layers with their weights."""
-    tensor = groups.topology.tensor
-    # The table's rows are divided evenly; what is added stands for no token.
-    even = replace(spec, padded_vocab_size=-(-spec.padded_vocab_size // tensor) * tensor)
-    with source.weights() as whole:
-        return Stage(
-            even,
-            whole.parameters,
-            groups=groups,
-            dtype=dtype,
-            device=device,
-            rows=0 if wishes.recompute else rows,
-            max_length=wishes.inference_max_seq_length,
-            sees_prefix=source.manifest.plan.get("objective", {}).get("sees_prefix", False),
-        )
+def chat_prompts_of(
+    source: ModelSource, tokenizer: Tokenizer, file: str | None
+) -> ChatPrompts | None:
+    """Return the encoder of conversations; None without a chat template.
+
+    The template is that in `file`, else the one recorded in the checkpoint, else the tokenizer's.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    flags = gpt_tokenizer_arguments(source.config.tokenizer)
+    is_pretrained = flags["tokenizer_type"] == "PretrainedFromHF"
+    name = flags["tokenizer_name_or_path"] if is_pretrained else None
+    template = read_chat_template(file, name, keywords(flags.get("tokenizer_kwargs") or ()))
+    recorded = source.manifest.plan.get("data", {}).get("chat_template", "")
+    if recorded and file is None:
+        template = replace(template, source=recorded)
+    return ChatPrompts(tokenizer, template) if template.source else None
+
+
+def fim_tokens_of(source: ModelSource, tokenizer: Tokenizer) -> FimTokens | None:
+    """Return the special tokens of fill-in-the-middle; None if the model was not trained for it.
+
+    A model trained only with the suffix before the prefix (SPM) does not support the usual order.
+    """
+    name = source.manifest.plan.get("objective", {}).get("name")
+    if name != "gpt":
+        return None
+    objective = plan_objective(source.config.objective, source.config.fim, name)
+    if not objective.fim.rate or objective.fim.spm_rate == 1:
+        return None
+    return fim_tokens(objective.fim, tokenizer)

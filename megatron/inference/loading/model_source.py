@@ -1,6 +1,6 @@
-"""Which model a tool opens, and what its command line asks of it.
+"""Resolve --load to a checkpoint or a Hugging Face model, and merge its config with the flags.
 
-For a checkpoint it needs no torch.
+Needs no torch for a checkpoint.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,12 +26,12 @@ Weights = Callable[[], AbstractContextManager["FullCheckpoint"]]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
-    """A model and what is asked of it.
+    """A model to load, and the config to load it with.
 
     Args:
         folder: a checkpoint, or a model in transformers' format.
-        manifest: of the checkpoint; for a model of transformers' that of its import.
-        own: the tool's own sections, by name.
+        manifest: of the checkpoint, or of the import of the transformers model.
+        own: the tool's own config sections, by name.
         weights: opens the weights.
     """
 
@@ -45,21 +45,21 @@ class ModelSource:
 def read_model_source(
     argv: Sequence[str], sections: Mapping[str, type], *, description: str | None
 ) -> ModelSource:
-    """Return the model in --load, of several checkpoints the newest, and what `argv` asks of it.
+    """Return the model in --load (of several checkpoints the newest) with the config of `argv`.
 
-    Flags that are left out are those of the training run, but for the layout.
+    Flags default to the values of the training run, except for those of the layout.
 
     Args:
-        sections: the tool's own, by name.
+        sections: the tool's own config sections, by name.
 
     Raises:
         ConfigError: a flag is unknown, refused or malformed, or --load is missing.
-        WrongCheckpointError: there is no model.
+        WrongCheckpointError: there is no model in --load.
     """
     parse = partial(parse_config_for_checkpoint, extra=sections, description=description or "")
     load = value_in(argv, "--load")
     if {"-h", "--help", "--help-legacy", "--version"} & set(argv):
-        parse(argv, {})  # prints it and leaves
+        parse(argv, {})  # prints and exits
     problems = [*flag_problems(argv, sections)]
     if load is None:
         problems.append("--load is missing: the directory that a run saved to with --save")
@@ -75,7 +75,7 @@ def read_model_source(
 
 
 def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
-    # What reads weights is imported when it is known that there are some: torch takes seconds.
+    # Weight readers are imported when they are needed: torch takes seconds to import.
     if not directory.exists():
         raise WrongCheckpointError(f"--load {directory} does not exist{near(directory)}")
     folder = checkpoint_of(directory)
@@ -90,7 +90,7 @@ def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
         return folder, manifest, read
     if not (directory / "config.json").is_file():
         raise WrongCheckpointError(
-            f"--load {directory} holds no complete checkpoint, and no model of transformers'"
+            f"--load {directory} has neither a complete checkpoint nor a transformers model"
         )
     from megatron.checkpointing.hugging_face.import_model import (
         ImportOptions,

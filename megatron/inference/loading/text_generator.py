@@ -1,59 +1,59 @@
-"""Texts in, texts out: what is between a front end and the engine."""
+"""Text generation: encodes prompts, runs the engine or a beam search, and decodes the output."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from megatron.common.errors import raise_if_any
 from megatron.config.inference.generation import GenerationConfig
-from megatron.inference.engine.beam_search import Search
-from megatron.inference.engine.request import Completion, Request
-from megatron.inference.engine.sampling import Sampling
-from megatron.inference.loading.incremental_detokenizer import Parts, Spelling
+from megatron.inference.engine.beam_search import BeamSearchRequest
+from megatron.inference.engine.sampling import SamplingParams, TokenLogprob
+from megatron.inference.engine.sequence import Completion, Request
+from megatron.inference.loading.detokenizer import Detokenizer, IncrementalDetokenizer
 from megatron.inference.loading.loaded_model import LoadedModel
 
 
-class Writer:
-    """Continues texts as the wishes of one command line say.
+class TextGenerator:
+    """Generates text with the options of one command line.
 
     Args:
-        seed: what the draws follow from; each text has draws of its own.
+        seed: of the random draws; each text has its own.
     """
 
-    def __init__(self, loaded: LoadedModel, wishes: GenerationConfig, *, seed: int):
+    def __init__(self, loaded: LoadedModel, options: GenerationConfig, *, seed: int):
         self.engine, self.tokenizer = loaded.engine, loaded.tokenizer
-        self.wishes, self.seed = wishes, seed
-        self.sampling = Sampling(
-            greedy=wishes.greedy,
-            temperature=wishes.temperature,
-            top_k=wishes.top_k,
-            top_p=wishes.top_p,
+        self.options, self.seed = options, seed
+        self.sampling = SamplingParams(
+            greedy=options.greedy,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
         )
-        self.spelling = Spelling(
+        self.detokenizer = Detokenizer(
             tokenizer=loaded.tokenizer,
-            stop_tokens=frozenset((loaded.tokenizer.eod, *(wishes.stop_tokens or ()))),
-            stop_strings=tuple(wishes.stop_strings or ()),
+            stop_tokens=frozenset((loaded.tokenizer.eod, *(options.stop_tokens or ()))),
+            stop_strings=tuple(options.stop_strings or ()),
         )
-        self._asked = 0
+        self._num_requests = 0
 
     def request(self, text: str) -> Request:
-        """Return the request to continue `text`; an empty one is the beginning of a document."""
-        self._asked += 1
+        """Return the request to continue `text`; an empty text begins a document."""
+        self._num_requests += 1
         return Request(
             prompt=tuple(self.tokenizer.encode(text)) or (self.tokenizer.eod,),
-            max_new_tokens=self.wishes.out_seq_length,
+            max_new_tokens=self.options.out_seq_length,
             sampling=self.sampling,
-            seed=f"{self.seed}:{self._asked}",
-            stop_tokens=self.spelling.stop_tokens,
-            stop_strings=self.spelling.stop_strings,
-            logprobs=self.wishes.logprobs,
-            prompt_logprobs=self.wishes.logprobs and not self.engine.stage.sees_prefix,
+            seed=f"{self.seed}:{self._num_requests}",
+            stop_tokens=self.detokenizer.stop_tokens,
+            stop_strings=self.detokenizer.stop_strings,
+            logprobs=self.options.logprobs,
+            prompt_logprobs=self.options.logprobs and not self.engine.runner.sees_prefix,
         )
 
-    def continued(self, texts: Iterable[str]) -> Iterator[Completion]:
-        """Return what follows each text, in their order, as it is found.
+    def generate(self, texts: Iterable[str]) -> Iterator[Completion]:
+        """Return the completion of each text, in their order, as soon as it is finished.
 
         Raises:
-            ConfigError: lists every text that is too long; nothing has been done then.
+            ConfigError: lists every text that is too long; nothing is generated.
         """
         requests = [self.request(text) for text in texts]
         raise_if_any(
@@ -61,60 +61,59 @@ class Writer:
             for number, request in enumerate(requests, start=1)
             for problem in self.engine.problems(request)
         )
-        width = self.wishes.beam_width
+        width = self.options.beam_width
         if width is None:
-            return self.engine.complete(requests)
-        return (self._likeliest(request, width) for request in requests)
+            return self.engine.generate(requests)
+        return (self._best_beam(request, width) for request in requests)
 
-    def parts(self, text: str) -> Iterator[str]:
-        """Yield what follows `text`, in parts as soon as they are certain.
+    def stream(self, text: str) -> Iterator[str]:
+        """Yield the continuation of `text` in parts, as soon as they are stable.
 
         Raises:
             ConfigError: the text is too long.
         """
         request = self.request(text)
-        if self.wishes.beam_width is not None:
-            yield self.text(self._likeliest(request, self.wishes.beam_width))
+        if self.options.beam_width is not None:
+            yield self.text(self._best_beam(request, self.options.beam_width))
             return
         self.engine.add(request)
-        parts = Parts(self.spelling, request.prompt)
+        detokenizer = IncrementalDetokenizer(self.detokenizer, request.prompt)
         while self.engine.is_busy:
             for event in self.engine.step():
-                token = event.choice.token if event.choice else None
-                yield parts.after(token, is_last=event.reason is not None)
+                token = event.new_token.token if event.new_token else None
+                yield detokenizer.add(token, is_last=event.finish_reason is not None)
 
     def text(self, done: Completion) -> str:
-        """Return the text of a continuation, without what it stopped at."""
-        return self.spelling.text(done.prompt, done.tokens)
+        """Return the generated text, without the stop token or stop string."""
+        return self.detokenizer.text(done.prompt, done.tokens)
 
     def sample(self, done: Completion) -> dict[str, Any]:
-        """Return a continuation as a JSON object."""
+        """Return a completion as a JSON object."""
         record: dict[str, Any] = {
             "text": self.text(done),
             "length": len(done.tokens),
-            "finished": done.reason == "stop",
+            "finished": done.finish_reason == "stop",
         }
-        if self.wishes.logprobs:
+        if self.options.logprobs:
             record["prompt_tokens"] = list(done.prompt)
             record["prompt_logprobs"] = done.prompt_logprobs
             record["tokens"] = list(done.tokens)
-            record["logprobs"] = [choice.logprob for choice in done.choices]
+            record["logprobs"] = [one.logprob for one in done.new_tokens]
         return record
 
-    def _likeliest(self, request: Request, width: int) -> Completion:
-        best, *_ = self.engine.search(
-            Search(
+    def _best_beam(self, request: Request, width: int) -> Completion:
+        best, *_ = self.engine.beam_search(
+            BeamSearchRequest(
                 prompt=request.prompt,
                 width=width,
                 max_new_tokens=request.max_new_tokens,
                 stop_tokens=request.stop_tokens,
-                length_penalty=self.wishes.length_penalty,
+                length_penalty=self.options.length_penalty,
             )
         )
         ended = best.tokens[-1] in request.stop_tokens
         return Completion(
             prompt=request.prompt,
-            tokens=best.tokens,
-            reason="stop" if ended else "length",
-            choices=(),
+            new_tokens=tuple(TokenLogprob(token=token) for token in best.tokens),
+            finish_reason="stop" if ended else "length",
         )

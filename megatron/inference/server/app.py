@@ -1,7 +1,12 @@
-"""The server's paths, and what every mistake is answered with."""
+"""HTTP application: API key and body limits, routes of both interfaces, and error handlers."""
 
+import asyncio
+import hmac
+import logging
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,37 +18,41 @@ from fastapi.responses import (
     StreamingResponse,
 )
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megatron.common.errors import MegatronError
 from megatron.inference.server import megatron_api
-from megatron.inference.server.engine_thread import Unavailable
+from megatron.inference.server.engine_thread import PendingRequests, Unavailable
+from megatron.inference.server.errors import (
+    Responses,
+    UnknownModel,
+    error_response,
+    megatron_responses,
+    metrics_responses,
+    openai_responses,
+    printable,
+    remove_framework_errors,
+    unreadable_body,
+    validation_message,
+)
 from megatron.inference.server.metrics import Metrics
-from megatron.inference.server.middleware import Gate, refused
-from megatron.inference.server.openai.chat_completions import ChatRequest
-from megatron.inference.server.openai.completions import CompletionRequest
-from megatron.inference.server.openai.records import UnknownModel, model_record, require_model
-from megatron.inference.server.openai.request import OpenAIRequest
-from megatron.inference.server.openai.request_schemas import ChatBody, CompletionBody
-from megatron.inference.server.openai.response_schemas import (
+from megatron.inference.server.openai.completions import ChatRequest, CompletionRequest
+from megatron.inference.server.openai.request import OpenAIRequest, model_record, require_model
+from megatron.inference.server.openai.schemas import (
     ChatAnswer,
+    ChatBody,
     CompletionAnswer,
-    HealthAnswer,
-    MegatronAnswer,
+    CompletionBody,
     ModelAnswer,
     ModelsAnswer,
 )
-from megatron.inference.server.openapi import (
-    Responses,
-    describe,
-    of_megatron,
-    of_metrics,
-    of_openai,
-)
-from megatron.inference.server.pending_requests import ClientGone, InFlight, while_connected
-from megatron.inference.server.request_errors import printable, reasons, unreadable_body
-from megatron.inference.server.schemas import MegatronBody
+from megatron.inference.server.schemas import HealthAnswer
 from megatron.inference.server.served_model import ServedModel
+
+log = logging.getLogger(__name__)
+
+OPEN_PATHS = ("/", "/health")
+"""Paths that need no API key."""
 
 _PAGE = Path(__file__).with_name("page.html")
 _NO_PATH = (
@@ -57,32 +66,22 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-
-class _Stream(StreamingResponse):
-    """An answer in parts; what is left of it is cancelled when the client leaves."""
-
-    def __init__(self, jobs: InFlight, request: OpenAIRequest):
-        super().__init__(request.stream(jobs), media_type="text/event-stream")
-        self._jobs = jobs
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._jobs:
-            await super().__call__(scope, receive, send)
+Result = TypeVar("Result")
 
 
 def build_app(served: ServedModel, *, api_key: str | None) -> ASGIApp:
     """Return the ASGI application.
 
     Args:
-        api_key: what requests must bear; None for nothing.
+        api_key: required in the Authorization header; None: no key.
     """
     app = FastAPI(title="Megatron-DeepSpeed", docs_url=None, redoc_url=None, redirect_slashes=False)
-    metrics = Metrics(served.engine_loop)
+    metrics = Metrics(served.engine_thread)
     _add_interfaces(app, served)
     _add_views(app, served, metrics)
-    _add_errors(app)
-    describe(app)
-    return Gate(
+    _add_error_handlers(app)
+    remove_framework_errors(app)
+    return RequestMiddleware(
         app,
         api_key=api_key,
         body_bytes=served.limits.body_bytes,
@@ -92,35 +91,167 @@ def build_app(served: ServedModel, *, api_key: str | None) -> ASGIApp:
     )
 
 
+class RequestMiddleware:
+    """Checks the API key, limits size and time of the body, counts and logs each request.
+
+    Args:
+        api_key: None: no key is required.
+        body_bytes: largest body.
+        body_s: seconds within which a body must arrive.
+        paths: counted and logged by name; requests of other paths are counted as "other".
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_key: str | None,
+        body_bytes: int,
+        body_s: float,
+        metrics: Metrics,
+        paths: frozenset[str],
+    ):
+        self.app, self.metrics, self.paths = app, metrics, paths
+        self.body_bytes, self.body_s = body_bytes, body_s
+        self._key = None if api_key is None else api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one HTTP request; other ASGI messages go to the application unchanged."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started_at, status = time.monotonic(), 0
+
+        async def send_and_record(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        path, method = scope["path"], scope["method"]
+        try:
+            await self._check_and_call(scope, receive, send_and_record)
+        finally:
+            took_s = time.monotonic() - started_at
+            self.metrics.count(path if path in self.paths else "other", status, took_s)
+            if path in self.paths and not scope.get("state", {}).get("no_log"):
+                shown = status or "the client left"
+                log.info("%s %s | status: %s | time: %.3f s", method, path, shown, took_s)
+
+    async def _check_and_call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        path = scope["path"]
+        if path not in OPEN_PATHS and not self._has_key(headers.get(b"authorization", b"")):
+            message = "this server asks for the header Authorization: Bearer API-KEY"
+            refusal = error_response(path, 401, message)
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+            await refusal(scope, receive, send)
+            return
+        content_length = headers.get(b"content-length", b"0")
+        if content_length.isdigit() and int(content_length[:20]) > self.body_bytes:
+            await error_response(path, 413, self._too_large)(scope, receive, send)
+            return
+        length, is_complete = 0, False
+        ends_at = time.monotonic() + self.body_s
+
+        async def receive_limited() -> Message:
+            nonlocal length, is_complete
+            if is_complete:  # the next message is the client's disconnect
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), ends_at - time.monotonic())
+            except (TimeoutError, asyncio.TimeoutError):  # one class from Python 3.11 on
+                late = f"the body has not arrived within {self.body_s:g} seconds"
+                raise HTTPException(408, late) from None
+            is_complete = not message.get("more_body", False)
+            length += len(message.get("body", b""))
+            if length > self.body_bytes:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        await self.app(scope, receive_limited, send)
+
+    def _has_key(self, authorization: bytes) -> bool:
+        if self._key is None:
+            return True
+        scheme, _, key = authorization.partition(b" ")
+        # In constant time: the time must not show how much of a guess is right.
+        return hmac.compare_digest(key.strip(), self._key) and scheme.lower() == b"bearer"
+
+    @property
+    def _too_large(self) -> str:
+        return f"the body is larger than {self.body_bytes} bytes"
+
+
+class ClientGone(Exception):
+    """The client has disconnected."""
+
+
+async def while_connected(http: Request, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Await `work`; cancel it when the client disconnects.
+
+    Raises:
+        ClientGone: the client has disconnected.
+    """
+
+    async def wait_for_disconnect() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.create_task(work()), asyncio.create_task(wait_for_disconnect())
+    working, _ = tasks
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Stream(StreamingResponse):
+    """A streamed response; its requests are cancelled when the client disconnects."""
+
+    def __init__(self, pending: PendingRequests, request: OpenAIRequest):
+        super().__init__(request.stream(pending), media_type="text/event-stream")
+        self._pending = pending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._pending:
+            await super().__call__(scope, receive, send)
+
+
 def _add_interfaces(app: FastAPI, served: ServedModel) -> None:
     started_at = time.time()
 
-    @app.put("/api", responses=of_megatron(MegatronAnswer))
-    async def api(body: MegatronBody, http: Request) -> JSONResponse:
+    @app.put("/api", responses=megatron_responses(megatron_api.MegatronAnswer))
+    async def api(body: megatron_api.MegatronBody, http: Request) -> JSONResponse:
         http.state.no_log = body.no_log
         return JSONResponse(await while_connected(http, lambda: megatron_api.answer(served, body)))
 
     async def answer(request: OpenAIRequest, http: Request) -> Response:
         if request.body.stream:
-            return _Stream(InFlight(served.engine_loop, request.requests), request)
+            return _Stream(PendingRequests(served.engine_thread, request.requests), request)
         return JSONResponse(await while_connected(http, request.answer))
 
-    @app.post("/v1/completions", responses=of_openai(CompletionAnswer, has_body=True))
+    @app.post("/v1/completions", responses=openai_responses(CompletionAnswer, has_body=True))
     async def completions(body: CompletionBody, http: Request) -> Response:
         return await answer(CompletionRequest(served, body), http)
 
-    @app.post("/v1/chat/completions", responses=of_openai(ChatAnswer, has_body=True))
+    @app.post("/v1/chat/completions", responses=openai_responses(ChatAnswer, has_body=True))
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         return await answer(ChatRequest(served, body), http)
 
-    listed = of_openai(ModelsAnswer, has_body=False, names_model=False)
+    listed = openai_responses(ModelsAnswer, has_body=False, names_model=False)
 
     @app.get("/v1/models", responses=listed)
     async def models() -> JSONResponse:
         data = [model_record(served, started_at=started_at)]
         return JSONResponse({"object": "list", "data": data})
 
-    @app.get("/v1/models/{model:path}", responses=of_openai(ModelAnswer, has_body=False))
+    @app.get("/v1/models/{model:path}", responses=openai_responses(ModelAnswer, has_body=False))
     async def model(model: str) -> JSONResponse:
         require_model(served, model)
         return JSONResponse(model_record(served, started_at=started_at))
@@ -128,7 +259,7 @@ def _add_interfaces(app: FastAPI, served: ServedModel) -> None:
 
 def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics) -> None:
     page = _PAGE.read_text(encoding="utf-8")
-    engine_loop = served.engine_loop
+    engine_thread = served.engine_thread
 
     @app.get("/", include_in_schema=False)
     async def index() -> HTMLResponse:
@@ -139,39 +270,38 @@ def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics) -> None:
     @app.get("/health", responses=health_states)
     @app.head("/health", include_in_schema=False)
     async def health() -> JSONResponse:
-        state = "failed" if engine_loop.failure else "ok" if engine_loop.is_open else "closing"
+        state = "failed" if engine_thread.failure else "ok" if engine_thread.is_open else "closing"
         return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
 
-    @app.get("/metrics", responses=of_metrics(), response_class=PlainTextResponse)
+    @app.get("/metrics", responses=metrics_responses(), response_class=PlainTextResponse)
     async def tell_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _refused(http: Request, status: int, message: str) -> JSONResponse:
-    # Not http.url, which is made of the header Host too, whatever the client writes there.
-    return refused(http.scope["path"], status, message)
+def _add_error_handlers(app: FastAPI) -> None:
+    def refuse(http: Request, status: int, message: str, code: str | None = None) -> JSONResponse:
+        # Not http.url, which is built from the client's Host header.
+        return error_response(http.scope["path"], status, message, code=code)
 
-
-def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
-    async def misspelt(http: Request, error: RequestValidationError) -> JSONResponse:
-        return _refused(http, 400, reasons(error.errors()))
+    async def invalid(http: Request, error: RequestValidationError) -> JSONResponse:
+        return refuse(http, 400, validation_message(error.errors()))
 
     @app.exception_handler(MegatronError)
     async def impossible(http: Request, error: MegatronError) -> JSONResponse:
-        return _refused(http, 400, printable("; ".join(str(error).splitlines())))
+        return refuse(http, 400, printable("; ".join(str(error).splitlines())))
 
     @app.exception_handler(UnknownModel)
     async def unknown(http: Request, error: UnknownModel) -> JSONResponse:
-        return refused(http.scope["path"], 404, printable(str(error)), code=error.code)
+        return refuse(http, 404, printable(str(error)), error.code)
 
     @app.exception_handler(Unavailable)
     async def unavailable(http: Request, error: Unavailable) -> JSONResponse:
-        return _refused(http, 503, str(error))
+        return refuse(http, 503, str(error))
 
     @app.exception_handler(ClientGone)
     async def gone(http: Request, error: ClientGone) -> Response:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # there is no client to read it
 
     @app.exception_handler(HTTPException)
     async def other(http: Request, error: HTTPException) -> JSONResponse:
@@ -183,10 +313,10 @@ def _add_errors(app: FastAPI) -> None:
             message = f"{http.method} is not for this path: write {headers.get('Allow')}"
         elif error.status_code == 400:  # of the framework, which could not parse the body
             message = unreadable_body(error.__cause__)
-        refusal = _refused(http, error.status_code, printable(message))
+        refusal = refuse(http, error.status_code, printable(message))
         refusal.headers.update(headers)
         return refusal
 
     @app.exception_handler(Exception)
     async def unexpected(http: Request, error: Exception) -> JSONResponse:
-        return _refused(http, 500, "an error of the server, whose log says more")
+        return refuse(http, 500, "an error of the server; see its log")

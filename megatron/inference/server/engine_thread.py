@@ -1,55 +1,57 @@
-"""The engine's own thread: what many clients ask for joins and leaves between its steps."""
+"""Engine thread: HTTP handlers submit requests to it; they join the batch between engine steps."""
 
+import asyncio
 import logging
 import math
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 import torch
 
 from megatron.common.errors import ConfigError, MegatronError
-from megatron.inference.engine.beam_search import Beam, Search
+from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.continuous_batching import Engine
-from megatron.inference.engine.request import Event, Request
+from megatron.inference.engine.sequence import Completion, CompletionBuilder, Event, Request
 from megatron.training.process.stack_dump import place_of
 
 log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 5.0
-"""An engine without work steps so often: ranks that follow it would take silence for death."""
+"""Interval of steps of an idle engine, which keep the other ranks from timing out."""
 
-_FAILED = "the engine has failed; the server's log says why"
+_FAILED = "the engine has failed; see the server's log"
 _CLOSING = "the server is shutting down"
 
-Told = Event | list[Beam] | Exception
-"""What a job hears: events up to one with a reason, or the beams of a search, or why not."""
+JobEvent = Event | list[Beam] | Exception
+"""What a job emits: events of a request, the beams of a search, or an error."""
 
 
 class Unavailable(Exception):
-    """Nothing more can be taken on now."""
+    """The server cannot take the request now (status 503)."""
 
 
 class Job:
-    """A request or a search on its way. `tell` is called in the engine's thread."""
+    """A submitted request. `emit` is called in the engine's thread."""
 
-    def __init__(self, asked: Request | Search, tell: Callable[[Told], None]):
-        self.asked, self.tell = asked, tell
-        self.number: int | None = None  # the engine's, once it has been taken
+    def __init__(self, request: Request | BeamSearchRequest, emit: Callable[[JobEvent], None]):
+        self.request, self.emit = request, emit
+        self.request_id: int | None = None  # the engine's, once it is running
         self.is_cancelled = False
 
 
-class EngineLoop:
-    """Gives an engine the jobs of many clients, in the order in which they came.
+class EngineThread:
+    """Runs the engine in a thread, with a queue of jobs in the order of arrival.
 
-    A beam search needs the engine for itself: those before it are finished first, and those
-    behind it wait.
+    A beam search runs alone: it starts when the jobs before it have finished, and those behind it
+    wait.
 
     Args:
-        queue: so many jobs may wait; see `submit`.
-        on_failure: called in the engine's thread when it fails, which is its end.
+        queue: jobs that may wait before `submit` refuses further ones.
+        on_failure: called in the engine's thread when the engine has failed.
     """
 
     def __init__(
@@ -57,48 +59,50 @@ class EngineLoop:
     ):
         self.engine, self.queue, self.on_failure = engine, queue, on_failure
         self.failure: Exception | None = None
-        self.num_tokens = 0  # that have been chosen, of all sequences
-        self.num_prompt_tokens = 0  # of the jobs that were taken
+        self.num_tokens = 0  # generated so far
+        self.num_prompt_tokens = 0  # of all submitted jobs
         self._change = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}
-        self._searching: Job | None = None
-        self._gone: list[int] = []
+        self._search_job: Job | None = None
+        self._cancelled: list[int] = []
         self._closes_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def num_waiting(self) -> int:
-        """How many jobs wait for their turn."""
+        """Number of jobs in the queue."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """How many sequences and searches are under way."""
-        return len(self._running) + (self._searching is not None)
+        """Number of running sequences and searches."""
+        return len(self._running) + (self._search_job is not None)
 
     @property
     def is_open(self) -> bool:
-        """Whether jobs are taken."""
+        """Whether jobs are accepted."""
         return self.failure is None and self._closes_at is None
 
     def submit(
-        self, asked: Sequence[Request | Search], tell: Callable[[int, Told], None]
+        self,
+        requests: Sequence[Request | BeamSearchRequest],
+        emit: Callable[[int, JobEvent], None],
     ) -> list[Job]:
-        """Take all of the jobs; `tell(place, told)` hears of the one at each place of `asked`.
+        """Queue jobs; `emit` gets the index in `requests` with each event.
 
         Raises:
-            Unavailable: `queue` jobs are waiting, or the loop ends.
+            Unavailable: the queue is full, or the thread is closing.
         """
 
-        def teller(place: int) -> Callable[[Told], None]:
-            return lambda told: tell(place, told)
+        def emit_for(index: int) -> Callable[[JobEvent], None]:
+            return lambda event: emit(index, event)
 
-        jobs = [Job(one, teller(place)) for place, one in enumerate(asked)]
+        jobs = [Job(request, emit_for(index)) for index, request in enumerate(requests)]
         with self._change:
             if self.failure is not None:
                 raise Unavailable(_FAILED)
@@ -107,41 +111,41 @@ class EngineLoop:
             if len(self._waiting) >= self.queue:
                 raise Unavailable(f"{len(self._waiting)} sequences are waiting: try again later")
             self._waiting += jobs
-            self.num_prompt_tokens += sum(len(one.prompt) for one in asked)
+            self.num_prompt_tokens += sum(len(request.prompt) for request in requests)
             self._change.notify()
         return jobs
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Let jobs go, of which nothing more is to be heard; those that have ended are left."""
+        """Cancel jobs, which emit nothing more; no effect on finished ones."""
         with self._change:
             for job in jobs:
                 job.is_cancelled = True
-                if job.number in self._running:
-                    self._gone.append(job.number)
+                if job.request_id in self._running:
+                    self._cancelled.append(job.request_id)
             if any(job.is_cancelled for job in self._waiting):
                 self._waiting = deque(job for job in self._waiting if not job.is_cancelled)
             self._change.notify()
 
     def has_ended(self) -> bool:
-        """Whether the engine's thread has ended; one that waits for work looks for the end now."""
+        """Return whether the thread has ended; wakes an idle one, which then sees `drain`."""
         with self._change:
             self._change.notify()
         return not self._thread.is_alive()
 
     def drain(self, grace_s: float) -> None:
-        """Take no more jobs, and drop those that have not ended in time. A signal may call this."""
+        """Accept no more jobs, and drop those unfinished after `grace_s`. Safe in signal handlers."""
         # Without the lock, which the interrupted code may hold; the thread looks at each step.
         self._closes_at = time.monotonic() + grace_s
 
     def is_hung(self, last_step_s: float) -> bool:
-        """Whether the engine has not ended `last_step_s` after the time of `drain` was over."""
+        """Return whether the thread still runs `last_step_s` after the grace time of `drain`."""
         return self._remaining_s(last_step_s) <= 0 and self._thread.is_alive()
 
     def close(self, last_step_s: float = math.inf) -> None:
-        """Drop what is left, let the other ranks go, and wait for the thread's end.
+        """Drop unfinished jobs, end `Engine.follow` on the other ranks, and join the thread.
 
         Args:
-            last_step_s: how long to wait for the step that is under way; see `is_hung`.
+            last_step_s: longest wait for the current step; see `is_hung`.
         """
         self._closes_at = min(time.monotonic(), self._closes_at or math.inf)
         with self._change:
@@ -150,8 +154,8 @@ class EngineLoop:
         self._thread.join(None if remaining_s == math.inf else max(0.0, remaining_s))
 
     @property
-    def place(self) -> str:
-        """Where the engine's thread is: a function with its file and line."""
+    def current_function(self) -> str:
+        """Function that the thread executes, with its file and line."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return place_of(frame) if frame else "no function"
 
@@ -161,12 +165,12 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
-            if self.engine.stage.device.type == "cuda":
-                torch.cuda.set_device(self.engine.stage.device)
-            while self._goes_on():
+            if self.engine.runner.device.type == "cuda":
+                torch.cuda.set_device(self.engine.runner.device)
+            while self._wait_for_work():
                 search = self._admit()
                 if search:
-                    self._search(search)
+                    self._run_search(search)
                 else:
                     self._step()
             self._drop(Unavailable(_CLOSING))
@@ -177,79 +181,143 @@ class EngineLoop:
             self._drop(Unavailable(_FAILED))
             self.on_failure()
 
-    def _goes_on(self) -> bool:
+    def _wait_for_work(self) -> bool:
+        """Wait for jobs, at most one heartbeat; return False to end the thread."""
         with self._change:
-            if not (self._waiting or self._running or self._gone) and self._closes_at is None:
+            if not (self._waiting or self._running or self._cancelled) and self._closes_at is None:
                 self._change.wait(_HEARTBEAT_S)
             if self._closes_at is None:
                 return True
-            return bool(self._waiting or self._running) and not self._is_over
+            return bool(self._waiting or self._running) and not self._is_past_deadline
 
     def _admit(self) -> Job | None:
-        """Let jobs join that have room; return a search whose turn has come."""
+        """Add waiting jobs to the engine while there are free rows; return a search to run next."""
         with self._change:
-            for number in self._gone:
-                self.engine.cancel(number)
-            self._gone.clear()
+            for request_id in self._cancelled:
+                self.engine.cancel(request_id)
+            self._cancelled.clear()
             while self._waiting and len(self._running) < self.engine.rows:
                 job = self._waiting[0]
-                if isinstance(job.asked, Search):
+                if isinstance(job.request, BeamSearchRequest):
                     if self._running or self.engine.is_busy:
                         return None
-                    self._searching = self._waiting.popleft()
-                    return self._searching
+                    self._search_job = self._waiting.popleft()
+                    return self._search_job
                 self._waiting.popleft()
                 try:
-                    job.number = self.engine.add(job.asked)
+                    job.request_id = self.engine.add(job.request)
                 except ConfigError as error:
-                    job.tell(error)
+                    job.emit(error)
                 else:
-                    self._running[job.number] = job
+                    self._running[job.request_id] = job
         return None
 
     def _step(self) -> None:
         for event in self.engine.step():
-            self.num_tokens += event.choice is not None
+            self.num_tokens += event.new_token is not None
             with self._change:
-                job = self._running.get(event.number)
-                if job and event.reason:
-                    del self._running[event.number]
+                job = self._running.get(event.request_id)
+                if job and event.finish_reason:
+                    del self._running[event.request_id]
             if job and not job.is_cancelled:
-                job.tell(self._no_numbers() if event.reason == "failed" else event)
+                job.emit(self._nonfinite() if event.finish_reason == "failed" else event)
 
-    def _search(self, job: Job) -> None:
-        assert isinstance(job.asked, Search), "only a search is alone"
-        told: Told
+    def _run_search(self, job: Job) -> None:
+        assert isinstance(job.request, BeamSearchRequest), "only a search runs alone"
+        event: JobEvent
         try:
-            beams = self.engine.search(
-                job.asked, goes_on=lambda: not (job.is_cancelled or self._is_over)
+            beams = self.engine.beam_search(
+                job.request,
+                should_continue=lambda: not (job.is_cancelled or self._is_past_deadline),
             )
         except ConfigError as error:
-            told = error
+            event = error
         except MegatronError:
-            told = self._no_numbers()
+            event = self._nonfinite()
         else:
-            told = beams or Unavailable(_CLOSING)
+            event = beams or Unavailable(_CLOSING)
             self.num_tokens += sum(len(beam.tokens) for beam in beams)
-        self._searching = None
+        self._search_job = None
         if not job.is_cancelled:
-            job.tell(told)
+            job.emit(event)
 
-    def _no_numbers(self) -> Unavailable:
-        return Unavailable(str(self.engine.stage.no_numbers()))
+    def _nonfinite(self) -> Unavailable:
+        return Unavailable(str(self.engine.runner.nonfinite_logits_error()))
 
     @property
-    def _is_over(self) -> bool:
-        """Whether what is under way has no time left."""
+    def _is_past_deadline(self) -> bool:
+        """Whether the grace time of `drain` is over."""
         return self._closes_at is not None and time.monotonic() >= self._closes_at
 
     def _drop(self, reason: Exception) -> None:
         with self._change:
             jobs = [*self._running.values(), *self._waiting]
-            if self._searching:
-                jobs.append(self._searching)
+            if self._search_job:
+                jobs.append(self._search_job)
             self._running.clear()
             self._waiting.clear()
         for job in jobs:
             if not job.is_cancelled:
-                job.tell(reason)
+                job.emit(reason)
+
+
+class PendingRequests:
+    """Requests submitted by an HTTP handler; leaving the context cancels the unfinished ones.
+
+    Raises:
+        Unavailable: the queue is full, or the server is shutting down.
+    """
+
+    def __init__(
+        self, engine_thread: EngineThread, requests: Sequence[Request | BeamSearchRequest]
+    ):
+        self._engine_thread, self._requests = engine_thread, requests
+        self._events: asyncio.Queue[tuple[int, JobEvent]] = asyncio.Queue()
+        event_loop = asyncio.get_running_loop()
+
+        def emit(index: int, event: JobEvent) -> None:
+            with suppress(RuntimeError):  # the event loop has been closed
+                event_loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+
+        self._jobs = engine_thread.submit(requests, emit)
+
+    def __enter__(self) -> "PendingRequests":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._engine_thread.cancel(self._jobs)
+
+    async def events(self) -> AsyncIterator[tuple[int, Event]]:
+        """Yield the events of all requests, each with the request's index.
+
+        Raises:
+            Unavailable: the server shuts down before the requests have finished.
+        """
+        left = len(self._requests)
+        while left:
+            index, event = await self._events.get()
+            if isinstance(event, Exception):
+                raise event
+            assert isinstance(event, Event), "a search has no events"
+            left -= event.finish_reason is not None
+            yield index, event
+
+    async def completions(self) -> list[Completion]:
+        """Return the completion of each request; raises as `events` does."""
+        builders = [CompletionBuilder(request.prompt) for request in self._requests]
+        async for index, event in self.events():
+            builders[index].add(event)
+        return [builder.build() for builder in builders]
+
+    async def beams(self) -> list[Beam]:
+        """Return the beams of the only search.
+
+        Raises:
+            ConfigError: the search is impossible.
+            Unavailable: the server shuts down.
+        """
+        _, event = await self._events.get()
+        if isinstance(event, Exception):
+            raise event
+        assert isinstance(event, list), "a request has no beams"
+        return event

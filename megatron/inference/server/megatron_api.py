@@ -1,16 +1,18 @@
-"""PUT /api: the interface of Megatron-LM's text generation server."""
+"""PUT /api, the interface of Megatron-LM's text generation server: fields, sampling, beam search."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic import ConfigDict, Field
+
 from megatron.common.errors import raise_if_any
-from megatron.inference.engine.beam_search import Search
-from megatron.inference.engine.request import Completion, Request
-from megatron.inference.engine.sampling import Sampling
-from megatron.inference.loading.incremental_detokenizer import texts_of_each
-from megatron.inference.server.pending_requests import InFlight
-from megatron.inference.server.schemas import MegatronBody
+from megatron.inference.engine.beam_search import BeamSearchRequest
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Completion, Request
+from megatron.inference.loading.detokenizer import texts_of_each
+from megatron.inference.server.engine_thread import PendingRequests
+from megatron.inference.server.schemas import SEED_LIMIT, Answer, Body, Text
 from megatron.inference.server.served_model import ServedModel
 
 Record = dict[str, Any]
@@ -18,12 +20,53 @@ Record = dict[str, Any]
 _USUAL_NEW_TOKENS = 64
 
 
+class MegatronBody(Body):
+    """The fields of PUT /api. Source: the text generation server of Megatron-LM."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"prompts": {"items": {"minLength": 1}}}},
+                {"properties": {"add_BOS": {"const": True}}, "required": ["add_BOS"]},
+            ]
+        }
+    )
+
+    prompts: list[Text] = Field(min_length=1)
+    tokens_to_generate: int | None = Field(None, ge=0)
+    logprobs: bool = False
+    temperature: float | None = Field(None, gt=0, le=100)
+    top_k: int | None = Field(None, ge=0, le=1000)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_p_decay: float = Field(0.0, ge=0, le=1)
+    top_p_bound: float = Field(0.0, ge=0, le=1)
+    add_BOS: bool = False
+    stop_on_double_eol: bool = False
+    stop_on_eol: bool = False
+    prevent_newline_after_colon: bool = False
+    random_seed: int | None = Field(None, ge=0, lt=SEED_LIMIT)
+    no_log: bool = False
+    beam_width: int | None = Field(None, ge=1)
+    stop_token: int | None = Field(None, ge=0)
+    # Beyond this range, length ** length_penalty overflows or is zero.
+    length_penalty: float = Field(1.0, ge=-10, le=10)
+
+
+class MegatronAnswer(Answer):
+    """The answer of PUT /api: texts with their prompts, `scores` with beam_width alone."""
+
+    text: list[str]
+    segments: list[list[str]]
+    logprobs: list[list[float]] | None = None
+    scores: list[float] | None = None
+
+
 async def answer(served: ServedModel, body: MegatronBody) -> Record:
-    """Return the object that answers `body`.
+    """Generate, and return the response to `body`.
 
     Raises:
-        ConfigError, DataError: it asks for what cannot be done.
-        Unavailable: nothing more can be taken on now.
+        ConfigError, DataError: lists what is wrong with the fields.
+        Unavailable: the queue is full, or the server is shutting down.
     """
     raise_if_any(_problems(served, body))
     prompts = [_tokens(served, body, text) for text in body.prompts]
@@ -31,16 +74,16 @@ async def answer(served: ServedModel, body: MegatronBody) -> Record:
     served.require_room(prompts, new_tokens, body.beam_width or 1)
     if body.beam_width is not None:
         search = _search(served, body, prompts[0], body.beam_width, new_tokens)
-        return await _likeliest(served, search)
+        return await _beams(served, search)
     requests = _requests(served, body, prompts, new_tokens)
     served.require_possible(requests)
-    with InFlight(served.engine_loop, requests) as jobs:
-        return _written(served, body, await jobs.completions())
+    with PendingRequests(served.engine_thread, requests) as pending:
+        return _completions(served, body, await pending.completions())
 
 
 def _problems(served: ServedModel, body: MegatronBody) -> Iterator[str]:
     if body.tokens_to_generate == 0 and not body.logprobs:
-        yield "tokens_to_generate: 0 needs logprobs: there is nothing else to tell"
+        yield "tokens_to_generate: 0 needs logprobs: there is nothing else to return"
     if body.top_k and body.top_p:
         yield "top_k and top_p exclude each other: give one of them"
     if (body.top_k or 0) > served.vocab_size:
@@ -67,17 +110,17 @@ def _tokens(served: ServedModel, body: MegatronBody, text: str) -> list[int]:
         return tokens
     ids = served.tokenizer.special_ids
     begin = ids["bos"] if "bos" in ids else served.tokenizer.eod  # noqa: SIM401 (no eod is an error)
-    # Some tokenizers put it in front by themselves.
+    # Some tokenizers add it themselves.
     return tokens if tokens[:1] == [begin] else [begin, *tokens]
 
 
-def _sampling(served: ServedModel, body: MegatronBody) -> Sampling:
+def _sampling(served: ServedModel, body: MegatronBody) -> SamplingParams:
     temperature = served.sampling.temperature if body.temperature is None else body.temperature
     if body.top_k is None and body.top_p is None:
         top_k, top_p = served.sampling.top_k, served.sampling.top_p
     else:
         top_k, top_p = body.top_k or 0, body.top_p or 0.0
-    return Sampling(
+    return SamplingParams(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
@@ -94,7 +137,7 @@ def _requests(
     barred = []
     if body.prevent_newline_after_colon:
         barred.append((tokenizer.encode(":")[-1], tokenizer.encode("\n")[-1]))
-    asked = Request(
+    common = Request(
         prompt=(),
         max_new_tokens=new_tokens,
         sampling=_sampling(served, body),
@@ -106,16 +149,16 @@ def _requests(
     )
     seeds = served.seeds(body.random_seed, len(prompts))
     return [
-        replace(asked, prompt=tuple(prompt), seed=seed)
+        replace(common, prompt=tuple(prompt), seed=seed)
         for prompt, seed in zip(prompts, seeds, strict=True)
     ]
 
 
 def _search(
     served: ServedModel, body: MegatronBody, prompt: Sequence[int], width: int, new_tokens: int
-) -> Search:
+) -> BeamSearchRequest:
     stop = served.tokenizer.eod if body.stop_token is None else body.stop_token
-    return Search(
+    return BeamSearchRequest(
         prompt=tuple(prompt),
         width=width,
         max_new_tokens=new_tokens,
@@ -124,15 +167,15 @@ def _search(
     )
 
 
-async def _likeliest(served: ServedModel, search: Search) -> Record:
-    with InFlight(served.engine_loop, [search]) as jobs:
-        beams = await jobs.beams()
-    whole = [[*search.prompt, *beam.tokens] for beam in beams]
-    return {**_texts(served, whole), "scores": [beam.score for beam in beams]}
+async def _beams(served: ServedModel, search: BeamSearchRequest) -> Record:
+    with PendingRequests(served.engine_thread, [search]) as pending:
+        beams = await pending.beams()
+    sequences = [[*search.prompt, *beam.tokens] for beam in beams]
+    return {**_texts(served, sequences), "scores": [beam.score for beam in beams]}
 
 
-def _written(served: ServedModel, body: MegatronBody, done: Sequence[Completion]) -> Record:
-    logprobs = [[*one.prompt_logprobs, *(choice.logprob for choice in one.choices)] for one in done]
+def _completions(served: ServedModel, body: MegatronBody, done: Sequence[Completion]) -> Record:
+    logprobs = [[*one.prompt_logprobs, *(new.logprob for new in one.new_tokens)] for one in done]
     texts = _texts(served, [[*one.prompt, *one.tokens] for one in done])
     return {**texts, "logprobs": logprobs if body.logprobs else None}
 

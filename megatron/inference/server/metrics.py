@@ -1,4 +1,4 @@
-"""What a monitor may ask: requests, tokens, queue and latencies, in Prometheus' text format."""
+"""Prometheus metrics: requests, latencies, tokens, queue length and running sequences."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from megatron.inference.server.engine_thread import EngineLoop
+from megatron.inference.server.engine_thread import EngineThread
 
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -14,7 +14,7 @@ _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 class Metrics:
     """The counts of one server."""
 
-    def __init__(self, engine_loop: EngineLoop):
+    def __init__(self, engine_thread: EngineThread):
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "megatron_requests",
@@ -29,21 +29,21 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
-        self._registry.register(_OfEngine(engine_loop))
+        self._registry.register(_OfEngine(engine_thread))
 
-    def answered(self, path: str, status: int, took_s: float) -> None:
+    def count(self, path: str, status: int, took_s: float) -> None:
         """Count one request."""
         self._requests.labels(path, str(status)).inc()
         self._latency.labels(path).observe(took_s)
 
     def text(self) -> bytes:
-        """Return all counts."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _OfEngine(Collector):
-    def __init__(self, engine_loop: EngineLoop):
-        self._loop = engine_loop
+    def __init__(self, engine_thread: EngineThread):
+        self._loop = engine_thread
 
     def collect(self) -> Iterator[Metric]:
         loop = self._loop

@@ -1,13 +1,12 @@
-"""Request bodies: what all have in common, and the fields of PUT /api."""
+"""Base classes and field types of request and response bodies (pydantic)."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
     GetJsonSchemaHandler,
     model_validator,
 )
@@ -66,7 +65,7 @@ def _may_be_null(field: JsonSchema) -> bool:
 class Body(BaseModel):
     """A JSON object. A field that is null counts as left out, unless it is required."""
 
-    # Strict: true is no number and "1" is none either; a whole number passes for a fraction.
+    # Strict: true and "1" are not numbers; an integer is accepted as a float.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
@@ -89,33 +88,19 @@ class Body(BaseModel):
         return schema
 
 
-class MegatronBody(Body):
-    """The fields of PUT /api. Source: the text generation server of Megatron-LM."""
+class Answer(BaseModel):
+    """A JSON object in a response."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                {"properties": {"prompts": {"items": {"minLength": 1}}}},
-                {"properties": {"add_BOS": {"const": True}}, "required": ["add_BOS"]},
-            ]
-        }
-    )
+    model_config = ConfigDict(extra="forbid")
 
-    prompts: list[Text] = Field(min_length=1)
-    tokens_to_generate: int | None = Field(None, ge=0)
-    logprobs: bool = False
-    temperature: float | None = Field(None, gt=0, le=100)
-    top_k: int | None = Field(None, ge=0, le=1000)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_p_decay: float = Field(0.0, ge=0, le=1)
-    top_p_bound: float = Field(0.0, ge=0, le=1)
-    add_BOS: bool = False
-    stop_on_double_eol: bool = False
-    stop_on_eol: bool = False
-    prevent_newline_after_colon: bool = False
-    random_seed: int | None = Field(None, ge=0, lt=SEED_LIMIT)
-    no_log: bool = False
-    beam_width: int | None = Field(None, ge=1)
-    stop_token: int | None = Field(None, ge=0)
-    # Further out, a length to this power is infinite or zero.
-    length_penalty: float = Field(1.0, ge=-10, le=10)
+
+class MegatronError(Answer):
+    """Why a request is refused."""
+
+    error: str
+
+
+class HealthAnswer(Answer):
+    """Whether requests are taken."""
+
+    status: Literal["ok", "closing", "failed"]

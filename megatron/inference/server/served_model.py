@@ -1,4 +1,4 @@
-"""The model that is served, and what a request may ask of it: what both interfaces share."""
+"""The served model, with the request limits and seeds that both interfaces share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,60 +7,61 @@ from itertools import count
 from megatron.common.errors import raise_if_any
 from megatron.config.inference.server import Limits
 from megatron.data.datasets.fim import FimTokens
-from megatron.inference.engine.request import Request
-from megatron.inference.engine.sampling import Sampling
-from megatron.inference.server.engine_thread import EngineLoop
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Request
+from megatron.inference.server.engine_thread import EngineThread
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """The model that is served.
+    """The served model.
 
     Args:
-        vocab_size: of the network.
-        name: what clients call the model.
-        sampling: of requests of PUT /api that do not say.
-        seed: what the draws of requests without a seed of their own follow from.
-        chat: how conversations are read; None without a chat template.
-        fim: the special tokens of fill-in-the-middle; None if the model was not trained for it.
+        vocab_size: of the model.
+        name: the `model` field of OpenAI's requests.
+        sampling: defaults of PUT /api.
+        seed: of requests without a seed.
+        chat: encodes conversations; None without a chat template.
+        fim: special tokens of fill-in-the-middle; None if the model was not trained for it.
+        counter: numbers the requests without a seed.
     """
 
-    engine_loop: EngineLoop
+    engine_thread: EngineThread
     tokenizer: Tokenizer
     vocab_size: int
     limits: Limits
     name: str
-    sampling: Sampling
+    sampling: SamplingParams
     seed: int
     chat: ChatPrompts | None = None
     fim: FimTokens | None = None
-    numbers: "count[int]" = field(default_factory=lambda: count(1))
+    counter: "count[int]" = field(default_factory=lambda: count(1))
 
-    def seeds(self, asked: int | None, number: int) -> list[str]:
-        """Return the seeds of so many sequences of a request."""
-        first = f"{self.seed}:{next(self.numbers)}" if asked is None else f"{asked}"
-        return [f"{first}:{place}" for place in range(number)]
+    def seeds(self, requested: int | None, num_sequences: int) -> list[str]:
+        """Return a seed for each sequence of a request."""
+        first = f"{self.seed}:{next(self.counter)}" if requested is None else f"{requested}"
+        return [f"{first}:{index}" for index in range(num_sequences)]
 
     def new_tokens(
-        self, prompts: Sequence[Sequence[int]], asked: int | None, usual: int, copies: int = 1
+        self, prompts: Sequence[Sequence[int]], requested: int | None, usual: int, copies: int = 1
     ) -> int:
-        """Return how many tokens may follow (default: `usual`, or what there is room for)."""
-        if asked is not None:
-            return asked
-        read = sum(map(len, prompts))
-        room = self.engine_loop.engine.max_length - max(map(len, prompts))
-        budget = (self.limits.request_tokens // copies - read) // len(prompts)
+        """Return the limit of generated tokens (default: `usual`, or fewer if the limits say so)."""
+        if requested is not None:
+            return requested
+        num_prompt = sum(map(len, prompts))
+        room = self.engine_thread.engine.max_length - max(map(len, prompts))
+        budget = (self.limits.request_tokens // copies - num_prompt) // len(prompts)
         return max(1, min(usual, self.limits.new_tokens, room, budget))
 
     def require_room(self, prompts: Sequence[Sequence[int]], new_tokens: int, copies: int) -> None:
-        """Refuse what is more than this server takes on.
+        """Refuse requests beyond the limits of the server.
 
         Raises:
             ConfigError: lists every limit that is exceeded.
         """
-        limits, room = self.limits, self.engine_loop.engine.max_length
+        limits, room = self.limits, self.engine_thread.engine.max_length
         found = []
         if len(prompts) > limits.prompts:
             found.append(f"{len(prompts)} prompts are more than {limits.prompts}")
@@ -70,21 +71,21 @@ class ServedModel:
         if longest + new_tokens > room:
             found.append(
                 f"a prompt of {longest} tokens and {new_tokens} new ones are more than the "
-                f"{room} that the model has room for"
+                f"{room} tokens of a sequence"
             )
         tokens = copies * sum(len(prompt) + new_tokens for prompt in prompts)
         if tokens > limits.request_tokens:
             found.append(
-                f"{tokens} tokens of all prompts and what may follow them are more than "
+                f"{tokens} tokens of all prompts and continuations are more than "
                 f"{limits.request_tokens}"
             )
         raise_if_any(found)
 
     def require_possible(self, requests: Sequence[Request]) -> None:
-        """Refuse what the engine would refuse.
+        """Refuse requests that the engine would refuse.
 
         Raises:
             ConfigError: lists what is wrong with the requests.
         """
-        engine = self.engine_loop.engine
+        engine = self.engine_thread.engine
         raise_if_any(dict.fromkeys(p for request in requests for p in engine.problems(request)))

@@ -7,8 +7,8 @@ import torch
 from checkpoints import in_transformers, spread_network
 from stages import completed, engine_of
 
-from megatron.inference.engine.request import Request
-from megatron.inference.engine.sampling import Sampling
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Request
 
 PROMPTS = [(3,), (1, 2, 3, 4), (10, 5)]
 NEW = 8
@@ -45,7 +45,7 @@ def test_greedy_tokens_are_those_of_hugging_face(group, case):
         for prompt in PROMPTS
     ]
     requests = [
-        Request(prompt=prompt, max_new_tokens=new, sampling=Sampling(greedy=True))
+        Request(prompt=prompt, max_new_tokens=new, sampling=SamplingParams(greedy=True))
         for prompt in PROMPTS
     ]
     found = completed(engine_of(model, spec, rows=2), *requests)

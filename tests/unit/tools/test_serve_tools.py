@@ -36,7 +36,7 @@ def client_tool():
 
 
 def test_every_mistake_is_told_at_once():
-    wishes = ServingConfig(
+    options = ServingConfig(
         port=70000,
         api_key="",
         api_key_file="key",
@@ -45,7 +45,7 @@ def test_every_mistake_is_told_at_once():
         request_timeout=0,
     )
     generation = GenerationConfig(prompt="a", beam_width=2, out_seq_length=0)
-    found = "\n".join(serving_problems(wishes, generation))
+    found = "\n".join(serving_problems(options, generation))
     for told in (
         "--port 70000 must be between",
         "--api-key or --api-key-file, not both",
@@ -83,14 +83,14 @@ def test_missing_packages_are_told(server_tool, monkeypatch):
 
 def test_the_key_is_read_from_its_file(server_tool, tmp_path):
     file = tmp_path / "key"
-    wishes = ServingConfig(api_key_file=str(file))
+    options = ServingConfig(api_key_file=str(file))
     with pytest.raises(DataError, match="--api-key-file .*No such file"):
-        server_tool.read_api_key(wishes)
+        server_tool.read_api_key(options)
     file.write_text("\n")
     with pytest.raises(DataError, match="is empty"):
-        server_tool.read_api_key(wishes)
+        server_tool.read_api_key(options)
     file.write_text("sesame\n")
-    assert server_tool.read_api_key(wishes) == "sesame"
+    assert server_tool.read_api_key(options) == "sesame"
     assert server_tool.read_api_key(ServingConfig(api_key="x")) == "x"
 
 

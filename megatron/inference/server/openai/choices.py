@@ -1,17 +1,22 @@
-"""What a client gets of one continuation: its text, and a record of each token that it has."""
+"""Choices of OpenAI's responses: text and token log-probabilities, complete or as stream deltas."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megatron.inference.engine.request import Choice, Completion, Event, Reason
-from megatron.inference.loading.incremental_detokenizer import Parts, Spelling, TokenTexts
+from megatron.inference.engine.sampling import TokenLogprob
+from megatron.inference.engine.sequence import Completion, Event, FinishReason
+from megatron.inference.loading.detokenizer import (
+    Detokenizer,
+    IncrementalDetokenizer,
+    TokenOffsets,
+)
 from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """A prompt and its text, which is repeated with `echo`."""
+    """A prompt's tokens, and its text for `echo`."""
 
     text: str
     tokens: tuple[int, ...]
@@ -19,125 +24,125 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
-    """A token with its log-probability.
+    """A token with its log-probability and text.
 
     Args:
-        before: the token in front of it; empty for the first of a text.
-        text: its own, where it stands.
-        offset: the character at which it begins.
+        before: the preceding token; empty for the first of a text.
+        text: decoded in its context.
+        offset: index of its first character.
     """
 
-    choice: Choice
+    scored: TokenLogprob
     before: tuple[int, ...]
     text: str
     offset: int
 
-    def likeliest(self, tokenizer: Tokenizer) -> list[tuple[int, str, float]]:
-        """Return id, text and log-probability of the likeliest tokens, and of this one."""
-        top = self.choice.top
-        if self.choice.logprob is not None and all(i != self.choice.token for i, _ in top):
-            top = (*top, (self.choice.token, self.choice.logprob))
+    def top(self, tokenizer: Tokenizer) -> list[tuple[int, str, float]]:
+        """Return id, text and log-probability of the most likely tokens, and of this one."""
+        top, own = self.scored.top, self.scored
+        if own.logprob is not None and all(i != own.token for i, _ in top):
+            top = (*top, (own.token, own.logprob))
         return [(i, text_after(tokenizer, self.before, [i]), value) for i, value in top]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """What became certain of a continuation; `reason` says why it has ended, if it has."""
+class Delta:
+    """Stable text and tokens since the last delta; `finish_reason` is None except for the last."""
 
     text: str
     tokens: Sequence[TokenRecord] = ()
-    reason: Reason | None = None
+    finish_reason: FinishReason | None = None
 
 
-class ChoiceWriter:
-    """Turns tokens into parts: a token is in the part that has the beginning of its text.
+class ChoiceBuilder:
+    """Builds the deltas of one choice; a token is in the delta with its first character.
 
     Args:
-        echo: repeat the prompt, and its tokens, in front.
-        with_tokens: record tokens; else parts have text alone.
-        with_stop_token: record the token that ended the text, which has no text, too.
+        echo: prepend the prompt and its tokens.
+        with_tokens: record tokens; else deltas have text alone.
+        with_stop_token: record the stop token too, which has no text.
     """
 
     def __init__(
         self,
-        spelling: Spelling,
+        detokenizer: Detokenizer,
         prompt: Prompt,
         *,
         echo: bool,
         with_tokens: bool,
         with_stop_token: bool,
     ):
-        self._spelling, self._prompt = spelling, prompt
+        self._detokenizer, self._prompt = detokenizer, prompt
         self._with_tokens, self._with_stop_token = with_tokens, with_stop_token
         self._echo = prompt.text if echo else ""
         self._echoes = echo
-        self._length = 0  # characters in the parts until here
-        self._parts = Parts(spelling, prompt.tokens)
+        self._length = 0  # characters in all deltas so far
+        self._stream = IncrementalDetokenizer(detokenizer, prompt.tokens)
         self._held: list[TokenRecord] = []
         self._has_begun = False
         self._last = prompt.tokens[-1:]
-        self._texts = TokenTexts(
-            spelling.tokenizer,
+        self._offsets = TokenOffsets(
+            detokenizer.tokenizer,
             prompt.tokens,
-            hidden=spelling.hidden_tokens | spelling.stop_tokens,
+            hidden=detokenizer.hidden_tokens | detokenizer.stop_tokens,
             start=len(self._echo),
         )
 
-    def after(self, event: Event) -> Part:
-        """Return what is certain after one more token."""
-        token = event.choice.token if event.choice else None
-        text = self._begin(event.prompt_choices)
-        text += self._parts.after(token, is_last=event.reason is not None)
-        if event.choice:
-            self._record(event.choice)
-        return self._part(text, event.reason)
+    def add(self, event: Event) -> Delta:
+        """Add an event; return what has become stable."""
+        token = event.new_token.token if event.new_token else None
+        text = self._begin(event.prompt_tokens)
+        text += self._stream.add(token, is_last=event.finish_reason is not None)
+        if event.new_token:
+            self._record(event.new_token)
+        return self._delta(text, event.finish_reason)
 
-    def whole(self, done: Completion) -> Part:
-        """Return a continuation that has ended."""
-        text = self._begin(done.prompt_choices)
-        for choice in done.choices:
-            self._record(choice)
-        own, self._parts.is_cut = self._spelling.text_and_cut(done.prompt, done.tokens)
-        return self._part(text + own, done.reason)
+    def complete(self, done: Completion) -> Delta:
+        """Return a finished completion as a single delta."""
+        text = self._begin(done.prompt_tokens)
+        for scored in done.new_tokens:
+            self._record(scored)
+        own, self._stream.is_cut = self._detokenizer.text_and_cut(done.prompt, done.tokens)
+        return self._delta(text + own, done.finish_reason)
 
-    def _begin(self, prompt_choices: Sequence[Choice]) -> str:
+    def _begin(self, prompt_tokens: Sequence[TokenLogprob]) -> str:
         if self._has_begun:
             return ""
         self._has_begun = True
         if self._echoes and self._with_tokens:
-            self._held += self._prompt_records(prompt_choices)
+            self._held += self._prompt_records(prompt_tokens)
         return self._echo
 
-    def _prompt_records(self, choices: Sequence[Choice]) -> list[TokenRecord]:
-        tokenizer, tokens = self._spelling.tokenizer, self._prompt.tokens
-        # A text prompt does not have the text of special tokens that the tokenizer adds.
+    def _prompt_records(self, scored: Sequence[TokenLogprob]) -> list[TokenRecord]:
+        tokenizer, tokens = self._detokenizer.tokenizer, self._prompt.tokens
+        # The text of a prompt lacks the special tokens that the tokenizer adds.
         is_literal = tokenizer.decode(tokens) == self._prompt.text
-        texts = TokenTexts(
+        offsets = TokenOffsets(
             tokenizer, hidden=() if is_literal else frozenset(tokenizer.special_ids.values())
         )
         found = []
         before: tuple[int, ...] = ()
-        for choice in (Choice(token=tokens[0]), *choices):
-            text, offset = texts.after(choice.token)
+        for one in (TokenLogprob(token=tokens[0]), *scored):
+            text, offset = offsets.add(one.token)
             offset = min(offset, len(self._echo))
-            found.append(TokenRecord(choice=choice, before=before, text=text, offset=offset))
-            before = (choice.token,)
+            found.append(TokenRecord(scored=one, before=before, text=text, offset=offset))
+            before = (one.token,)
         return found
 
-    def _record(self, choice: Choice) -> None:
+    def _record(self, scored: TokenLogprob) -> None:
         if not self._with_tokens:
             return
-        if choice.token in self._spelling.stop_tokens and not self._with_stop_token:
+        if scored.token in self._detokenizer.stop_tokens and not self._with_stop_token:
             return
-        text, offset = self._texts.after(choice.token)
-        self._held.append(TokenRecord(choice=choice, before=self._last, text=text, offset=offset))
-        self._last = (choice.token,)
+        text, offset = self._offsets.add(scored.token)
+        self._held.append(TokenRecord(scored=scored, before=self._last, text=text, offset=offset))
+        self._last = (scored.token,)
 
-    def _part(self, text: str, reason: Reason | None) -> Part:
+    def _delta(self, text: str, finish_reason: FinishReason | None) -> Delta:
         self._length += len(text)
         shown = [record for record in self._held if record.offset < self._length]
-        if reason is None:
+        if finish_reason is None:
             self._held = [record for record in self._held if record.offset >= self._length]
-        elif not self._parts.is_cut:
+        elif not self._stream.is_cut:
             shown, self._held = self._held, []
-        return Part(text=text, tokens=shown, reason=reason)
+        return Delta(text=text, tokens=shown, finish_reason=finish_reason)

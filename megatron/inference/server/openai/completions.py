@@ -1,24 +1,26 @@
-"""POST /v1/completions: OpenAI's interface to continue prompts."""
+"""POST /v1/completions and POST /v1/chat/completions: OpenAI's completions and chat completions."""
 
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.inference.server.openai.choices import Part, Prompt, TokenRecord
-from megatron.inference.server.openai.records import Record
-from megatron.inference.server.openai.request import OpenAIRequest, require_vocabulary
-from megatron.inference.server.openai.request_schemas import CompletionBody
+from megatron.inference.server.openai.choices import Delta, Prompt, TokenRecord
+from megatron.inference.server.openai.request import OpenAIRequest, Record, require_vocabulary
+from megatron.inference.server.openai.schemas import ChatBody, CompletionBody
 from megatron.inference.server.served_model import ServedModel
+from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.special import encode_alone
 
 _USUAL_NEW_TOKENS = 16
+_INCOMPLETE = "\ufffd"
+"""Decoded text of a part of a character."""
 
 
 class CompletionRequest(OpenAIRequest):
     """One request of POST /v1/completions.
 
     Raises:
-        ConfigError, DataError: lists what cannot be done.
+        ConfigError, DataError: lists what is wrong with the fields.
         UnknownModel: another model is requested.
     """
 
@@ -28,7 +30,7 @@ class CompletionRequest(OpenAIRequest):
     records_stop_token: ClassVar[bool] = True
 
     def __init__(self, served: ServedModel, body: CompletionBody):
-        raise_if_any(_problems(served, body))
+        raise_if_any(_completion_problems(served, body))
         prompts = [*_prompts(served, body)]
         tokens = [prompt.tokens for prompt in prompts]
         super().__init__(
@@ -41,32 +43,33 @@ class CompletionRequest(OpenAIRequest):
             echo=body.echo,
         )
 
-    def choice(self, index: int, part: Part) -> Record:
-        """Return a choice, of a whole answer or of an event."""
+    def choice(self, index: int, delta: Delta) -> Record:
+        """Return a choice of a response or of an event."""
         return {
             "index": index,
-            "text": part.text,
-            "logprobs": None if self.logprobs is None else self._logprobs(part.tokens),
-            "finish_reason": part.reason,
+            "text": delta.text,
+            "logprobs": None if self.logprobs is None else self._logprobs(delta.tokens),
+            "finish_reason": delta.finish_reason,
         }
 
-    def chunks(self, index: int, part: Part, *, is_first: bool) -> Iterator[Record]:
-        """Yield the choice of an event, unless it would bring nothing."""
-        if part.text or part.tokens or part.reason:
-            yield self.choice(index, part)
+    def chunks(self, index: int, delta: Delta, *, is_first: bool) -> Iterator[Record]:
+        """Yield the choice of an event, unless it is empty."""
+        if delta.text or delta.tokens or delta.finish_reason:
+            yield self.choice(index, delta)
 
     def _logprobs(self, records: Sequence[TokenRecord]) -> Record:
         return {
-            "tokens": [self.token_text(one.choice.token, one.text) for one in records],
-            "token_logprobs": [one.choice.logprob for one in records],
+            "tokens": [self.token_text(one.scored.token, one.text) for one in records],
+            "token_logprobs": [one.scored.logprob for one in records],
             "top_logprobs": [
-                None if one.choice.logprob is None else dict(self.likeliest(one)) for one in records
+                None if one.scored.logprob is None else dict(self.top_logprobs(one))
+                for one in records
             ],
             "text_offset": [one.offset for one in records],
         }
 
 
-def _problems(served: ServedModel, body: CompletionBody) -> Iterator[str]:
+def _completion_problems(served: ServedModel, body: CompletionBody) -> Iterator[str]:
     if body.best_of is not None and body.best_of < body.n:
         yield f"best_of: {body.best_of} is less than n, {body.n}"
     if body.best_of is not None and body.best_of > body.n and body.stream:
@@ -82,21 +85,21 @@ def _problems(served: ServedModel, body: CompletionBody) -> Iterator[str]:
 
 
 def _prompts(served: ServedModel, body: CompletionBody) -> Iterator[Prompt]:
-    """Yield text and tokens of each prompt; an empty one is the beginning of a document."""
+    """Yield text and tokens of each prompt; an empty prompt begins a document."""
     given = body.prompt
     is_one = isinstance(given, str) or isinstance(given[0], int)
     for prompt in [given] if is_one else given:
         if isinstance(prompt, str):
-            tokens = _encoded(served, body, prompt)
+            tokens = _encode(served, body, prompt)
             yield Prompt(text=prompt, tokens=tokens or (served.tokenizer.eod,))
         elif isinstance(prompt, list):
             tokens = tuple(token for token in prompt if isinstance(token, int))
             require_vocabulary(tokens, served.vocab_size)
-            # A prompt of tokens can be long, and is spelled for those who want to read it.
+            # A prompt of tokens is decoded for echo alone: it can be long.
             yield Prompt(text=served.tokenizer.decode(tokens) if body.echo else "", tokens=tokens)
 
 
-def _encoded(served: ServedModel, body: CompletionBody, text: str) -> tuple[int, ...]:
+def _encode(served: ServedModel, body: CompletionBody, text: str) -> tuple[int, ...]:
     tokenizer = served.tokenizer
     if not body.suffix:
         encode = tokenizer.encode if body.add_special_tokens else encode_alone(tokenizer)
@@ -105,3 +108,89 @@ def _encoded(served: ServedModel, body: CompletionBody, text: str) -> tuple[int,
         raise ConfigError("suffix: this model was not trained for fill-in-the-middle")
     fim, encode = served.fim, tokenizer.encode  # as in training
     return (fim.prefix, *encode(text), fim.suffix, *encode(body.suffix), fim.middle)
+
+
+class ChatRequest(OpenAIRequest):
+    """One request of POST /v1/chat/completions.
+
+    Raises:
+        ConfigError, DataError: lists what is wrong with the fields.
+        UnknownModel: another model is requested.
+    """
+
+    id_prefix: ClassVar[str] = "chatcmpl"
+    object_name: ClassVar[str] = "chat.completion"
+    chunk_name: ClassVar[str] = "chat.completion.chunk"
+    records_stop_token: ClassVar[bool] = False
+
+    def __init__(self, served: ServedModel, body: ChatBody):
+        raise_if_any(_chat_problems(body))
+        chat = _require_template(served)
+        tokens = tuple(chat.encode([message.for_template() for message in body.messages]))
+        limit = (
+            body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        )
+        super().__init__(
+            served,
+            body,
+            [Prompt(text="", tokens=tokens or (served.tokenizer.eod,))],
+            new_tokens=served.new_tokens([tokens], limit, served.limits.new_tokens, body.n),
+            logprobs=body.top_logprobs if body.logprobs else None,
+            stop_tokens=chat.stop_tokens,
+            stop_strings=chat.stop_strings,
+        )
+
+    def choice(self, index: int, delta: Delta) -> Record:
+        """Return a choice of a response."""
+        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        return {"index": index, "message": message, **self._common(delta)}
+
+    def chunks(self, index: int, delta: Delta, *, is_first: bool) -> Iterator[Record]:
+        """Yield the choices of events: first the role, then the text, last the finish reason."""
+        empty = self._common(Delta(text=""))
+        if is_first:
+            yield {"index": index, "delta": {"role": "assistant", "content": ""}, **empty}
+        if delta.text or delta.tokens:
+            common = self._common(Delta(text="", tokens=delta.tokens))
+            yield {"index": index, "delta": {"content": delta.text}, **common}
+        if delta.finish_reason:
+            yield {"index": index, "delta": {}, **empty, "finish_reason": delta.finish_reason}
+
+    def _common(self, delta: Delta) -> Record:
+        content = [self._token(record) for record in delta.tokens]
+        has_logprobs = self.logprobs is not None and (content or delta.finish_reason)
+        return {
+            "logprobs": {"content": content, "refusal": None} if has_logprobs else None,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _token(self, record: TokenRecord) -> Record:
+        top = self.top_logprobs(record) if self.logprobs else []
+        own = self.token_text(record.scored.token, record.text)
+        return {
+            **_token_record(own, record.scored.logprob),
+            "top_logprobs": [_token_record(text, logprob) for text, logprob in top],
+        }
+
+
+def _token_record(text: str, logprob: float | None) -> Record:
+    # The bytes of a part of a character are unknown.
+    in_bytes = None if _INCOMPLETE in text else [*text.encode()]
+    return {"token": text, "logprob": logprob, "bytes": in_bytes}
+
+
+def _chat_problems(body: ChatBody) -> Iterator[str]:
+    if body.top_logprobs and not body.logprobs:
+        yield "top_logprobs: needs logprobs: true"
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        yield "max_tokens and max_completion_tokens are the same limit: give one of them"
+
+
+def _require_template(served: ServedModel) -> ChatPrompts:
+    if served.chat is None:
+        raise ConfigError(
+            "this model has no chat template: start the server with --chat-template FILE, or use "
+            "POST /v1/completions"
+        )
+    return served.chat

@@ -7,11 +7,11 @@ from megatron.config.inference.generation import (
     generation_problems,
     vocabulary_problems,
 )
-from megatron.inference.engine.sampling import Sampling
+from megatron.inference.engine.sampling import SamplingParams
 
 
 @pytest.mark.parametrize(
-    ("wishes", "told"),
+    ("options", "told"),
     [
         ({"temperature": -0.1}, "--temperature -0.1 must be at least 0"),
         ({"top_k": -1}, "--top_k -1 must be at least 0"),
@@ -20,15 +20,15 @@ from megatron.inference.engine.sampling import Sampling
         ({"greedy": True, "top_k": 2}, "--greedy takes the likeliest token: leave"),
     ],
 )
-def test_a_contradiction_is_told(wishes, told):
-    (problem,) = generation_problems(GenerationConfig(**wishes))
+def test_a_contradiction_is_told(options, told):
+    (problem,) = generation_problems(GenerationConfig(**options))
     assert told in problem
 
 
-@pytest.mark.parametrize("wishes", [{}, {"greedy": True}, {"top_p": 0.5}])
-def test_a_temperature_of_zero_takes_the_likeliest_token(wishes):
-    assert [*generation_problems(GenerationConfig(temperature=0.0, **wishes))] == []
-    assert Sampling(temperature=0.0).takes_likeliest
+@pytest.mark.parametrize("options", [{}, {"greedy": True}, {"top_p": 0.5}])
+def test_a_temperature_of_zero_takes_the_likeliest_token(options):
+    assert [*generation_problems(GenerationConfig(temperature=0.0, **options))] == []
+    assert SamplingParams(temperature=0.0).is_greedy
 
 
 def test_all_that_is_wrong_is_told_at_once():
@@ -42,12 +42,12 @@ def test_all_that_is_wrong_is_told_at_once():
 
 
 def test_tokens_outside_the_vocabulary_are_told():
-    wishes = GenerationConfig(top_k=5, stop_tokens=[3, 4, -1])
-    assert [*vocabulary_problems(wishes, vocab_size=4)] == [
+    options = GenerationConfig(top_k=5, stop_tokens=[3, 4, -1])
+    assert [*vocabulary_problems(options, vocab_size=4)] == [
         "--top_k 5 is more than the vocabulary's 4 tokens",
         "--stop-tokens 4 is not in the vocabulary of 4 tokens",
         "--stop-tokens -1 is not in the vocabulary of 4 tokens",
     ]
-    assert [*vocabulary_problems(wishes, vocab_size=5)] == [
+    assert [*vocabulary_problems(options, vocab_size=5)] == [
         "--stop-tokens -1 is not in the vocabulary of 5 tokens"
     ]

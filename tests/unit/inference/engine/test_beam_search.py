@@ -8,9 +8,9 @@ from stages import completed, engine_of, plain_logits, random_model
 from tiny import tiny_spec
 
 from megatron.common.errors import ConfigError
-from megatron.inference.engine.beam_search import Search
-from megatron.inference.engine.request import Request
-from megatron.inference.engine.sampling import Sampling
+from megatron.inference.engine.beam_search import BeamSearchRequest
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Request
 
 VOCAB, STOP, NEW = 5, 4, 3
 PROMPT = (1, 2)
@@ -42,8 +42,8 @@ def test_the_best_of_all_texts_are_found(network, length_penalty):
         scores[tokens] = float(total) / len(tokens) ** length_penalty
     best = sorted(scores, key=lambda tokens: -scores[tokens])
     engine = engine_of(model, spec, rows=len(best))
-    found = engine.search(
-        Search(
+    found = engine.beam_search(
+        BeamSearchRequest(
             prompt=PROMPT,
             width=len(best),
             max_new_tokens=NEW,
@@ -63,11 +63,11 @@ def test_the_best_of_all_texts_are_found(network, length_penalty):
 def test_a_beam_of_one_is_greedy_and_a_wider_one_is_no_worse(network):
     model, spec = network
     engine = engine_of(model, spec, rows=3)
-    greedy = Request(prompt=PROMPT, max_new_tokens=6, sampling=Sampling(greedy=True))
+    greedy = Request(prompt=PROMPT, max_new_tokens=6, sampling=SamplingParams(greedy=True))
     (expected,) = completed(engine, greedy)
-    (narrow,) = engine.search(Search(prompt=PROMPT, width=1, max_new_tokens=6))
+    (narrow,) = engine.beam_search(BeamSearchRequest(prompt=PROMPT, width=1, max_new_tokens=6))
     assert narrow.tokens == expected.tokens
-    wide = engine.search(Search(prompt=PROMPT, width=3, max_new_tokens=6))
+    wide = engine.beam_search(BeamSearchRequest(prompt=PROMPT, width=3, max_new_tokens=6))
     assert len(wide) == 3 and wide[0].score >= narrow.score
     assert all(len(beam.tokens) == 6 for beam in wide)
 
@@ -81,19 +81,19 @@ def test_a_search_that_nobody_waits_for_is_left_between_tokens(network):
         asked.append(engine.is_busy)
         return len(asked) < 3
 
-    search = Search(prompt=PROMPT, width=3, max_new_tokens=6)
-    assert engine.search(search, goes_on) == []
+    search = BeamSearchRequest(prompt=PROMPT, width=3, max_new_tokens=6)
+    assert engine.beam_search(search, goes_on) == []
     assert (len(asked), engine.is_busy) == (3, False)
-    found = engine.search(search)
-    assert found == engine_of(model, spec, rows=3).search(search) != []
+    found = engine.beam_search(search)
+    assert found == engine_of(model, spec, rows=3).beam_search(search) != []
 
 
 def test_a_search_that_cannot_be_done_is_refused(network):
     engine = engine_of(*network, rows=2)
     with pytest.raises(ConfigError, match="a beam width of 3 must be between 1 and the 2"):
-        engine.search(Search(prompt=PROMPT, width=3, max_new_tokens=1))
+        engine.beam_search(BeamSearchRequest(prompt=PROMPT, width=3, max_new_tokens=1))
     with pytest.raises(ConfigError, match="a prompt has 9 tokens"):
-        engine.search(Search(prompt=(1,) * 9, width=2, max_new_tokens=1))
+        engine.beam_search(BeamSearchRequest(prompt=(1,) * 9, width=2, max_new_tokens=1))
     engine.add(Request(prompt=PROMPT, max_new_tokens=1))
     with pytest.raises(ConfigError, match="a beam search runs alone"):
-        engine.search(Search(prompt=PROMPT, width=2, max_new_tokens=1))
+        engine.beam_search(BeamSearchRequest(prompt=PROMPT, width=2, max_new_tokens=1))

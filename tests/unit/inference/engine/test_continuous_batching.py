@@ -14,10 +14,10 @@ from stages import (
 from tiny import GEMMA_2, GEMMA_3, LLAMA, ROTARY, tiny_spec
 
 from megatron.common.errors import CheckpointError, ConfigError, MegatronError
-from megatron.inference.engine.beam_search import Search
-from megatron.inference.engine.request import Request
-from megatron.inference.engine.sampling import Sampling
-from megatron.inference.evaluation.scoring import judge
+from megatron.inference.engine.beam_search import BeamSearchRequest
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import Request
+from megatron.inference.evaluation.scoring import score_windows
 from megatron.inference.evaluation.windows import Window
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ NETWORKS = {
     "capped scores and alibi": {"attention_softcap": 0.5, "position_embedding": "alibi"},
     "all at once": LLAMA | {"qk_layernorm": True, "embed_layernorm": True, "window": 3},
 }
-GREEDY = Sampling(greedy=True)
+GREEDY = SamplingParams(greedy=True)
 
 
 class Numbers(Tokenizer):
@@ -81,8 +81,8 @@ def prompts(count=7):
     ]
 
 
-def asked(prompt, new=5, **wishes):
-    return Request(prompt=prompt, max_new_tokens=new, **({"sampling": GREEDY} | wishes))
+def asked(prompt, new=5, **options):
+    return Request(prompt=prompt, max_new_tokens=new, **({"sampling": GREEDY} | options))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_greedy_tokens_are_those_without_a_cache(group, changes):
     for options in ({"rows": 3}, {"rows": 1}, {"rows": 3, "recompute": True}):
         found = completed(engine_of(model, spec, **options), *requests)
         assert [list(done.tokens) for done in found] == expected, options
-        assert {done.reason for done in found} == {"length"}
+        assert {done.finish_reason for done in found} == {"length"}
 
 
 def test_a_prefix_is_seen_as_a_whole(network):
@@ -121,9 +121,14 @@ def test_a_prefix_is_seen_as_a_whole(network):
 
 def test_draws_of_a_sequence_do_not_depend_on_the_others(network):
     model, spec = network
-    wishes = [Sampling(temperature=2.0), Sampling(top_k=9), Sampling(top_p=0.95), Sampling()]
+    options = [
+        SamplingParams(temperature=2.0),
+        SamplingParams(top_k=9),
+        SamplingParams(top_p=0.95),
+        SamplingParams(),
+    ]
     requests = [
-        asked(prompt, 6, sampling=wishes[i % 4], seed=f"7:{i}")
+        asked(prompt, 6, sampling=options[i % 4], seed=f"7:{i}")
         for i, prompt in enumerate(prompts(9))
     ]
     alone = [completed(engine_of(model, spec, rows=1), request)[0].tokens for request in requests]
@@ -135,7 +140,7 @@ def test_draws_of_a_sequence_do_not_depend_on_the_others(network):
 
 def test_padded_tokens_are_never_drawn(group):
     spec = tiny_spec(**SIZES | {"vocab_size": 3})
-    flat = Sampling(temperature=1e4)
+    flat = SamplingParams(temperature=1e4)
     done = completed(
         engine_of(random_model(group, spec), spec, rows=9),
         *(asked((1,), 13, sampling=flat, seed=seed) for seed in range(9)),
@@ -154,12 +159,12 @@ def test_probabilities_are_those_of_the_network(network):
         table = plain_logits(model, spec, text).log_softmax(-1)
         expected = table[:-1].gather(1, torch.tensor(text[1:])[:, None])[:, 0]
         before = len(request.prompt) - 1
-        own = torch.tensor([choice.logprob for choice in done.choices])
+        own = torch.tensor([choice.logprob for choice in done.new_tokens])
         torch.testing.assert_close(own, expected[before:], atol=1e-5, rtol=1e-5)
         if request.prompt_logprobs:
             told = torch.tensor(done.prompt_logprobs)
             torch.testing.assert_close(told, expected[:before], atol=1e-5, rtol=1e-5)
-            for place, choice in enumerate(done.prompt_choices):
+            for place, choice in enumerate(done.prompt_tokens):
                 assert choice.token == text[place + 1]
                 likeliest = table[place].topk(2)
                 assert [token for token, _ in choice.top] == likeliest.indices.tolist()
@@ -167,7 +172,7 @@ def test_probabilities_are_those_of_the_network(network):
                 torch.testing.assert_close(values, likeliest.values, atol=1e-5, rtol=1e-5)
         else:
             assert done.prompt_logprobs == []
-        for place, choice in enumerate(done.choices, start=before):
+        for place, choice in enumerate(done.new_tokens, start=before):
             assert [token for token, _ in choice.top] == table[place].topk(2).indices.tolist()
 
 
@@ -177,7 +182,7 @@ def test_a_prompt_can_be_weighed_without_going_on(network):
     (done,) = completed(
         engine_of(model, spec), asked(prompt[:14], new=0, prompt_logprobs=True, logprobs=True)
     )
-    assert (done.tokens, done.reason) == ((), "length")
+    assert (done.tokens, done.finish_reason) == ((), "length")
     assert len(done.prompt_logprobs) == len(prompt[:14]) - 1
 
 
@@ -231,7 +236,9 @@ def test_sequences_join_and_leave_between_steps(network):
 
     def step():
         for event in engine.step():
-            seen[event.number].append((event.choice and event.choice.token, event.reason))
+            seen[event.request_id].append(
+                (event.new_token and event.new_token.token, event.finish_reason)
+            )
 
     step(), step()
     engine.cancel(numbers[0])
@@ -279,8 +286,10 @@ def test_logits_that_are_no_numbers_are_told(network, broken):
     engine = engine_of(model, spec)
     for go_on in (
         lambda: completed(engine, asked((1, 2))),
-        lambda: engine_of(model, spec).search(Search(prompt=(1,), width=2, max_new_tokens=2)),
-        lambda: judge(engine_of(model, spec).stage, [Window((1, 2, 3), 2)], [[0]]),
+        lambda: engine_of(model, spec).beam_search(
+            BeamSearchRequest(prompt=(1,), width=2, max_new_tokens=2)
+        ),
+        lambda: score_windows(engine_of(model, spec).runner, [Window((1, 2, 3), 2)], [[0]]),
     ):
         with pytest.raises(MegatronError, match="logits are NaN or infinite; its weights are"):
             go_on()
@@ -301,13 +310,13 @@ def test_a_sequence_without_numbers_fails_alone(group):
     reasons = {}
     while engine.is_busy:
         for event in engine.step():
-            tokens[event.number] += [event.choice.token] if event.choice else []
-            reasons[event.number] = event.reason
+            tokens[event.request_id] += [event.new_token.token] if event.new_token else []
+            reasons[event.request_id] = event.finish_reason
     assert [reasons[number] for number in numbers] == ["failed", "length", "length", "length"]
     assert [tuple(tokens[number]) for number in numbers] == [(), *expected]
-    search = Search(prompt=(1, 5), width=2, max_new_tokens=2)
+    search = BeamSearchRequest(prompt=(1, 5), width=2, max_new_tokens=2)
     with pytest.raises(MegatronError, match="logits are NaN or infinite"):
-        engine.search(search)
+        engine.beam_search(search)
     assert [one.tokens for one in completed(engine, *others)] == expected
 
 

@@ -5,9 +5,8 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from megatron.inference.engine.logits_processor import process_logits
-from megatron.inference.engine.request import Request
-from megatron.inference.engine.sampling import Sampling
-from megatron.inference.engine.sequence import ActiveSequence
+from megatron.inference.engine.sampling import SamplingParams
+from megatron.inference.engine.sequence import ActiveSequence, Request
 
 SIZE = 12
 
@@ -16,7 +15,7 @@ def sequence(prompt=(1, 2, 2), new=(), **options):
     request = {name: options.pop(name) for name in ("barred", "stop_tokens", "min_new_tokens")
                if name in options}  # fmt: skip
     found = ActiveSequence(
-        1, Request(prompt=prompt, max_new_tokens=9, sampling=Sampling(**options), **request)
+        1, Request(prompt=prompt, max_new_tokens=9, sampling=SamplingParams(**options), **request)
     )
     found.tokens += new
     return found

@@ -7,7 +7,7 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from megatron.inference.engine import sampling as module
-from megatron.inference.engine.sampling import Sampling, choose_tokens
+from megatron.inference.engine.sampling import SamplingParams, sample_tokens
 
 LOGITS = torch.log(torch.tensor([[0.3, 0.5, 0.05, 0.15]]))
 
@@ -16,26 +16,26 @@ def drawn(sampling, times=2000, length=0):
     stream = random.Random(0)
     rows = LOGITS.expand(times, -1)
     draws = [stream.random() for _ in range(times)]
-    found = choose_tokens(rows, [sampling] * times, draws, [length] * times)
+    found = sample_tokens(rows, [sampling] * times, draws, [length] * times)
     return torch.bincount(torch.tensor(found), minlength=4) / times
 
 
 def test_tokens_are_as_likely_as_they_are():
     torch.testing.assert_close(
-        drawn(Sampling()), torch.tensor([0.3, 0.5, 0.05, 0.15]), atol=0.04, rtol=0
+        drawn(SamplingParams()), torch.tensor([0.3, 0.5, 0.05, 0.15]), atol=0.04, rtol=0
     )
     torch.testing.assert_close(
-        drawn(Sampling(top_k=2)), torch.tensor([3 / 8, 5 / 8, 0, 0]), atol=0.04, rtol=0
+        drawn(SamplingParams(top_k=2)), torch.tensor([3 / 8, 5 / 8, 0, 0]), atol=0.04, rtol=0
     )
 
 
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(greedy=True),
-        Sampling(top_k=1),
-        Sampling(temperature=1e-40),
-        Sampling(temperature=1e-40, top_k=3),
+        SamplingParams(greedy=True),
+        SamplingParams(top_k=1),
+        SamplingParams(temperature=1e-40),
+        SamplingParams(temperature=1e-40, top_k=3),
     ],
 )
 def test_the_likeliest_is_taken_where_nothing_is_drawn(sampling):
@@ -45,19 +45,19 @@ def test_the_likeliest_is_taken_where_nothing_is_drawn(sampling):
 @pytest.mark.parametrize(
     ("sampling", "kept"),
     [
-        (Sampling(top_k=2), [0, 1]),
-        (Sampling(top_k=4), [0, 1, 2, 3]),
-        (Sampling(top_p=0.4), [1]),
-        (Sampling(top_p=0.6), [0, 1]),
-        (Sampling(top_p=0.81), [0, 1, 3]),
-        (Sampling(top_p=1.0), [0, 1, 2, 3]),
-        (Sampling(top_k=3, top_p=0.6), [0, 1]),
-        (Sampling(top_k=2, top_p=0.6), [1]),
-        (Sampling(min_p=0.5), [0, 1]),
-        (Sampling(min_p=0.25), [0, 1, 3]),
-        (Sampling(min_p=0.05), [0, 1, 2, 3]),
-        (Sampling(min_p=1.0), [1]),
-        (Sampling(min_p=0.05, top_k=2), [0, 1]),
+        (SamplingParams(top_k=2), [0, 1]),
+        (SamplingParams(top_k=4), [0, 1, 2, 3]),
+        (SamplingParams(top_p=0.4), [1]),
+        (SamplingParams(top_p=0.6), [0, 1]),
+        (SamplingParams(top_p=0.81), [0, 1, 3]),
+        (SamplingParams(top_p=1.0), [0, 1, 2, 3]),
+        (SamplingParams(top_k=3, top_p=0.6), [0, 1]),
+        (SamplingParams(top_k=2, top_p=0.6), [1]),
+        (SamplingParams(min_p=0.5), [0, 1]),
+        (SamplingParams(min_p=0.25), [0, 1, 3]),
+        (SamplingParams(min_p=0.05), [0, 1, 2, 3]),
+        (SamplingParams(min_p=1.0), [1]),
+        (SamplingParams(min_p=0.05, top_k=2), [0, 1]),
     ],
 )
 @pytest.mark.parametrize("candidates", [1, 128])
@@ -74,14 +74,14 @@ def test_limits_together_leave_what_those_of_transformers_leave(monkeypatch, can
     limits += [(20, 0.0, 0.0), (20, 0.0, 0.3), (0, 0.0, 0.05)]
     left = []
 
-    def all_that_is_left(ordered_bn, wishes):
+    def all_that_is_left(ordered_bn, options):
         left.append(ordered_bn.isfinite().sum(1))
-        return torch.zeros(len(wishes), dtype=torch.long)
+        return torch.zeros(len(options), dtype=torch.long)
 
     monkeypatch.setattr(module, "_draw", all_that_is_left)
-    samplings = [Sampling(top_k=k, top_p=p, min_p=m) for k, p, m in limits]
+    samplings = [SamplingParams(top_k=k, top_p=p, min_p=m) for k, p, m in limits]
     logits = torch.randn(len(limits), 50)
-    choose_tokens(logits, samplings, [0.5] * len(limits), [0] * len(limits))
+    sample_tokens(logits, samplings, [0.5] * len(limits), [0] * len(limits))
     expected = []
     for row, (k, p, m) in zip(logits, limits, strict=True):
         scores = TopKLogitsWarper(k)(None, row[None]) if k else row[None]
@@ -92,11 +92,11 @@ def test_limits_together_leave_what_those_of_transformers_leave(monkeypatch, can
 
 
 def test_temperature_sharpens():
-    assert drawn(Sampling(temperature=0.2))[1] > 0.9 > drawn(Sampling())[1]
+    assert drawn(SamplingParams(temperature=0.2))[1] > 0.9 > drawn(SamplingParams())[1]
 
 
 def test_top_p_decays_to_its_bound():
-    decaying = Sampling(top_p=1.0, top_p_decay=0.8, top_p_bound=0.6)
+    decaying = SamplingParams(top_p=1.0, top_p_decay=0.8, top_p_bound=0.6)
     assert [decaying.top_p_after(n) for n in range(4)] == [1.0, 0.8, 0.8**2, 0.6]
     assert drawn(decaying, length=3).nonzero().flatten().tolist() == [0, 1]
 
@@ -105,16 +105,16 @@ def test_rows_have_wishes_of_their_own():
     torch.manual_seed(0)
     logits = torch.randn(5, 1000)
     samplings = [
-        Sampling(greedy=True),
-        Sampling(temperature=0.7),
-        Sampling(top_k=5),
-        Sampling(top_p=0.9, temperature=2.0),
-        Sampling(),
+        SamplingParams(greedy=True),
+        SamplingParams(temperature=0.7),
+        SamplingParams(top_k=5),
+        SamplingParams(top_p=0.9, temperature=2.0),
+        SamplingParams(),
     ]
     draws = [0.1, 0.3, 0.5, 0.7, 0.9]
-    together = choose_tokens(logits, samplings, draws, [0] * 5)
+    together = sample_tokens(logits, samplings, draws, [0] * 5)
     for row in range(5):
-        assert choose_tokens(logits[row : row + 1], [samplings[row]], [draws[row]], [0]) == [
+        assert sample_tokens(logits[row : row + 1], [samplings[row]], [draws[row]], [0]) == [
             together[row]
         ]
 
@@ -122,5 +122,5 @@ def test_rows_have_wishes_of_their_own():
 @pytest.mark.parametrize("draw", [0.0, 1 - 2**-53])
 def test_the_ends_of_the_interval_are_tokens_that_can_be(draw):
     impossible = torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])
-    for sampling in (Sampling(), Sampling(top_k=3), Sampling(top_p=1.0)):
-        assert choose_tokens(impossible, [sampling], [draw], [0])[0] in (1, 2)
+    for sampling in (SamplingParams(), SamplingParams(top_k=3), SamplingParams(top_p=1.0)):
+        assert sample_tokens(impossible, [sampling], [draw], [0])[0] in (1, 2)

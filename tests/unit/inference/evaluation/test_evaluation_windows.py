@@ -12,7 +12,7 @@ def judged_with_context(windows):
     """Return {token: how many tokens before it were read}; tokens are their own places."""
     found = {}
     for window in windows:
-        for place in range(len(window.tokens) - window.judged, len(window.tokens)):
+        for place in range(len(window.tokens) - window.num_targets, len(window.tokens)):
             assert window.tokens[place] not in found
             found[window.tokens[place]] = place
     return found
@@ -41,7 +41,7 @@ def test_full_windows_judge_every_token_once(count, length):
 )
 def test_the_beginning_of_a_long_context_is_left_out(length, tokens):
     window = last_window([1, 2, 3], [8, 9], length=length)
-    assert (window.tokens, window.judged) == (tokens, 2)
+    assert (window.tokens, window.num_targets) == (tokens, 2)
 
 
 class Beginning:
@@ -56,7 +56,7 @@ class Beginning:
 def test_a_last_word_is_judged_without_what_begins_a_text():
     texts = ["5 6 7", "8"]
     windows = [*passage_windows(texts, Beginning(), length=9, strict=True)]
-    assert [(window.tokens, window.judged) for window in windows] == [
+    assert [(window.tokens, window.num_targets) for window in windows] == [
         ((0, 5, 6, 7), 1),
         ((0, 8), 1),
     ]

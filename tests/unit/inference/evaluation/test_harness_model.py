@@ -11,7 +11,7 @@ from untrained import LENGTH, WRITTEN, log_probabilities
 
 from megatron.common.errors import DataError
 from megatron.config.inference.generation import GenerationConfig
-from megatron.inference.evaluation.distributed_evaluator import Team
+from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
 from megatron.inference.loading.loaded_model import load_model
 from megatron.inference.loading.model_source import read_model_source
 
@@ -33,7 +33,7 @@ def model(theirs):
         GenerationConfig(),
         rows=3,
     )
-    team = Team(loaded.engine.stage, rows=3, tokenizer=loaded.tokenizer)
+    evaluator = DistributedEvaluator(loaded.engine.runner, rows=3, tokenizer=loaded.tokenizer)
     with pytest.MonkeyPatch.context() as patch:
         if not IS_THERE:
             for name in ("lm_eval", "lm_eval.api", "lm_eval.api.instance", "lm_eval.api.model"):
@@ -42,7 +42,7 @@ def model(theirs):
             sys.modules["lm_eval.api.model"].LM = type("LM", (), {})
         from megatron.inference.evaluation.lm_eval_harness import HarnessModel
 
-        yield HarnessModel(team, loaded.tokenizer, length=LENGTH, seed=1)
+        yield HarnessModel(evaluator, loaded.tokenizer, length=LENGTH, seed=1)
     if not IS_THERE:
         del sys.modules["megatron.inference.evaluation.lm_eval_harness"]
 
@@ -76,7 +76,7 @@ def test_continuations(model, theirs):
     assert [total for total, _ in found] == pytest.approx(
         [total for total, _ in expected], abs=1e-4
     )
-    assert [is_likeliest for _, is_likeliest in found] == [yes for _, yes in expected]
+    assert [is_greedy for _, is_greedy in found] == [yes for _, yes in expected]
     assert expected[-1][1]
     with pytest.raises(DataError, match=r"probability of \d+ tokens at once; .* --seq-length 12"):
         model.loglikelihood([Asked(("a", WRITTEN))])
@@ -132,8 +132,8 @@ def test_an_answer_begins_without_the_blank_that_its_tokens_lose_alone(model, un
         special_ids={"eod": 0},
         eod=0,
     )
-    team = SimpleNamespace(completions=lambda _: [SimpleNamespace(tokens=(5, 6))])
-    asks = type(model)(team, tokenizer, length=LENGTH, seed=1)
+    evaluator = SimpleNamespace(completions=lambda _: [SimpleNamespace(tokens=(5, 6))])
+    asks = type(model)(evaluator, tokenizer, length=LENGTH, seed=1)
     assert asks.generate_until([Asked(("of", {"until": until, "max_gen_toks": 2}))]) == [answer]
 
 
@@ -147,7 +147,7 @@ def test_a_token_that_begins_texts_is_not_judged(model, theirs, monkeypatch):
     )
     words = tokenizer.encode("in the war")
     expected = plainly_judged(network, begin + words, 1)
-    ((total, is_likeliest),) = model.loglikelihood([Asked(("", "in the war"))])
-    assert (total, is_likeliest) == (pytest.approx(expected[0], abs=1e-4), expected[1])
+    ((total, is_greedy),) = model.loglikelihood([Asked(("", "in the war"))])
+    assert (total, is_greedy) == (pytest.approx(expected[0], abs=1e-4), expected[1])
     (total,) = model.loglikelihood_rolling([Asked(("in the war",))])
     assert total == pytest.approx(expected[0], abs=1e-4)

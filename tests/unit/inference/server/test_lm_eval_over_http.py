@@ -10,7 +10,7 @@ from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompleti
 from lm_eval.tasks import TaskManager
 from servers import serving
 
-from megatron.inference.evaluation.distributed_evaluator import Team
+from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
 from megatron.inference.evaluation.lm_eval_harness import HarnessModel
 from megatron.tokenizer.chat import ChatTemplate
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
@@ -93,12 +93,14 @@ def test_results_over_http_are_those_of_the_own_harness(running, tokenizer, task
         max_length=LENGTH,
         max_retries=1,
     )
-    team = Team(running.served.engine_loop.engine.stage, rows=4, tokenizer=tokenizer)
+    evaluator = DistributedEvaluator(
+        running.served.engine_thread.engine.runner, rows=4, tokenizer=tokenizer
+    )
     found = evaluated(theirs, TASKS, tasks)
-    until_here = running.served.engine_loop.num_prompt_tokens
-    own = HarnessModel(team, tokenizer, length=LENGTH, seed=1)
+    until_here = running.served.engine_thread.num_prompt_tokens
+    own = HarnessModel(evaluator, tokenizer, length=LENGTH, seed=1)
     expected = evaluated(own, TASKS, tasks)
-    assert until_here > 0 and running.served.engine_loop.num_prompt_tokens == until_here
+    assert until_here > 0 and running.served.engine_thread.num_prompt_tokens == until_here
     for name in TASKS:
         figures = {k: v for k, v in expected["results"][name].items() if isinstance(v, float)}
         assert figures

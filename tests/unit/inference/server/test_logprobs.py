@@ -5,14 +5,14 @@ import torch
 from servers import SPEC, Bytes, serving
 from stages import plain_logits, random_model
 
-from megatron.inference.engine.request import Choice, Event
-from megatron.inference.loading.incremental_detokenizer import (
-    Parts,
-    Spelling,
-    TokenTexts,
-    held_back,
+from megatron.inference.engine.sequence import Event, TokenLogprob
+from megatron.inference.loading.detokenizer import (
+    Detokenizer,
+    IncrementalDetokenizer,
+    TokenOffsets,
+    stop_prefix_length,
 )
-from megatron.inference.server.openai.choices import ChoiceWriter, Prompt
+from megatron.inference.server.openai.choices import ChoiceBuilder, Prompt
 
 EOD = 256
 WRITTEN = list("añ日b🙂c".encode())
@@ -25,17 +25,17 @@ def running(group):
 
 
 def test_the_offset_of_a_token_is_that_of_its_character():
-    texts = TokenTexts(Bytes())
-    found = [texts.after(token) for token in WRITTEN]
+    texts = TokenOffsets(Bytes())
+    found = [texts.add(token) for token in WRITTEN]
     assert [offset for _, offset in found] == [0, 1, 1, 2, 2, 2, 3, 4, 4, 4, 4, 5]
     assert [text for text, _ in found][:2] == ["a", "\ufffd"]
-    texts = TokenTexts(Bytes(), hidden={EOD}, start=3)
-    assert [texts.after(token)[1] for token in (EOD, 97, EOD, 195, 169, 98)] == [3, 3, 4, 4, 4, 5]
+    texts = TokenOffsets(Bytes(), hidden={EOD}, start=3)
+    assert [texts.add(token)[1] for token in (EOD, 97, EOD, 195, 169, 98)] == [3, 3, 4, 4, 4, 5]
 
 
 def test_bytes_that_are_no_character_do_not_stop_the_count():
-    texts = TokenTexts(Bytes())
-    found = [texts.after(token)[1] for token in [0xFF] * 70 + [97, 98]]
+    texts = TokenOffsets(Bytes())
+    found = [texts.add(token)[1] for token in [0xFF] * 70 + [97, 98]]
     assert found == sorted(found) and found[-1] == 71
 
 
@@ -45,18 +45,20 @@ def prompt_of(text):
 
 def written(stops=(), tokens=WRITTEN, prompt="é", echo=True, reason="stop"):
     """The parts of a stream whose tokens are known."""
-    spelling = Spelling(tokenizer=Bytes(), stop_tokens=frozenset({EOD}), stop_strings=tuple(stops))
-    writer = ChoiceWriter(
+    spelling = Detokenizer(
+        tokenizer=Bytes(), stop_tokens=frozenset({EOD}), stop_strings=tuple(stops)
+    )
+    generator = ChoiceBuilder(
         spelling, prompt_of(prompt), echo=echo, with_tokens=True, with_stop_token=True
     )
-    before = tuple(Choice(token=token, logprob=-1.0) for token in prompt.encode()[1:])
+    before = tuple(TokenLogprob(token=token, logprob=-1.0) for token in prompt.encode()[1:])
     return [
-        writer.after(
+        generator.add(
             Event(
                 number=1,
-                choice=Choice(token=token, logprob=-0.5),
+                choice=TokenLogprob(token=token, logprob=-0.5),
                 reason=reason if place == len(tokens) - 1 else None,
-                prompt_choices=before if place == 0 else (),
+                prompt_tokens=before if place == 0 else (),
             )
         )
         for place, token in enumerate(tokens)
@@ -68,11 +70,11 @@ def test_a_part_has_the_tokens_whose_text_begins_in_it():
     text = ""
     for part in parts:
         for record in part.tokens:
-            assert len(text) <= record.offset < max(len(text + part.text), 1) or part.reason
+            assert len(text) <= record.offset < max(len(text + part.text), 1) or part.finish_reason
         text += part.text
     assert text == "éañ日b🙂c"
     records = [record for part in parts for record in part.tokens]
-    assert [record.choice.token for record in records] == [*"é".encode(), *WRITTEN, EOD]
+    assert [record.scored.token for record in records] == [*"é".encode(), *WRITTEN, EOD]
     assert [record.offset for record in records][-2:] == [6, 7]
     assert records[0].choice.logprob is None and records[1].choice.logprob == -1.0
 
@@ -83,7 +85,7 @@ def test_a_part_has_the_tokens_whose_text_begins_in_it():
 def test_what_a_stop_string_cuts_is_not_in_the_lists(stop, left):
     parts = written([stop])
     assert "".join(part.text for part in parts) == "é" + left
-    tokens = [record.choice.token for part in parts for record in part.tokens]
+    tokens = [record.scored.token for part in parts for record in part.tokens]
     assert bytes(tokens).decode() == "é" + left
 
 
@@ -99,18 +101,18 @@ def test_what_a_stop_string_cuts_is_not_in_the_lists(stop, left):
     ],
 )
 def test_only_the_beginning_of_a_stop_string_is_held_back(text, stops, held):
-    assert held_back(text, stops) == held
+    assert stop_prefix_length(text, stops) == held
 
 
 def test_a_stop_string_that_does_not_come_delays_nothing():
-    spelling = Spelling(tokenizer=Bytes(), stop_strings=("b" * 200, "self."))
-    parts = Parts(spelling, ())
-    told = [parts.after(token, is_last=False) for token in b"a seel x b"]
+    spelling = Detokenizer(tokenizer=Bytes(), stop_strings=("b" * 200, "self."))
+    parts = IncrementalDetokenizer(spelling, ())
+    told = [parts.add(token, is_last=False) for token in b"a seel x b"]
     assert told == ["a", " ", "", "", "see", "l", " ", "x", " ", ""]
 
 
 def test_stop_strings_among_the_first_tokens_are_text():
-    spelling = Spelling(tokenizer=Bytes(), stop_strings=("b",), min_tokens=3)
+    spelling = Detokenizer(tokenizer=Bytes(), stop_strings=("b",), min_tokens=3)
     assert spelling.text((), list(b"abcabc")) == "abca"
     assert spelling.text((), list(b"ab")) == "ab"
 

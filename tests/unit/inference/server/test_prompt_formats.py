@@ -9,7 +9,7 @@ from servers import Bytes
 from tiny import tiny_config
 
 from megatron.config.data.objective import plan_objective
-from megatron.inference.server.prompt_formats import chat_prompts_of, fim_tokens_of
+from megatron.inference.loading.loaded_model import chat_prompts_of, fim_tokens_of
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 from megatron.tokenizer.types.tokenizer import Vocabulary
 

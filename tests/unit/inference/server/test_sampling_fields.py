@@ -5,9 +5,9 @@ from servers import EOD, SPEC, Bytes, serving
 from stages import plain_logits, plainly_continued, random_model
 
 from megatron.data.datasets.fim import FimTokens
-from megatron.inference.engine.sampling import Sampling
+from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.server.openai.completions import CompletionRequest
-from megatron.inference.server.openai.request_schemas import CompletionBody
+from megatron.inference.server.openai.schemas import CompletionBody
 
 TEXT = "The cat"
 
@@ -56,7 +56,7 @@ def test_every_field_reaches_the_engine(running):
         min_tokens=2,
     )
     (request,) = CompletionRequest(running.served, body).requests
-    assert request.sampling == Sampling(
+    assert request.sampling == SamplingParams(
         temperature=0.5,
         top_p=0.9,
         top_k=5,

@@ -17,8 +17,7 @@ from servers import EOD, SPEC, Bytes, Running, asked_on, serving
 from stages import plain_logits, plainly_continued, random_model
 
 from megatron.common.errors import ConfigError
-from megatron.inference.server.megatron_api import _tokens
-from megatron.inference.server.schemas import MegatronBody
+from megatron.inference.server.megatron_api import MegatronBody, _tokens
 from megatron.inference.server.server import listener
 
 
@@ -47,7 +46,7 @@ def until(condition):
 
 
 def is_idle(running: Running) -> bool:
-    loop = running.served.engine_loop
+    loop = running.served.engine_thread
     return not (loop.num_running or loop.num_waiting)
 
 
@@ -88,10 +87,10 @@ def test_the_same_text_from_the_other_interface(running, model):
 
 
 @pytest.mark.parametrize(
-    "wishes", [{"logprobs": 1}, {"n": 3, "seed": 5}, {"stop": ["e", "\ufffd"]}]
+    "options", [{"logprobs": 1}, {"n": 3, "seed": 5}, {"stop": ["e", "\ufffd"]}]
 )
-def test_a_stream_brings_what_one_answer_does(running, wishes):
-    asked = {"prompt": ["Once", "upon"], "max_tokens": 12, "seed": 3, "echo": True} | wishes
+def test_a_stream_brings_what_one_answer_does(running, options):
+    asked = {"prompt": ["Once", "upon"], "max_tokens": 12, "seed": 3, "echo": True} | options
     whole = running.complete(**asked).json
     usage = {"include_usage": True}
     *parts, last = running.complete(**asked, stream=True, stream_options=usage).events
@@ -111,8 +110,8 @@ def test_a_stream_brings_what_one_answer_does(running, wishes):
 
 
 def test_a_seed_repeats_draws_and_another_does_not(running):
-    def drawn(**wishes):
-        return running.put(prompts=["abc"] * 2, tokens_to_generate=8, **wishes).json["text"]
+    def drawn(**options):
+        return running.put(prompts=["abc"] * 2, tokens_to_generate=8, **options).json["text"]
 
     first = drawn(random_seed=7)
     assert first == drawn(random_seed=7) != drawn(random_seed=8)
@@ -123,9 +122,9 @@ def test_a_seed_repeats_draws_and_another_does_not(running):
 
 
 def test_a_text_ends_at_a_line_and_no_line_follows_a_colon(running):
-    def put(seed, **wishes):
-        wishes = {"prompts": ["a"], "tokens_to_generate": 48, "temperature": 9} | wishes
-        return running.put(**wishes, random_seed=seed).json["text"][0]
+    def put(seed, **options):
+        options = {"prompts": ["a"], "tokens_to_generate": 48, "temperature": 9} | options
+        return running.put(**options, random_seed=seed).json["text"][0]
 
     seed = next(seed for seed in range(99) if "\n" in put(seed)[:-1])
     free, cut = put(seed), put(seed, stop_on_eol=True)
@@ -187,7 +186,7 @@ def test_two_hundred_at_once_each_get_their_own(running, model):
 
 def test_who_leaves_is_not_written_for(group):
     with serving(group, rows=2, request_tokens=10**6) as running:
-        loop, go_on = running.served.engine_loop, threading.Event()
+        loop, go_on = running.served.engine_thread, threading.Event()
         step = loop.engine.step
         loop.engine.step = lambda: go_on.wait(60) and (time.sleep(0.02), step())[1]
         for body, path in (
@@ -215,7 +214,7 @@ def test_who_leaves_is_not_written_for(group):
 
 def test_a_search_that_its_client_left_is_not_finished(group):
     with serving(group) as running:
-        loop, go_on = running.served.engine_loop, threading.Event()
+        loop, go_on = running.served.engine_thread, threading.Event()
         step = loop.engine.step
         loop.engine.step = lambda: go_on.wait(60) and step()
         text = json.dumps({"prompts": ["a"], "tokens_to_generate": 48, "beam_width": 2}).encode()
@@ -223,7 +222,7 @@ def test_a_search_that_its_client_left_is_not_finished(group):
         with socket.create_connection(("127.0.0.1", running.port)) as client:
             client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
             until(lambda: loop.num_running == 1)
-        until(lambda: loop._searching.is_cancelled)
+        until(lambda: loop._search_job.is_cancelled)
         go_on.set()
         until(lambda: is_idle(running))
         assert loop.num_tokens == 0
@@ -232,15 +231,15 @@ def test_a_search_that_its_client_left_is_not_finished(group):
 
 def test_a_full_queue_refuses(group):
     with serving(group, rows=1, queue=2) as running:
-        engine, go_on = running.served.engine_loop.engine, threading.Event()
+        engine, go_on = running.served.engine_thread.engine, threading.Event()
         step = engine.step
         engine.step = lambda: go_on.wait(60) and step()
         with ThreadPoolExecutor(3) as pool:
             asked = {"prompts": ["a"], "tokens_to_generate": 3}
             first = pool.submit(running.put, **asked)
-            until(lambda: running.served.engine_loop.num_running == 1)
+            until(lambda: running.served.engine_thread.num_running == 1)
             others = [pool.submit(running.put, **asked) for _ in range(2)]
-            until(lambda: running.served.engine_loop.num_waiting == 2)
+            until(lambda: running.served.engine_thread.num_waiting == 2)
             for refused in (running.put(**asked), running.complete(prompt="a", stream=True)):
                 assert refused.status == 503 and refused.headers["retry-after"] == "1"
                 assert "2 sequences are waiting" in refused.body.decode()
@@ -273,15 +272,15 @@ def test_who_writes_half_a_request_is_not_waited_for(group):
 
 def test_what_takes_long_to_answer_is_waited_for(group):
     with serving(group, request_s=1.0) as running:
-        step = running.served.engine_loop.engine.step
-        running.served.engine_loop.engine.step = lambda: (time.sleep(0.2), step())[1]
+        step = running.served.engine_thread.engine.step
+        running.served.engine_thread.engine.step = lambda: (time.sleep(0.2), step())[1]
         reply = running.put(prompts=["a"], tokens_to_generate=8, temperature=50)
         assert reply.status == 200
 
 
 def test_what_is_under_way_is_finished_before_the_end(group):
     with serving(group, rows=1, grace_s=60) as running:
-        loop, go_on = running.served.engine_loop, threading.Event()
+        loop, go_on = running.served.engine_thread, threading.Event()
         step = loop.engine.step
         loop.engine.step = lambda: go_on.wait(60) and step()
         with ThreadPoolExecutor(2) as pool:
@@ -306,14 +305,14 @@ def test_what_is_under_way_is_finished_before_the_end(group):
             until(lambda: running.ask("GET", "/health") and False)
 
 
-@pytest.mark.parametrize("wishes", [{"temperature": 50}, {"beam_width": 2}], ids=str)
-def test_what_takes_too_long_is_dropped_at_the_end(group, wishes):
+@pytest.mark.parametrize("options", [{"temperature": 50}, {"beam_width": 2}], ids=str)
+def test_what_takes_too_long_is_dropped_at_the_end(group, options):
     with serving(group, rows=2, grace_s=0.1) as running:
-        loop = running.served.engine_loop
+        loop = running.served.engine_thread
         step = loop.engine.step
         loop.engine.step = lambda: (time.sleep(0.05), step())[1]
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(running.put, prompts=["a"], tokens_to_generate=48, **wishes)
+            asked = pool.submit(running.put, prompts=["a"], tokens_to_generate=48, **options)
             until(lambda: loop.num_running == 1)
             running.server.stop()
             assert asked.result().status == 503
@@ -325,30 +324,30 @@ def test_an_engine_that_fails_is_told_and_ends_the_server(group):
         def fail():
             raise RuntimeError("out of memory")
 
-        running.served.engine_loop.engine.step = fail
+        running.served.engine_thread.engine.step = fail
         refused = running.put(prompts=["a"])
         assert refused.status == 503 and "the engine has failed" in refused.json["error"]
         until(lambda: running.server.should_exit)
-        assert isinstance(running.served.engine_loop.failure, RuntimeError)
+        assert isinstance(running.served.engine_thread.failure, RuntimeError)
 
 
-@pytest.mark.parametrize("wishes", [{}, {"beam_width": 2}], ids=str)
-def test_a_prompt_without_numbers_is_refused_and_the_next_is_answered(group, wishes):
+@pytest.mark.parametrize("options", [{}, {"beam_width": 2}], ids=str)
+def test_a_prompt_without_numbers_is_refused_and_the_next_is_answered(group, options):
     with serving(group, rows=2) as running:
-        stage = running.served.engine_loop.engine.stage
+        stage = running.served.engine_thread.engine.runner
         logits = stage.logits
         stage.logits = lambda features: logits(features) * torch.nan
-        refused = running.put(prompts=["a"], **wishes)
+        refused = running.put(prompts=["a"], **options)
         assert refused.status == 503 and "logits are NaN or infinite" in refused.json["error"]
         stage.logits = logits
-        assert running.put(prompts=["a"], **wishes).status == 200
+        assert running.put(prompts=["a"], **options).status == 200
 
 
 def test_the_server_ends_with_its_launcher(group):
     with serving(group) as running:
         assert not running.server.should_exit
         running.server.launchers = SimpleNamespace(are_gone=lambda: True)
-        until(lambda: running.server.should_exit and not running.served.engine_loop.is_open)
+        until(lambda: running.server.should_exit and not running.served.engine_thread.is_open)
 
 
 def test_only_who_bears_the_key_is_answered(group):
@@ -397,7 +396,7 @@ def test_a_line_is_logged_unless_it_is_not_wanted(running):
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    logger = logging.getLogger("megatron.inference.server.middleware")
+    logger = logging.getLogger("megatron.inference.server.app")
     before = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

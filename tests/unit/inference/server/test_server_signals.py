@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megatron.common.errors import ExitCode
-from megatron.inference.server.engine_thread import EngineLoop
+from megatron.inference.server.engine_thread import EngineThread
 from megatron.inference.server.server import Server, ServingError
 
 
@@ -50,7 +50,7 @@ class StuckEngine:
 @pytest.mark.parametrize("ignores", [True, False])
 def test_an_interrupt_that_was_ignored_at_the_start_does_not_stop_the_server(ignores):
     server, stopped = object.__new__(Server), []
-    server.engine_loop = SimpleNamespace(is_open=True)
+    server.engine_thread = SimpleNamespace(is_open=True)
     server.stop = lambda: stopped.append(True)
     server._ignores_interrupts = ignores
     server.handle_exit(signal.SIGINT, None)
@@ -62,7 +62,7 @@ def test_an_interrupt_that_was_ignored_at_the_start_does_not_stop_the_server(ign
 @pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]], ids=str)
 def test_a_step_that_hangs_does_not_keep_the_server(handlers, signals):
     engine, answers = StuckEngine(*signals), []
-    loop = EngineLoop(engine, queue=1)
+    loop = EngineThread(engine, queue=1)
     server = Server(
         silent,
         loop,

@@ -2,7 +2,11 @@
 
 import pytest
 
-from megatron.inference.loading.incremental_detokenizer import Parts, Spelling, texts_of_each
+from megatron.inference.loading.detokenizer import (
+    Detokenizer,
+    IncrementalDetokenizer,
+    texts_of_each,
+)
 from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.types.sentencepiece import LegacyLlama2Tokenizer
 
@@ -29,13 +33,13 @@ def llama(tmp_path_factory):
 def test_a_blank_at_a_continuations_beginning_stays(llama):
     tokens = llama.encode(WORDS)
     assert llama.decode(tokens) == WORDS
-    spelling = Spelling(tokenizer=llama)
+    spelling = Detokenizer(tokenizer=llama)
     for cut in range(1, len(tokens)):
         prompt, new = tokens[:cut], tokens[cut:]
         rest = WORDS.removeprefix(llama.decode(prompt))
         assert spelling.text(prompt, new) == rest
-        parts = Parts(spelling, prompt)
-        told = [parts.after(token, is_last=i == len(new)) for i, token in enumerate(new, 1)]
+        parts = IncrementalDetokenizer(spelling, prompt)
+        told = [parts.add(token, is_last=i == len(new)) for i, token in enumerate(new, 1)]
         assert "".join(told) == rest
     assert "".join(texts_of_each(llama, tokens)) == WORDS
     assert (

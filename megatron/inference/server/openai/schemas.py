@@ -1,4 +1,4 @@
-"""Request bodies of POST /v1/completions and POST /v1/chat/completions.
+"""Request and response bodies of POST /v1/completions and POST /v1/chat/completions (pydantic).
 
 Source: OpenAI's API reference, and for what goes beyond it that of vLLM's server.
 """
@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from megatron.inference.server.schemas import (
     SEED_LIMIT,
+    Answer,
     Body,
     Text,
     only,
@@ -16,6 +17,7 @@ from megatron.inference.server.schemas import (
     unsupported,
 )
 
+_FinishReason = Literal["stop", "length"]
 _MOST_STOPS = 16
 _LONGEST_STOP = 256
 _MOST_BIASES = 1024
@@ -214,3 +216,120 @@ class ChatBody(OpenAIBody):
     reasoning_effort: Annotated[None, unsupported("this server has no reasoning models")] = None
     verbosity: Annotated[None, unsupported("the model has no verbosity to choose")] = None
     web_search_options: Annotated[None, unsupported("this server searches nothing")] = None
+
+
+class ErrorDetails(Answer):
+    """Why a request is refused."""
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: None
+    code: str | None
+
+
+class OpenAIError(Answer):
+    """A refusal in OpenAI's shape."""
+
+    error: ErrorDetails
+
+
+class Usage(Answer):
+    """Number of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(Answer):
+    """Log-probabilities of a text's tokens."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(Answer):
+    """A continuation."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: _FinishReason
+
+
+class CompletionAnswer(Answer):
+    """The answer of POST /v1/completions."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class ChatToken(Answer):
+    """A token; `bytes` is null where it is a part of a character."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int] | None
+
+
+class ChatTokenWithTop(ChatToken):
+    """A token, and the likeliest ones at its position."""
+
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(Answer):
+    """Log-probabilities of an answer's tokens."""
+
+    content: list[ChatTokenWithTop]
+    refusal: None
+
+
+class ChatAnswerMessage(Answer):
+    """A message of the model."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Answer):
+    """An answer of the model."""
+
+    index: int
+    message: ChatAnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: _FinishReason
+
+
+class ChatAnswer(Answer):
+    """The answer of POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ModelAnswer(Answer):
+    """The model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsAnswer(Answer):
+    """The list of the one model."""
+
+    object: Literal["list"]
+    data: Annotated[list[ModelAnswer], Field(min_length=1, max_length=1)]

@@ -1,0 +1,133 @@
+"""HTTP errors: messages and bodies of refused requests, and their statuses in the OpenAPI document."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from megatron.inference.server.openai.schemas import OpenAIError
+from megatron.inference.server.schemas import MegatronError
+
+Responses = dict[int | str, dict[str, Any]]
+
+_REASONS = {
+    400: "The request is wrong: all that is wrong is listed.",
+    401: "The API key is missing or another one.",
+    404: "There is no such model.",
+    408: "The body did not come in time.",
+    413: "The body is larger than --max-body-bytes.",
+    503: "Too many sequences are waiting, or the server is shutting down.",
+}
+_BODY_STATUSES = (400, 408, 413, 503)
+_OPENAI_CODES = {401: "invalid_api_key"}
+_OBSOLETE = {
+    "max_len": "max_len is no longer used: write tokens_to_generate",
+    "sentences": "sentences is no longer used: write prompts",
+}
+_LONGEST_VALUE = 60
+
+
+class UnknownModel(Exception):
+    """The requested model is not the served one (status 404)."""
+
+    code = "model_not_found"
+
+
+def error_response(
+    path: str, status: int, message: str, *, code: str | None = None
+) -> JSONResponse:
+    """Return an error in the shape of the interface that the path belongs to."""
+    is_openai = path.startswith("/v1/")
+    body = openai_error(message, status=status, code=code) if is_openai else {"error": message}
+    headers = {503: {"Retry-After": "1"}, **dict.fromkeys((408, 413), {"Connection": "close"})}
+    return JSONResponse(body, status_code=status, headers=headers.get(status))
+
+
+def openai_error(message: str, *, status: int, code: str | None = None) -> dict[str, Any]:
+    """Return an error in OpenAI's shape."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    code = code or _OPENAI_CODES.get(status)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def validation_message(errors: Iterable[Mapping[str, Any]]) -> str:
+    """Return all errors that pydantic has found, in one line."""
+    return printable("; ".join(dict.fromkeys(map(_field_message, errors))))
+
+
+def _field_message(error: Mapping[str, Any]) -> str:
+    kind, path = error["type"], [str(part) for part in error["loc"] if part != "body"]
+    name = ".".join(part for part in path if part != "[key]")
+    if kind == "json_invalid":
+        return f"the body is not JSON: {error.get('ctx', {}).get('error', '')}"
+    if not path:
+        return "the body must be a JSON object, with the header Content-Type: application/json"
+    if kind == "extra_forbidden":
+        return _OBSOLETE.get(path[0], f"{name}: there is no such field")
+    if kind == "missing":
+        return f"{name}: is missing"
+    found = repr(error.get("input"))
+    shown = found if len(found) <= _LONGEST_VALUE else found[:_LONGEST_VALUE] + "…"
+    return f"{name}: {error['msg'].removeprefix('Value error, ')} (found {shown})"
+
+
+def unreadable_body(cause: BaseException | None) -> str:
+    """Return why a body cannot be parsed, from the error that parsing it raised."""
+    if isinstance(cause, UnicodeDecodeError):
+        byte = cause.object[cause.start]
+        return f"the body is not UTF-8: byte {byte:#04x} at position {cause.start}"
+    if isinstance(cause, RecursionError):
+        return "the body is not JSON that can be read: it is nested too deeply"
+    if isinstance(cause, ValueError):
+        return "the body is not JSON that can be read: an integer has too many digits"
+    return "the body cannot be read"
+
+
+def printable(text: str) -> str:
+    """Escape the characters that UTF-8 cannot encode."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def megatron_responses(answer: type[BaseModel]) -> Responses:
+    """Return the responses of PUT /api for the OpenAPI document."""
+    return {200: {"model": answer}, **_error_responses((401, *_BODY_STATUSES), MegatronError)}
+
+
+def openai_responses(
+    answer: type[BaseModel], *, has_body: bool, names_model: bool = True
+) -> Responses:
+    """Return the responses of a path under /v1; one with a body can be streamed."""
+    success: dict[str, Any] = {"model": answer}
+    if has_body:
+        stream = {"type": "string", "description": "Server-sent events, if stream is true."}
+        success["content"] = {"text/event-stream": {"schema": stream}}
+    statuses = (401, *((404,) if names_model else ()), *(_BODY_STATUSES if has_body else ()))
+    return {200: success, **_error_responses(statuses, OpenAIError)}
+
+
+def metrics_responses() -> Responses:
+    """Return the responses of GET /metrics."""
+    text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+    return {200: text, **_error_responses((401,), MegatronError)}
+
+
+def _error_responses(statuses: tuple[int, ...], shape: type[BaseModel]) -> Responses:
+    return {one: {"model": shape, "description": _REASONS[one]} for one in sorted(statuses)}
+
+
+def remove_framework_errors(app: FastAPI) -> None:
+    """Remove status 422, which this server never sends, from the OpenAPI document of `app`."""
+    original = app.openapi
+
+    def document() -> dict[str, Any]:
+        found = original()
+        for path in found["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            found["components"]["schemas"].pop(name, None)
+        return found
+
+    app.openapi = document  # type: ignore[method-assign]
