@@ -91,7 +91,7 @@ def served(engine: Engine) -> tuple[list[Completion], list[Beam]]:
     loop.start()
     loop.submit([*REQUESTS, SEARCH], lambda place, event: told.put((place, event)))
     beams: list[Beam] = []
-    while not beams or not all(row and row[-1].reason for row in events):
+    while not beams or not all(row and row[-1].finish_reason for row in events):
         place, event = told.get(timeout=TIMEOUT_S)
         if place == len(REQUESTS):
             beams = event
@@ -102,12 +102,10 @@ def served(engine: Engine) -> tuple[list[Completion], list[Beam]]:
 
 
 def completion(request: Request, events: list[Event]) -> Completion:
-    choices = tuple(event.new_token for event in events if event.new_token)
     return Completion(
         prompt=request.prompt,
-        tokens=tuple(choice.token for choice in choices),
-        reason=events[-1].reason or "cancelled",
-        choices=choices,
+        new_tokens=tuple(event.new_token for event in events if event.new_token),
+        finish_reason=events[-1].finish_reason or "cancelled",
         prompt_tokens=events[0].prompt_tokens,
     )
 
@@ -148,9 +146,9 @@ def require_equal(
     assert [done.tokens for done in texts] == [done.tokens for done in other]
     assert [beam.tokens for beam in beams] == [beam.tokens for beam in expected]
     for own, there in zip(texts, other, strict=True):
-        told = [*own.prompt_logprobs, *(choice.logprob for choice in own.choices)]
+        told = [*own.prompt_logprobs, *(choice.logprob for choice in own.new_tokens)]
         assert told == pytest.approx(
-            [*there.prompt_logprobs, *(choice.logprob for choice in there.choices)], abs=1e-4
+            [*there.prompt_logprobs, *(choice.logprob for choice in there.new_tokens)], abs=1e-4
         )
 
 

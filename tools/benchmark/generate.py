@@ -117,7 +117,7 @@ def continue_here(ours: Engine, prompts: Sequence[Sequence[int]], new: int) -> l
         Request(prompt=tuple(prompt), max_new_tokens=new, sampling=SamplingParams(greedy=True))
         for prompt in prompts
     ]
-    return [list(completion.tokens) for completion in ours.complete(requests)]
+    return [list(completion.tokens) for completion in ours.generate(requests)]
 
 
 def continue_there(

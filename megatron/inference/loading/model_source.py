@@ -90,7 +90,7 @@ def _model_in(directory: Path) -> tuple[Path, Manifest, Weights]:
         return folder, manifest, read
     if not (directory / "config.json").is_file():
         raise WrongCheckpointError(
-            f"--load {directory} has neither a complete checkpoint nor a transformers model"
+            f"--load {directory} holds no complete checkpoint and no transformers model"
         )
     from megatron.checkpointing.hugging_face.import_model import (
         ImportOptions,

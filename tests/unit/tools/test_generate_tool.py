@@ -155,7 +155,7 @@ def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, monkey
         (["--prompt", "1", "--model-parallel-size", "2"], "are 2 processes, and 1 were started"),
         (["--prompt", "1", "--world-size", "4"], "--world-size 4, but the launcher has started 1"),
         (["--prompt", "1 " * 20], "prompt 1: a prompt has 20 tokens"),
-        (["--prompt", "1 2 3 4", "--inference-max-seq-length", "4"], "room for 4"),
+        (["--prompt", "1 2 3 4", "--inference-max-seq-length", "4"], "at most 4"),
         (["--prompt", "1", "--inference-max-seq-length", "17"], "between 2 and --max-position"),
     ],
 )

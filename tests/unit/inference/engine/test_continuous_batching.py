@@ -115,7 +115,7 @@ def test_a_prefix_is_seen_as_a_whole(network):
     for recompute in (False, True):
         engine = engine_of(model, spec, rows=3, sees_prefix=True, recompute=recompute)
         assert [list(done.tokens) for done in completed(engine, *requests)] == expected
-    with pytest.raises(ConfigError, match="no probabilities in a prefix language model"):
+    with pytest.raises(ConfigError, match="prefix language model"):
         engine.add(asked((1, 2), prompt_logprobs=True))
 
 
@@ -203,10 +203,10 @@ def test_a_text_ends_at_a_token_a_string_or_where_positions_do(network):
         asked(prompt, 99, stop_strings=("never", string)),
         asked(prompt, 99, stop_strings=(f" <{free[0]}>",)),
     )
-    assert (list(by_length.tokens), by_length.reason) == (free, "length")
-    assert (list(by_token.tokens), by_token.reason) == (free[: free.index(free[2]) + 1], "stop")
-    assert (list(by_string.tokens), by_string.reason) == (free[:3], "stop")
-    assert (list(by_first.tokens), by_first.reason) == (free[:1], "stop")
+    assert (list(by_length.tokens), by_length.finish_reason) == (free, "length")
+    assert (list(by_token.tokens), by_token.finish_reason) == (free[: free.index(free[2]) + 1], "stop")
+    assert (list(by_string.tokens), by_string.finish_reason) == (free[:3], "stop")
+    assert (list(by_first.tokens), by_first.finish_reason) == (free[:1], "stop")
 
 
 def test_a_barred_token_does_not_come_after_its_forerunner(network):
@@ -291,7 +291,7 @@ def test_logits_that_are_no_numbers_are_told(network, broken):
         ),
         lambda: score_windows(engine_of(model, spec).runner, [Window((1, 2, 3), 2)], [[0]]),
     ):
-        with pytest.raises(MegatronError, match="logits are NaN or infinite; its weights are"):
+        with pytest.raises(MegatronError, match="logits are NaN or infinite: its weights are"):
             go_on()
 
 

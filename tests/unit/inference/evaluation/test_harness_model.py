@@ -78,7 +78,7 @@ def test_continuations(model, theirs):
     )
     assert [is_greedy for _, is_greedy in found] == [yes for _, yes in expected]
     assert expected[-1][1]
-    with pytest.raises(DataError, match=r"probability of \d+ tokens at once; .* --seq-length 12"):
+    with pytest.raises(DataError, match=r"continuation of \d+ tokens.* --seq-length 12"):
         model.loglikelihood([Asked(("a", WRITTEN))])
 
 

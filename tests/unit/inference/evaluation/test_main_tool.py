@@ -170,7 +170,7 @@ def test_a_contradiction_is_told(tool, theirs, flags, told):
 @pytest.mark.parametrize(
     ("task", "name", "content", "told"),
     [
-        ("WIKITEXT103", "other", b"a b", "its name says which corpus"),
+        ("WIKITEXT103", "other", b"a b", "the name must contain the corpus"),
         ("WIKITEXT103", "wiki", b"\xff", "can't decode byte"),
         ("WIKITEXT103", "wiki", b"a", "at least 2 are needed"),
         ("LAMBADA", "lines", b"", "is empty"),

@@ -172,7 +172,7 @@ REFUSED = [
     ({"prompts": ["a"], "tokens_to_generate": -1}, "greater than or equal to 0 (found -1)"),
     ({"prompts": ["a"], "tokens_to_generate": 0}, "0 needs logprobs"),
     ({"prompts": ["a"], "tokens_to_generate": 49}, "49 new tokens are more than 48"),
-    ({"prompts": ["a" * 30], "tokens_to_generate": 40}, "more than the 64 that the model"),
+    ({"prompts": ["a" * 30], "tokens_to_generate": 40}, "more than the 64 tokens"),
     ({"prompts": ["a"] * 8, "tokens_to_generate": 48, "logprobs": False}, None),
     ({"prompts": ["aaa"] * 8, "tokens_to_generate": 48}, "408 tokens of all prompts"),
     ({"prompts": ["a"], "temperature": 0}, "temperature: Input should be greater than 0"),

@@ -55,9 +55,9 @@ def written(stops=(), tokens=WRITTEN, prompt="é", echo=True, reason="stop"):
     return [
         generator.add(
             Event(
-                number=1,
-                choice=TokenLogprob(token=token, logprob=-0.5),
-                reason=reason if place == len(tokens) - 1 else None,
+                request_id=1,
+                new_token=TokenLogprob(token=token, logprob=-0.5),
+                finish_reason=reason if place == len(tokens) - 1 else None,
                 prompt_tokens=before if place == 0 else (),
             )
         )
@@ -76,7 +76,7 @@ def test_a_part_has_the_tokens_whose_text_begins_in_it():
     records = [record for part in parts for record in part.tokens]
     assert [record.scored.token for record in records] == [*"é".encode(), *WRITTEN, EOD]
     assert [record.offset for record in records][-2:] == [6, 7]
-    assert records[0].choice.logprob is None and records[1].choice.logprob == -1.0
+    assert records[0].scored.logprob is None and records[1].scored.logprob == -1.0
 
 
 @pytest.mark.parametrize(

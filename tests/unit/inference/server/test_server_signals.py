@@ -29,7 +29,7 @@ async def silent(scope, receive, send):
 class StuckEngine:
     """An engine whose step does not end before `go_on` is set; it then asks for the server's end."""
 
-    rows, is_busy, stage = 1, False, SimpleNamespace(device=torch.device("cpu"))
+    rows, is_busy, runner = 1, False, SimpleNamespace(device=torch.device("cpu"))
 
     def __init__(self, *signals):
         self.go_on, self.signals = threading.Event(), signals
@@ -72,7 +72,7 @@ def test_a_step_that_hangs_does_not_keep_the_server(handlers, signals):
         headers_s=1,
         last_step_s=0.1,
     )
-    loop.submit([SimpleNamespace(prompt=[1])], lambda place, told: answers.append(told))
+    loop.submit([SimpleNamespace(prompt=[1])], lambda index, event: answers.append(event))
     try:
         with pytest.raises(ServingError, match=r"engine hangs: .* in wait \(tests/") as caught:
             server.serve_until_stopped()
