@@ -222,7 +222,7 @@ def test_a_barred_token_does_not_come_after_its_forerunner(network):
         probability = table.log_softmax(-1)
         table[second] = -torch.inf
         assert held.tokens[:2] == (first, int(table.argmax()))
-        assert held.choices[1].logprob == pytest.approx(
+        assert held.new_tokens[1].logprob == pytest.approx(
             float(probability[held.tokens[1]]), abs=1e-4
         )
 
