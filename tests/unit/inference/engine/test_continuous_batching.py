@@ -204,7 +204,10 @@ def test_a_text_ends_at_a_token_a_string_or_where_positions_do(network):
         asked(prompt, 99, stop_strings=(f" <{free[0]}>",)),
     )
     assert (list(by_length.tokens), by_length.finish_reason) == (free, "length")
-    assert (list(by_token.tokens), by_token.finish_reason) == (free[: free.index(free[2]) + 1], "stop")
+    assert (list(by_token.tokens), by_token.finish_reason) == (
+        free[: free.index(free[2]) + 1],
+        "stop",
+    )
     assert (list(by_string.tokens), by_string.finish_reason) == (free[:3], "stop")
     assert (list(by_first.tokens), by_first.finish_reason) == (free[:1], "stop")
 
