@@ -12,6 +12,7 @@ from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fil
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE
+from megatron.inference.engine.kv_cache import Decode, KVCache, Prefill
 from megatron.inference.engine.onednn_weights import pack_weights
 from megatron.inference.engine.sampling import TokenLogprob, with_logprobs
 from megatron.model.gpt import gpt_layers, to_batch_first
