@@ -147,4 +147,25 @@ METRICS: Registry[Any] = Registry("metric", "--metric")
 """Functions of the Run that return a function of the TrainState: numbers by name, after each step,
 on every rank."""
 
-REGISTRIES = (POSITION_EMBEDDINGS, ACTIVATIONS, NORMS, OPTIMIZERS, SCHEDULES, HOOKS, METRICS)
+OBJECTIVES: Registry[Any] = Registry("objective", "--objective")
+"""Classes like megatron.objectives.objective.Objective, with their `name`."""
+
+DATASETS: Registry[Any] = Registry("dataset", "--dataset")
+"""Classes like megatron.data.datasets.gpt_dataset.GPTDataset."""
+
+TOKENIZERS: Registry[Any] = Registry("tokenizer", "--tokenizer-type")
+"""Functions of megatron.tokenizer.build.Wishes, the flags of tokenizers, that return a
+megatron.tokenizer.types.tokenizer.Tokenizer."""
+
+REGISTRIES = (
+    OBJECTIVES,
+    DATASETS,
+    TOKENIZERS,
+    POSITION_EMBEDDINGS,
+    ACTIVATIONS,
+    NORMS,
+    OPTIMIZERS,
+    SCHEDULES,
+    HOOKS,
+    METRICS,
+)

@@ -8,7 +8,9 @@ from typing import Any
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import (
     ACTIVATIONS,
+    DATASETS,
     NORMS,
+    OBJECTIVES,
     OPTIMIZERS,
     POSITION_EMBEDDINGS,
     SCHEDULES,
@@ -18,9 +20,9 @@ from megatron.config.data.corpora import DataPlan, data_problems, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
 from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective import (
-    DECLARATIONS,
     ObjectiveName,
     ObjectivePlan,
+    declaration_of,
     objective_notices,
     objective_problems,
     plan_objective,
@@ -151,7 +153,10 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
     evaluation = plan_evaluation(config.evaluation)
     model = plan_model(config, vocab_size=vocab_size, tensor=tensor)
     raise_if_any(size_problems(config.training, model.num_parameters))
-    learned = plan_objective(config.objective, config.fim, objective)
+    learned = replace(
+        plan_objective(config.objective, config.fim, objective),
+        own_flags=OBJECTIVES.flags_of(objective, config.extensions),
+    )
     storage = storage_of(config, user, world_size=world_size, device=device)
     return Plan(
         model=model,
@@ -166,12 +171,15 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         ),
         optimizer=optimizer,
         precision=precision,
-        data=plan_data(
-            config.data,
-            steps.training,
-            evaluation,
-            steps.batch.global_batch_size,
-            kind=DECLARATIONS[objective].kind,
+        data=_with_own_dataset(
+            config,
+            plan_data(
+                config.data,
+                steps.training,
+                evaluation,
+                steps.batch.global_batch_size,
+                kind=declaration_of(objective).kind,
+            ),
         ),
         masks=plan_masks(config.masks),
         objective=learned,
@@ -281,16 +289,24 @@ def plan_samples(
         seq_length=config.model.seq_length,
         batch=batch,
         training=training,
-        data=plan_data(
-            config.data,
-            training,
-            plan_evaluation(config.evaluation),
-            batch.global_batch_size,
-            kind=DECLARATIONS[objective].kind,
+        data=_with_own_dataset(
+            config,
+            plan_data(
+                config.data,
+                training,
+                plan_evaluation(config.evaluation),
+                batch.global_batch_size,
+                kind=declaration_of(objective).kind,
+            ),
         ),
         masks=plan_masks(config.masks),
         objective=plan_objective(config.objective, config.fim, objective),
     )
+
+
+def _with_own_dataset(config: Config, data: DataPlan) -> DataPlan:
+    name = config.plugins.dataset or ""
+    return replace(data, dataset=name, own_flags=DATASETS.flags_of(name, config.extensions))
 
 
 def _notices(config: Config, user: dict[str, Any], zero: ZeroPlan) -> Iterator[str]:

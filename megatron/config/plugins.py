@@ -4,10 +4,10 @@ import importlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import HOOKS, METRICS, REGISTRIES, OwnFlags
+from megatron.common.registry import DATASETS, HOOKS, METRICS, OBJECTIVES, REGISTRIES, OwnFlags
 from megatron.config.parsing.flags import Names, Spelling
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,14 @@ class PluginConfig:
     plugin: Annotated[list[str] | None, Spelling("--plugin", repeats=True)] = None
     """Import these modules before flags are parsed; they register parts of a run by name, and add
     the flags of these parts (docs/extending.md). Can be given several times."""
+
+    objective: Annotated[
+        Literal["gpt", "prefix-lm", "multitask", "sft"] | None, Names(OBJECTIVES)
+    ] = None
+    """Train another objective than that of the script, or one of a plugin, by name."""
+
+    dataset: Annotated[str | None, Names(DATASETS)] = None
+    """Cut documents into samples with a dataset of a plugin, by name."""
 
     hook: Annotated[list[str] | None, Names(HOOKS), Spelling("--hook", repeats=True)] = None
     """Hooks of plugins that act before and after each step, by name."""

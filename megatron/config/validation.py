@@ -7,7 +7,7 @@ from typing import Any
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
-from megatron.config.data.objective import ObjectiveName, objective_problems
+from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
 from megatron.config.network.experts import expert_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
@@ -84,6 +84,9 @@ def validate(
         user = {}
     problems += _problems(config, user, world_size=world_size, device=device)
     problems += objective_problems(config.objective, config.fim, objective)
+    kind = declaration_of(objective).kind
+    if config.plugins.dataset and kind != "documents":
+        problems.append(f"--dataset {config.plugins.dataset} reads documents, not {kind}")
     problems += _objective_curriculum_problems(config, user, objective)
     raise_if_any([*problems, *others])
     return Validated(

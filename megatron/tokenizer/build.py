@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from megatron.common.errors import raise_if_any
+from megatron.common.registry import TOKENIZERS
 from megatron.tokenizer.types.fast import BackendWish, FastTokenizer
 from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
@@ -167,6 +168,9 @@ def build_tokenizer(**wishes: Any) -> Tokenizer:
     """
     raise_if_any(tokenizer_problems(**wishes))
     said = Wishes(**wishes)
+    if said.tokenizer_type in TOKENIZERS:
+        tokenizer: Tokenizer = TOKENIZERS.get(str(said.tokenizer_type))(said)
+        return tokenizer
     kind = _TYPES[str(said.tokenizer_type)]
     tokenizer = kind.build(said)
     if kind.may_be_fast and said.tokenizer_backend != "reference":
@@ -177,6 +181,8 @@ def build_tokenizer(**wishes: Any) -> Tokenizer:
 def tokenizer_problems(**wishes: Any) -> Iterator[str]:
     """Yield one sentence for each thing that keeps `build_tokenizer` from starting."""
     said = Wishes(**wishes)
+    if said.tokenizer_type in TOKENIZERS:
+        return
     kind = _TYPES.get(str(said.tokenizer_type))
     if kind is None:
         yield f"--tokenizer-type {_unknown(said.tokenizer_type)}"
@@ -205,8 +211,9 @@ def _unknown(name: str | None) -> str:
     """Return what to write instead of a type that there is not."""
     if name in _REFUSED:
         return f"{name}: {_REFUSED[name]}"
-    known = f"{', '.join([*_TYPES][:-1])} or {[*_TYPES][-1]}"
-    nearest = difflib.get_close_matches(name or "", _TYPES, n=1)
+    names = [*_TYPES, *TOKENIZERS]
+    known = f"{', '.join(names[:-1])} or {names[-1]}"
+    nearest = difflib.get_close_matches(name or "", [*_TYPES, *TOKENIZERS], n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"{name or 'is missing'}: give {known}{hint}"
 

@@ -14,7 +14,7 @@ from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.guards import GuardsConfig
 from megatron.engine.deepspeed.patches import any_dtype
-from megatron.objectives.registry import OBJECTIVES
+from megatron.objectives.registry import build_objective
 from megatron.tensor_parallel.rng import renewed_seed
 from megatron.training import setup
 from megatron.training.checkpoints.checkpoint_choice import with_saved_softmax
@@ -62,7 +62,8 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
 
     Communication: every rank of the new layout must call this.
     """
-    device, objective = torch.device("cpu"), OBJECTIVES[manifest.plan["objective"]["name"]]
+    device, learned = torch.device("cpu"), manifest.plan["objective"]
+    objective = build_objective(learned["name"], learned.get("own_flags", ()))
     decided = plan(
         config,
         world_size=launch.world_size,

@@ -8,7 +8,7 @@ from pathlib import Path
 from megatron.common.errors import ConfigError, WrongDataError, near
 from megatron.config.config import Config
 from megatron.config.data.corpora import SUFFIXES, prefixes_of
-from megatron.config.data.objective import DECLARATIONS, ObjectiveName
+from megatron.config.data.objective import ObjectiveName, declaration_of
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
@@ -45,7 +45,7 @@ def _may_be_gpu(wanted: str) -> bool:
 
 
 def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
-    yield from _data_problems(config, SUFFIXES[DECLARATIONS[objective].kind])
+    yield from _data_problems(config, SUFFIXES[declaration_of(objective).kind])
     # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.
     tokenizer = gpt_tokenizer_arguments(config.tokenizer)
     for name in ("vocab_file", "merge_file", "tokenizer_model"):

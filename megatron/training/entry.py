@@ -2,20 +2,29 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from megatron.checkpointing.saved_run import checkpoint_flags
-from megatron.config.config import parse_config
+from megatron.common.errors import ExitCode
+from megatron.common.registry import OBJECTIVES
+from megatron.config.config import Config, parse_config
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.run.watchdog import plan_watch
 from megatron.training.early_checks import require_startable
+from megatron.training.loop.loop import Hook
 from megatron.training.process.environment import read_launch, read_launcher
 from megatron.training.process.failure import FailureFile
 from megatron.training.process.launchers import Launchers
 from megatron.training.process.restarts import refuse_repeated_failure, start_through_launcher
 from megatron.training.process.watchdog import Hangs, Watchdog, next_start_folder
 
+if TYPE_CHECKING:
+    from megatron.objectives.objective import Objective
 
-def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: str | None) -> int:
+
+def train_from(
+    argv: Sequence[str], objective: ObjectiveName, *, description: str | None
+) -> ExitCode:
     """Train what the command line `argv` asks for; return the exit code.
 
     Args:
@@ -32,6 +41,26 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
         notices = (*notices, *saved.describe(config))
     launcher = read_launcher()
     start_through_launcher(config.training, argv, launcher)
+    return train(config, config.plugins.objective or objective, notices=notices)
+
+
+def train(
+    config: Config,
+    objective: "ObjectiveName | Objective",
+    *,
+    notices: Sequence[str] = (),
+    hooks: Sequence[Hook] = (),
+) -> ExitCode:
+    """Train what `config` asks for in this process, one rank of a launcher's or the only one.
+
+    Args:
+        objective: its name, or itself.
+        hooks: act around steps, behind those of --hook.
+
+    Raises:
+        MegatronError: something that the user can mend.
+    """
+    launcher = read_launcher()
     # A step that is taken again leaves no trace in the run's directory.
     save = "" if config.guards.replay_step else config.checkpoint.save or ""
     refuse_repeated_failure(save, launcher)
@@ -45,13 +74,17 @@ def train_from(argv: Sequence[str], objective: ObjectiveName, *, description: st
         watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), place.world_size))
     with watchdog.watching():
         # Before torch, which takes seconds to import: what is wrong is told at once.
-        valid = require_startable(config, world_size=place.world_size, objective=objective)
+        name = objective if isinstance(objective, str) else objective.name
+        valid = require_startable(config, world_size=place.world_size, objective=name)
         from megatron.training.process.device import prepare_process
 
         launch, device = prepare_process(config.parallel)
-        from megatron.objectives.registry import OBJECTIVES
+        from megatron.objectives.registry import build_objective
         from megatron.training.pretrain import pretrain
 
+        if isinstance(objective, str):
+            own = OBJECTIVES.flags_of(objective, config.extensions)
+            objective = build_objective(objective, own)
         return pretrain(
-            config, notices, launch, device, OBJECTIVES[objective], watchdog, valid=valid
+            config, notices, launch, device, objective, watchdog, valid=valid, hooks=hooks
         )

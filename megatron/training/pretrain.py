@@ -34,6 +34,7 @@ from megatron.training.checkpoints.save_directory import require_own, sole_write
 from megatron.training.guards.stop import build_requests
 from megatron.training.loop.batch_stream import Batches, Stream, length_of_next_step
 from megatron.training.loop.collectives import all_gather_items, from_rank_0
+from megatron.training.loop.loop import Hook
 from megatron.training.loop.state import TrainState
 from megatron.training.process.dead_ranks import Peers, this_process
 from megatron.training.process.environment import Launch
@@ -56,12 +57,14 @@ def pretrain(
     watchdog: Watchdog | None = None,
     *,
     valid: Validated | None = None,
+    hooks: Sequence[Hook] = (),
 ) -> ExitCode:
     """Train what `config` asks for, after telling the `notices` of its flags; return how it ended.
 
     Args:
         watchdog: is told what the run does; one that looks at nothing when None.
         valid: `config` where it is validated already, perhaps for another device.
+        hooks: act around steps, behind those of --hook.
 
     Raises:
         MegatronError: something that the user can mend.
@@ -110,9 +113,9 @@ def pretrain(
             samples = job.sets.train
             replay(job.engine, job.plan, job.state, stream, samples=samples, tokenizer=tokenizer)
         elif decided.evaluation.only:
-            job.run(config, watchdog).evaluate()
+            job.run(config, watchdog, hooks).evaluate()
         else:
-            code = job.run(config, watchdog).train(job.train_batches(), launch, requests)
+            code = job.run(config, watchdog, hooks).train(job.train_batches(), launch, requests)
     dist.barrier()
     dist.destroy_process_group()
     return code
@@ -135,7 +138,7 @@ class _Job:
         length = length_of_next_step(lengths.length_at, self.state) if lengths.schedule else None
         return partial(self.batches, self.sets.train, length=length)
 
-    def run(self, config: Config, watchdog: Watchdog) -> Run:
+    def run(self, config: Config, watchdog: Watchdog, hooks: Sequence[Hook]) -> Run:
         """Return the run, and everybody who watches it."""
         valid, test = (
             {name: partial(self.batches, dataset) for name, dataset in sets.items()}
@@ -150,6 +153,7 @@ class _Job:
             valid=valid,
             test=test,
             watchdog=watchdog,
+            hooks=hooks,
         )
 
 

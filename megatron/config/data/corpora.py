@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.registry import OwnFlags
 from megatron.config.data.split_paths import (
     SplitGroup,
     SplitPart,
@@ -113,6 +114,8 @@ class DataPlan:
     sample_order: SampleOrder  # whose rules of splits, last epochs and blends
     blend_surplus: float  # share of its samples built in addition for each corpus of a blend
     cache_path: str  # "": beside the token files
+    dataset: str = ""  # of a plugin, that cuts documents into samples; "": GPT's
+    own_flags: OwnFlags = ()  # of that dataset
     chat_template: str = ""  # Jinja that wrote the conversations, as the token files record it
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from megatron.common.registry import OwnFlags
 from megatron.config.parsing.flags import Spelling
 
 
@@ -66,7 +67,8 @@ class FimConfig:
     spellings, or else the tokenizer's padding, or the end of a document)."""
 
 
-ObjectiveName = Literal["gpt", "prefix-lm", "multitask", "sft"]
+ObjectiveName = str
+"""gpt, prefix-lm, multitask, sft, or the name of a plugin's objective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,11 @@ DECLARATIONS: dict[ObjectiveName, Declaration] = {
 """The objectives by name."""
 
 
+def declaration_of(name: ObjectiveName) -> Declaration:
+    """Return what is known of an objective without torch; a plugin's is declared as GPT."""
+    return DECLARATIONS.get(name, DECLARATIONS["gpt"])
+
+
 @dataclass(frozen=True, kw_only=True)
 class FimPlan:
     """Fill-in-the-middle, resolved; an empty text means none."""
@@ -120,6 +127,7 @@ class ObjectivePlan:
     reweights: bool  # by how often a position is behind the prefix
     equal_targets: bool  # each target counts as one, whatever its length
     fim: FimPlan
+    own_flags: OwnFlags = ()  # of a plugin's objective
 
 
 def plan_objective(
@@ -149,7 +157,7 @@ def objective_problems(
         "--prefixlm": objective.prefixlm,
         "--fim-rate": fim.fim_rate > 0,
     }
-    own = DECLARATIONS[name]
+    own = declaration_of(name)
     for flag, given in flags.items():
         if given and flag not in own.flags:
             owners = (each.script for each in DECLARATIONS.values() if flag in each.flags)

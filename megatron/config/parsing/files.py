@@ -58,6 +58,12 @@ def file_flags(
     ]
 
 
+def flag_words(flags: Mapping[str, Any], sections: Mapping[str, type]) -> list[str]:
+    """Return the command line that a dictionary stands for, by the rules of a file of flags."""
+    entries = _entries(dict(flags), switch_words(sections))
+    return [word for _, words in entries for word in words]
+
+
 def _content_and_lines(text: str) -> tuple[Any, dict[tuple[str, ...], int]]:
     """Parse YAML `text`; return its content and {keys from the top down: line}.
 

@@ -206,6 +206,8 @@ def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, 
     if get_origin(hint) is list:
         kind = _name_in(registry, ()) if registry else get_args(hint)[0]
         return options, keywords | {"nargs": "+", "type": kind}
+    if registry:
+        return options, keywords | {"type": _name_in(registry, ())}
     return options, keywords | {"type": finite if hint is float else hint}
 
 

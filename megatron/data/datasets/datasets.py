@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from megatron.common.errors import DataError
+from megatron.common.registry import DATASETS
 from megatron.config.data.corpora import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
 from megatron.data.datasets.chat_dataset import ChatDataset
 from megatron.data.datasets.cyclic import CyclicDataset
@@ -146,8 +147,11 @@ class _Builder:
             wanted = samples_wanted(weights, plan.num_samples, order, surplus)
         # Whole texts are packed in turn: no epoch of theirs is shuffled by itself.
         rules = {"sample_order": order} if self._plan.kind == "documents" else {}
+        cut = KINDS[self._plan.kind]
+        if self._plan.dataset:
+            cut = DATASETS.get(self._plan.dataset, self._plan.own_flags)
         parts = [
-            KINDS[self._plan.kind](
+            cut(
                 *self._open_all(source),
                 documents,
                 num_samples=num_samples,
