@@ -17,7 +17,7 @@ FLOORS = [
     {"objectives"},
     {"training"},
     {"inference.loading"},
-    {"inference.evaluation", "inference.server", "diagnostics"},
+    {"inference.evaluation", "inference.server", "diagnostics", "api"},
 ]
 FLOOR_OF = {part: height for height, floor in enumerate(FLOORS) for part in floor}
 

@@ -33,7 +33,7 @@ class PluginConfig:
     """Hooks of plugins that act before and after each step, by name."""
 
     metric: Annotated[list[str] | None, Names(METRICS), Spelling("--metric", repeats=True)] = None
-    """Metrics of plugins that are recorded in the journal after each step, by name."""
+    """Metrics of plugins that the journal records with each log line, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,18 @@
-"""A plugin with a hook and a metric, for the table of options."""
+"""A plugin with a dataset, a hook and a metric, for the table of options."""
 
 import logging
 
-from megatron.common.registry import HOOKS, METRICS
+from megatron.common.registry import DATASETS, HOOKS, METRICS
+from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.training.loop.loop import Hook
 
 log = logging.getLogger("megatron.option_plugin")
+
+
+@DATASETS.register("option_dataset")
+class OptionDataset(GPTDataset):
+    def __getitem__(self, i):
+        return {"tokens": super().__getitem__(i)["tokens"][::-1].copy()}
 
 
 @HOOKS.register("option_hook")

@@ -217,7 +217,7 @@ def _name_in(registry: Registry[Any], built_in: Sequence[str]) -> Callable[[str]
     def name(text: str) -> str:
         if text not in built_in and text not in registry:
             raise ConfigError(registry.unknown(text, built_in))
-        return text
+        return str(text)  # a word of a file knows its line, which a config does not keep
 
     return name
 
