@@ -16,21 +16,17 @@ from megatron.common import logging as log
 from megatron.common.cli import run_tool
 from megatron.config.config import ANY_NETWORK, parse_config_for_checkpoint
 from megatron.config.plan import plan_samples
-from megatron.config.tools.data_tools import WorldConfig
 from megatron.data.datasets.datasets import build_datasets
 
 
 def main(argv: Sequence[str]) -> None:
     """Build what the run of the command line `argv` reads, then say what that is."""
     log.configure(rank=0)
-    config, own = parse_config_for_checkpoint(
-        argv, ANY_NETWORK, {"world": WorldConfig}, description=__doc__ or ""
-    )
-    world: WorldConfig = own["world"]
+    config, _ = parse_config_for_checkpoint(argv, ANY_NETWORK, {}, description=__doc__ or "")
     decided = plan_samples(
         config,
         world_size=config.parallel.world_size,
-        objective=world.objective or "gpt",
+        objective=config.plugins.objective or "gpt",
     )
     started_at = time.monotonic()
     # The order in which samples are taken has no map of its own.

@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common.cli import run_tool
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.plan import fewest_processes, plan, with_some_data
-from megatron.config.tools.data_tools import WorldConfig
 
 NOT_NEEDED = {"schedule": {"lr": 1e-4}}
 """Values for flags of training that the JSON does not depend on."""
@@ -29,16 +28,13 @@ def main(argv: Sequence[str]) -> None:
     Raises:
         ConfigError: lists every problem.
     """
-    config, own = parse_config_for_checkpoint(
-        argv, NOT_NEEDED, {"world": WorldConfig}, description=__doc__ or ""
-    )
-    world: WorldConfig = own["world"]
+    config, _ = parse_config_for_checkpoint(argv, NOT_NEEDED, {}, description=__doc__ or "")
     decided = plan(
         with_some_data(config),
         world_size=config.parallel.world_size or fewest_processes(config),
         vocab_size=VOCABULARY,
         device="cpu" if config.parallel.device == "cpu" else "cuda",
-        objective=world.objective or "gpt",
+        objective=config.plugins.objective or "gpt",
     )
     for notice in decided.notices:
         print(notice, file=sys.stderr)

@@ -108,13 +108,13 @@ def _section_lines(section: type) -> Iterator[str]:
 
 def _value(keywords: dict[str, Any]) -> str:
     """Return the type of a flag's value and its default, in words."""
-    if "action" in keywords:
+    if keywords.get("action", "").startswith("store"):
         return "switch"
     several = keywords.get("nargs") == "+"
     if choices := keywords.get("choices"):
         kind = " or ".join(f"`{choice}`" for choice in choices)
     else:
-        kind = TYPES[keywords["type"].__name__][several]
+        kind = TYPES.get(keywords["type"].__name__, TYPES["str"])[several]
     if keywords.get("required"):
         return f"{kind}; **required**"
     shown = default_text(keywords)

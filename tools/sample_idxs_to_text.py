@@ -23,7 +23,7 @@ from megatron.config.config import Config, parse_config_for_checkpoint
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.parsing.flags import value_in
 from megatron.config.plan import plan_samples
-from megatron.config.tools.data_tools import SampleTextConfig, WorldConfig
+from megatron.config.tools.data_tools import SampleTextConfig
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.views import view_of
 from megatron.tokenizer.build import build_tokenizer
@@ -39,17 +39,16 @@ def main(argv: Sequence[str]) -> None:
     config, own = parse_config_for_checkpoint(
         argv,
         run.config,
-        {"world": WorldConfig, "samples": SampleTextConfig},
+        {"samples": SampleTextConfig},
         description=__doc__ or "",
     )
-    world: WorldConfig = own["world"]
     wishes: SampleTextConfig = own["samples"]
     raise_if_any(range_problems(wishes))
     tokenizer = tokenizer_for(config, wishes)
     decided = plan_samples(
         config,
         world_size=config.parallel.world_size or run.world_size,
-        objective=world.objective or run.objective,
+        objective=config.plugins.objective or run.objective,
     )
     seed = decided.training.seed
     # Without a tokenizer nothing is rearranged, and where a prefix ends is not shown.

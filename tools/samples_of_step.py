@@ -18,7 +18,7 @@ from megatron.common.errors import ConfigError
 from megatron.config.config import parse_config_for_checkpoint
 from megatron.config.parsing.flags import value_in
 from megatron.config.plan import plan_samples
-from megatron.config.tools.data_tools import StepSamplesConfig, WorldConfig
+from megatron.config.tools.data_tools import StepSamplesConfig
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.sample_origins import described, reader
 
@@ -29,15 +29,14 @@ def main(argv: Sequence[str]) -> None:
     config, own = parse_config_for_checkpoint(
         argv,
         run.config,
-        {"world": WorldConfig, "steps": StepSamplesConfig},
+        {"steps": StepSamplesConfig},
         description=__doc__ or "",
     )
-    world: WorldConfig = own["world"]
     wishes: StepSamplesConfig = own["steps"]
     decided = plan_samples(
         config,
         world_size=config.parallel.world_size or run.world_size,
-        objective=world.objective or run.objective,
+        objective=config.plugins.objective or run.objective,
     )
     first, last = step_range(wishes.steps, decided.training.train_iters)
     plan = replace(decided.data, valid=(), test=())

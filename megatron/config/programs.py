@@ -21,7 +21,6 @@ from megatron.config.tools.data_tools import (
     InspectConfig,
     SampleTextConfig,
     StepSamplesConfig,
-    WorldConfig,
 )
 from megatron.config.tools.diagnostics import DoctorConfig, WatchConfig
 from megatron.config.tools.hugging_face import (
@@ -48,15 +47,15 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tools/plan.py": (*_TRAINING, PlanningConfig),
     "tools/doctor.py": (*_TRAINING, DoctorConfig),
     "tools/watch.py": (WatchConfig,),
-    "tools/make_ds_config.py": (*_TRAINING, WorldConfig),
+    "tools/make_ds_config.py": _TRAINING,
     "tools/preprocess_data.py": (TokenizerConfig, PreprocessConfig, WorkerTrialConfig),
     "tools/preprocess_data_many_cores.py": (TokenizerConfig, PreprocessConfig),
     "tools/preprocess_data_dist.py": (TokenizerConfig, PreprocessConfig, ShardConfig),
     "tools/merge_preprocessed_data.py": (MergeConfig,),
-    "tools/build_index.py": (*_TRAINING, WorldConfig),
+    "tools/build_index.py": _TRAINING,
     "tools/inspect_data.py": (TokenizerConfig, InspectConfig),
-    "tools/sample_idxs_to_text.py": (*_TRAINING, WorldConfig, SampleTextConfig),
-    "tools/samples_of_step.py": (*_TRAINING, WorldConfig, StepSamplesConfig),
+    "tools/sample_idxs_to_text.py": (*_TRAINING, SampleTextConfig),
+    "tools/samples_of_step.py": (*_TRAINING, StepSamplesConfig),
     "tools/checkpoint/inspect.py": (LookConfig,),
     "tools/checkpoint/digest.py": (LookConfig,),
     "tools/checkpoint/util.py": (*_TRAINING, ConversionConfig),

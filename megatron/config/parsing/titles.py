@@ -20,7 +20,6 @@ TITLES = {
     "FimConfig": "Fill in the middle",
     "DeepSpeedConfig": "DeepSpeed",
     "PluginConfig": "Plugins",
-    "WorldConfig": "Which run",
     "PreprocessConfig": "Preprocessing",
     "WorkerTrialConfig": "Number of workers",
     "ShardConfig": "Shards",

@@ -5,16 +5,6 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldConfig:
-    """The run that the flags of training are for."""
-
-    objective: Literal["gpt", "prefix-lm", "multitask", "sft"] | None = None
-    """What the run trains: gpt is pretrain_gpt.py, prefix-lm pretrain_prefix_lm.py, multitask
-    finetune_t0_non_causal_decoder.py, and sft finetune_sft.py. Default: that of the
-    checkpoint in --load, or gpt."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SampleTextConfig:
     """The training samples to show."""
 
