@@ -125,7 +125,10 @@ def run_script(
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     become_own_process(environment)
     os.chdir(folder)
-    elsewhere = [place for place in sys.path if not place.startswith(_TESTS)]
+    named = [
+        os.path.abspath(place) for place in environment.get("PYTHONPATH", "").split(":") if place
+    ]
+    elsewhere = [*named, *(place for place in sys.path if not place.startswith(_TESTS))]
     if words[0] == "-m":
         sys.argv = list(words[1:])
         sys.path[:] = [folder, *elsewhere]
