@@ -1,7 +1,6 @@
 """Flags of the tools that inspect data, besides those of training."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
