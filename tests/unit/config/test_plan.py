@@ -36,6 +36,7 @@ def test_json_holds_every_decision():
     assert json.loads(json.dumps(asdict(plan)))["model"] == asdict(plan.model) | {
         "num_experts": [],  # JSON has no tuples
         "lora_target_modules": [],
+        "own_flags": [],
         "full_attention_layers": [],
     }
     assert set(json.loads(json.dumps(asdict(plan)))) == {field.name for field in fields(plan)}
