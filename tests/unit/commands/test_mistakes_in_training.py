@@ -76,7 +76,7 @@ MISTAKES = [
     ("--lr fast", ["--lr", "'fast' is not a finite number"]),
     ("--num-layers", ["--num-layers", "expected one argument"]),
     ("--seed 1.5", ["--seed", "'1.5'"]),
-    ("--lr-decay-style cosin", ["--lr-decay-style", "'cosin'", "cosine"]),
+    ("--lr-decay-style cosin", ["--lr-decay-style cosin", "did you mean cosine"]),
     ("num-layers=2", ["num-layers=2", "flag"]),
 ]
 
