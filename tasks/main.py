@@ -45,9 +45,9 @@ def main(argv: Sequence[str]) -> None:
         evaluator.follow()
         return
     measure = {"WIKITEXT103": measure_text, "LAMBADA": measure_passages}[options.task]
-    told = measure(source, options, loaded.tokenizer, evaluator)
+    result = measure(source, options, loaded.tokenizer, evaluator)
     evaluator.close()
-    print(f"validation results on {options.task} | {told}")
+    print(f"validation results on {options.task} | {result}")
 
 
 def measure_text(

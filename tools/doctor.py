@@ -41,29 +41,29 @@ _OF_NO_RUN = {"--device", "--local_rank", "--local-rank"}
 
 def main(argv: Sequence[str]) -> None:
     """Print what was found; exit with 1 if a problem was."""
-    said = {word.partition("=")[0] for word in argv}
-    is_example = said.isdisjoint(switch_words(SECTIONS).keys() - _OF_NO_RUN)
+    given = {word.partition("=")[0] for word in argv}
+    is_example = given.isdisjoint(switch_words(SECTIONS).keys() - _OF_NO_RUN)
     words = [*EXAMPLE.split(), *argv] if is_example else argv
     config, own = parse_config_for_checkpoint(
         words, NOT_NEEDED, {"doctor": DoctorConfig}, description=__doc__ or ""
     )
-    wishes: DoctorConfig = own["doctor"]
+    options: DoctorConfig = own["doctor"]
     launch = read_launch(config.parallel.local_rank)
-    if wishes.nproc < 1:
-        raise ConfigError(f"--nproc {wishes.nproc} must be at least 1")
-    if launch.world_size == 1 and wishes.nproc > 1:
-        sys.exit(start_processes(wishes.nproc, argv))
-    if wishes.nproc not in (1, launch.world_size):
+    if options.nproc < 1:
+        raise ConfigError(f"--nproc {options.nproc} must be at least 1")
+    if launch.world_size == 1 and options.nproc > 1:
+        sys.exit(start_processes(options.nproc, argv))
+    if options.nproc not in (1, launch.world_size):
         raise ConfigError(
-            f"--nproc {wishes.nproc}, but a launcher has started {launch.world_size}: leave it out"
+            f"--nproc {options.nproc}, but a launcher has started {launch.world_size}: leave it out"
         )
-    file = wishes.json if launch.rank == 0 else None  # the others may tell as well
+    file = options.json if launch.rank == 0 else None  # the others may tell as well
     if find_spec("torch") is None:
-        tell(without_torch(launch), file)
+        report(without_torch(launch), file)
     export_launch(launch, "cpu" if config.parallel.device == "cpu" else device_here())
     from megatron.diagnostics.doctor.examine import examine
 
-    tell(examine(config, wishes, launch, is_example=is_example), file)
+    report(examine(config, options, launch, is_example=is_example), file)
 
 
 def device_here() -> str:
@@ -81,7 +81,7 @@ def without_torch(launch: Launch) -> list[Examined]:
     return [Examined(socket.gethostname(), sections)]
 
 
-def tell(examined: Sequence[Examined], file: str | None) -> None:
+def report(examined: Sequence[Examined], file: str | None) -> None:
     """Print the report, write it to `file`, and leave."""
     if examined:
         print(*report_lines(examined), sep="\n", flush=True)

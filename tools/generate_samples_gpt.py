@@ -79,8 +79,8 @@ def write_samples(options: GenerationConfig, generator: "TextGenerator") -> None
         for done in generator.generate([""] * options.num_samples):
             out.write(json.dumps(generator.sample(done)) + "\n")
             tokens += len(done.tokens)
-    told = speed(tokens, started_at)
-    print(f"wrote {options.num_samples} samples to {options.genfile} ({told})")
+    summary = speed(tokens, started_at)
+    print(f"wrote {options.num_samples} samples to {options.genfile} ({summary})")
 
 
 def write_continuations(

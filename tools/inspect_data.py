@@ -33,19 +33,19 @@ def main(argv: Sequence[str]) -> None:
     """Print what the command line `argv` asks for."""
     argv = with_flag(argv, "--prefix", "the prefix of token files")
     sections = {"inspect": InspectConfig, "tokenizer": TokenizerConfig}
-    said = parse_sections(argv, sections, description=__doc__ or "").sections
-    config: InspectConfig = said["inspect"]
-    wishes: TokenizerConfig = said["tokenizer"]
+    parsed = parse_sections(argv, sections, description=__doc__ or "").sections
+    config: InspectConfig = parsed["inspect"]
+    options: TokenizerConfig = parsed["tokenizer"]
     for flag, value in (("--documents", config.documents), ("--max-tokens", config.max_tokens)):
         if value < 0:
             raise ConfigError(f"{flag} {value} must be at least 0")
-    asked = wishes != TokenizerConfig()
+    is_given = options != TokenizerConfig()
     if config.write_digests:
         replace_digests(config.prefix)
     dataset = open_token_files(config.prefix)
     dataset.verify()
     dataset.tokens.verify()
-    arguments = gpt_tokenizer_arguments(wishes) if asked else None
+    arguments = gpt_tokenizer_arguments(options) if is_given else None
     tokenizer, about = tokenizer_for(config.prefix, arguments)
     for line in summary(dataset):
         print(line)

@@ -23,10 +23,10 @@ from megatron.config.tools.checkpoint_tools import PartitionsConfig
 def main(argv: Sequence[str]) -> None:
     """Do what the command line `argv` asks for."""
     parse = partial(parse_conversion, argv=argv, own=PartitionsConfig, description=__doc__)
-    asked = parse(())
-    own: PartitionsConfig = asked.own
-    places = asked.config.checkpoint
-    for notice in asked.notices:
+    parsed = parse(())
+    own: PartitionsConfig = parsed.own
+    places = parsed.config.checkpoint
+    for notice in parsed.notices:
         print(notice)
     if own.model_type != "GPT":
         raise ConfigError(f"--model-type {own.model_type}: only GPT is merged")
@@ -37,13 +37,13 @@ def main(argv: Sequence[str]) -> None:
     from megatron.checkpointing.megatron_lm.megatron import tensor_ranks
 
     ranks = tensor_ranks(Path(places.load))
-    said = value_in(with_file_flags(argv, SECTIONS), "--tensor-model-parallel-size")
-    if said is not None and int(said) != ranks:
+    size = value_in(with_file_flags(argv, SECTIONS), "--tensor-model-parallel-size")
+    if size is not None and int(size) != ranks:
         raise ConfigError(
-            f"--tensor-model-parallel-size {said}, but the files in {places.load} are of {ranks} "
+            f"--tensor-model-parallel-size {size}, but the files in {places.load} are of {ranks} "
             "tensor-parallel ranks; --target-tensor-model-parallel-size says those to write for"
         )
-    wish = Conversion(
+    conversion = Conversion(
         source=Path(places.load),
         output=Path(places.save or f"{places.load}/merged"),
         loader="megatron",
@@ -51,10 +51,10 @@ def main(argv: Sequence[str]) -> None:
         tensor=own.target_tensor_model_parallel_size,
         pipeline=own.target_pipeline_model_parallel_size,
         flags=("--target-tensor-model-parallel-size", "--target-pipeline-model-parallel-size"),
-        vocab_size=asked.config.tokenizer.true_vocab_size,
-        heads=asked.config.model.num_attention_heads or None,
+        vocab_size=parsed.config.tokenizer.true_vocab_size,
+        heads=parsed.config.model.num_attention_heads or None,
     )
-    for line in convert(wish, lambda words: parse(words).config):
+    for line in convert(conversion, lambda words: parse(words).config):
         print(line)
 
 

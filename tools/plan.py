@@ -38,7 +38,7 @@ NOT_NEEDED = {
 }
 """Values for required flags of training that hardly matter to a plan."""
 
-_UNSAID = {section: dict.fromkeys(names) for section, names in DECIDED.items()}
+_UNDECIDED = {section: dict.fromkeys(names) for section, names in DECIDED.items()}
 """Values of the fields that a search decides, which show whether the user has set them as well."""
 
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
     searches = value_in(with_file_flags(words, SECTIONS), "--search") is not None
     config, own = parse_config_for_checkpoint(
         words,
-        NOT_NEEDED | _UNSAID if searches else NOT_NEEDED,
+        NOT_NEEDED | _UNDECIDED if searches else NOT_NEEDED,
         {"planning": PlanningConfig},
         description=__doc__ or "",
     )

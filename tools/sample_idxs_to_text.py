@@ -42,9 +42,9 @@ def main(argv: Sequence[str]) -> None:
         {"samples": SampleTextConfig},
         description=__doc__ or "",
     )
-    wishes: SampleTextConfig = own["samples"]
-    raise_if_any(range_problems(wishes))
-    tokenizer = tokenizer_for(config, wishes)
+    options: SampleTextConfig = own["samples"]
+    raise_if_any(range_problems(options))
+    tokenizer = tokenizer_for(config, options)
     decided = plan_samples(
         config,
         world_size=config.parallel.world_size or run.world_size,
@@ -59,51 +59,51 @@ def main(argv: Sequence[str]) -> None:
         for prefix in plan.prefixes:
             require_same(prefix, made_with)
     train = build_datasets(plan, seq_length=decided.seq_length, seed=seed, view=view).train
-    first, stop = wishes.sample_id_range
+    first, stop = options.sample_id_range
     if stop > len(train):
         raise ConfigError(f"--sample-id-range {first} {stop}: the run has {len(train)} samples")
-    file = wishes.output_file
+    file = options.output_file
     with open(file, "w", encoding="utf-8") if file else nullcontext(sys.stdout) as out:
         for i in range(first, stop):
-            for line in lines_of(train[i]["tokens"], wishes, tokenizer):
+            for line in lines_of(train[i]["tokens"], options, tokenizer):
                 out.write(f"{i} {line}\n")
 
 
-def range_problems(wishes: SampleTextConfig) -> Iterator[str]:
+def range_problems(options: SampleTextConfig) -> Iterator[str]:
     """Yield what is wrong with the range and the way to show it."""
-    words = " ".join(map(str, wishes.sample_id_range))
-    if len(wishes.sample_id_range) != 2:
+    words = " ".join(map(str, options.sample_id_range))
+    if len(options.sample_id_range) != 2:
         yield f"--sample-id-range {words}: give two numbers, the second behind the last sample"
-    elif not 0 <= wishes.sample_id_range[0] < wishes.sample_id_range[1]:
+    elif not 0 <= options.sample_id_range[0] < options.sample_id_range[1]:
         yield f"--sample-id-range {words}: 0 <= first < second is needed"
-    if wishes.all_tokens and not wishes.print_tokens:
+    if options.all_tokens and not options.print_tokens:
         yield "--all-tokens needs --print-tokens"
 
 
-def tokenizer_for(config: Config, wishes: SampleTextConfig) -> Tokenizer | None:
+def tokenizer_for(config: Config, options: SampleTextConfig) -> Tokenizer | None:
     """Return the run's tokenizer; None when neither text nor samples need it."""
-    if not shows_text(wishes) and not config.fim.fim_rate:
+    if not shows_text(options) and not config.fim.fim_rate:
         return None
     return build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
 
 
-def shows_text(wishes: SampleTextConfig) -> bool:
+def shows_text(options: SampleTextConfig) -> bool:
     """Whether samples are shown as text."""
-    return wishes.print_text or not wishes.print_tokens
+    return options.print_text or not options.print_tokens
 
 
 def lines_of(
-    sample: NDArray, wishes: SampleTextConfig, tokenizer: Tokenizer | None
+    sample: NDArray, options: SampleTextConfig, tokenizer: Tokenizer | None
 ) -> Iterator[str]:
     """Yield the forms in which `sample` is shown."""
     tokens = sample.tolist()
-    if wishes.print_tokens:
-        if wishes.all_tokens or len(tokens) <= 2 * _SHOWN:
+    if options.print_tokens:
+        if options.all_tokens or len(tokens) <= 2 * _SHOWN:
             yield " ".join(map(str, tokens))
         else:
             ends = (" ".join(map(str, part)) for part in (tokens[:_SHOWN], tokens[-_SHOWN:]))
             yield " ... ".join(ends)
-    if tokenizer and shows_text(wishes):
+    if tokenizer and shows_text(options):
         yield tokenizer.decode(tokens)
 
 

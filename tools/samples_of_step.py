@@ -32,13 +32,13 @@ def main(argv: Sequence[str]) -> None:
         {"steps": StepSamplesConfig},
         description=__doc__ or "",
     )
-    wishes: StepSamplesConfig = own["steps"]
+    options: StepSamplesConfig = own["steps"]
     decided = plan_samples(
         config,
         world_size=config.parallel.world_size or run.world_size,
         objective=config.plugins.objective or run.objective,
     )
-    first, last = step_range(wishes.steps, decided.training.train_iters)
+    first, last = step_range(options.steps, decided.training.train_iters)
     plan = replace(decided.data, valid=(), test=())
     train = build_datasets(plan, seq_length=decided.seq_length, seed=decided.training.seed).train
     for step in range(first, last + 1):

@@ -28,18 +28,18 @@ def main(argv: Sequence[str]) -> None:
     parser = ToolParser(description=__doc__)
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--api-key-file", type=Path)
-    said = parser.parse_args(argv)
-    key = read_key(said.api_key_file) if said.api_key_file else None
-    require_server(said.address)
-    while (prompt := asked("Enter prompt: ")) is not None:
-        tokens = asked("Enter number of tokens to generate: ")
+    args = parser.parse_args(argv)
+    key = read_key(args.api_key_file) if args.api_key_file else None
+    require_server(args.address)
+    while (prompt := read_answer("Enter prompt: ")) is not None:
+        tokens = read_answer("Enter number of tokens to generate: ")
         if tokens is None:
             break
         if not tokens.strip().isdecimal():
             print(f"{tokens!r} is no number of tokens")
             continue
         try:
-            text = continued(said.address, prompt, int(tokens), key)
+            text = continued(args.address, prompt, int(tokens), key)
         except DataError as error:
             print(error)
         else:
@@ -59,7 +59,7 @@ def read_key(file: Path) -> str:
         raise DataError(f"--api-key-file {file}: {reason(error, file)}") from error
 
 
-def asked(question: str) -> str | None:
+def read_answer(question: str) -> str | None:
     """Return a line that is typed; None at the end of the input."""
     print(question, end="", flush=True)
     line = sys.stdin.readline()

@@ -27,8 +27,8 @@ _CLEAR = "\x1b[H\x1b[2J"
 def main(argv: Sequence[str]) -> None:
     """Show the run that the command line `argv` names."""
     argv = with_flag(argv, "--run-dir", "the directory that a run saves to")
-    said = parse_sections(argv, {"watch": WatchConfig}, description=__doc__ or "").sections
-    config: WatchConfig = said["watch"]
+    parsed = parse_sections(argv, {"watch": WatchConfig}, description=__doc__ or "").sections
+    config: WatchConfig = parsed["watch"]
     if config.every <= 0:
         raise ConfigError(f"--every {config.every:g} must be more than 0 seconds")
     directory = Path(config.run_dir)

@@ -32,7 +32,7 @@ from megatron.training.loop.journal import every_attempt, read_journal, starts_o
 from megatron.training.telemetry.step_records import STEP
 
 _NEIGHBOURS = 20
-_TOLD = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "seconds")
+_SHOWN = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "seconds")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -65,7 +65,7 @@ def how_it_went(
         )
         values = (
             f"{name} {'no number' if record[name] is None else record[name]}"
-            for name in _TOLD
+            for name in _SHOWN
             if name in record
         )
         yield "  " + " | ".join(values)
@@ -109,10 +109,10 @@ def run_of(start: dict[str, Any], newest: Run) -> Run:
     if not flags:
         return newest
     names = {flag: name for name, flag in options_of(SECTIONS).items()}
-    said = {names.get(flag, flag): value for flag, value in flags.items()}
+    fields = {names.get(flag, flag): value for flag, value in flags.items()}
     devices = re.findall(r"(?:^|, )(\d+) x ", start.get("with", {}).get("devices", ""))
     world_size = sum(map(int, devices)) or newest.world_size
-    return Run({"said": said}, world_size, newest.objective)
+    return Run({"said": fields}, world_size, newest.objective)
 
 
 def what_it_saw(argv: Sequence[str], run: Run, first: int, last: int) -> Iterator[str]:

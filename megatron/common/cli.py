@@ -59,7 +59,7 @@ def run_tool(
     except SystemExit as left:
         code = left.code
     except BrokenPipeError:
-        if not (_nobody_reads(sys.stdout) or _nobody_reads(sys.stderr)):
+        if not (_has_no_reader(sys.stdout) or _has_no_reader(sys.stderr)):
             raise
         code = UNREAD
     except Exception:
@@ -85,7 +85,7 @@ def with_flag(argv: Sequence[str], flag: str, what: str) -> Sequence[str]:
     return argv if argv[0].startswith("-") else [flag, *argv]
 
 
-def _nobody_reads(stream: TextIO) -> bool:
+def _has_no_reader(stream: TextIO) -> bool:
     poll = select.poll()
     poll.register(stream, select.POLLOUT)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

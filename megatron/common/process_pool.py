@@ -84,8 +84,8 @@ def share_cores(num_processes: int) -> None:
 
     Without it, the tokenizers library would start as many in each as there are cores.
     """
-    said = os.environ.get("RAYON_NUM_THREADS", "")
-    num_threads = int(said) if said.isdigit() else 0
+    value = os.environ.get("RAYON_NUM_THREADS", "")
+    num_threads = int(value) if value.isdigit() else 0
     num_threads = num_threads or len(os.sched_getaffinity(0))
     os.environ["RAYON_NUM_THREADS"] = str(max(num_threads // num_processes, 1))
 

@@ -70,7 +70,7 @@ def _run(
     share_cores(num_processes)
     log.configure(rank=0)
     try:
-        function(lambda *said: pipe.send(said))
+        function(lambda *values: pipe.send(values))
         pipe.send(None)
     except (MegatronError, SystemExit) as error:
         pipe.send(error)

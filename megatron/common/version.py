@@ -16,9 +16,9 @@ def commit(source: Path = _SOURCE) -> str:
         return ""
     words = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [*words, "--exclude=*"], capture_output=True, text=True, timeout=20, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return told.stdout.strip()
+    return result.stdout.strip()

@@ -49,42 +49,42 @@ class _Type:
     may_be_fast: bool = False
 
 
-def _wordpiece(wishes: Wishes, *, lower_case: bool) -> Tokenizer:
+def _wordpiece(options: Wishes, *, lower_case: bool) -> Tokenizer:
     return WordPieceTokenizer(
-        str(wishes.vocab_file), lower_case=lower_case, extra_ids=wishes.vocab_extra_ids
+        str(options.vocab_file), lower_case=lower_case, extra_ids=options.vocab_extra_ids
     )
 
 
-def _pretrained(wishes: Wishes) -> Tokenizer:
+def _pretrained(options: Wishes) -> Tokenizer:
     return PretrainedFromHF(
-        str(wishes.tokenizer_name_or_path or wishes.tokenizer_model),
-        extra_ids=wishes.vocab_extra_ids,
-        adds_special_tokens=not wishes.tokenizer_hf_no_include_special_tokens,
-        kwargs=keywords(wishes.tokenizer_kwargs or ()),
+        str(options.tokenizer_name_or_path or options.tokenizer_model),
+        extra_ids=options.vocab_extra_ids,
+        adds_special_tokens=not options.tokenizer_hf_no_include_special_tokens,
+        kwargs=keywords(options.tokenizer_kwargs or ()),
     )
 
 
-def _sentencepiece(wishes: Wishes) -> Tokenizer:
-    model = str(wishes.tokenizer_model)
-    if wishes.tokenizer_sentencepiece_legacy:
-        return LegacySentencePieceTokenizer(model, extra_ids=wishes.vocab_extra_ids)
+def _sentencepiece(options: Wishes) -> Tokenizer:
+    model = str(options.tokenizer_model)
+    if options.tokenizer_sentencepiece_legacy:
+        return LegacySentencePieceTokenizer(model, extra_ids=options.vocab_extra_ids)
     return SentencePieceTokenizer(model)
 
 
-def _llama(wishes: Wishes) -> Tokenizer:
-    model = str(wishes.tokenizer_model)
-    if wishes.tokenizer_sentencepiece_legacy:
+def _llama(options: Wishes) -> Tokenizer:
+    model = str(options.tokenizer_model)
+    if options.tokenizer_sentencepiece_legacy:
         return LegacyLlama2Tokenizer(model)
     return SentencePieceTokenizer(model)
 
 
-def _tiktoken(wishes: Wishes) -> Tokenizer:
+def _tiktoken(options: Wishes) -> Tokenizer:
     return TikTokenizer(
-        str(wishes.tokenizer_model or wishes.vocab_file),
-        pattern=wishes.tiktoken_pattern,
-        vocab_size=wishes.vocab_size,
-        num_special_tokens=wishes.tiktoken_num_special_tokens,
-        special_tokens=wishes.tiktoken_special_tokens,
+        str(options.tokenizer_model or options.vocab_file),
+        pattern=options.tiktoken_pattern,
+        vocab_size=options.vocab_size,
+        num_special_tokens=options.tiktoken_num_special_tokens,
+        special_tokens=options.tiktoken_special_tokens,
     )
 
 
@@ -158,7 +158,7 @@ _REFUSED = {
 """Types of other systems, and what to write instead."""
 
 
-def build_tokenizer(**wishes: Any) -> Tokenizer:
+def build_tokenizer(**arguments: Any) -> Tokenizer:
     """Return the tokenizer that the fields of `Wishes` ask for.
 
     Raises:
@@ -166,28 +166,28 @@ def build_tokenizer(**wishes: Any) -> Tokenizer:
             or the library it needs is not installed.
         DataError: its files are missing or damaged.
     """
-    raise_if_any(tokenizer_problems(**wishes))
-    said = Wishes(**wishes)
-    if said.tokenizer_type in TOKENIZERS:
-        tokenizer: Tokenizer = TOKENIZERS.get(str(said.tokenizer_type))(said)
+    raise_if_any(tokenizer_problems(**arguments))
+    options = Wishes(**arguments)
+    if options.tokenizer_type in TOKENIZERS:
+        tokenizer: Tokenizer = TOKENIZERS.get(str(options.tokenizer_type))(options)
         return tokenizer
-    kind = _TYPES[str(said.tokenizer_type)]
-    tokenizer = kind.build(said)
-    if kind.may_be_fast and said.tokenizer_backend != "reference":
-        return FastTokenizer(tokenizer, must_be_fast=said.tokenizer_backend == "fast")
+    kind = _TYPES[str(options.tokenizer_type)]
+    tokenizer = kind.build(options)
+    if kind.may_be_fast and options.tokenizer_backend != "reference":
+        return FastTokenizer(tokenizer, must_be_fast=options.tokenizer_backend == "fast")
     return tokenizer
 
 
-def tokenizer_problems(**wishes: Any) -> Iterator[str]:
+def tokenizer_problems(**arguments: Any) -> Iterator[str]:
     """Yield one sentence for each thing that keeps `build_tokenizer` from starting."""
-    said = Wishes(**wishes)
-    if said.tokenizer_type in TOKENIZERS:
+    options = Wishes(**arguments)
+    if options.tokenizer_type in TOKENIZERS:
         return
-    kind = _TYPES.get(str(said.tokenizer_type))
+    kind = _TYPES.get(str(options.tokenizer_type))
     if kind is None:
-        yield f"--tokenizer-type {_unknown(said.tokenizer_type)}"
+        yield f"--tokenizer-type {_unknown(options.tokenizer_type)}"
         return
-    given = {f.name for f in fields(said) if getattr(said, f.name) != f.default}
+    given = {f.name for f in fields(options) if getattr(options, f.name) != f.default}
     given -= {"tokenizer_type", "tokenizer_backend"}
     needed = [" or ".join(map(_flag, names)) for names in kind.needs]
     missing = [
@@ -195,16 +195,16 @@ def tokenizer_problems(**wishes: Any) -> Iterator[str]:
     ]
     if missing:
         yield (
-            f"--tokenizer-type {said.tokenizer_type} needs {' and '.join(needed)}; "
+            f"--tokenizer-type {options.tokenizer_type} needs {' and '.join(needed)}; "
             f"{' and '.join(missing)} missing"
         )
     known_fields = {*kind.takes, *(name for names in kind.needs for name in names)}
     for name in sorted(given - known_fields):
-        yield f"{_flag(name)} means nothing to --tokenizer-type {said.tokenizer_type}: leave it out"
+        yield f"{_flag(name)} means nothing to --tokenizer-type {options.tokenizer_type}: leave it out"
     for names in kind.needs:
         if len(both := [name for name in names if name in given]) > 1:
             yield f"{' and '.join(map(_flag, both))} name one file: give one of them"
-    yield from _value_problems(said, may_be_fast=kind.may_be_fast)
+    yield from _value_problems(options, may_be_fast=kind.may_be_fast)
 
 
 def _unknown(name: str | None) -> str:
@@ -218,28 +218,28 @@ def _unknown(name: str | None) -> str:
     return f"{name or 'is missing'}: give {known}{hint}"
 
 
-def _value_problems(said: Wishes, *, may_be_fast: bool) -> Iterator[str]:
-    if said.vocab_extra_ids < 0:
-        yield f"--vocab-extra-ids {said.vocab_extra_ids} must be at least 0"
-    has_legacy_form = said.tokenizer_type == "SentencePieceTokenizer"
-    if has_legacy_form and said.vocab_extra_ids and not said.tokenizer_sentencepiece_legacy:
+def _value_problems(options: Wishes, *, may_be_fast: bool) -> Iterator[str]:
+    if options.vocab_extra_ids < 0:
+        yield f"--vocab-extra-ids {options.vocab_extra_ids} must be at least 0"
+    has_legacy_form = options.tokenizer_type == "SentencePieceTokenizer"
+    if has_legacy_form and options.vocab_extra_ids and not options.tokenizer_sentencepiece_legacy:
         yield (
-            f"--vocab-extra-ids {said.vocab_extra_ids}: SentencePieceTokenizer adds tokens to its "
+            f"--vocab-extra-ids {options.vocab_extra_ids}: SentencePieceTokenizer adds tokens to its "
             "model only with --tokenizer-sentencepiece-legacy; add that flag, or leave this one out"
         )
-    if said.vocab_size is not None and said.vocab_size < 1:
-        yield f"--vocab-size {said.vocab_size} must be at least 1"
-    if len(said.tokenizer_kwargs or ()) % 2:
+    if options.vocab_size is not None and options.vocab_size < 1:
+        yield f"--vocab-size {options.vocab_size} must be at least 1"
+    if len(options.tokenizer_kwargs or ()) % 2:
         yield (
-            f"--tokenizer-kwargs {' '.join(said.tokenizer_kwargs or ())}: give names and values "
+            f"--tokenizer-kwargs {' '.join(options.tokenizer_kwargs or ())}: give names and values "
             "by turns, such as pad_token <pad>"
         )
-    if said.tokenizer_backend == "fast" and not may_be_fast:
+    if options.tokenizer_backend == "fast" and not may_be_fast:
         names = [name for name, kind in _TYPES.items() if kind.may_be_fast]
         fast = f"{', '.join(names[:-1])} and {names[-1]}"
         yield (
             f"--tokenizer-backend fast: only {fast} have a fast backend, and not "
-            f"{said.tokenizer_type}"
+            f"{options.tokenizer_type}"
         )
 
 

@@ -35,7 +35,7 @@ class ChatTemplate:
     source: str = ""
     names: tuple[tuple[str, str], ...] = ()
 
-    def render(self, messages: Sequence[Any], **wishes: Any) -> tuple[str, list[Span]]:
+    def render(self, messages: Sequence[Any], **variables: Any) -> tuple[str, list[Span]]:
         """Return the text of `messages`, and where in it the marked answers are.
 
         Raises:
@@ -57,7 +57,7 @@ class ChatTemplate:
                     chat_template=self.source,
                     return_assistant_tokens_mask=self.is_marked,
                     **dict(self.names),
-                    **wishes,
+                    **variables,
                 )
             require_short(text)
         except TemplateSyntaxError as error:
@@ -115,11 +115,11 @@ def _template_of(tokenizer: str, kwargs: Mapping[str, Any]) -> tuple[str, dict[s
     return _default(config.get("chat_template")), names
 
 
-def _default(said: Any) -> str:
+def _default(templates: Any) -> str:
     """Return the template of a tokenizer that may have several, each with a name."""
-    if isinstance(said, list):
-        said = {each["name"]: each["template"] for each in said}
-    return (said.get("default", "") if isinstance(said, dict) else said) or ""
+    if isinstance(templates, list):
+        templates = {each["name"]: each["template"] for each in templates}
+    return (templates.get("default", "") if isinstance(templates, dict) else templates) or ""
 
 
 class ChatTokenizer(Tokenizer):

@@ -70,8 +70,12 @@ def describe(tokenizer: Tokenizer, wishes: Mapping[str, Any] | None = None) -> T
         "probe": _probe(tokenizer),
         "tokens": list(vocabulary.tokens),
     }
-    said = {name: _lasting(value) for name, value in (wishes or {}).items() if value is not None}
-    return TokenizerRecord(fingerprint=_hash(content), name=tokenizer.name, wishes=said, **content)
+    content_of_file = {
+        name: _lasting(value) for name, value in (wishes or {}).items() if value is not None
+    }
+    return TokenizerRecord(
+        fingerprint=_hash(content), name=tokenizer.name, wishes=content_of_file, **content
+    )
 
 
 def record_path(prefix: str | Path) -> Path:
@@ -101,7 +105,7 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
     """
     path = record_path(prefix)
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        content_of_file = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -111,18 +115,22 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
             f"{path} is not JSON: {error}; delete it, or make the data again"
         ) from error
     names = [each.name for each in fields(TokenizerRecord) if each.name not in _NOT_IN_HASH]
-    if not isinstance(said, dict) or said.get("format") != FORMAT or not said.keys() >= {*names}:
+    if (
+        not isinstance(content_of_file, dict)
+        or content_of_file.get("format") != FORMAT
+        or not content_of_file.keys() >= {*names}
+    ):
         raise DataError(
             f"{path} is not a record of a tokenizer in format {FORMAT}; another version of this "
             "software may have written it"
         )
-    record = TokenizerRecord(**{name: said[name] for name in names})
-    content = {name: said[name] for name in names if name not in ("fingerprint", "name")}
+    record = TokenizerRecord(**{name: content_of_file[name] for name in names})
+    content = {name: content_of_file[name] for name in names if name not in ("fingerprint", "name")}
     if _hash(content) != record.fingerprint:
         raise DataError(f"{path} is damaged: its content does not have the hash that it says")
-    wishes = said.get("wishes")
+    wishes = content_of_file.get("wishes")
     wishes = with_sentencepiece_form(wishes, is_legacy=True) if isinstance(wishes, dict) else {}
-    template = said.get("chat_template", "")
+    template = content_of_file.get("chat_template", "")
     return replace(record, wishes=wishes, chat_template=template)
 
 

@@ -15,20 +15,20 @@ from megatron.tokenizer.fingerprint import (
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
-def tokenizer_for(prefix: str, wishes: Mapping[str, Any] | None) -> tuple[Tokenizer | None, str]:
+def tokenizer_for(prefix: str, options: Mapping[str, Any] | None) -> tuple[Tokenizer | None, str]:
     """Return a tokenizer for the token files `prefix`, if there is one, and a line about it.
 
     Args:
-        wishes: arguments of `build_tokenizer`; None to build the tokenizer of the record.
+        options: arguments of `build_tokenizer`; None to build the tokenizer of the record.
 
     Raises:
         ConfigError: the wishes are not right.
         DataError: a file of the tokenizer, or the record, is missing or damaged.
     """
     record = read_record(prefix)
-    if wishes is not None:
-        tokenizer = build_tokenizer(**wishes)
-        return tokenizer, _compared(tokenizer, describe(tokenizer, wishes), record, prefix)
+    if options is not None:
+        tokenizer = build_tokenizer(**options)
+        return tokenizer, _compared(tokenizer, describe(tokenizer, options), record, prefix)
     if record is None:
         return None, f"{record_path(prefix)} is missing; {_flags_for({})}"
     return _built_again(record)
@@ -63,12 +63,12 @@ def _built_again(record: TokenizerRecord) -> tuple[Tokenizer | None, str]:
     return tokenizer, f"{record.name}, as recorded"
 
 
-def _flags_for(wishes: Mapping[str, Any]) -> str:
+def _flags_for(options: Mapping[str, Any]) -> str:
     """Return which flags show text."""
-    if not wishes:
+    if not options:
         return "text needs --tokenizer-type and its files"
     words = []
-    for name, value in wishes.items():
+    for name, value in options.items():
         values = value if isinstance(value, list) else [] if value is True else [value]
         if value is not False:
             words += ["--" + name.replace("_", "-"), *map(str, values)]

@@ -41,29 +41,29 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
 
 
 def write_hugging_face_files(
-    folder: Path, tokenizer: Tokenizer, wishes: Mapping[str, Any], *, max_length: int
+    folder: Path, tokenizer: Tokenizer, options: Mapping[str, Any], *, max_length: int
 ) -> str:
     """Write `tokenizer` to `folder` for `AutoTokenizer`; return why not, or "".
 
     What is written gives the same ids: that is tried out on a few texts.
 
     Args:
-        wishes: what `build_tokenizer` made it from.
+        options: what `build_tokenizer` made it from.
         max_length: most tokens of a text.
     """
-    kind = wishes["tokenizer_type"]
+    kind = options["tokenizer_type"]
     match kind:
         case "GPT2BPETokenizer" if "eod" in tokenizer.special_ids:
-            written = _write_gpt2(folder, wishes, max_length)
+            written = _write_gpt2(folder, options, max_length)
         case "GPT2BPETokenizer":
             return f"its vocabulary has no {END_OF_TEXT}, which transformers would add to it"
         case "PretrainedFromHF":
-            written = _write_pretrained(folder, wishes)
-        case "SentencePieceTokenizer" if wishes.get("tokenizer_sentencepiece_legacy"):
+            written = _write_pretrained(folder, options)
+        case "SentencePieceTokenizer" if options.get("tokenizer_sentencepiece_legacy"):
             return "it has tokens besides those of its model, which no class of transformers adds"
         case "SentencePieceTokenizer" | "GPTSentencePieceTokenizer" | "Llama2Tokenizer":
             try:
-                written = _write_sentencepiece(folder, tokenizer, wishes, max_length)
+                written = _write_sentencepiece(folder, tokenizer, options, max_length)
             except Exception as error:  # of many types: models that are not Llama's
                 (folder / "tokenizer.model").unlink(missing_ok=True)
                 return f"transformers does not load it: {_reason(error)}"
@@ -79,18 +79,18 @@ def write_hugging_face_files(
     return problem
 
 
-def _write_gpt2(folder: Path, wishes: Mapping[str, Any], max_length: int) -> list[str]:
-    shutil.copy(wishes["vocab_file"], folder / "vocab.json")
-    shutil.copy(wishes["merge_file"], folder / "merges.txt")
+def _write_gpt2(folder: Path, options: Mapping[str, Any], max_length: int) -> list[str]:
+    shutil.copy(options["vocab_file"], folder / "vocab.json")
+    shutil.copy(options["merge_file"], folder / "merges.txt")
     special = {f"{role}_token": END_OF_TEXT for role in ("bos", "eos", "unk")}
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, **special}
     _write_json(folder / "tokenizer_config.json", {**config, "model_max_length": max_length})
     return ["vocab.json", "merges.txt", "tokenizer_config.json"]
 
 
-def _write_pretrained(folder: Path, wishes: Mapping[str, Any]) -> list[str]:
-    source = Path(wishes["tokenizer_name_or_path"])
-    words, extra = wishes.get("tokenizer_kwargs"), wishes.get("vocab_extra_ids") or 0
+def _write_pretrained(folder: Path, options: Mapping[str, Any]) -> list[str]:
+    source = Path(options["tokenizer_name_or_path"])
+    words, extra = options.get("tokenizer_kwargs"), options.get("vocab_extra_ids") or 0
     if source.is_dir() and not words and not extra:
         names = [name for name in _OF_TOKENIZERS if (source / name).is_file()]
         for name in names:
@@ -102,7 +102,7 @@ def _write_pretrained(folder: Path, wishes: Mapping[str, Any]) -> list[str]:
 
 
 def _write_sentencepiece(
-    folder: Path, tokenizer: Tokenizer, wishes: Mapping[str, Any], max_length: int
+    folder: Path, tokenizer: Tokenizer, options: Mapping[str, Any], max_length: int
 ) -> list[str]:
     # Imported here: it takes seconds.
     from transformers import LlamaTokenizer
@@ -113,7 +113,7 @@ def _write_sentencepiece(
         for role, i in tokenizer.special_ids.items()
         if role in ("bos", "eos", "unk")
     }
-    shutil.copy(wishes["tokenizer_model"], folder / "tokenizer.model")
+    shutil.copy(options["tokenizer_model"], folder / "tokenizer.model")
     backend = LlamaTokenizer.from_pretrained(str(folder), **special).backend_tokenizer
     # As SentencePiece: a blank goes in front of every text, of one that begins with a blank too.
     backend.normalizer = normalizers.Sequence(
@@ -121,7 +121,7 @@ def _write_sentencepiece(
     )
     backend.pre_tokenizer = None
     bos = special.get("bos_token")
-    begins_with_bos = wishes.get("tokenizer_sentencepiece_legacy") and bos is not None
+    begins_with_bos = options.get("tokenizer_sentencepiece_legacy") and bos is not None
     backend.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A" if begins_with_bos else "$A",
         pair=f"{bos} $A {bos} $B:1" if begins_with_bos else "$A $B:1",

@@ -97,7 +97,7 @@ def pretrain(
         dist.barrier()
         return request.exit_code
     log.info("time to initialize megatron (seconds): %.3f", time.perf_counter() - started_at)
-    _tell(decided, notices, choices)
+    _log_plan(decided, notices, choices)
     if launch.rank == 0 and decided.logging.flags_directory:
         write_flags(decided.logging.flags_directory, asdict(config))
     code = ExitCode.FINISHED
@@ -247,7 +247,7 @@ def _decide(
     return tokenizer, quiet(decided) if decided.guards.replay_step else decided
 
 
-def _tell(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> None:
+def _log_plan(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> None:
     """Log what is about to be built."""
     model, parallel = plan.model, plan.parallel
     for notice in (*notices, *plan.notices):

@@ -116,10 +116,10 @@ def replay(
 def comparison(then: StepResult, now: StepResult) -> Iterator[str]:
     """Yield a line for each thing that a step and its record tell."""
     for name in _COMPARED:
-        told, found = getattr(then, name), getattr(now, name)
+        recorded, found = getattr(then, name), getattr(now, name)
         # repr: a NaN is unequal to itself, and every float has one of its own.
-        equal = "| equal" if repr(told) == repr(found) else _OTHERWISE
-        yield f"  {name}: {found} | journal {told} {equal}"
+        equal = "| equal" if repr(recorded) == repr(found) else _OTHERWISE
+        yield f"  {name}: {found} | journal {recorded} {equal}"
 
 
 def _samples(

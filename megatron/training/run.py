@@ -171,8 +171,8 @@ class Run:
             reason += ": it was before; more --train-iters or --train-samples let it go on"
         log.info(reason)
         if self.journal:
-            told = {"iteration": state.iteration, "reason": reason}
-            self.journal.write(END, {**told, "exit_code": int(stop.exit_code)})
+            ending = {"iteration": state.iteration, "reason": reason}
+            self.journal.write(END, {**ending, "exit_code": int(stop.exit_code)})
         return stop.exit_code
 
     def _without_save(self, reason: str, stop: Stop) -> str:

@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 
 def set_log_levels(logging: LoggingConfig, rank: int) -> str:
     """Let this rank say what it was asked to; return the least level of DeepSpeed's messages."""
-    asked = logging.log_level if rank == 0 else logging.log_level_replica
-    level = asked or verbosity()
+    requested = logging.log_level if rank == 0 else logging.log_level_replica
+    level = requested or verbosity()
     if level:
         set_level(level)
     return level or "warning"

@@ -38,7 +38,9 @@ _SIZES = (
 def main(argv: Sequence[str]) -> None:
     """Evaluate on what the command line `argv` asks for."""
     log.configure(read_launch(None).rank)
-    source = read_model_source([*said(argv)], {"harness": HarnessConfig}, description=__doc__)
+    source = read_model_source(
+        [*with_harness_flags(argv)], {"harness": HarnessConfig}, description=__doc__
+    )
     options: HarnessConfig = source.own["harness"]
     raise_if_any(harness_problems(source.config, options))
     if options.results_path is not None:
@@ -84,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
     evaluator.close()
 
 
-def said(argv: Sequence[str]) -> Iterator[str]:
+def with_harness_flags(argv: Sequence[str]) -> Iterator[str]:
     """Yield the words of `argv` without the sizes that are -1."""
     words = iter(argv)
     for word in words:

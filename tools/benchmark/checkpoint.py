@@ -71,10 +71,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--megabytes", type=int, default=500, help="about the state's size")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
     parser.add_argument("--directory", help="where checkpoints go; a temporary one if not said")
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     log.configure(rank=1)  # the log of a run would stand between the figures
-    with tempfile.TemporaryDirectory(dir=said.directory) as folder:
-        measure(Path(folder), said.megabytes, said.rounds)
+    with tempfile.TemporaryDirectory(dir=args.directory) as folder:
+        measure(Path(folder), args.megabytes, args.rounds)
 
 
 def measure(folder: Path, megabytes: int, rounds: int) -> None:
@@ -93,7 +93,7 @@ def measure(folder: Path, megabytes: int, rounds: int) -> None:
     size = sum(record.size for record in manifest.files)
     print(f"{size / 1e6:.0f} MB in {len(manifest.files)} files, medians of {rounds} turns")
     for name, taken in seconds.items():
-        print(f"{name}: {told([t.wall for t in taken])}, CPU {told([t.cpu for t in taken])}")
+        print(f"{name}: {summary([t.wall for t in taken])}, CPU {summary([t.cpu for t in taken])}")
     for first, second in (
         ("torch.save and fsync", "save"),
         ("torch.load", "verify and load"),
@@ -119,7 +119,7 @@ class Taken:
     cpu: float = 0.0
 
 
-def told(seconds: Sequence[float]) -> str:
+def summary(seconds: Sequence[float]) -> str:
     """Return the median, and the least and the most."""
     return f"{statistics.median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})"
 

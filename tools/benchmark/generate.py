@@ -45,27 +45,27 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--vocab", type=int, default=50304)
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
-    said = parser.parse_args(argv)
-    torch.set_num_threads(said.threads)
-    for dtype in said.dtypes:
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    for dtype in args.dtypes:
         theirs = hugging_face(
-            said.layers, said.hidden, said.heads, said.vocab, said.prompt + said.new
+            args.layers, args.hidden, args.heads, args.vocab, args.prompt + args.new
         )
         theirs = theirs.to(DTYPES[dtype])
-        ours = engine(theirs, DTYPES[dtype], rows=max(said.batches))
+        ours = engine(theirs, DTYPES[dtype], rows=max(args.batches))
         cpu: dict[tuple[int, str], list[float]] = {}
-        for turn in range(said.rounds + 1):
-            for batch in said.batches:
-                prompts = torch.randint(said.vocab, (batch, said.prompt)).tolist()
+        for turn in range(args.rounds + 1):
+            for batch in args.batches:
+                prompts = torch.randint(args.vocab, (batch, args.prompt)).tolist()
                 for side, call in (
-                    ("megatron", partial(continue_here, ours, prompts, said.new)),
-                    ("Hugging Face", partial(continue_there, theirs, prompts, said.new)),
+                    ("megatron", partial(continue_here, ours, prompts, args.new)),
+                    ("Hugging Face", partial(continue_there, theirs, prompts, args.new)),
                 ):
                     cpu_s = timed(call)
                     if turn:  # the first turn warms up
-                        speed = batch * said.new / cpu_s
+                        speed = batch * args.new / cpu_s
                         cpu.setdefault((batch, side), []).append(speed)
-        for line in lines(dtype, said.batches, cpu):
+        for line in lines(dtype, args.batches, cpu):
             print(line, flush=True)
 
 
@@ -107,8 +107,8 @@ def spec_of(config: GPT2Config) -> ModelSpec:
         f"--num-attention-heads {config.n_head} --seq-length {config.n_positions} "
         f"--max-position-embeddings {config.n_positions} --make-vocab-size-divisible-by 1 --micro-batch-size 1"
     )
-    asked, _ = parse_config(flags.split())
-    return plan_model(asked, vocab_size=config.vocab_size, tensor=1)
+    parsed, _ = parse_config(flags.split())
+    return plan_model(parsed, vocab_size=config.vocab_size, tensor=1)
 
 
 def continue_here(ours: Engine, prompts: Sequence[Sequence[int]], new: int) -> list[list[int]]:

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
     parser = ToolParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10, help="steps that are timed")
     parser.add_argument("--interval", type=int, default=100, help="of --replica-check-interval")
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     config, _ = parse_config(FLAGS)
     launch, device = prepare_process(config.parallel)
     log.configure(launch.rank)
@@ -82,14 +82,14 @@ def main(argv: Sequence[str]) -> None:
             "no numbers": (NanGuard(5, seeks_scale=False), 1),
             "spikes": (SpikeGuard(decided.guards.spikes, before), 1),
             "journal of steps": (StepRecords(Journal(Path(folder))), 1),
-            f"replicas, every {said.interval}": (
+            f"replicas, every {args.interval}": (
                 ReplicaCheck(engine, groups, interval=1, streams_per_tensor_rank=False),
-                said.interval,
+                args.interval,
             ),
         }
         step_cpu_s = step_wall_s = 0.0
         cpu_s, wall_s = dict.fromkeys(guards, 0.0), dict.fromkeys(guards, 0.0)
-        for number in range(said.steps + 1):
+        for number in range(args.steps + 1):
             loss: list[float] = []
             cpu, wall = timed(lambda into=loss: into.append(float(engine.train_batch(batches))), 1)
             state, step = TrainState(iteration=number + 1), result(loss[0], engine.grad_norm, wall)
@@ -101,10 +101,10 @@ def main(argv: Sequence[str]) -> None:
             if number:
                 step_cpu_s, step_wall_s = step_cpu_s + cpu, step_wall_s + wall
     if launch.rank == 0:
-        print(f"a step: {step_cpu_s / said.steps:.3f} s of CPU, {step_wall_s / said.steps:.3f} s")
+        print(f"a step: {step_cpu_s / args.steps:.3f} s of CPU, {step_wall_s / args.steps:.3f} s")
         for name in guards:
             print(
-                f"{name}: {1e3 * wall_s[name] / said.steps:.3f} ms a step | "
+                f"{name}: {1e3 * wall_s[name] / args.steps:.3f} ms a step | "
                 f"{100 * cpu_s[name] / step_cpu_s:.3f} % of the CPU time, "
                 f"{100 * wall_s[name] / step_wall_s:.3f} % of the wall time"
             )

@@ -81,14 +81,14 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--samples", type=int, default=10_000_000, help="samples of the blend")
     parser.add_argument("--rounds", type=int, default=3, help="turns; the fastest counts")
     parser.add_argument("--corpus-tokens", type=int, default=100_000_000)
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         library = compiled(Path(directory))
-        compare_maps(said, library)
-        compare_blends(said, library)
+        compare_maps(args, library)
+        compare_blends(args, library)
     for mean in (600, 60, 20_000):
-        compare_samples(mean, said.corpus_tokens)
+        compare_samples(mean, args.corpus_tokens)
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -123,24 +123,24 @@ def pointers(*arrays: np.ndarray) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(array.ctypes.data) for array in arrays]
 
 
-def compare_maps(said: Namespace, library: Path | None) -> None:
+def compare_maps(args: Namespace, library: Path | None) -> None:
     """Print the cost of the three maps, from nothing and from the cache."""
     turns = [
         [
-            apart(our_maps, said.documents, said.epochs),
-            apart(their_maps, said.documents, said.epochs, library),
+            apart(our_maps, args.documents, args.epochs),
+            apart(their_maps, args.documents, args.epochs, library),
         ]
-        for _ in range(said.rounds)
+        for _ in range(args.rounds)
     ]
     ours, theirs = (min(side) for side in zip(*turns, strict=True))
     same = ours[2].startswith(theirs[2])  # theirs lack one without a compiler
     print(
-        f"index maps, {said.documents} documents * {said.epochs} epochs: {ours[0]:.2f} CPU-s, "
+        f"index maps, {args.documents} documents * {args.epochs} epochs: {ours[0]:.2f} CPU-s, "
         f"{ours[1]:.0f} MB more | Megatron-LM{'' if library else ' without its loop over documents'} "
         f"{theirs[0]:.2f} CPU-s, {theirs[1]:.0f} MB | ratio of time {ours[0] / theirs[0]:.2f}, "
         f"of memory {ours[1] / theirs[1]:.2f} | same maps: {same}"
     )
-    print(f"  from the cache: {1000 * apart(cached_maps, said.documents):.1f} ms")
+    print(f"  from the cache: {1000 * apart(cached_maps, args.documents):.1f} ms")
 
 
 def sizes_of(documents: int) -> np.ndarray:
@@ -217,20 +217,20 @@ def cached_maps(documents: int) -> float:
         return time.perf_counter() - started_at
 
 
-def compare_blends(said: Namespace, library: Path | None) -> None:
+def compare_blends(args: Namespace, library: Path | None) -> None:
     """Print the cost of a blend."""
-    weights = np.random.default_rng(0).random(said.sets).tolist()
-    count = said.samples if library else min(said.samples, 100_000)
+    weights = np.random.default_rng(0).random(args.sets).tolist()
+    count = args.samples if library else min(args.samples, 100_000)
     name = "in a C loop" if library else "in Python, as there is no C compiler"
     theirs = compiled_blend(library) if library else their_blend
     ours_s, theirs_s = [], []
-    for _ in range(said.rounds):
-        ours_s.append(cost(lambda: blend_order(weights, said.samples))[0])
+    for _ in range(args.rounds):
+        ours_s.append(cost(lambda: blend_order(weights, args.samples))[0])
         theirs_s.append(cost(lambda: theirs(weights, count))[0])
     same = (blend_order(weights, count).sources == theirs(weights, count)).all()
-    ours, other = min(ours_s) / said.samples, min(theirs_s) / count
+    ours, other = min(ours_s) / args.samples, min(theirs_s) / count
     print(
-        f"blend of {said.sets} sets, {said.samples} samples: {min(ours_s):.2f} CPU-s, "
+        f"blend of {args.sets} sets, {args.samples} samples: {min(ours_s):.2f} CPU-s, "
         f"{1e9 * ours:.0f} ns a sample | one after the other {name} {1e9 * other:.0f} ns | "
         f"ratio {ours / other:.3f} | same order: {same}"
     )

@@ -31,9 +31,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--mb", type=int, default=50, help="size of each .bin")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
     parser.add_argument("--directory", help="where the files go; a temporary one when not said")
-    said = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(dir=said.directory) as directory:
-        prefixes = make_files(Path(directory), said.files, said.mb)
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        prefixes = make_files(Path(directory), args.files, args.mb)
         bins = " ".join(f"{prefix}.bin" for prefix in prefixes)
         tool = [sys.executable, str(ROOT / "tools" / "merge_preprocessed_data.py")]
         merge = [*tool, "--output-prefix", "merged", "--datasets", *prefixes]
@@ -44,12 +44,12 @@ def main(argv: Sequence[str]) -> None:
             "merge distributed": [*merge, "--merge", "distributed", "--workers", "2"],
         }
         measured: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
-        for turn in range(said.rounds + 1):
+        for turn in range(args.rounds + 1):
             for name, command in sides.items():
                 figures = timed(command, directory)
                 if turn:  # the first turn warms up
                     measured[name].append(figures)
-        report(measured, said.files * said.mb)
+        report(measured, args.files * args.mb)
 
 
 def make_files(directory: Path, files: int, megabytes: int) -> list[str]:

@@ -70,24 +70,24 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--prose", nargs="*", default=(), help="plain text to put texts together from"
     )
-    said = parser.parse_args(argv)
-    texts = Texts(said.prose)
+    args = parser.parse_args(argv)
+    texts = Texts(args.prose)
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        vocab, merges = said.vocab_file, said.merge_file
+        vocab, merges = args.vocab_file, args.merge_file
         if not (vocab and merges):
             file = texts.write(directory / "v.jsonl", "mixed", 8, seed=2)
             vocab, merges = in_a_process(partial(make_vocabulary, file))
         for kind in CHARACTERS_PER_DOCUMENT:
-            file = texts.write(directory / f"{kind}.jsonl", kind, said.mb)
+            file = texts.write(directory / f"{kind}.jsonl", kind, args.mb)
             before = texts.write(directory / f"{kind}-before.jsonl", kind, WARM_MB, seed=1)
-            print(compare(kind, file, before, vocab, merges, said.rounds), flush=True)
+            print(compare(kind, file, before, vocab, merges, args.rounds), flush=True)
             file.unlink()
-        fifth = texts.write(directory / "fifth.jsonl", "mixed", max(said.mb // 5, 1))
+        fifth = texts.write(directory / "fifth.jsonl", "mixed", max(args.mb // 5, 1))
         for kind in ("WordPiece", "Unigram"):
-            print(compare_other(kind, fifth, said.rounds), flush=True)
+            print(compare_other(kind, fifth, args.rounds), flush=True)
         eight = texts.write(directory / "eight.jsonl", "mixed", 8)
-        print(whole_process(eight, vocab, merges, said.rounds))
+        print(whole_process(eight, vocab, merges, args.rounds))
 
 
 def make_vocabulary(file: Path) -> tuple[str, str]:
@@ -108,7 +108,9 @@ def compare(kind: str, file: Path, before: Path, vocab: str, merges: str, rounds
 
     def ours() -> Callable[[], object]:
         tokenizer = build_tokenizer(**of_gpt2)
-        first, then = (replace(wishes(it), make_encoder=lambda: tokenizer) for it in (before, file))
+        first, then = (
+            replace(spec_of(it), make_encoder=lambda: tokenizer) for it in (before, file)
+        )
         preprocess(first)
         return lambda: preprocess(then)
 
@@ -165,8 +167,11 @@ def compare_other(kind: str, file: Path, rounds: int) -> str:
     """Return a line on a tokenizer that the fast library does not know, by wall time."""
     special = ["<unk>", "</s>"] if kind == "Unigram" else ["[UNK]", "[CLS]", "[SEP]"]
     directory = in_a_process(partial(train_other, kind, file, special))
-    asked = {"tokenizer_type": "PretrainedFromHF", "tokenizer_name_or_path": str(directory)}
-    conversion = replace(wishes(file), make_encoder=partial(build_tokenizer, **asked))
+    tokenizer_options = {
+        "tokenizer_type": "PretrainedFromHF",
+        "tokenizer_name_or_path": str(directory),
+    }
+    conversion = replace(spec_of(file), make_encoder=partial(build_tokenizer, **tokenizer_options))
     cores = len(os.sched_getaffinity(0))
 
     def encode_batch() -> Callable[[], object]:
@@ -201,7 +206,7 @@ def train_other(kind: str, file: Path, special: Sequence[str]) -> Path:
     return directory
 
 
-def wishes(file: Path) -> PreprocessSpec:
+def spec_of(file: Path) -> PreprocessSpec:
     """Return the conversion of `file` by one process, but for its tokenizer."""
     return PreprocessSpec(
         inputs=(str(file),),

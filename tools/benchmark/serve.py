@@ -55,21 +55,21 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--vocab", type=int, default=50303)
     parser.add_argument("--threads", type=int, default=1, help="threads of the engine")
-    said = parser.parse_args(argv)
-    torch.set_num_threads(said.threads)
-    wall: dict[int, list[float]] = {number: [] for number in said.clients}
-    cpu: dict[int, list[float]] = {number: [] for number in said.clients}
-    with serving(said, rows=max(said.clients)) as port:
-        for turn in range(said.rounds + 1):
-            for number in said.clients:
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    wall: dict[int, list[float]] = {number: [] for number in args.clients}
+    cpu: dict[int, list[float]] = {number: [] for number in args.clients}
+    with serving(args, rows=max(args.clients)) as port:
+        for turn in range(args.rounds + 1):
+            for number in args.clients:
                 at, cpu_at = time.perf_counter(), time.process_time()
-                ask_all(said, port, number)
-                tokens = number * said.requests * said.new
+                send_all(args, port, number)
+                tokens = number * args.requests * args.new
                 if turn:  # the first turn warms up
                     wall[number].append(tokens / (time.perf_counter() - at))
                     cpu[number].append(tokens / (time.process_time() - cpu_at))
-    first = said.clients[0]
-    for number in said.clients:
+    first = args.clients[0]
+    for number in args.clients:
         speed, of_cpu = statistics.median(wall[number]), statistics.median(cpu[number])
         print(
             f"clients: {number} | tokens/s: {speed:.1f} | per CPU second: {of_cpu:.1f} | times "
@@ -80,11 +80,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 @contextmanager
-def serving(said: Namespace, *, rows: int) -> Iterator[int]:
+def serving(args: Namespace, *, rows: int) -> Iterator[int]:
     """Serve a network of random weights; the port is yielded."""
-    engine_thread = EngineThread(engine(said, rows=rows), queue=1000)
+    engine_thread = EngineThread(engine(args, rows=rows), queue=1000)
     limits = Limits(
-        new_tokens=said.new,
+        new_tokens=args.new,
         prompts=1,
         request_tokens=10**6,
         body_bytes=1 << 20,
@@ -94,8 +94,8 @@ def serving(said: Namespace, *, rows: int) -> Iterator[int]:
     )
     served = ServedModel(
         engine_thread=engine_thread,
-        tokenizer=NullTokenizer(said.vocab),
-        vocab_size=said.vocab + 1,
+        tokenizer=NullTokenizer(args.vocab),
+        vocab_size=args.vocab + 1,
         limits=limits,
         name="random",
         sampling=SamplingParams(),
@@ -120,16 +120,16 @@ def serving(said: Namespace, *, rows: int) -> Iterator[int]:
         engine_thread.close()
 
 
-def engine(said: Namespace, *, rows: int) -> Engine:
+def engine(args: Namespace, *, rows: int) -> Engine:
     """Return the engine of a network of random weights."""
-    length = said.prompt + said.new
+    length = args.prompt + args.new
     flags = (
-        f"--num-layers {said.layers} --hidden-size {said.hidden} --lr 0 --num-attention-heads "
-        f"{said.heads} --seq-length {length} --max-position-embeddings {length} "
+        f"--num-layers {args.layers} --hidden-size {args.hidden} --lr 0 --num-attention-heads "
+        f"{args.heads} --seq-length {length} --max-position-embeddings {length} "
         "--micro-batch-size 1 --make-vocab-size-divisible-by 16"
     )
-    asked, _ = parse_config(flags.split())
-    spec = plan_model(asked, vocab_size=said.vocab + 1, tensor=1)
+    parsed, _ = parse_config(flags.split())
+    spec = plan_model(parsed, vocab_size=args.vocab + 1, tensor=1)
     model = SequentialModel(gpt_layers(spec, group=lone_group(), rng=OrdinaryStream(), mixed=False))
     initialise(model, seed=1, std=0.02, num_layers=spec.num_layers)
     weights = {
@@ -143,24 +143,24 @@ def engine(said: Namespace, *, rows: int) -> Engine:
     return Engine(stage, rows=rows)
 
 
-def ask_all(said: Namespace, port: int, clients: int) -> None:
+def send_all(args: Namespace, port: int, clients: int) -> None:
     """Let so many clients ask at once, each one prompt after the other."""
 
-    def ask(client: int) -> None:
+    def send(client: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port)
-        for number in range(said.requests):
-            words = (str((7 * client + 3 * number + i) % said.vocab) for i in range(said.prompt))
+        for number in range(args.requests):
+            words = (str((7 * client + 3 * number + i) % args.vocab) for i in range(args.prompt))
             # A seed and a temperature: what is drawn is hardly ever the end of a document.
-            body = {"prompts": [" ".join(words)], "tokens_to_generate": said.new, "no_log": True}
+            body = {"prompts": [" ".join(words)], "tokens_to_generate": args.new, "no_log": True}
             headers = {"Content-Type": "application/json"}
             connection.request("PUT", "/api", json.dumps(body).encode(), headers)
             response = connection.getresponse()
-            told = response.read()
-            assert response.status == 200, told
+            body_read = response.read()
+            assert response.status == 200, body_read
         connection.close()
 
     with ThreadPoolExecutor(clients) as pool:
-        for _ in pool.map(ask, range(clients)):
+        for _ in pool.map(send, range(clients)):
             pass
 
 

@@ -28,14 +28,14 @@ def main(argv: Sequence[str]) -> None:
     """Measure and print one line."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("--processes", type=int, default=2)
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     imports_s = seconds_until(
         "ready", [sys.executable, "-c", "import torch, deepspeed; print('ready')"]
     )
     with tempfile.TemporaryDirectory() as folder:
-        launched_s = seconds_until("iteration        1/", command(Path(folder), said.processes))
+        launched_s = seconds_until("iteration        1/", command(Path(folder), args.processes))
     print(
-        f"{said.processes} processes: first step after {launched_s:.1f} s | importing torch and "
+        f"{args.processes} processes: first step after {launched_s:.1f} s | importing torch and "
         f"deepspeed once: {imports_s:.1f} s | ratio {launched_s / imports_s:.1f}"
     )
 
@@ -65,16 +65,16 @@ def seconds_until(sign: str, words: Sequence[str]) -> float:
     Raises:
         MegatronError: it never does.
     """
-    started_at, seen_s, said = time.perf_counter(), None, []
+    started_at, seen_s, lines = time.perf_counter(), None, []
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         for line in process.stdout or ():
-            said.append(line)
+            lines.append(line)
             if seen_s is None and sign in line:
                 seen_s = time.perf_counter() - started_at
     if seen_s is None:
-        raise MegatronError(f"the command failed:\n{''.join(said[-20:])}")
+        raise MegatronError(f"the command failed:\n{''.join(lines[-20:])}")
     return seen_s
 
 

@@ -33,18 +33,18 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--merge-file", help="merges.txt of GPT-2")
     parser.add_argument("--megabytes", type=float, default=4.0, help="text of each kind")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each")
-    said = parser.parse_args(argv)
-    if bool(said.vocab_file) != bool(said.merge_file):
+    args = parser.parse_args(argv)
+    if bool(args.vocab_file) != bool(args.merge_file):
         raise ConfigError("give both --vocab-file and --merge-file, or neither")
-    if said.megabytes <= 0 or said.rounds < 1:
+    if args.megabytes <= 0 or args.rounds < 1:
         raise ConfigError("--megabytes must be more than 0, and --rounds at least 1")
     with tempfile.TemporaryDirectory() as folder:
-        files = said.vocab_file, said.merge_file
-        reference = GPT2BPETokenizer(*(files if said.vocab_file else trained(Path(folder))))
+        files = args.vocab_file, args.merge_file
+        reference = GPT2BPETokenizer(*(files if args.vocab_file else trained(Path(folder))))
     fast = FastTokenizer(reference, must_be_fast=True)
     for kind, mean_words in (("short", 30), ("mixed", 400), ("long", 100_000)):
-        texts = documents(int(said.megabytes * 1e6), mean_words=mean_words)
-        print(compared(kind, texts, reference, fast, said.rounds))
+        texts = documents(int(args.megabytes * 1e6), mean_words=mean_words)
+        print(compared(kind, texts, reference, fast, args.rounds))
 
 
 def trained(folder: Path) -> tuple[Path, Path]:

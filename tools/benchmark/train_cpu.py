@@ -42,17 +42,17 @@ def main(argv: Sequence[str]) -> None:
         help="attention of our side; the plain loop has sdpa",
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     log.configure(rank=0)
-    for dtype in said.dtypes:
-        sides = build_sides(dtype, said.batch, said.attention_impl)
-        torch.set_num_threads(said.threads)
-        tokens_per_turn = said.steps * said.batch * 256
+    for dtype in args.dtypes:
+        sides = build_sides(dtype, args.batch, args.attention_impl)
+        torch.set_num_threads(args.threads)
+        tokens_per_turn = args.steps * args.batch * 256
         cpu: dict[str, list[float]] = {name: [] for name in sides}
         wall: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(said.rounds + 1):
+        for turn in range(args.rounds + 1):
             for name, step in sides.items():
-                cpu_s, wall_s = timed(step, said.steps)
+                cpu_s, wall_s = timed(step, args.steps)
                 if turn:  # the first turn warms up
                     cpu[name].append(tokens_per_turn / cpu_s)
                     wall[name].append(tokens_per_turn / wall_s)

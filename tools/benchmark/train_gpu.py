@@ -47,20 +47,20 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try it")
     parser.add_argument("--no-compile", action="store_true", help="leave the plain loop as it is")
     parser.add_argument("--flags", default="", help="more flags of training, in one word")
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     log.configure(rank=0)
-    product = 8192 if said.device == "cuda" else 512
-    for size in said.sizes:
-        flags = [*SIZES[size].split(), "--seq-length", str(said.seq_length), *said.flags.split()]
-        decided, sides = build_sides(flags, said.batch, said.device, compiles=not said.no_compile)
-        rate = matrix_rate(torch.device(said.device), product)
+    product = 8192 if args.device == "cuda" else 512
+    for size in args.sizes:
+        flags = [*SIZES[size].split(), "--seq-length", str(args.seq_length), *args.flags.split()]
+        decided, sides = build_sides(flags, args.batch, args.device, compiles=not args.no_compile)
+        rate = matrix_rate(torch.device(args.device), product)
         seconds: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(said.rounds + 1):
+        for turn in range(args.rounds + 1):
             for name, step in sides.items():
-                taken = timed(step, said.steps, said.device)
+                taken = timed(step, args.steps, args.device)
                 if turn:  # the first turn warms up and compiles
-                    seconds[name].append(taken / said.steps)
-        print(line(size, decided, said.batch, seconds, rate), flush=True)
+                    seconds[name].append(taken / args.steps)
+        print(line(size, decided, args.batch, seconds, rate), flush=True)
         del sides
         gc.collect()
 

@@ -20,14 +20,14 @@ def main(argv: Sequence[str]) -> None:
     parser = ToolParser(description=__doc__)
     parser.add_argument("directory", help="reads the URLs of its *.txt files, one a line")
     parser.add_argument("output", help="file for the URLs that are left, in the order of input")
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
-    inputs = [str(path) for path in sorted(Path(said.directory).glob("*.txt"))]
+    inputs = [str(path) for path in sorted(Path(args.directory).glob("*.txt"))]
     if not inputs:
-        raise ConfigError(f"no *.txt file in {said.directory}")
+        raise ConfigError(f"no *.txt file in {args.directory}")
     counts = dict.fromkeys([*REASONS, "duplicate"], 0)
     digests = bytearray()
-    with new_files(said.output, inputs=inputs) as (output,):
+    with new_files(args.output, inputs=inputs) as (output,):
         # Two passes: 8 bytes of each URL are kept, and not the URL, to know those seen before.
         for url in urls_worth_reading(inputs, counts):
             digests += digest(url).to_bytes(8, "little")
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
             if keep:
                 output.write(url.encode("utf-8", "surrogateescape"))
     dropped = " | ".join(f"{reason}: {count}" for reason, count in counts.items())
-    print(f"{said.output}: URLs: {output.lines} | {dropped}")
+    print(f"{args.output}: URLs: {output.lines} | {dropped}")
 
 
 def urls_worth_reading(inputs: Sequence[str], counts: dict[str, int]) -> Iterator[str]:

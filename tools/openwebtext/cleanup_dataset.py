@@ -23,24 +23,24 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("output", help="file for the documents that are left")
     parser.add_argument("--vocab-file", help="vocab.json of GPT-2, to count tokens exactly")
     parser.add_argument("--merge-file", help="merges.txt of GPT-2")
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
-    if (said.vocab_file is None) != (said.merge_file is None):
+    if (args.vocab_file is None) != (args.merge_file is None):
         raise ConfigError("--vocab-file and --merge-file go together; give both or none")
     make_counter = piece_counter
-    if said.vocab_file is None:
+    if args.vocab_file is None:
         print(
             f"without --vocab-file and --merge-file, the {MIN_TOKENS} tokens a document must have "
             "are counted in words and signs, of which a text has some fewer than tokens",
             file=sys.stderr,
         )
     else:
-        make_counter = partial(gpt2_counter, said.vocab_file, said.merge_file)
+        make_counter = partial(gpt2_counter, args.vocab_file, args.merge_file)
         make_counter()  # so that a bad file is found before any work
     counts = dict.fromkeys(["fixed", "not English", "small"], 0)
-    workers = num_workers(total_bytes([said.input]))
-    with new_files(said.output, inputs=[said.input]) as (output,):
-        lines = read_lines([said.input])
+    workers = num_workers(total_bytes([args.input]))
+    with new_files(args.output, inputs=[args.input]) as (output,):
+        lines = read_lines([args.input])
         for outcomes in ordered_map(CleanDocuments(make_counter), batches(lines), workers):
             for outcome in outcomes:
                 counts["fixed"] += len(outcome.changed_by)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
                 else:
                     counts[outcome.dropped_by] += 1
     print(
-        f"{said.output}: documents: {output.lines} | fixed: {counts['fixed']} | "
+        f"{args.output}: documents: {output.lines} | fixed: {counts['fixed']} | "
         f"dropped, not English: {counts['not English']} | dropped, small: {counts['small']}"
     )
 

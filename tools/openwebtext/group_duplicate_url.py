@@ -29,20 +29,20 @@ def main(argv: Sequence[str]) -> None:
         default=THRESHOLD,
         help=f"pairs with a similarity above it are joined; {THRESHOLD} when not said",
     )
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
-    if not 0 <= said.threshold <= 1:
-        raise ConfigError(f"threshold {said.threshold}: give a number from 0 to 1")
-    with new_files(said.output, inputs=[said.pairs]) as (output,):
+    if not 0 <= args.threshold <= 1:
+        raise ConfigError(f"threshold {args.threshold}: give a number from 0 to 1")
+    with new_files(args.output, inputs=[args.pairs]) as (output,):
         groups = Groups()
-        for main_url, other_url, similarity in read_pairs(said.pairs):
-            if similarity > said.threshold:
+        for main_url, other_url, similarity in read_pairs(args.pairs):
+            if similarity > args.threshold:
                 groups.join(main_url, other_url)
         num_urls = 0
         for index, urls in enumerate(groups):
             output.write(to_bytes({str(index): urls}))
             num_urls += len(urls)
-    print(f"{said.output}: groups: {output.lines} | URLs: {num_urls}")
+    print(f"{args.output}: groups: {output.lines} | URLs: {num_urls}")
 
 
 if __name__ == "__main__":

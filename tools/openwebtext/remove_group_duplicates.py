@@ -18,17 +18,17 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("groups", help="file that group_duplicate_url.py wrote")
     parser.add_argument("data", help="file with one JSON object a line, keys url and text")
     parser.add_argument("output", help="file for the documents that are left")
-    said = parser.parse_args(argv)
+    args = parser.parse_args(argv)
 
-    inputs = [said.groups, said.data]
+    inputs = [args.groups, args.data]
     removed = removed_chars = 0
-    with new_files(said.output, inputs=inputs) as (output,):
+    with new_files(args.output, inputs=inputs) as (output,):
         firsts: set[str] = set()
         unwanted: set[str] = set()
-        for first, *others in filter(None, read_groups(said.groups)):
+        for first, *others in filter(None, read_groups(args.groups)):
             firsts.add(first)
             unwanted.update(others)
-        for line in read_lines([said.data]):
+        for line in read_lines([args.data]):
             record = line.record()
             url = line.text(record, "url")
             if url in unwanted:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
             if url in firsts:  # a second document of this name is a duplicate too
                 unwanted.add(url)
     print(
-        f"{said.output}: documents: {output.lines} | removed: {removed} | "
+        f"{args.output}: documents: {output.lines} | removed: {removed} | "
         f"characters removed: {removed_chars}"
     )
 

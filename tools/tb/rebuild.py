@@ -56,9 +56,9 @@ def main(argv: Sequence[str]) -> None:
     state, steps = TrainState(), 0
     for record in read_journal(Path(load)):
         if record["event"] == STEP:
-            told = read_step(record)
-            state, steps = told.state, steps + 1
-            curves.after_step(state, told.step)
+            result = read_step(record)
+            state, steps = result.state, steps + 1
+            curves.after_step(state, result.step)
         elif record["event"] == "evaluation":
             loss, ppl = (
                 float("nan") if record[name] is None else record[name]

@@ -27,7 +27,7 @@ class ChatDataset(PackedDataset):
     noun = "conversation"
 
     def __init__(
-        self, tokens: IndexedDataset, loss_mask: IndexedDataset, chats: range, **wishes: Any
+        self, tokens: IndexedDataset, loss_mask: IndexedDataset, chats: range, **options: Any
     ):
         if not np.array_equal(tokens.sizes, loss_mask.sizes):
             raise DataError(
@@ -35,7 +35,7 @@ class ChatDataset(PackedDataset):
                 "conversation: make both with tools/preprocess_data.py --conversations"
             )
         self.tokens, self.loss_mask = tokens, loss_mask
-        super().__init__((tokens, loss_mask), chats, **wishes)
+        super().__init__((tokens, loss_mask), chats, **options)
         self.num_tokens //= 2  # the mask is none
 
     def lengths(self, texts: range) -> NDArray:

@@ -31,7 +31,7 @@ class MTFDataset(PackedDataset):
     noun = "pair"
 
     def __init__(
-        self, inputs: IndexedDataset, targets: IndexedDataset, pairs: range, **wishes: Any
+        self, inputs: IndexedDataset, targets: IndexedDataset, pairs: range, **options: Any
     ):
         if len(inputs) != len(targets):
             raise DataError(
@@ -39,7 +39,7 @@ class MTFDataset(PackedDataset):
                 f"{len(targets)}: each input needs its target; make both from the same file"
             )
         self.inputs, self.targets = inputs, targets
-        super().__init__((inputs, targets), pairs, **wishes)
+        super().__init__((inputs, targets), pairs, **options)
 
     def lengths(self, texts: range) -> NDArray:
         """Return how many tokens input and target of each pair have together."""

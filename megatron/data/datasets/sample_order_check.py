@@ -33,11 +33,11 @@ def other_order(
         return
     counts = train["num_samples"], now.train.num_samples
     surpluses = then.get("blend_surplus", now.blend_surplus), now.blend_surplus
-    asks = f"the run asks for {counts[1]} training samples in all, and did for {counts[0]}"
+    reason = f"the run asks for {counts[1]} training samples in all, and did for {counts[0]}"
     if counts[0] == counts[1]:
-        asks = f"--mid-level-dataset-surplus was {surpluses[0]} and is {surpluses[1]}"
+        reason = f"--mid-level-dataset-surplus was {surpluses[0]} and is {surpluses[1]}"
     elif now.order == "cyclic" and _permutes_others(now, uses, *counts):
-        yield f"{asks}, which --dataloader-type cyclic permutes"
+        yield f"{reason}, which --dataloader-type cyclic permutes"
     if now.kind != "documents":
         return
     weights = [use.weight for use in uses]
@@ -53,7 +53,7 @@ def other_order(
             for n in numbers
         )
         if before != after:
-            yield f"{asks}: {use.prefix} is shuffled over {_told(after)}, and was over {_told(before)}"
+            yield f"{reason}: {use.prefix} is shuffled over {_text(after)}, and was over {_text(before)}"
 
 
 def _permutes_others(now: DataPlan, uses: Sequence[CorpusUse], before: int, after: int) -> bool:
@@ -67,7 +67,7 @@ def _permutes_others(now: DataPlan, uses: Sequence[CorpusUse], before: int, afte
     return use.size_for(before) != use.size_for(after)
 
 
-def _told(epochs: Epochs) -> str:
+def _text(epochs: Epochs) -> str:
     number = epochs.num_epochs
     apart = " (the last shuffled apart)" if epochs.has_separate_last else ""
     return f"{number} epoch{'s' if number > 1 else ''}{apart}"

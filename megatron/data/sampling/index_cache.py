@@ -95,7 +95,7 @@ def cached_sample_index(
 
 
 def cached_maps(
-    wishes: str,
+    settings: str,
     shapes: Mapping[str, tuple[int | None, ...]],
     build: Callable[[], dict[str, NDArray]],
     room: MapRoom,
@@ -106,7 +106,7 @@ def cached_maps(
     """Return arrays of integers from the cache; build them, and put them there, if one is missing.
 
     Args:
-        wishes: everything that the content of the arrays depends on.
+        settings: everything that the content of the arrays depends on.
         shapes: of the arrays, by name; None where only building them tells.
         room: what building and keeping them takes.
         directory: where the cache is; when not said, PREFIX-index-cache beside the data, or
@@ -116,7 +116,7 @@ def cached_maps(
         DataError: memory is too small to build them, or `directory` to keep them or cannot be
             written.
     """
-    key = _hash(wishes)
+    key = _hash(settings)
     places = _places(prefix, directory)
     for place in places:
         if found := _read(place, key, shapes):
@@ -207,8 +207,8 @@ def _measure(sizes: NDArray) -> Sizes:
     return Sizes(num_tokens, digest.hexdigest())
 
 
-def _hash(wishes: str) -> str:
-    return hashlib.blake2b(f"{FORMAT_VERSION} {wishes}".encode(), digest_size=16).hexdigest()
+def _hash(settings: str) -> str:
+    return hashlib.blake2b(f"{FORMAT_VERSION} {settings}".encode(), digest_size=16).hexdigest()
 
 
 def _places(prefix: str, directory: str | Path | None) -> list[Path]:

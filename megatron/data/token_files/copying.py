@@ -85,7 +85,7 @@ def _copy_part(extents: Sequence[Extent], target: Path, report: Callable[..., No
     copy_extents(extents, target)
 
 
-def _nothing_to_report(*said: object) -> None:
+def _nothing_to_report(*message: object) -> None:
     pass
 
 

@@ -119,15 +119,15 @@ def _look_for_missing_merges(
     ]
     if not missing:
         return
-    said = (
+    message = (
         f"--merge-file {merge_file} makes {len(made)} tokens of the vocabulary, and "
         f"{len(missing)} others, such as {min(missing, key=vocab.__getitem__)!r}, are made by no "
         "merge and so by no text"
     )
     if 2 * len(missing) > len(vocab):
-        raise DataError(f"{said}; the file is cut short, or of another tokenizer")
+        raise DataError(f"{message}; the file is cut short, or of another tokenizer")
     if parent_process() is None:  # once, and not in each worker
-        log.warning("%s; is the file whole?", said)
+        log.warning("%s; is the file whole?", message)
 
 
 def read_merges(path: Path, vocab: dict[str, int]) -> list[tuple[str, str]]:

@@ -200,10 +200,10 @@ def _newest(plan: Plan, tags: Sequence[str], passed_over: int = 0) -> Chosen | N
 
 
 def _find(plan: Plan) -> list[str]:
-    wished = plan.checkpoint
-    directory = Path(wished.load)
+    requested = plan.checkpoint
+    directory = Path(requested.load)
     # Where another run writes, it may be between the two renames.
-    if wished.load == wished.save or not (directory / LOCK).exists():
+    if requested.load == requested.save or not (directory / LOCK).exists():
         try:
             restore_replaced(directory)
         except OSError as error:
@@ -212,22 +212,22 @@ def _find(plan: Plan) -> list[str]:
                 f"it cannot have it back ({error}): rename it from where the disk can be written"
             ) from error
     tags = published_tags(directory)
-    if wished.step:
-        if tag_of(wished.step) not in tags:
+    if requested.step:
+        if tag_of(requested.step) not in tags:
             raise WrongCheckpointError(
-                f"--ckpt-step {wished.step}: --load {directory} holds no complete checkpoint of "
+                f"--ckpt-step {requested.step}: --load {directory} holds no complete checkpoint of "
                 f"that iteration, but {_listed(tags) or 'none at all'}"
             )
-        return [tag_of(wished.step)]
+        return [tag_of(requested.step)]
     if before := plan.guards.replay_step:
         return [tag for tag in tags if (iteration_of(tag) or 0) < before]
-    if tags and (told := other_latest(directory, tags[0])):
+    if tags and (latest := other_latest(directory, tags[0])):
         log.warning(
             "latest in %s says %s: the folders count, and the newest is %s; to go on from an older "
             "one, write --ckpt-step",
-            *(directory, told, tags[0]),
+            *(directory, latest, tags[0]),
         )
-    return with_universal(directory, tags) if wished.universal else tags
+    return with_universal(directory, tags) if requested.universal else tags
 
 
 def _none_whole(plan: Plan) -> WrongCheckpointError:
@@ -264,12 +264,12 @@ def _goes_on(plan: Plan) -> bool:
     return plan.checkpoint.loads_progress and not plan.evaluation.only
 
 
-def _require_parts(manifest: Manifest, wished: CheckpointPlan, folder: str) -> None:
+def _require_parts(manifest: Manifest, requested: CheckpointPlan, folder: str) -> None:
     """Refuse a checkpoint that was saved without what this run wants of it."""
     held = manifest.plan["checkpoint"]
     for part, wants, flag in (
-        ("saves_optimizer", wished.loads_optimizer, "--no-load-optim"),
-        ("saves_streams", wished.loads_streams, "--no-load-rng"),
+        ("saves_optimizer", requested.loads_optimizer, "--no-load-optim"),
+        ("saves_streams", requested.loads_streams, "--no-load-rng"),
     ):
         # Checkpoints of versions before these flags hold everything.
         if wants and not held.get(part, True):

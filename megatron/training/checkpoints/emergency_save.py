@@ -88,12 +88,12 @@ def _leave_list(folder: Path, rank: int, files: Sequence[Future[FileRecord]]) ->
         with made.open("ab") as stream:
             stream.write(b".")
     errors = [repr(error) for file in files if (error := file.exception())]
-    told = {"error": f"rank {rank}: {'; '.join(errors)}"} if errors else {}
+    reports = {"error": f"rank {rank}: {'; '.join(errors)}"} if errors else {}
     records = [asdict(file.result()) for file in files] if not errors else []
-    made.write_text(json.dumps({"files": records, **told}), encoding="utf-8")
+    made.write_text(json.dumps({"files": records, **reports}), encoding="utf-8")
     os.replace(made, _list_of(folder, rank))
     if errors:
-        raise CheckpointError(told["error"])
+        raise CheckpointError(reports["error"])
 
 
 def _everyones(folder: Path, ranks: int, silence_s: float) -> list[list[FileRecord]]:
@@ -102,12 +102,12 @@ def _everyones(folder: Path, ranks: int, silence_s: float) -> list[list[FileReco
     if not _waited(folder, lambda: all(file.exists() for file in lists), silence_s):
         missing = [rank for rank, file in enumerate(lists) if not file.exists()]
         raise CheckpointError(f"ranks {missing} have not said that they have written theirs")
-    told = [json.loads(file.read_text(encoding="utf-8")) for file in lists]
-    if errors := [own["error"] for own in told if "error" in own]:
+    reports = [json.loads(file.read_text(encoding="utf-8")) for file in lists]
+    if errors := [own["error"] for own in reports if "error" in own]:
         raise CheckpointError("; ".join(errors))
     for file in lists:
         file.unlink()
-    return [[FileRecord(**record) for record in own["files"]] for own in told]
+    return [[FileRecord(**record) for record in own["files"]] for own in reports]
 
 
 def _waited(folder: Path, is_over: Callable[[], bool], silence_s: float) -> bool:

@@ -96,9 +96,11 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     Communication: every rank must call this, in step.
     """
     folder, manifest = chosen.folder, chosen.manifest
-    wished, now = plan.checkpoint, as_json(asdict(plan))
+    requested, now = plan.checkpoint, as_json(asdict(plan))
     changes, universal = layout_changes(manifest.plan, now), is_universal(manifest)
-    require_reshapable(manifest.plan, changes, str(folder), with_optimizer=wished.loads_optimizer)
+    require_reshapable(
+        manifest.plan, changes, str(folder), with_optimizer=requested.loads_optimizer
+    )
     adds = adds_adapters(manifest.plan, now)
     if not changes and not universal and not adds:
         from_rank_0(lambda: _require_no_strangers(chosen))
@@ -106,14 +108,14 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
             folder.parent,
             folder.name,
             read=read_state,
-            optimizer=wished.loads_optimizer,
-            streams=wished.loads_streams,
+            optimizer=requested.loads_optimizer,
+            streams=requested.loads_streams,
         )
         return
     if changes or universal:
-        told = f":\n{table(changes)}" if changes else ""
-        megabytes = wished.reshape_buffer_bytes >> 20
-        log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, told)
+        details = f":\n{table(changes)}" if changes else ""
+        megabytes = requested.reshape_buffer_bytes >> 20
+        log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, details)
     if adds:
         log.info("%s has no adapters: they begin as nothing beside its weights", folder)
     rows, counts = manifest.plan["model"]["padded_vocab_size"], plan.model.padded_vocab_in_softmax
@@ -128,14 +130,14 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     if universal:
         whole = read_universal(folder, manifest)
     else:
-        whole = read_sharded(folder, manifest, optimizer=wished.loads_optimizer, verify=False)
+        whole = read_sharded(folder, manifest, optimizer=requested.loads_optimizer, verify=False)
     engine.load_full(
         whole,
-        optimizer=wished.loads_optimizer,
-        buffer_bytes=wished.reshape_buffer_bytes,
+        optimizer=requested.loads_optimizer,
+        buffer_bytes=requested.reshape_buffer_bytes,
         copies_padding=counts,
     )
-    if not wished.loads_streams:
+    if not requested.loads_streams:
         return
     if has_same_ranks(manifest.plan, now) and not universal:
         engine.load_streams(folder)

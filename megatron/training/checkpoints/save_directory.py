@@ -34,13 +34,13 @@ def require_own(plan: Plan) -> None:
     Raises:
         WrongCheckpointError: it holds some.
     """
-    wished = plan.checkpoint
-    if not wished.save or wished.load == wished.save or plan.evaluation.only:
+    requested = plan.checkpoint
+    if not requested.save or requested.load == requested.save or plan.evaluation.only:
         return
-    if tags := published_tags(Path(wished.save)):
-        without = "" if wished.loads_progress else " without --finetune or --reset-progress"
+    if tags := published_tags(Path(requested.save)):
+        without = "" if requested.loads_progress else " without --finetune or --reset-progress"
         raise WrongCheckpointError(
-            f"--save {wished.save} holds checkpoints already (the newest is {tags[0]}), and this "
-            f"run does not go on from them but would replace them: write --load {wished.save}"
+            f"--save {requested.save} holds checkpoints already (the newest is {tags[0]}), and this "
+            f"run does not go on from them but would replace them: write --load {requested.save}"
             f"{without} to go on, give another --save, or move them away"
         )

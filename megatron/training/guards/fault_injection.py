@@ -103,7 +103,7 @@ class Chaos(Hook):
         iteration = state.iteration + 1
         if iteration > self._last:
             return
-        self._tell(_BEFORE_A_STEP, iteration)
+        self._announce(_BEFORE_A_STEP, iteration)
         if self._strikes("stall", iteration):
             time.sleep(self._plan.stall_s)
         if self._strikes("kill", iteration):
@@ -134,7 +134,7 @@ class Chaos(Hook):
 
     def announce_save(self, iteration: int) -> None:
         """Tell what strikes the save of `iteration`."""
-        self._tell(_IN_A_SAVE, iteration)
+        self._announce(_IN_A_SAVE, iteration)
 
     def _strikes(self, fault: str, iteration: int) -> bool:
         return strikes(
@@ -149,7 +149,7 @@ class Chaos(Hook):
                 if strikes(self._plan, fault, **words):
                     yield fault, f"rank {rank}"
 
-    def _tell(self, faults: tuple[str, ...], iteration: int) -> None:
+    def _announce(self, faults: tuple[str, ...], iteration: int) -> None:
         if self._rank == 0:
             for fault, where in self._due(faults, iteration):
                 self._record(fault, iteration, where)

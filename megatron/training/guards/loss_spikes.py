@@ -36,8 +36,8 @@ _LEAST_SPREAD = 1e-4
 class Spike(Exception):
     """A step was far from those before it; caught where the run can go back."""
 
-    def __init__(self, iteration: int, told: str):
-        super().__init__(told)
+    def __init__(self, iteration: int, message: str):
+        super().__init__(message)
         self.iteration = iteration
 
 
@@ -69,9 +69,9 @@ class SpikeGuard(Hook):
         Communication: one all-reduce of a byte.
         """
         own = Watched(step.loss, step.grad_norm)
-        told = self._judge(own)
-        if any_rank([bool(told)])[0]:
-            raise Spike(state.iteration, told or "another rank sees a spike")
+        message = self._judge(own)
+        if any_rank([bool(message)])[0]:
+            raise Spike(state.iteration, message or "another rank sees a spike")
         self._before.append(own)
 
     def _judge(self, step: Watched) -> str:
@@ -132,10 +132,10 @@ def go_back(
     Communication: every rank must call this, in step.
     """
     policy, save = plan.guards.spikes, Path(plan.checkpoint.save)
-    told = f"iteration {spike.iteration}: {spike}"
+    message = f"iteration {spike.iteration}: {spike}"
     if len(state.spikes) >= policy.most:
         raise TrainingError(
-            f"{told}, after {len(state.spikes)} others: the run ends as --spike-policy says, and "
+            f"{message}, after {len(state.spikes)} others: the run ends as --spike-policy says, and "
             "its checkpoints are as they were; lower --lr, or go on with a larger max"
         )
     chosen = from_rank_0(lambda: _before(save, spike.iteration, policy.rollback))
@@ -144,7 +144,7 @@ def go_back(
         chosen = from_rank_0(partial(newest_readable, save, chosen.older, chosen.passed_over + 1))
     if chosen is None:
         raise TrainingError(
-            f"{told}: --spike-policy finds no checkpoint to go back to in --save {save}: lower "
+            f"{message}: --spike-policy finds no checkpoint to go back to in --save {save}: lower "
             "--save-interval or --lr"
         )
     iteration = chosen.manifest.state["iteration"]
@@ -152,7 +152,7 @@ def go_back(
     passed = (first, spike.iteration + policy.after)
     log.warning(
         "%s: going back to %s, and passing over iterations %d to %d (%d of at most %d)",
-        *(told, chosen.folder, *passed, len(state.spikes) + 1, policy.most),
+        *(message, chosen.folder, *passed, len(state.spikes) + 1, policy.most),
     )
     spikes = (*state.spikes, passed)
     whole = replace(plan.checkpoint, loads_optimizer=True, loads_streams=True, loads_progress=True)

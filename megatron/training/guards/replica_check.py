@@ -16,7 +16,7 @@ from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
 
 _CHUNK = 1 << 22
-_MOST_TOLD = 8
+_MOST_LISTED = 8
 _FACTOR = 2 * 0x2545F4914F6CDD1D  # even, so that one more is odd
 
 Common = tuple[str, Hashable]
@@ -52,10 +52,10 @@ class ReplicaCheck(Hook):
             return
         own = [(self._groups.rank, common, print_) for common, print_ in self._prints(state)]
         if found := list(differences(all_gather_items(own))):
-            more = len(found) - _MOST_TOLD
+            more = len(found) - _MOST_LISTED
             raise TrainingError(
                 f"at iteration {state.iteration} ranks differ in what they must have in common: "
-                + "; ".join(found[:_MOST_TOLD])
+                + "; ".join(found[:_MOST_LISTED])
                 + (f"; and {more} more" if more > 0 else "")
                 + ". A rank that is alone with its value has a broken device, host or library; go "
                 "on without it from a checkpoint of before"

@@ -26,14 +26,14 @@ def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
     return launch, device
 
 
-def choose_device(asked: str, launch: Launch) -> torch.device:
+def choose_device(requested: str, launch: Launch) -> torch.device:
     """Return where this process's tensors live.
 
     Raises:
         ConfigError: a GPU was asked for and there is none, or none is left for this process.
     """
     available = torch.cuda.is_available()
-    if asked == "cpu" or (asked == "auto" and not available):
+    if requested == "cpu" or (requested == "auto" and not available):
         return torch.device("cpu")
     if not available:
         raise ConfigError(

@@ -398,10 +398,10 @@ def export_determinism() -> None:
         ("CUBLAS_WORKSPACE_CONFIG", ":4096:8", (":4096:8", ":16:8")),
         ("NCCL_ALGO", "Ring", ("Ring", "CollnetDirect", "CollnetChain", "^NVLS")),
     ):
-        said = os.environ.setdefault(name, default)
-        if not set(said.split(",")) <= set(accepted):
+        current = os.environ.setdefault(name, default)
+        if not set(current.split(",")) <= set(accepted):
             raise ConfigError(
-                f"--deterministic-mode: environment variable {name}={said} lets results differ; "
+                f"--deterministic-mode: environment variable {name}={current} lets results differ; "
                 f"unset it, or write {' or '.join(accepted)}"
             )
 

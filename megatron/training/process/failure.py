@@ -237,9 +237,9 @@ def _read(file: Path) -> Failure | None:
     """Return the record in `file`; None of one that is somebody else's, or just being written."""
     try:
         with open_regular(file) as stream:
-            told = json.loads(stream.read())
+            content = json.loads(stream.read())
         # Another version may write more or less; its defaults are not of this process.
-        known = {each.name: told[each.name] for each in fields(Failure) if each.name in told}
+        known = {each.name: content[each.name] for each in fields(Failure) if each.name in content}
         failure = Failure(**{"host": "", "pid": 0, "time": "", **known})
         return replace(failure, iteration=int(failure.iteration))
     except (OSError, ValueError, TypeError):

@@ -36,10 +36,10 @@ def flags_said(config: Config) -> dict[str, Any]:
     """Return {flag: value} of each wish that is not what it would be if nobody said anything."""
     sections = all_sections()
     options = options_of(sections)
-    unsaid = {
+    defaults = {
         field.name: field.default if field.default_factory is MISSING else field.default_factory()
         for section in sections.values()
         for field in fields(section)
     }
-    wishes = flatten(asdict(config))
-    return {options[name]: value for name, value in wishes.items() if value != unsaid[name]}
+    given = flatten(asdict(config))
+    return {options[name]: value for name, value in given.items() if value != defaults[name]}

@@ -44,12 +44,12 @@ def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -
         _heed_the_launcher()
         lines = str(error).replace("\n", "\n  ")
         if rank == 0 and not isinstance(error, PeerLeftError):
-            _tell(f"error: {lines}")
+            _report(f"error: {lines}")
         else:
             claim = _claim(lines)
             time.sleep(_HEAD_START_S)
             if claim:
-                _tell(f"error [rank {rank}]: {lines}")
+                _report(f"error [rank {rank}]: {lines}")
         write_root_cause(f"error: {lines}")
         if error.is_final and rank == 0:
             end_launcher(read_launcher())
@@ -90,12 +90,12 @@ def _claim(message: str) -> socket.socket | None:
     return claim
 
 
-def _tell(message: str) -> None:
+def _report(message: str) -> None:
     print(message, end="\n" if message else "", file=sys.stderr, flush=True)
 
 
 def _leave(message: str, code: int) -> None:
-    _tell(message)
+    _report(message)
     sys.stdout.flush()
     # Not sys.exit: destructors of process groups can wait for ranks that never answer, and the
     # interpreter takes seconds to take torch and DeepSpeed down.

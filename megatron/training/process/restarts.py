@@ -23,20 +23,20 @@ def start_through_launcher(
     Raises:
         ConfigError: the launcher above starts nothing again, or so many times not.
     """
-    asked = training.max_restarts
-    if asked < 1 or (launcher.name == "torch" and launcher.max_restarts == asked):
+    limit = training.max_restarts
+    if limit < 1 or (launcher.name == "torch" and launcher.max_restarts == limit):
         return
     if launcher.name == "torch":
         raise ConfigError(
-            f"--max-restarts {asked}, but the launcher was told {launcher.max_restarts}: write it "
+            f"--max-restarts {limit}, but the launcher was told {launcher.max_restarts}: write it "
             "before the script, for the launcher"
         )
     if launcher.name or read_launch(None).world_size > 1:
         raise ConfigError(
-            f"--max-restarts {asked}: what started this process starts nothing again; start it "
+            f"--max-restarts {limit}: what started this process starts nothing again; start it "
             "by `python -m torch.distributed.run --max-restarts N` or by python alone"
         )
-    _become_launcher(asked, argv)
+    _become_launcher(limit, argv)
 
 
 def _become_launcher(restarts: int, argv: Sequence[str]) -> NoReturn:

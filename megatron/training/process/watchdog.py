@@ -71,7 +71,7 @@ class Watchdog:
         self.before_leaving: Callable[[], None] = lambda: None
         self._rank = rank
         self._written_down: BaseException | None = None
-        self._is_told_elsewhere = False
+        self._is_reported_elsewhere = False
         self._launchers = launchers or Launchers(is_parent=False)
         self._lost_at: float | None = None
         self._hangs: Hangs | None = None
@@ -96,7 +96,7 @@ class Watchdog:
             is_misuse = isinstance(error, MegatronError) and error.exit_code == ExitCode.MISUSED
             if not (is_misuse or isinstance(error, PeerLeftError)):
                 self.write_down(error)
-            if self._is_told_elsewhere:
+            if self._is_reported_elsewhere:
                 raise PeerLeftError(
                     f"another rank has ended the run: {self.failures.file} says why"
                 ) from error
@@ -113,7 +113,7 @@ class Watchdog:
             )
             is_news = self.failures.record(failure) or not self.failures.is_written()
             # A rank that wrote down why it left has told it too.
-            self._is_told_elsewhere = failure.kind in ("lost rank", "lost peer") and not is_news
+            self._is_reported_elsewhere = failure.kind in ("lost rank", "lost peer") and not is_news
             if failure.kind == "lost rank" and is_news:
                 log.error(failure.message)
 
@@ -195,7 +195,7 @@ class Watchdog:
             message=message,
         )
         self.failures.record(failure)
-        self._tell(message)
+        self._write_message(message)
         self._leave(message)
 
     def _is_stuck(self, hangs: Hangs) -> bool:
@@ -213,7 +213,7 @@ class Watchdog:
         last.start()
         last.join(_patience_s(hangs) + _LOOK_S + LONGER * hangs.timeout_s)
         if not self._is_reported.is_set():
-            self._tell(
+            self._write_message(
                 f"hang in {self.stage}: no progress for {self._limit_s(hangs):g} s "
                 f"(--hang-timeout), and {hangs.folder.parent} does not answer"
             )
@@ -241,14 +241,14 @@ class Watchdog:
         # One rank speaks; the others leave a moment for that. Where nothing can be written, none
         # has been the first.
         if self.failures.record(failure) or (self._rank == 0 and not self.failures.is_written()):
-            self._tell("\n  ".join(lines))
+            self._write_message("\n  ".join(lines))
             write_root_cause("\n".join(lines))
         else:
             time.sleep(_LOOK_S)
         self._is_reported.set()
         self.before_leaving()
 
-    def _tell(self, message: str) -> None:
+    def _write_message(self, message: str) -> None:
         prefix = f"[rank {self._rank}] " if self._rank else ""
         print(f"error: {prefix}{message}", file=sys.stderr, flush=True)
 

@@ -36,7 +36,7 @@ def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
     if plan.logging.num_zeros:
         meters.append(lambda state: {NUM_ZEROS: engine.num_zeros or 0.0})
     if plan.logging.params_norm:
-        meters.append(_when_told(engine.params_norm, PARAMS_NORM, plan.logging))
+        meters.append(_when_logged(engine.params_norm, PARAMS_NORM, plan.logging))
     if plan.curriculum.schedule:
         meters.append(_seq_length(plan.curriculum))
     if plan.logging.timing_level:
@@ -64,7 +64,7 @@ def _times(take: Callable[[], Mapping[str, float]], interval: int) -> Meter:
     return meter
 
 
-def _when_told(measure: Callable[[], float], name: str, logging: LoggingPlan) -> Meter:
+def _when_logged(measure: Callable[[], float], name: str, logging: LoggingPlan) -> Meter:
     """Return a meter that measures only where somebody tells of it."""
     intervals = {logging.interval}
     if logging.tensorboard_dir or logging.wandb.project:

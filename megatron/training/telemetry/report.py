@@ -136,7 +136,7 @@ class Report(Hook):
         self._peak_flops = peak_flops
         self._journal = journal
         self._steps: list[StepResult] = []
-        self._told_memory = False
+        self._has_logged_memory = False
         self._started: tuple[float, int] | None = None  # at, after so many samples
 
     def before_step(self, state: TrainState) -> None:
@@ -156,8 +156,8 @@ class Report(Hook):
             self._journal.write("train", interval.record())
         if times := times_in(step.measures):
             log.info(times_line(times))
-        if not self._told_memory:
-            self._told_memory = True
+        if not self._has_logged_memory:
+            self._has_logged_memory = True
             log.info(memory_line(state.iteration))
             log.info(forecast_line(self._plan, interval.samples_per_second))
 
