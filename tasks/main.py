@@ -21,14 +21,14 @@ from megatron.inference.loading.model_source import ModelSource, read_model_sour
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank
 
-if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at once
+if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
     from megatron.inference.evaluation.scoring import Score
     from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure what the command line `argv` asks for."""
+    """Run the evaluation of the command line `argv`."""
     log.configure(read_launch(None).rank)
     raise_if_any(name_problems(value_in(argv, "--task")))
     source = read_model_source(argv, {"task": TaskConfig}, description=__doc__)
@@ -56,7 +56,7 @@ def measure_text(
     tokenizer: "Tokenizer",
     evaluator: "DistributedEvaluator",
 ) -> str:
-    """Return what to tell of a text's perplexity."""
+    """Return the result line of a text's perplexity."""
     from megatron.inference.evaluation.perplexity import perplexity, read_text
     from megatron.inference.evaluation.windows import sliding_windows
 
@@ -79,7 +79,7 @@ def measure_passages(
     tokenizer: "Tokenizer",
     evaluator: "DistributedEvaluator",
 ) -> str:
-    """Return what to tell of the last words that were foretold."""
+    """Return the result line of the accuracy of predicted last words."""
     from megatron.inference.evaluation.cloze import passage_windows, read_passages
 
     texts = read_passages(Path(options.valid_data[0]))
@@ -98,7 +98,7 @@ def measure_passages(
 def reported(
     scores: "Iterable[Score]", source: ModelSource, evaluator: "DistributedEvaluator"
 ) -> "Iterator[Score]":
-    """Yield the scores, and tell every --log-interval batches how many there have been."""
+    """Yield the scores, and log their number every --log-interval batches."""
     interval = source.config.logging.log_interval * evaluator.rows * evaluator.replicas
     for number, score in enumerate(scores, 1):
         if number % interval == 0:

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(
             f"--nproc {options.nproc}, but a launcher has started {launch.world_size}: leave it out"
         )
-    file = options.json if launch.rank == 0 else None  # the others may tell as well
+    file = options.json if launch.rank == 0 else None  # other ranks may print too
     if find_spec("torch") is None:
         report(without_torch(launch), file)
     export_launch(launch, "cpu" if config.parallel.device == "cpu" else device_here())
@@ -74,7 +74,7 @@ def device_here() -> str:
 
 
 def without_torch(launch: Launch) -> list[Examined]:
-    """Return what the first process of a host can find where PyTorch is missing."""
+    """Return the findings of a host's first process where PyTorch is missing."""
     if launch.local_rank:
         return []
     sections = [versions_section(), host_section(processes=launch.world_size)]

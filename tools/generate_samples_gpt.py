@@ -22,12 +22,12 @@ from megatron.inference.loading.model_source import read_model_source
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank
 
-if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are told at once
+if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
     from megatron.inference.loading.text_generator import TextGenerator
 
 
 def main(argv: Sequence[str]) -> None:
-    """Generate what the command line `argv` asks for."""
+    """Generate samples by the command line `argv`."""
     log.configure(read_launch(None).rank)
     source = read_model_source(argv, {"generation": GenerationConfig}, description=__doc__)
     options: GenerationConfig = source.own["generation"]
@@ -135,7 +135,7 @@ def converse(generator: "TextGenerator") -> None:
 
 
 def speed(tokens: int, started_at: float) -> str:
-    """Return what to tell of so many tokens."""
+    """Return the speed of generating `tokens`, as text."""
     seconds = time.perf_counter() - started_at
     return f"{tokens} tokens in {seconds:.1f} s, {tokens / max(seconds, 1e-9):.1f} tokens/s"
 

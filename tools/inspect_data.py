@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Tell what is in a pair of token files: `inspect_data.py PREFIX`.
+"""Print the contents of a pair of token files: `inspect_data.py PREFIX`.
 
 Documents are shown as text with the tokenizer that PREFIX.tokenizer.json records, or with the one
 that the flags say. The .bin is compared with the digests of its blocks, if it has any.
@@ -30,7 +30,7 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the command line `argv` asks for."""
+    """Print the contents of the token files of the command line `argv`."""
     argv = with_flag(argv, "--prefix", "the prefix of token files")
     sections = {"inspect": InspectConfig, "tokenizer": TokenizerConfig}
     parsed = parse_sections(argv, sections, description=__doc__ or "").sections
@@ -75,7 +75,7 @@ def summary(dataset: IndexedDataset) -> Iterator[str]:
 
 
 def digests_line(dataset: IndexedDataset) -> str:
-    """Return what is known of the .bin of `dataset`, which has been compared with its digests."""
+    """Return the integrity of the .bin of `dataset` after a comparison with its digests."""
     if dataset.tokens.has_digests:
         return f"digests: {dataset.tokens.num_blocks} blocks, all as they were written"
     return "digests: none, so damage to the .bin would not be found; --write-digests makes them"

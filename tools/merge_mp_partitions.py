@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Write a checkpoint of Megatron-LM's for other ranks: for one, if nothing else is said.
+"""Write a checkpoint of Megatron-LM's for other ranks; default: for one.
 
 Flags of training say what its files do not. WORLD_SIZE and the sizes of the layout that it was
-saved in need not be said: the files say them. --tensor-model-parallel-size must be theirs if said.
+saved in are read from the files; --tensor-model-parallel-size, if given, must be theirs.
 """
 
 import sys
@@ -21,7 +21,7 @@ from megatron.config.tools.checkpoint_tools import PartitionsConfig
 
 
 def main(argv: Sequence[str]) -> None:
-    """Do what the command line `argv` asks for."""
+    """Convert by the command line `argv`."""
     parse = partial(parse_conversion, argv=argv, own=PartitionsConfig, description=__doc__)
     parsed = parse(())
     own: PartitionsConfig = parsed.own

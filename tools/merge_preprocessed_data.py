@@ -65,7 +65,7 @@ def _problems(config: MergeConfig) -> Iterator[str]:
 
 
 def common_record(prefixes: Sequence[str]) -> TokenizerRecord | None:
-    """Return the record that all pairs have; None where one has none, so that nobody knows.
+    """Return the record that all pairs have; None where one has none.
 
     Raises:
         DataError: two of them were made with different tokenizers or chat templates.

@@ -2,7 +2,7 @@
 """Serve a trained GPT over HTTP: PUT /api, OpenAI's completions and chat, and a page to try it.
 
 The model is found as by tools/generate_samples_gpt.py. --temperature, --top_k and --top_p hold for
-requests of PUT /api that do not say; --out-seq-length is the most that any may ask for.
+requests of PUT /api without them; --out-seq-length is the most tokens that any may request.
 """
 
 import signal
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
         listener(options.host, options.port).close()  # a model takes long to load for a taken port
     loaded = load_model(source, generation, rows=source.config.training.micro_batch_size)
     if not loaded.is_first:
-        # A launcher tells all ranks; the first one says when there is nothing more to do.
+        # A launcher signals all ranks; the first one ends the others when no request is left.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         loaded.engine.follow()
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def read_api_key(options: ServingConfig) -> str | None:
-    """Return what requests must bear.
+    """Return the API key that requests must carry.
 
     Raises:
         DataError: the file cannot be read or is empty.

@@ -34,7 +34,7 @@ _SHOWN = 8  # tokens at either end, where not all are shown
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write the samples that the command line `argv` asks for."""
+    """Write the samples of the command line `argv`."""
     run = read_saved_run(value_in(argv, "--load"))
     config, own = parse_config_for_checkpoint(
         argv,
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def range_problems(options: SampleTextConfig) -> Iterator[str]:
-    """Yield what is wrong with the range and the way to show it."""
+    """Yield the errors of the range and of the output options."""
     words = " ".join(map(str, options.sample_id_range))
     if len(options.sample_id_range) != 2:
         yield f"--sample-id-range {words}: give two numbers, the second behind the last sample"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Tell which samples, and which parts of which documents, a training step sees.
+"""Print the samples, and the parts of documents, that a training step sees.
 
 For a run that has saved checkpoints, --load is enough: other flags are those of the run. Without
 it, give the command line of pretrain_gpt.py; flags that do not concern data may be left out.
@@ -24,7 +24,7 @@ from megatron.data.datasets.sample_origins import described, reader
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print one line for each sample of the steps that `argv` asks for."""
+    """Print one line for each sample of the steps in `argv`."""
     run = read_saved_run(value_in(argv, "--load"))
     config, own = parse_config_for_checkpoint(
         argv,

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Ask a server of tools/run_text_generation_server.py to continue what is typed.
+"""Send typed prompts to a server of tools/run_text_generation_server.py.
 
     python tools/text_generation_cli.py HOST:PORT
 
-An API key that it asks for is read from the file given with --api-key-file.
+Its API key, if it needs one, is read from the file given with --api-key-file.
 """
 
 import json
@@ -24,7 +24,7 @@ _PATIENCE_S = 30
 
 
 def main(argv: Sequence[str]) -> None:
-    """Ask for prompts and print what the server makes of them, until the input ends."""
+    """Read prompts and print the server's continuations, until the input ends."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--api-key-file", type=Path)
@@ -67,7 +67,7 @@ def read_answer(question: str) -> str | None:
 
 
 def require_server(address: str) -> None:
-    """Ask a server whether it is there, whatever it answers.
+    """Check that a server is reachable, whatever it answers.
 
     Raises:
         MegatronError: it cannot be reached.
@@ -109,7 +109,7 @@ def continued(address: str, prompt: str, tokens: int, key: str | None) -> str:
 
 
 def refusal_of(body: bytes) -> str:
-    """Return what the body of a refusal says."""
+    """Return the message in the body of a refusal."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):

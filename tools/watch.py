@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def news(reader: JournalReader, directory: Path) -> Iterator[dict[str, Any]]:
-    """Yield what the journal tells next: nothing of a run that has failed before it had one."""
+    """Yield the journal's next records: none of a run that failed before it had one."""
     try:
         yield from reader.new_records()
     except CheckpointError:

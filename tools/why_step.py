@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Tell what a step of a run saw, sample by sample, and how it went.
+"""Print the samples that a step of a run saw, and the step's metrics.
 
     python tools/why_step.py STEP --load DIR
 
-DIR is where the run saved. Of a step that was taken more than once, every attempt is told, with
+DIR is where the run saved. Of a step that was taken more than once, every attempt is printed, with
 what it saw by its own flags.
 """
 
@@ -81,7 +81,7 @@ def how_it_went(
 def what_was_seen(
     argv: Sequence[str], load: str, records: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
-    """Yield what the step saw; of each attempt that did not see the same, by itself."""
+    """Yield the samples of the step; those of an attempt that saw others, by themselves."""
     starts = {start.get("attempt"): start for start in starts_of(Path(load), warns=False)}
     newest = read_saved_run(load)
     runs = [run_of(starts.get(record.get("attempt"), {}), newest) for record in records]
@@ -104,7 +104,7 @@ def what_was_seen(
 
 
 def run_of(start: dict[str, Any], newest: Run) -> Run:
-    """Return what a start was asked for, as the journal tells; otherwise as the newest one was."""
+    """Return a start's flags, by the journal; without a record those of the newest start."""
     flags = start.get("flags")
     if not flags:
         return newest

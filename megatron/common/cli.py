@@ -1,4 +1,4 @@
-"""How a command-line tool ends: an exit code, and no traceback for what a user can mend."""
+"""Command-line tools: exit codes, and user errors as messages without a traceback."""
 
 import select
 import signal
@@ -37,7 +37,7 @@ def run_tool(
 
     The code is 0 on success; after the message of a MegatronError on stderr, 2 for what another
     attempt would meet again, such as wrong flags or damaged files, otherwise 1; 130 when
-    interrupted, 141 when it has something to say and nobody reads stdout any more, and 143 when
+    interrupted, 141 when it has something to say and stdout is a closed pipe, and 143 when
     terminated; files in the making are removed in all these cases.
 
     Args:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 class ExitCode(IntEnum):
-    """What a training process tells the shell. What each launcher makes of it: docs/stopping.md."""
+    """Exit codes of a training process. How each launcher treats them: docs/stopping.md."""
 
     FINISHED = 0
-    """All that was asked for is done."""
+    """The run is complete."""
 
     FAILED = 1
     """An error; another attempt may succeed."""
@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     """Stopped on request before its end; the same command goes on. (EX_TEMPFAIL of sysexits.h)"""
 
     INTERRUPTED = 130
-    """Ctrl-C, when there was nothing to save or nobody would wait."""
+    """Ctrl-C, when there was nothing to save or no time to save it."""
 
 
 class MegatronError(Exception):
@@ -38,7 +38,7 @@ class MegatronError(Exception):
 
 
 class ConfigError(MegatronError):
-    """The wishes contradict each other, the machine, or what is possible.
+    """The flags contradict each other, the machine, or what is possible.
 
     Args:
         problems: every violation found, so that a user mends all of them in one go.
@@ -79,15 +79,15 @@ class NewerCheckpointError(WrongCheckpointError):
 
 
 class UnreadableCheckpointError(CheckpointError):
-    """A checkpoint may be whole, but the disk or its permissions do not let it be read."""
+    """A checkpoint may be complete, but the disk or its permissions prevent reading it."""
 
 
 class BusyError(CheckpointError, DataError):
-    """Another process writes to the same place; its end makes way for another attempt."""
+    """Another process writes to the same directory; once it ends, another attempt may succeed."""
 
 
 class TrainingError(MegatronError):
-    """The training itself goes wrong: the loss is no number, or ranks have come apart."""
+    """The training itself goes wrong: the loss is NaN, or replicas have diverged."""
 
 
 class PeerLeftError(TrainingError):
@@ -106,7 +106,7 @@ _PASSING = frozenset(
         *(errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT),
     }
 )
-"""What a machine may be short of now and have at another attempt."""
+"""Error numbers of shortages that may have passed at another attempt."""
 
 
 def may_pass(error: BaseException | None) -> bool:
@@ -121,7 +121,7 @@ def may_pass(error: BaseException | None) -> bool:
 
 
 def reason(error: Exception, named: object = "") -> str:
-    """Return what is wrong for a message: of an OSError its words, without its number.
+    """Return the text of an error for a message: of an OSError its words, without its number.
 
     Args:
         named: the path that the message names already; another one is added.

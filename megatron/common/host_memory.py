@@ -1,4 +1,4 @@
-"""How much memory this host could still give to processes; needs no torch."""
+"""Available host memory, within the limits of control groups; needs no torch."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,7 +10,7 @@ import psutil
 
 @dataclass(frozen=True)
 class _Hierarchy:
-    """Where a version of control groups tells of memory."""
+    """Folders and file names of memory limits and usage in a version of control groups."""
 
     controller: str  # of a line in /proc/PID/cgroup
     folders: tuple[str, ...]  # where it may be mounted
@@ -43,7 +43,7 @@ def available_bytes(
 
 
 def _of_groups(own: Path, groups: Path) -> Iterator[int]:
-    """Yield what is left in each group that has a limit, for both versions of groups."""
+    """Yield the free memory of each control group that has a limit, for versions 1 and 2."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -54,7 +54,7 @@ def _of_groups(own: Path, groups: Path) -> Iterator[int]:
             path = Path(paths.get(kind.controller, ""))
             # In a container the path may be that outside of it: what is mounted is its own group.
             for group in (path, *path.parents):
-                # No limit is the word max, and the group of the whole machine has no such files.
+                # No limit is the word max, and the root group has no such files.
                 with suppress(OSError, ValueError):
                     yield _left(groups / folder / group, kind)
 

@@ -1,4 +1,4 @@
-"""How a message gets out: rank 0 speaks, the others only when something is wrong."""
+"""Logging: all messages of rank 0, warnings and errors of the other ranks."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ import warnings
 from typing import TextIO
 
 UNREAD = 128 + signal.SIGPIPE
-"""The exit code of a program whose output nobody reads any more, as a shell has it."""
+"""Exit code of a program whose stdout is a closed pipe (SIGPIPE), as in a shell."""
 
 
 class _LineFormatter(logging.Formatter):
@@ -43,7 +43,7 @@ def configure(rank: int, *, goes_on_unread: bool = False) -> None:
     """Send this package's messages to stdout: all from rank 0, errors from the other ranks.
 
     Args:
-        goes_on_unread: when nobody reads stdout any more, go on in silence. Otherwise the next
+        goes_on_unread: when stdout is a closed pipe, go on in silence. Otherwise the next
             message leaves by SystemExit, with `UNREAD` as its code.
     """
     handler = _ToStdout(goes_on_unread=goes_on_unread)
@@ -62,7 +62,7 @@ def set_level(level: str) -> None:
 
 
 def write_nowhere(stream: TextIO) -> None:
-    """Lose what is still held for `stream`, which nobody reads any more, and what is to come."""
+    """Discard the buffered and later output of `stream`, which is a closed pipe."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)

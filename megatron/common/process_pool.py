@@ -1,6 +1,6 @@
 """A function over many items in many processes, in order, with a bound on what is under way.
 
-Each process has a pipe of its own, which nobody else writes to: whenever one is killed, also in
+Each process has a pipe of its own, which no other one writes to: whenever one is killed, also in
 the middle of an answer, its pipe ends, and so does the wait for it. The executors of the standard
 library share one pipe between their processes, and wait for the rest of such an answer for ever.
 """
@@ -40,7 +40,7 @@ def map_in_processes(
     size_of: Callable[[Item], int] | None = None,
     max_size: int = 0,
 ) -> Iterator[Result]:
-    """Yield what the function makes of every item, in order; an error it raises comes out here.
+    """Yield the function's result for every item, in order; an error it raises is raised here.
 
     Args:
         make_function: picklable; each process calls it once.
@@ -111,7 +111,7 @@ def _same(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
 
 
 def num_workers(total_bytes: int, most: int | None = None) -> int:
-    """Return how many processes are worth starting for so much input, `most` at most."""
+    """Return the number of processes worth starting for an input of this size, `most` at most."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, most or cores, total_bytes // _BYTES_PER_WORKER))
 
@@ -192,7 +192,7 @@ def _work(pipe: "Connection[Any, Any]", make_function: Callable[[], Callable[[An
         try:
             pipe.send(answer)
         except ConnectionError:
-            return  # nobody waits for it any more
+            return  # the parent no longer waits for it
 
 
 def _take_in(pipe: "Connection[Any, Any]", items: "SimpleQueue[Any]") -> None:

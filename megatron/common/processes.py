@@ -1,4 +1,4 @@
-"""Functions side by side in processes of their own, which tell how far they are."""
+"""Functions run in parallel in processes of their own, which report their progress."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def run_in_processes(
 
     Raises:
         MegatronError: what a function raised, or a process was killed.
-        SystemExit: a function left by it, since nobody reads stdout any more.
+        SystemExit: a function left by it, since stdout is a closed pipe.
         RuntimeError: any other error of a function, with its traceback as text.
     """
     context = get_context("spawn")

@@ -11,7 +11,7 @@ _SOURCE = Path(__file__).resolve().parents[2]
 
 def commit(source: Path = _SOURCE) -> str:
     """Return the git commit of the source, with "-dirty" if files differ from it."""
-    # Elsewhere git would tell of a repository around the installed package.
+    # Elsewhere git would describe a repository around the installed package.
     if not (source / ".git").exists():
         return ""
     words = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40"]

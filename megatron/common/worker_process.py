@@ -1,4 +1,4 @@
-"""How a process is started: whole, and deaf to Ctrl-C, which its parent hears."""
+"""Start of a worker process with SIGINT blocked, so that Ctrl-C reaches its parent alone."""
 
 import signal
 import threading

@@ -29,7 +29,7 @@ _COUNTED, _MEASURED = "counted for the limit of steps", "measured for the limit 
 
 @dataclass
 class _Budget:
-    """What one rendering may still do."""
+    """Remaining limits of one rendering."""
 
     steps: int = MOST_STEPS
     ends_at: float = field(default_factory=lambda: time.monotonic() + _MOST_SECONDS)

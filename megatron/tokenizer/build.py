@@ -1,4 +1,4 @@
-"""From what was asked for to a tokenizer."""
+"""Build a tokenizer from the flags of tokenizers."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """What can be asked of `build_tokenizer`: each field is a flag, its default is "not said"."""
+    """Options of `build_tokenizer`: each field is a flag; its default means "not given"."""
 
     tokenizer_type: str | None = None
     vocab_file: str | None = None
@@ -44,7 +44,7 @@ class Wishes:
 @dataclass(frozen=True)
 class _Type:
     build: Callable[[Wishes], Tokenizer]
-    needs: tuple[tuple[str, ...], ...]  # of each tuple, one field must be said
+    needs: tuple[tuple[str, ...], ...]  # of each tuple, one field must be given
     takes: tuple[str, ...] = ()
     may_be_fast: bool = False
 
@@ -159,7 +159,7 @@ _REFUSED = {
 
 
 def build_tokenizer(**arguments: Any) -> Tokenizer:
-    """Return the tokenizer that the fields of `Wishes` ask for.
+    """Return the tokenizer that the fields of `Wishes` describe.
 
     Raises:
         ConfigError: a flag that this type needs is missing, one that it does not know is there,
@@ -208,7 +208,7 @@ def tokenizer_problems(**arguments: Any) -> Iterator[str]:
 
 
 def _unknown(name: str | None) -> str:
-    """Return what to write instead of a type that there is not."""
+    """Return an unknown tokenizer type and the known ones, for a message."""
     if name in _REFUSED:
         return f"{name}: {_REFUSED[name]}"
     names = [*_TYPES, *TOKENIZERS]

@@ -71,7 +71,7 @@ class ChatTemplate:
 
     @property
     def is_marked(self) -> bool:
-        """Whether the template says itself what is an answer."""
+        """Whether the template itself marks the answers."""
         return bool(_MARKED.search(self.source))
 
 
@@ -158,7 +158,7 @@ class ChatTokenizer(Tokenizer):
         return self._tokenizer.decode(ids)
 
     def vocabulary(self) -> Vocabulary:
-        """Return what the tokenizer is compared by."""
+        """Return the properties that the tokenizer is compared by."""
         return self._tokenizer.vocabulary()
 
     def encode_conversation(self, line: Any) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
@@ -169,7 +169,7 @@ class ChatTokenizer(Tokenizer):
                 `completion`, two texts that follow each other as they are.
 
         Raises:
-            DataError: it is neither, or it cannot be told where an answer begins and ends.
+            DataError: it is neither, or start and end of an answer cannot be found.
         """
         text, answers = self._text_of(line)
         try:
@@ -231,7 +231,7 @@ class ChatTokenizer(Tokenizer):
     def _found(
         self, messages: Sequence[Any], answers: Sequence[int], text: str, tools: Any
     ) -> Iterator[Span]:
-        """Yield what each answer adds to the text of the messages before it."""
+        """Yield the text that each answer adds to that of the messages before it."""
         for i in answers:
             before, _ = self._template.render(messages[:i], tools=tools, add_generation_prompt=True)
             after, _ = self._template.render(messages[: i + 1], tools=tools)

@@ -64,7 +64,7 @@ class ChatPrompts:
         return self._template.source
 
     def _after_answer(self) -> str:
-        """Return what the template writes between an answer and the next question."""
+        """Return the text that the template writes between an answer and the next question."""
         for messages in (_PROBE, _PROBE[:2]):
             try:
                 text, _ = self._template.render(messages)

@@ -1,4 +1,4 @@
-"""Which tokenizer made some tokens: a record beside the token files, and what differs from it.
+"""Tokenizer record (fingerprint) beside token files, and its differences from a tokenizer.
 
 Needs no torch and no token files. The record is `PREFIX.tokenizer.json` beside `PREFIX.bin`.
 """
@@ -34,14 +34,14 @@ _NUMBERS = "0 1 2"  # the probe of a tokenizer whose texts are numbers
 
 @dataclass(frozen=True)
 class TokenizerRecord:
-    """What is known of a tokenizer without its files."""
+    """Properties of a tokenizer, known without its files."""
 
     fingerprint: str  # hash of all that follows, up to the tokens and without the name
     name: str  # for messages: its file or its name on the hub
     vocab_size: int  # before padding
     special: Mapping[str, int]  # role -> id
     rules_sha256: str  # of the merges in order, or of the scores
-    probe: Sequence[int]  # ids of a fixed text, which tell how words are cut
+    probe: Sequence[int]  # ids of a fixed text, which show how words are cut
     tokens: Sequence[str]  # text of each id; empty where ids have none
     wishes: Mapping[str, Any] = field(default_factory=dict)  # that `build_tokenizer` took
     chat_template: str = ""  # Jinja that wrote the messages; "": there were none, or it is unknown
@@ -79,12 +79,12 @@ def describe(tokenizer: Tokenizer, wishes: Mapping[str, Any] | None = None) -> T
 
 
 def record_path(prefix: str | Path) -> Path:
-    """Return where the record of the token files `prefix`.bin and .idx is."""
+    """Return the path of the record of the token files `prefix`.bin and .idx."""
     return Path(f"{prefix}{SUFFIX}")
 
 
 def write_record(prefix: str | Path, record: TokenizerRecord) -> None:
-    """Write the record beside the token files `prefix`, whole or not at all."""
+    """Write the record beside the token files `prefix`, by an atomic rename."""
     path = record_path(prefix)
     try:
         replace_text(path, to_text(record), is_flushed=True)
@@ -135,7 +135,7 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
 
 
 def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
-    """Return in words what makes ids of the one wrong for the other; empty when nothing does.
+    """Return the differences that make ids of the one wrong for the other; empty for none.
 
     A role that only one of them knows is no difference: tokens of the data have the same meaning.
     """

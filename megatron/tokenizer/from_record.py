@@ -1,4 +1,4 @@
-"""The tokenizer that turns token files into text again: the one asked for, or the one recorded."""
+"""Tokenizer that decodes token files: the one of the flags, or the recorded one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def tokenizer_for(prefix: str, options: Mapping[str, Any] | None) -> tuple[Token
         options: arguments of `build_tokenizer`; None to build the tokenizer of the record.
 
     Raises:
-        ConfigError: the wishes are not right.
+        ConfigError: the options are not valid.
         DataError: a file of the tokenizer, or the record, is missing or damaged.
     """
     record = read_record(prefix)
@@ -64,7 +64,7 @@ def _built_again(record: TokenizerRecord) -> tuple[Tokenizer | None, str]:
 
 
 def _flags_for(options: Mapping[str, Any]) -> str:
-    """Return which flags show text."""
+    """Return the tokenizer flags that show text."""
     if not options:
         return "text needs --tokenizer-type and its files"
     words = []

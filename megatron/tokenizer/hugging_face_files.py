@@ -157,7 +157,7 @@ def _complete(folder: Path, pad: int | None) -> list[str]:
 
 
 def _difference(folder: Path, tokenizer: Tokenizer) -> str:
-    """Return how what is in `folder` differs from `tokenizer`; "" if it does not."""
+    """Return the difference of the tokenizer in `folder` from `tokenizer`; "" if there is none."""
     # Imported here: it takes seconds.
     from transformers import AutoTokenizer
 

@@ -22,7 +22,7 @@ def added_tokens(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def encode_alone(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """Return what encodes a text without the special tokens that the tokenizer adds to texts."""
+    """Return an encoder of texts without the special tokens that the tokenizer adds to them."""
     around = tokenizer.encode("")
     if not around:
         return tokenizer.encode

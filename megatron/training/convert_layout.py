@@ -27,7 +27,7 @@ from megatron.training.process.environment import Launch
 def config_of_layout(
     saved: Config, manifest: Manifest, output: str, *, tensor: int, pipeline: int
 ) -> Config:
-    """Return the wishes of the run that saved a checkpoint, for another layout on CPUs."""
+    """Return the config of the run that saved a checkpoint, for another layout on CPUs."""
     size = manifest.plan["batch"]["global_batch_size"]
     held = manifest.plan["checkpoint"]
     return replace(
@@ -40,7 +40,7 @@ def config_of_layout(
             device="cpu",
             distributed_backend="gloo",
         ),
-        # What is about going on has no place in a conversion.
+        # Options of resuming do not apply to a conversion.
         training=replace(saved.training, global_batch_size=size, max_restarts=0, chaos=None),
         logging=replace(saved.logging, slow_rank_factor=None),
         guards=GuardsConfig(),

@@ -78,7 +78,7 @@ def _data_problems(config: Config, suffixes: Sequence[str]) -> Iterator[str]:
 
 
 def _misnamed(prefix: str, suffixes: Sequence[str]) -> str:
-    """Return what is wrong with a prefix that names one of several token files, or other ones."""
+    """Return the error of a prefix that names one of several token files, or other ones."""
     pair = prefix.removesuffix(".bin").removesuffix(".idx")
     both = " and ".join(f"PREFIX{suffix}" for suffix in suffixes)
     for suffix in suffixes:

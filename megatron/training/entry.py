@@ -1,4 +1,4 @@
-"""What the entry scripts share: from a command line to the training of one objective."""
+"""Common code of the entry scripts: from a command line to the training of one objective."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def train_from(
     argv: Sequence[str], objective: ObjectiveName, *, description: str | None
 ) -> ExitCode:
-    """Train what the command line `argv` asks for; return the exit code.
+    """Train by the command line `argv`; return the exit code.
 
     Args:
         description: the first lines of `--help`.
@@ -51,7 +51,7 @@ def train(
     notices: Sequence[str] = (),
     hooks: Sequence[Hook] = (),
 ) -> ExitCode:
-    """Train what `config` asks for in this process, one rank of a launcher's or the only one.
+    """Train by `config` in this process, one rank of a launcher's or the only one.
 
     Args:
         objective: its name, or itself.
@@ -73,7 +73,7 @@ def train(
     if save and limit_s > 0:
         watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), place.world_size))
     with watchdog.watching():
-        # Before torch, which takes seconds to import: what is wrong is told at once.
+        # Before torch, which takes seconds to import: errors are reported at once.
         name = objective if isinstance(objective, str) else objective.name
         valid = require_startable(config, world_size=place.world_size, objective=name)
         from megatron.training.process.device import prepare_process

@@ -55,7 +55,7 @@ class Evaluation(Hook):
         """Wait for no further batch of an evaluation between steps when the run is to end.
 
         Args:
-            ends: whether it is; asked on all ranks in step.
+            ends: whether it is; called on all ranks in step.
         """
         self._ends = ends
 
@@ -100,7 +100,7 @@ class Evaluation(Hook):
     ) -> float:
         batch = self._plan.batch
         micro_batches = batch.num_micro_batches(batch.global_batch_size)
-        # Whole samples, however short those of training are.
+        # Samples of full length, however short those of training are.
         self._engine.set_seq_length(self._plan.model.seq_length)
         losses = []
         for _ in range(self._plan.evaluation.iters):
@@ -109,7 +109,7 @@ class Evaluation(Hook):
             losses.append(float(self._engine.evaluate(batches, micro_batches)))
             self._after_batch()
         loss = sum(losses) / len(losses)
-        # Bounded, so that it can be drawn; a loss that is no number has no perplexity.
+        # Bounded, so that it can be drawn; a loss that is NaN has no perplexity.
         ppl = math.nan if math.isnan(loss) else math.exp(min(20, loss))
         text = f"{name} loss at {when} | lm loss value: {loss:.6E} | lm loss PPL: {ppl:.6E} | "
         log.info("%s\n%s\n%s", "-" * len(text), text, "-" * len(text))

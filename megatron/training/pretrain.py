@@ -59,10 +59,10 @@ def pretrain(
     valid: Validated | None = None,
     hooks: Sequence[Hook] = (),
 ) -> ExitCode:
-    """Train what `config` asks for, after telling the `notices` of its flags; return how it ended.
+    """Train by `config`, after logging the `notices` of its flags; return the exit code.
 
     Args:
-        watchdog: is told what the run does; one that looks at nothing when None.
+        watchdog: notified of the run's progress; one that checks nothing when None.
         valid: `config` where it is validated already, perhaps for another device.
         hooks: act around steps, behind those of --hook.
 
@@ -123,7 +123,7 @@ def pretrain(
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What was built of a plan."""
+    """Objects built from a plan."""
 
     plan: Plan
     engine: Engine
@@ -173,7 +173,7 @@ def _build(
 
     Communication: every rank must call this, in step.
     """
-    # Before anything slow: a checkpoint of another run is told at once.
+    # Before anything slow: a checkpoint of another run is refused at once.
     watchdog.starts("choosing a checkpoint")
     chosen = choose_checkpoint(plan) if plan.checkpoint.load else None
     if chosen and padding_counts is None and plan.checkpoint.loads_progress:
@@ -220,7 +220,7 @@ def _decide(
     """Return the tokenizer of the data and what will be built and run.
 
     Raises:
-        MegatronError: lists all that cannot be done as asked.
+        MegatronError: lists every option that cannot be met.
     """
     wished = gpt_tokenizer_arguments(config.tokenizer)
     others = chain(

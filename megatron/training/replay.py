@@ -1,4 +1,4 @@
-"""A step taken again from a checkpoint before it, beside what the journal tells of it."""
+"""Replay of a step from a checkpoint before it, compared with its journal record."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -73,7 +73,7 @@ def replay(
         samples: what `stream` reads.
 
     Raises:
-        TrainingError: the journal does not tell of the step, or tells otherwise.
+        TrainingError: the journal has no record of the step, or one that differs.
 
     Communication: every rank must call this, in step.
     """
@@ -114,7 +114,7 @@ def replay(
 
 
 def comparison(then: StepResult, now: StepResult) -> Iterator[str]:
-    """Yield a line for each thing that a step and its record tell."""
+    """Yield a line for each value that a step and its record share."""
     for name in _COMPARED:
         recorded, found = getattr(then, name), getattr(now, name)
         # repr: a NaN is unequal to itself, and every float has one of its own.

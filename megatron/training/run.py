@@ -50,7 +50,7 @@ class Run:
         state: where the run goes on from.
         valid: validation sets by name.
         test: test sets by name.
-        watchdog: is told what the run does.
+        watchdog: notified of the run's progress.
         hooks: act around steps behind those of the run and of --hook.
     """
 
@@ -96,13 +96,13 @@ class Run:
             self.tensorboard.close()
 
     def train(self, batches: Batches, launch: Launch, requests: Requests) -> ExitCode:
-        """Train to the end or to a reason to stop, which is told; evaluate and save.
+        """Train to the end or to a reason to stop, which is logged; evaluate and save.
 
         A checkpoint that is being written in the background when that fails is finished first.
 
         Args:
             batches: the training data.
-            requests: what may be asked from outside.
+            requests: from outside the process, to save or to stop.
         """
         try:
             return self._train(batches, launch, requests)
@@ -237,7 +237,7 @@ class Run:
             else None,
             StepRecords(self.journal) if self.journal else None,
             self.tensorboard,
-            # Before anybody evaluates or saves what they refuse.
+            # Before a hook evaluates or saves what they refuse.
             *self._guards(checkpoints),
             WatchedHook(self.evaluation, watchdog, "evaluation") if self.valid else None,
             WatchedHook(checkpoints, watchdog, "save", longer=True) if checkpoints else None,
@@ -310,7 +310,7 @@ class WatchedHook(Hook):
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """Return what each step of the run does."""
+    """Return the schedules of the run's steps."""
     return Schedule(
         lr=lambda state: learning_rate(plan.schedule, samples=state.samples, tokens=state.tokens),
         weight_decay=partial(

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 def set_log_levels(logging: LoggingConfig, rank: int) -> str:
-    """Let this rank say what it was asked to; return the least level of DeepSpeed's messages."""
+    """Set this rank's log level; return the least level of DeepSpeed's messages."""
     requested = logging.log_level if rank == 0 else logging.log_level_replica
     level = requested or verbosity()
     if level:
@@ -115,7 +115,7 @@ def require_own_device(device: torch.device, launch: Launch) -> None:
     Raises:
         ConfigError: another process was here first.
 
-    Communication: asks the store in which the processes have met.
+    Communication: reads from the rendezvous store.
     """
     if device.type != "cuda" or launch.local_size == 1 or torch.cuda.device_count() > 1:
         return
@@ -164,7 +164,7 @@ def build_process_groups(plan: Plan) -> Groups:
 
 
 def choose(plan: Plan, device: torch.device) -> tuple[Kernels, tuple[Choice, ...]]:
-    """Return what computes the operations of the network, and why.
+    """Return the kernels that compute the network's operations, and why.
 
     Raises:
         ConfigError: a fused kernel is wanted at any price and cannot be used.

@@ -24,7 +24,7 @@ from megatron.inference.loading.model_source import ModelSource, read_model_sour
 from megatron.training.process.environment import read_launch
 from megatron.training.process.launch import run_tool_or_rank
 
-if TYPE_CHECKING:  # both take seconds to import, and wrong flags are told at once
+if TYPE_CHECKING:  # both take seconds to import, and wrong flags are reported at once
     from lm_eval.tasks import TaskManager
 
     from megatron.inference.evaluation.lm_eval_harness import HarnessModel
@@ -36,7 +36,7 @@ _SIZES = (
 
 
 def main(argv: Sequence[str]) -> None:
-    """Evaluate on what the command line `argv` asks for."""
+    """Evaluate the model on the tasks of the command line `argv`."""
     log.configure(read_launch(None).rank)
     source = read_model_source(
         [*with_harness_flags(argv)], {"harness": HarnessConfig}, description=__doc__
@@ -107,7 +107,7 @@ def known_tasks(options: HarnessConfig) -> "TaskManager":
     """Return lm_eval's tasks, and those of --include_path.
 
     Raises:
-        ConfigError: a task that is asked for is none of them.
+        ConfigError: a requested task is none of them.
     """
     from lm_eval.tasks import TaskManager
 

@@ -108,7 +108,7 @@ def measure(folder: Path, megabytes: int, rounds: int) -> None:
 
 @dataclass
 class Taken:
-    """What a side took, in seconds.
+    """Time that a side took, in seconds.
 
     Args:
         cpu: of all threads of this process, the kernel's work for them included; for a standstill,
@@ -125,7 +125,7 @@ def summary(seconds: Sequence[float]) -> str:
 
 
 class Sides:
-    """What is compared; each takes the number of its turn and returns what it took."""
+    """Sides of the comparison; each takes the number of its turn and returns its time."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class Sides:
         return taken
 
     def plain_load(self, turn: int) -> Taken:
-        """Load the files of our checkpoint with torch alone, which runs nothing they ask for."""
+        """Load the files of our checkpoint with torch alone, which runs none of their code."""
         files = sorted((self.folder / "save" / tag_of(turn)).glob("*.pt"))
         return_free_memory()
         with timed() as taken:

@@ -33,7 +33,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure every number format and batch size, and print one line each."""
+    """Measure every dtype and batch size, and print one line each."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("--dtypes", nargs="+", choices=[*DTYPES], default=[*DTYPES])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16])

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What guards cost: their CPU and wall time beside that of the steps they look at, in one run.
+"""Cost of guards: their CPU and wall time beside that of the steps they look at, in one run.
 
 Alone, or on several ranks: `python -m torch.distributed.run --nproc_per_node 2 guards.py`.
 A guard that is off is no object of a run, and takes nothing.
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def result(loss: float, norm: float | None, seconds: float) -> StepResult:
-    """Return what a step did."""
+    """Return the result of a step."""
     return StepResult(
         loss=loss,
         lr=1e-4,

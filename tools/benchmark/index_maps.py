@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what `function` returns in a process of its own."""
+    """Return the result of `function` in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
@@ -119,7 +119,7 @@ def compiled(directory: Path) -> Path | None:
 
 
 def pointers(*arrays: np.ndarray) -> list[ctypes.c_void_p]:
-    """Return where the arrays lie."""
+    """Return ctypes pointers to the data of the arrays."""
     return [ctypes.c_void_p(array.ctypes.data) for array in arrays]
 
 
@@ -150,7 +150,7 @@ def sizes_of(documents: int) -> np.ndarray:
 
 
 def wanted(sizes: np.ndarray, epochs: int) -> int:
-    """Return how many samples fill `epochs` epochs."""
+    """Return the number of samples in `epochs` epochs."""
     return (epochs * int(sizes.sum(dtype=np.int64)) - 1) // SEQ_LENGTH
 
 
@@ -192,7 +192,7 @@ def their_maps(documents: int, epochs: int, library: Path | None) -> tuple[float
 
 
 def digest(maps: Sequence[np.ndarray]) -> str:
-    """Return what differs for other maps."""
+    """Return a hash of the maps."""
     return " ".join(xxh3_64_hexdigest(each.data) for each in maps)
 
 
@@ -237,7 +237,7 @@ def compare_blends(args: Namespace, library: Path | None) -> None:
 
 
 def compiled_blend(library: Path) -> Callable[[Sequence[float], int], np.ndarray]:
-    """Return the rule as it is told, in machine code."""
+    """Return the blending rule as published, in machine code."""
     blend = ctypes.CDLL(str(library)).blend
 
     def run(weights: Sequence[float], num_samples: int) -> np.ndarray:
@@ -262,7 +262,7 @@ def shares_by_rule(weights: Sequence[float]) -> np.ndarray:
 
 
 def their_blend(weights: Sequence[float], num_samples: int) -> np.ndarray:
-    """Return the order by the rule as it is told."""
+    """Return the order by the blending rule as published."""
     shares = shares_by_rule(weights)
     taken, order = np.zeros(len(shares)), np.empty(num_samples, np.int16)
     for i in range(num_samples):

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     """Print a line for each way of recomputing.
 
     Raises:
-        ConfigError: the flags ask for more than one process, or contradict each other.
+        ConfigError: the flags need more than one process, or contradict each other.
     """
     log.configure(rank=0)
     layers = parse_config([*argv, "--data-path", "none"])[0].model.num_layers

@@ -4,7 +4,7 @@
 All sides take turns, each time as a new process whose tokenizer has seen another text before the
 clock starts, as in the midst of a large corpus, but not this one; the first turn counts for nothing:
 
-- gigatoken encode_files: the library reads the file and returns the tokens, which nobody writes.
+- gigatoken encode_files: the library reads the file and returns the tokens, which are not written.
 - encode_files, written: the same, then an EOD is put behind each document, and tokens and index are
   written; what Megatron-LM's preprocess_data_fast.py does with a file, in numpy.
 - encode_batch: `tokenizers` on texts that are parsed already; no file is read or written.
@@ -271,7 +271,7 @@ def timed(prepare: Callable[[], Callable[[], object]]) -> tuple[float, float]:
 
 
 def in_a_process(work: Callable[[], Result]) -> Result:
-    """Return what `work` returns in a process that ends with it."""
+    """Return the result of `work` in a process that ends with it."""
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=lambda: sender.send(work()))
     process.start()

@@ -1,4 +1,4 @@
-"""Texts to measure tokenizers on: prose and source code, with words that nobody has seen before.
+"""Texts to measure tokenizers on: prose and source code, with words new to a tokenizer.
 
 Made-up words of a small vocabulary would not do: a tokenizer that keeps what it knows about words
 would find them all, and real text is full of names, numbers and misspellings.

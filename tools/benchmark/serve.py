@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Throughput of the text generation server: clients that ask at once, beside one alone.
+"""Throughput of the text generation server: concurrent clients, beside one alone.
 
-Random weights in this process, real HTTP on the loopback; each client asks one prompt after the
+Random weights in this process, real HTTP on the loopback; each client sends one prompt after the
 other. All numbers of clients take turns, so that whatever else the machine does falls on all.
 """
 
@@ -144,7 +144,7 @@ def engine(args: Namespace, *, rows: int) -> Engine:
 
 
 def send_all(args: Namespace, port: int, clients: int) -> None:
-    """Let so many clients ask at once, each one prompt after the other."""
+    """Let this many concurrent clients send requests, each one prompt after the other."""
 
     def send(client: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""What benchmarks of single steps share: batches without data, and two clocks."""
+"""Common code of benchmarks of single steps: batches without data, and two clocks."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -29,7 +29,7 @@ VOCAB_SIZE = 8192
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure every precision asked for and print one line each."""
+    """Measure every given precision and print one line each."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("--dtypes", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")

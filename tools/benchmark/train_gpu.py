@@ -37,7 +37,7 @@ SIZES = {
 
 
 def main(argv: Sequence[str]) -> None:
-    """Measure every size asked for and print one line each."""
+    """Measure every given size and print one line each."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["345m", "1.3b", "2.7b"])
     parser.add_argument("--seq-length", type=int, default=2048, help="tokens of a sample")

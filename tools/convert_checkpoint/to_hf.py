@@ -78,7 +78,7 @@ def _tokenizer_of(argv: Sequence[str], saved: Manifest) -> dict[str, object]:
 
 
 def _bytes(size: str) -> int:
-    """Return how many bytes a size such as 5GB is."""
+    """Return the bytes of a size such as 5GB."""
     number = size.upper().rstrip("BGIKM")
     unit = size.upper()[len(number) :]
     if not number.isdecimal() or int(number) < 1 or unit not in {"", *_UNITS}:

@@ -18,7 +18,7 @@ ID_KEY = "adlr_id"
 
 @dataclass(frozen=True, kw_only=True)
 class IdConfig:
-    """The numbering, as the user asked for it."""
+    """Options of the numbering."""
 
     input_file: str
     """File with one JSON object a line."""

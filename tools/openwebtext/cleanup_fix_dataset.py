@@ -19,7 +19,7 @@ from megatron.data.cleaning.repair import TASKS, RunTasks
 
 @dataclass(frozen=True, kw_only=True)
 class CleanupConfig:
-    """The cleaning, as the user asked for it."""
+    """Options of the cleaning."""
 
     input_files: list[str]
     """Files with one JSON object a line, text under the key text."""
@@ -63,7 +63,7 @@ def clean(path: str, config: CleanupConfig, workers: int) -> None:
 
 
 def problems(config: CleanupConfig) -> list[str]:
-    """Return one sentence for each wish that cannot be honoured."""
+    """Return one sentence for each invalid option."""
     found = [
         f"--tasks {task}: no such task; choose from {', '.join(TASKS)}"
         for task in config.tasks

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Take out of training documents what evaluations ask: runs of words that both have."""
+"""Decontamination: take n-grams that evaluations share with training documents out of these."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ from megatron.data.cleaning.records import (
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
-    """The decontamination, as the user asked for it."""
+    """Options of the decontamination."""
 
     dedup_dataset: list[str]
     """File of training documents, one JSON object a line, and the key of their text: FILE KEY."""
@@ -169,7 +169,7 @@ def load(path: str) -> tuple[dict[str, int], list[str]]:
 
 
 def problems(config: FilterConfig) -> Iterator[str]:
-    """Yield one sentence for each wish that cannot be honoured."""
+    """Yield one sentence for each invalid option."""
     known = ", ".join(EVALUATIONS)
     if len(config.dedup_dataset) != 2:
         yield f"--dedup-dataset {' '.join(config.dedup_dataset)}: give a file and a key"

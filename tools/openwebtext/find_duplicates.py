@@ -24,7 +24,7 @@ from megatron.data.cleaning.records import new_files, to_bytes, total_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicatesConfig:
-    """The search, as the user asked for it."""
+    """Options of the search for near duplicates."""
 
     inputs: list[str] = field(default_factory=list)
     """Files of documents, each followed by the key that names a document: FILE KEY FILE KEY."""
@@ -112,7 +112,7 @@ def search(fingerprints: Fingerprints, config: DuplicatesConfig) -> None:
 
 
 def problems(config: DuplicatesConfig) -> list[str]:
-    """Return one sentence for each wish that cannot be honoured."""
+    """Return one sentence for each invalid option."""
     found = []
     if len(config.inputs) % 2:
         found.append(f"--inputs {' '.join(config.inputs)}: give a key after each file")

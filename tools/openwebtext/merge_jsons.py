@@ -18,7 +18,7 @@ from megatron.data.cleaning.records import new_files, read_lines
 
 @dataclass(frozen=True, kw_only=True)
 class MergeConfig:
-    """The merge, as the user asked for it."""
+    """Options of the merge."""
 
     json_path: Annotated[str, Spelling("--json_path")] = "."
     """Directory whose *.json files are put together, in the order of their names."""

@@ -2,7 +2,7 @@
 """Write TensorBoard's event files anew from the journal of a run.
 
 --load is the directory that the run saved to, --tensorboard-dir an empty one. Each step that counts
-has one value on each curve: what was done again after a restart is told once.
+has one value on each curve: what was done again after a restart appears once.
 """
 
 import sys

@@ -35,7 +35,7 @@ class Bucket:
 
 
 def jaccard(one: set[str], other: set[str], kind: str) -> float:
-    """Return how much two sets have in common, as a part of one of SIMILARITIES.
+    """Return the similarity of two sets of shingles, by one of SIMILARITIES.
 
     Two empty sets are the same; an empty one and another have nothing in common.
     """
@@ -130,7 +130,7 @@ class _Found:
 
 
 def _buckets(fingerprints: Fingerprints, band: int, bands: int, found: _Found) -> Iterator[Bucket]:
-    """Yield what is to compare for one band, without pairs that are found already."""
+    """Yield the buckets to compare for one band, without pairs that are found already."""
     known = found.codes()
     documents = fingerprints.documents
     hashes = _band_hashes(documents, band, bands)

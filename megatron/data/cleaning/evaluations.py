@@ -9,13 +9,13 @@ from megatron.data.cleaning.records import Line, Record, read_lines
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Where the text of an evaluation is.
+    """Location of the text of an evaluation.
 
     Args:
         key: of the text in a record.
         dataset: name on the Hugging Face hub, and the name of its part if it has several; None if
             there is only a file.
-        split: which examples are asked.
+        split: which examples are evaluated.
     """
 
     key: str

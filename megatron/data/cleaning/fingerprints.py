@@ -1,6 +1,6 @@
 """Fingerprints of documents: what stands for a text when millions are compared with each other.
 
-They lie in a file, not in memory; and so do the texts, which are found again by their place.
+They lie in a file, not in memory; so do the texts, which are found again by file and offset.
 """
 
 import json
@@ -64,13 +64,13 @@ class Fingerprints:
     documents: NDArray
 
     def place(self, index: int) -> Place:
-        """Return where document `index` is: source, line, offset."""
+        """Return the location of document `index`: source, line, offset."""
         entry = self.documents[index]
         return int(entry["source"]), int(entry["line"]), int(entry["offset"])
 
 
 def shingles(text: str) -> set[str]:
-    """Return all runs of SHINGLE characters of `text`; the whole text if it is shorter."""
+    """Return all runs of SHINGLE characters of `text`; the full text if it is shorter."""
     last = max(len(text) - SHINGLE, 0)
     return {text[i : i + SHINGLE] for i in range(last + 1)} if text else set()
 
@@ -193,7 +193,7 @@ def save(fingerprints: Fingerprints, path: str, *, num_seeds: int, seed: int) ->
 
 
 class Texts:
-    """The documents behind fingerprints, read from their files when asked for.
+    """The documents behind fingerprints, read from their files on access.
 
     A context manager, since the files stay open.
     """

@@ -85,7 +85,7 @@ class CountNgrams:
 
 @dataclass(frozen=True)
 class Cut:
-    """What became of one document.
+    """Result of the decontamination of one document.
 
     Args:
         pieces: records to write, without an end of line; the line as it was if it was not cut.
@@ -118,7 +118,7 @@ class CutDocuments:
     prefix: str
 
     def __call__(self, numbered: tuple[int, Sequence[Line]]) -> list[Cut]:
-        """Return what becomes of these lines, the first of which has the given number."""
+        """Return the results of these lines, the first of which has the given number."""
         first, batch = numbered
         return [self._cut(number, line) for number, line in enumerate(batch, start=first)]
 
@@ -144,7 +144,7 @@ class CutDocuments:
 
 
 def pieces_around(text: str, spans: Iterable[tuple[int, int]], margin: int) -> list[str]:
-    """Return what is left of `text` in whole sentences, without `spans` and their margins."""
+    """Return the pieces of `text` outside of `spans` and their margins, cut at sentence ends."""
     pieces = []
     kept_from = 0
     for start, end in sorted(spans):
@@ -170,7 +170,7 @@ def _sentence_end_after(text: str, position: int) -> int:
 def to_dictionary(
     ngrams: dict[str, int], *, tasks: Sequence[str], key_threshold: int
 ) -> dict[str, Any]:
-    """Return what a file keeps of n-grams and how often they were seen."""
+    """Return the content of an n-gram file: tasks, threshold, and the count of each n-gram."""
     return {"tasks": [*tasks], "key_threshold": key_threshold, "ngrams": ngrams}
 
 

@@ -1,4 +1,4 @@
-"""Lines of JSON in and out: read one at a time, named when they are bad, published whole."""
+"""JSONL files: lines read one at a time, named when they are bad, published by a rename."""
 
 import json
 import os
@@ -41,12 +41,12 @@ class Line:
 
     @property
     def place(self) -> str:
-        """Where the line is, for a message."""
+        """File and number of the line, for a message."""
         return f"{self.path}, line {self.number}"
 
     @property
     def excerpt(self) -> str:
-        """How the line starts, for a message."""
+        """Start of the line, for a message."""
         return self.raw[:_EXCERPT_BYTES].decode("utf-8", "replace")
 
     def record(self) -> Record:

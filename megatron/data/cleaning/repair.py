@@ -1,4 +1,4 @@
-"""What is done to one text: kept, mended or dropped."""
+"""Text repair: each text is kept, mended or dropped."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ TASKS: dict[str, Callable[[str], str | None]] = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one line.
+    """Result of the repair of one line.
 
     Args:
         line: what to write, without an end of line; the line as it was if it was dropped.

@@ -1,4 +1,4 @@
-"""How many tokens a text has, exactly or by a lower bound that needs no vocabulary."""
+"""Token counts of texts, exact or as a lower bound that needs no vocabulary."""
 
 from collections.abc import Callable
 from functools import cache
@@ -6,7 +6,7 @@ from functools import cache
 import regex
 
 TokenCounter = Callable[[str], int]
-"""What says how many tokens a text has, or how many at least."""
+"""Returns the number of tokens of a text, or a lower bound of it."""
 
 _PIECE = regex.compile(
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -14,7 +14,7 @@ _PIECE = regex.compile(
 
 
 def piece_counter() -> TokenCounter:
-    """Return what counts the pieces GPT-2 cuts a text into; each becomes one token or more.
+    """Return a counter of the pieces GPT-2 cuts a text into; each becomes one token or more.
 
     Source: the pattern of GPT-2's encoder (Radford et al., 2019).
     """
@@ -23,7 +23,7 @@ def piece_counter() -> TokenCounter:
 
 @cache
 def gpt2_counter(vocab_file: str, merge_file: str) -> TokenCounter:
-    """Return what counts the tokens of a text.
+    """Return a counter of the tokens of a text.
 
     Raises:
         DataError: a file is missing or damaged.

@@ -1,4 +1,4 @@
-"""Which URLs are worth downloading as text."""
+"""URL filter: the URLs that are worth downloading as text."""
 
 import ipaddress
 import re
@@ -34,7 +34,7 @@ def reason_against(url: str) -> str | None:
 
 
 def digest(url: str) -> int:
-    """Return 64 bits that tell `url` from others."""
+    """Return a 64-bit hash of `url`."""
     raw = url.encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(raw, digest_size=8).digest(), "little")
 
@@ -47,7 +47,7 @@ def blacklisted_domains() -> frozenset[str]:
 
 @cache
 def blacklisted_extensions() -> frozenset[str]:
-    """Return how paths of files end that are no web pages."""
+    """Return the file extensions of URLs that are no web pages."""
     return frozenset(_words("blacklisted_extensions.txt"))
 
 

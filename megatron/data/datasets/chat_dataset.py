@@ -11,7 +11,7 @@ from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 
 class ChatDataset(PackedDataset):
-    """As many whole conversations as fit; see PackedDataset.
+    """Packing of conversations: as many uncut ones as fit; see PackedDataset.
 
     Args:
         tokens: one sequence for each conversation.
@@ -39,7 +39,7 @@ class ChatDataset(PackedDataset):
         self.num_tokens //= 2  # the mask is none
 
     def lengths(self, texts: range) -> NDArray:
-        """Return how many tokens each conversation has."""
+        """Return the number of tokens of each conversation."""
         return self.tokens.sizes[texts.start : texts.stop].astype(np.int64)
 
     def __getitem__(self, i: int) -> dict[str, NDArray]:

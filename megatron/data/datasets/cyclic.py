@@ -30,7 +30,7 @@ class CyclicDataset:
         return self.dataset[self._sample(position)]
 
     def origin(self, position: int) -> Origin:
-        """Return where the tokens of a position are on disk."""
+        """Return the token spans of a position on disk."""
         return self.dataset.origin(self._sample(position))
 
     def _sample(self, position: int) -> int:

@@ -28,15 +28,15 @@ KINDS: Mapping[str, Callable[..., GPTDataset | PackedDataset]] = {
     "pairs": MTFDataset,
     "conversations": ChatDataset,
 }
-"""What samples are cut from, and what cuts them: called with the token files of a prefix."""
+"""Builder of a dataset of samples: called with the token files of a prefix."""
 
 View = Callable[[TracedSource], TracedSource]
-"""What an objective makes of a data set."""
+"""View of a dataset: wraps its samples for an objective."""
 
 
 @dataclass(frozen=True)
 class CorpusUse:
-    """What a data set takes of one corpus."""
+    """Use of one corpus by a dataset: its documents, samples and epochs."""
 
     prefix: str
     weight: float  # in the blend, not normalised
@@ -50,13 +50,13 @@ class CorpusUse:
 
 @dataclass(frozen=True)
 class Datasets:
-    """What a run reads; validation and test sets by name."""
+    """Training, validation and test datasets of a run; the latter two by name."""
 
     train: TracedSource
     valid: dict[str, TracedSource]
     test: dict[str, TracedSource]
     uses: dict[tuple[str, str], list[CorpusUse]]
-    """What is read of which corpus, by role ("train", "valid", "test") and name."""
+    """Uses of each corpus, by role ("train", "valid", "test") and name."""
 
 
 def build_datasets(
@@ -69,7 +69,7 @@ def build_datasets(
     such corpora alone is left out.
 
     Args:
-        view: put over each data set; none when not said.
+        view: put over each data set; default: none.
 
     Raises:
         DataError: files are missing or damaged, have less than one sample in a range for training
@@ -145,7 +145,7 @@ class _Builder:
         if plan.is_blend:
             surplus = self._plan.blend_surplus
             wanted = samples_wanted(weights, plan.num_samples, order, surplus)
-        # Whole texts are packed in turn: no epoch of theirs is shuffled by itself.
+        # Uncut texts are packed in turn: no epoch of theirs is shuffled by itself.
         rules = {"sample_order": order} if self._plan.kind == "documents" else {}
         cut = KINDS[self._plan.kind]
         if self._plan.dataset:

@@ -15,7 +15,7 @@ from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
-_LOST = "\ufffd"  # where tokens are not whole characters, or not text at all
+_LOST = "\ufffd"  # stands for tokens that are incomplete characters, or not text at all
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class FimDataset:
         return {"tokens": row}
 
     def origin(self, i: int) -> Origin:
-        """Return where the tokens of sample i are on disk."""
+        """Return the token spans of sample i on disk."""
         return self.dataset.origin(i)
 
     def rearranged(self, tokens: NDArray, rng: np.random.RandomState) -> NDArray:
@@ -122,7 +122,7 @@ class FimDataset:
 
 
 def _cut_behind(tokens: NDArray, mark: int | None) -> list[NDArray]:
-    """Return `tokens` cut behind every `mark`; whole where there is none."""
+    """Return `tokens` cut behind every `mark`; uncut where there is none."""
     if mark is None:
         return [tokens]
     parts = np.split(tokens, np.flatnonzero(tokens == mark) + 1)
@@ -165,7 +165,7 @@ def fim_tokens(plan: FimPlan, tokenizer: Tokenizer) -> FimTokens:
 
 
 def _spellings(role: str, name: str) -> tuple[str, ...]:
-    """Return the texts by which a special token may be known; `name` alone if that is said."""
+    """Return the usual spellings of a FIM special token; `name` alone if it is given."""
     usual = (f"<fim_{role}>", f"<fim-{role}>", f"<|fim_{role}|>")
     return (name,) if name else usual
 

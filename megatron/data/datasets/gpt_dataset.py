@@ -77,15 +77,15 @@ class GPTDataset:
         return {"tokens": self.dataset.tokens.gather(starts, stops).astype(np.int64)}
 
     def epochs(self, num_samples: int) -> float:
-        """Return how often the documents are read by `num_samples` samples."""
+        """Return the number of epochs that `num_samples` samples take."""
         return num_samples * self.seq_length / self.num_tokens
 
     def size_for(self, num_samples: int) -> int:
-        """Return how many samples there are where so many are wanted: those of whole epochs."""
+        """Return the number of samples in as many complete epochs as `num_samples` need."""
         return self._plan_epochs(num_samples).num_samples
 
     def origin(self, i: int) -> Origin:
-        """Return where the tokens of sample i are on disk."""
+        """Return the token spans of sample i on disk."""
         (first, offset), (last, end) = self._ends(i)
         documents, starts, stops = self._pieces(first, offset, last, end)
         begins = self.dataset.token_starts(documents).tolist()
@@ -109,7 +109,7 @@ class GPTDataset:
         )
 
     def _ends(self, i: int) -> list[list[int]]:
-        """Return place of the document and token in it, where sample i starts and where it ends."""
+        """Return index of the document and token in it, where sample i starts and where it ends."""
         j = int(self.index.sample_order[i])
         return self.index.sample_starts[j : j + 2].tolist()
 
@@ -119,9 +119,9 @@ class GPTDataset:
         """Return documents, and from which to which token of the file each is in a sample.
 
         Args:
-            first: place of its first document in the order.
+            first: index of its first document in the order.
             offset: its first token in that document.
-            last: place of its last document.
+            last: index of its last document.
             end: its last token in that.
         """
         dataset = self.dataset

@@ -11,7 +11,7 @@ from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 
 class MTFDataset(PackedDataset):
-    """As many whole pairs of input and target as fit; see PackedDataset.
+    """Packing of input-target pairs: as many uncut ones as fit; see PackedDataset.
 
     Nothing is put between input and target, nor behind the target: preprocessing appends the
     end-of-document token to targets.
@@ -42,7 +42,7 @@ class MTFDataset(PackedDataset):
         super().__init__((inputs, targets), pairs, **options)
 
     def lengths(self, texts: range) -> NDArray:
-        """Return how many tokens input and target of each pair have together."""
+        """Return the number of tokens of input and target together, for each pair."""
         sizes = (part.sizes[texts.start : texts.stop] for part in (self.inputs, self.targets))
         return np.add(*sizes, dtype=np.int64)
 

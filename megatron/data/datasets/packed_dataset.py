@@ -27,7 +27,7 @@ class Packing:
 
 
 def fitting(lengths: NDArray, row_length: int) -> NDArray:
-    """Return which pairs a row can take. Shapes: lengths [pairs] -> [pairs] bool."""
+    """Return a mask of the pairs that fit a row. Shapes: lengths [pairs] -> [pairs] bool."""
     return (lengths > 0) & (lengths <= row_length)
 
 
@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 
 
 class PackedDataset(ABC):
-    """Sample i is a pure function of the arguments: as many whole texts as fit, then padding.
+    """Sample i is a pure function of the arguments: as many uncut texts as fit, then padding.
 
     Padding is token 0, which no other token sees and no loss counts. Subclasses say how long a
     text is and what it puts in a row.
@@ -92,7 +92,7 @@ class PackedDataset(ABC):
     """
 
     noun: str
-    """What messages call a text."""
+    """Word for a text in messages."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class PackedDataset(ABC):
 
     @abstractmethod
     def lengths(self, texts: range) -> NDArray:
-        """Return how many tokens of a row each of `texts` takes. Shapes: -> [len(texts)] int64."""
+        """Return the tokens of each of `texts` in a row, counted. Shapes: -> [len(texts)] int64."""
 
     @abstractmethod
     def __getitem__(self, i: int) -> dict[str, NDArray]:
@@ -146,11 +146,11 @@ class PackedDataset(ABC):
         return len(self.packing.row_starts) - 1
 
     def epochs(self, num_samples: int) -> float:
-        """Return how often the texts are read by `num_samples` samples."""
+        """Return the number of epochs that `num_samples` samples take."""
         return int(self.packing.row_starts[num_samples]) / len(self._texts)
 
     def size_for(self, num_samples: int) -> int:
-        """Return how many samples there are where so many are wanted.
+        """Return the number of samples in as many epochs as `num_samples` need.
 
         That many itself if it is more than there are here: how many more is not known.
         """
@@ -164,7 +164,7 @@ class PackedDataset(ABC):
         return max(size, num_samples)
 
     def origin(self, i: int) -> Origin:
-        """Return which texts sample i holds; the tokens of a piece are all that it has there."""
+        """Return the texts packed in sample i; the tokens of a piece are all that it has there."""
         return Origin(
             self._first.prefix,
             i,

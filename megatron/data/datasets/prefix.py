@@ -1,4 +1,4 @@
-"""Where the prefix of a sample ends, for prefix language modelling."""
+"""Prefix lengths of samples, for prefix language modelling."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,5 +48,5 @@ class PrefixDataset:
         return {"tokens": tokens, "prefix_ends": prefix_ends}
 
     def origin(self, i: int) -> Origin:
-        """Return where the tokens of sample i are on disk."""
+        """Return the token spans of sample i on disk."""
         return self.dataset.origin(i)

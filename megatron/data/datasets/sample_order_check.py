@@ -1,4 +1,4 @@
-"""Whether the samples of a run come in the order of the run that it goes on from."""
+"""Check at resume that the sample order equals that of the run that saved the checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""How the origin of a training sample is told."""
+"""Origin of a training sample (provenance) as text."""
 
 from collections.abc import Iterator
 
@@ -32,12 +32,12 @@ def lines_of_step(
 
 
 def reader(batch: BatchPlan, place: int) -> str:
-    """Return who reads the sample at `place` of a step."""
+    """Return the replica and micro-batch that read the sample at index `place` of a step."""
     turn, within = divmod(place, batch.micro_batch_size * batch.data_parallel_size)
     return f"replica {within // batch.micro_batch_size} micro-batch {turn}"
 
 
 def described(origin: Origin) -> str:
-    """Return where a sample comes from: document[first token:token after the last]."""
+    """Return the origin of a sample: document[first token:token after the last]."""
     pieces = " ".join(f"{piece.document}[{piece.start}:{piece.stop}]" for piece in origin.pieces)
     return f"{origin.prefix} sample {origin.sample} | documents {pieces}"

@@ -14,7 +14,7 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 def view_of(
     objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
 ) -> View | None:
-    """Return what `objective` wraps a dataset in; None when it takes samples as they are.
+    """Return the view by which `objective` wraps a dataset; None when it takes plain samples.
 
     Raises:
         DataError: the tokenizer lacks a special token that is needed.

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from megatron.common.errors import DataError
 
 START_BYTES = 8
-"""First bytes of a file that tell what it is."""
+"""Number of bytes at the start of a file that identify its compression."""
 
 _PIECE_BYTES = 1 << 18
 _ZSTD_READ_BYTES = 1 << 14  # small, since what it becomes has no bound of its own

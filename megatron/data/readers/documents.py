@@ -90,7 +90,7 @@ def _from_lines(data: bytes, keys: Sequence[str]) -> Documents:
 
 def _from_good_lines(data: bytes, keys: Sequence[str]) -> Documents | None:
     """Return the documents if every line is one; twice as fast as looking at each line."""
-    # One at a time and not data.split(), so that each line takes the last one's place in memory.
+    # One at a time and not data.split(), so that each line reuses the memory of the last one.
     found = map(itemgetter(*keys), map(orjson.loads, BytesIO(data)))
     try:
         texts = [list(found)] if len(keys) == 1 else [*map(list, zip(*found, strict=True))]
@@ -188,12 +188,12 @@ def _start(line: bytes) -> str:
 
 
 def _integer(digits: str) -> int | float:
-    """Return a number that nobody asks for; of thousands of digits Python makes no integer."""
+    """Return a JSON number that no reader uses; Python refuses integers of thousands of digits."""
     return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
 
 
 def _place_of(error: ValueError) -> str:
-    """Return what is wrong with a line that is no JSON, and where, counted from 1."""
+    """Return the JSON error of a line and its column, counted from 1."""
     if isinstance(error, json.JSONDecodeError):
         # Of a line of JSON lines, the parser's own line number is always 1.
         rest = error.doc[error.pos : error.pos + _PLACE].rstrip()

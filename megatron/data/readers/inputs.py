@@ -1,4 +1,4 @@
-"""Files of documents, cut into blocks of whole lines: plain, compressed, Parquet, or standard input.
+"""Files of documents as blocks of complete lines: plain, compressed, Parquet, standard input.
 
 What a line means is not known here; only where lines end, in memory that does not grow with them.
 """
@@ -179,7 +179,7 @@ def read_range(path: str, start: int, end: int) -> bytes:
 
 
 def count_lines(path: str, end: int) -> int:
-    """Return how many lines end before byte `end` of a plain file."""
+    """Return the number of lines that end before byte `end` of a plain file."""
     with _read_errors_name(path), Path(path).open("rb") as file:
         lines = 0
         while end > 0 and (piece := file.read(min(end, _PIECE_BYTES))):
@@ -238,7 +238,7 @@ def _table_part(source: Source, low: int, high: int) -> Iterator[Source]:
 
 
 def _line_end(file: BinaryIO, position: int, end: int) -> int:
-    """Return where the line that holds byte `position` ends, or `end`."""
+    """Return the end of the line that holds byte `position`, or `end`."""
     file.seek(position)
     while position < end and (piece := file.read(1 << 14)):
         newline = piece.find(b"\n")

@@ -1,4 +1,4 @@
-"""Text that comes in pieces, cut into blocks of whole lines; a line over the limit is not kept."""
+"""A stream of text, cut into blocks of complete lines; a line over the limit is not kept."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ EXCERPT_BYTES = 80
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a block may be."""
+    """Limits of the size of a block."""
 
     block_bytes: int  # a block ends with the line that passes this
     line_bytes: int  # a longer line is not read, but reported
@@ -20,7 +20,7 @@ class Limits:
 
 def whole_lines(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[bytes, bool, int]]:
     """Yield (lines, False, their length), or (start of a line over the limit, True, its length)."""
-    held: list[bytes | memoryview] = []  # whole lines that fill no block yet
+    held: list[bytes | memoryview] = []  # complete lines that fill no block yet
     num_bytes = 0  # of them
     for lines, length, is_too_long in _cut_after_newlines(pieces, limits.line_bytes):
         if not is_too_long:
@@ -49,7 +49,7 @@ def whole_lines(pieces: Iterator[bytes], limits: Limits) -> Iterator[tuple[bytes
 def _cut_after_newlines(
     pieces: Iterator[bytes], line_bytes: int
 ) -> Iterator[tuple[list[bytes | memoryview], int, bool]]:
-    """Yield (pieces of whole lines, their length, False), or (start of a line, its length, True).
+    """Yield (pieces of full lines, their length, False), or (start of a line, its length, True).
 
     The latter stands for a line over the limit of which no more is kept; lines over the limit
     that lie in one piece are among the others.
@@ -74,7 +74,7 @@ def _cut_after_newlines(
 
 
 def _block_ends(held: bytes, limits: Limits) -> list[int]:
-    """Return where the blocks end that can be made of `held`."""
+    """Return the ends of the blocks that can be made of `held`."""
     groups: list[int] = []
     if limits.block_lines:
         newlines = np.flatnonzero(np.frombuffer(held, "u1") == ord("\n"))

@@ -135,7 +135,7 @@ def _batches(
 
 
 def _parts(group: Any, columns: list[str]) -> list[Any]:
-    """Return what the metadata of a row group say of these columns."""
+    """Return the metadata of these columns in a row group."""
     parts = [group.column(k) for k in range(group.num_columns)]
     return [part for part in parts if part.path_in_schema.partition(".")[0] in columns]
 
@@ -199,7 +199,7 @@ def _packed(batches: list[Any], names: list[str]) -> bytes:
 
 
 def _start_of(row: Any) -> bytes:
-    """Return how the longest text of a row starts."""
+    """Return the start of the longest text of a row."""
     import pyarrow
 
     longest = max(row.columns, key=lambda column: column.nbytes)
@@ -214,6 +214,6 @@ def _opened(path: str, **options: Any) -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise DataError("to read Parquet files, install pyarrow: pip install pyarrow") from error
-    # Otherwise whole columns of a row group would be read at once.
+    # Otherwise all of a row group's columns would be read at once.
     in_pieces = {"buffer_size": _READ_BYTES, "pre_buffer": False}
     return pyarrow.parquet.ParquetFile(path, **in_pieces, **options)

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Literal
 
 TextSeparator = Literal["line", "blank-line", "file"]
-"""What ends a document of plain text."""
+"""Separator of documents in plain text."""
 
 BYTE_ORDER_MARK = codecs.BOM_UTF8
 _WHITE_SPACE = b" \t\r\n"

@@ -1,4 +1,4 @@
-"""Which samples this rank reads next, from one integer: the samples consumed so far."""
+"""Batch sampler: the samples this rank reads next, from the number of consumed samples."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol

@@ -21,7 +21,7 @@ def shares_of(weights: Sequence[float], sample_order: SampleOrder = "bigscience"
     """Return `weights` divided by their sum.
 
     Raises:
-        ValueError: a weight is negative or no number, or there is none above 0.
+        ValueError: a weight is negative or NaN, or there is none above 0.
 
     Source: in float64, BigScience's Megatron-DeepSpeed adds one weight after the other, and
         Megatron Core calls numpy's sum, which adds from 8 weights on in several lanes.
@@ -45,12 +45,12 @@ def _sum_in_turn(weights: Sequence[float]) -> float:
 
 _ONE = 1 << 29  # one sample, in fixed-point numbers of 32 bits: they go from -4 to 4
 _TOP = 3 * _ONE  # from which on the next step might leave their range
-_MOST_SETS = 1 << 8  # above it, too few bits are left to tell most of them apart
+_MOST_SETS = 1 << 8  # above it, too few bits are left to distinguish most of them
 _BLOCK = 32  # steps after which the fixed-point numbers are made anew from exact ones
 
 
 def lanes_for(num_sets: int) -> int:
-    """Return how many stretches side by side still fit the processor's cache."""
+    """Return the number of parallel stretches that fit the processor's cache."""
     cells = 140_000 if num_sets <= _MOST_SETS else 20_000
     return min(2000, max(16, cells // num_sets))
 
@@ -65,7 +65,7 @@ def follow(
     """
     sources = np.empty((num_steps, len(taken)), np.int32)
     samples = np.empty((num_steps, len(taken)), np.int64)
-    step = min(1, num_steps)  # sample 0 is not like the others: its place counts as 1
+    step = min(1, num_steps)  # sample 0 is not like the others: its index counts as 1
     taken = _follow_exactly(shares, taken, firsts, sources[:step], samples[:step])
     if len(shares) <= _MOST_SETS:
         race = _Race(shares, taken, firsts, num_steps)
@@ -82,13 +82,13 @@ def follow(
 def _follow_exactly(
     shares: NDArray, taken: NDArray, firsts: NDArray, sources: NDArray, samples: NDArray
 ) -> NDArray:
-    """Return what is taken after one step for each row of `sources` and `samples`.
+    """Return the counts taken after one step for each row of `sources` and `samples`.
 
-    From sample 0 on, one step is all that may be asked for.
+    From sample 0 on, only one step is allowed.
     """
     taken = taken.copy()
     flat, rows = taken.reshape(-1), np.arange(len(taken)) * len(shares)
-    # Whole arrays rather than broadcast ones: numpy is twice as fast on them.
+    # Full arrays rather than broadcast ones: numpy is twice as fast on them.
     all_shares = np.broadcast_to(shares, taken.shape).copy()
     position = np.broadcast_to(firsts[:, None], taken.shape).astype(np.float64)
     position[firsts == 0] = 1
@@ -121,7 +121,7 @@ class _Race:
         self._sets = np.arange(len(shares), dtype=np.int32)[:, None]
         unit = 1 << self._bits
         self._rise = np.rint(shares * (_ONE // unit)).astype(np.int32)[:, None] * np.int32(unit)
-        # As large as the numbers: numpy adds whole arrays twice as fast as broadcast ones.
+        # As large as the numbers: numpy adds full arrays twice as fast as broadcast ones.
         self._rise = np.broadcast_to(self._rise, self._taken.shape).copy()
         # Off at most: half a unit a step, what is cut off, and float64's own rounding, each twice.
         rounding = np.spacing((firsts.max() + num_steps) * shares.max())
@@ -129,7 +129,7 @@ class _Race:
 
     @property
     def taken(self) -> NDArray:
-        """Return what is taken of each data set, as `follow` does."""
+        """Return the counts taken from each dataset, as `follow` does."""
         return np.ascontiguousarray(self._taken.T)
 
     def run(self, step: int, sources: NDArray, samples: NDArray) -> bool:
@@ -202,7 +202,7 @@ def samples_wanted(
     sample_order: SampleOrder = "bigscience",
     surplus: float = 0.005,
 ) -> list[int]:
-    """Return how many samples a blend of `num_samples` asks of each data set.
+    """Return the number of samples that a blend of `num_samples` takes from each dataset.
 
     A data set never gives more than its weight times the samples of the blend so far, plus one.
 
@@ -226,7 +226,7 @@ class BlendOrder:
 def blend_order(
     weights: Sequence[float], num_samples: int, sample_order: SampleOrder = "bigscience"
 ) -> BlendOrder:
-    """Return where the samples of a blend come from.
+    """Return the dataset of each sample of a blend.
 
     Sample i comes from the data set that is furthest behind its share of the first i samples: d
     with the largest share[d] * max(i, 1) - taken[d], the first of equals.
@@ -269,7 +269,7 @@ def blend_order(
 def _taken_before(shares: NDArray, firsts: NDArray) -> NDArray:
     """Guess what is taken of each data set before each of the samples `firsts`, the first being 0.
 
-    Shapes: -> [firsts, data sets] float64, whole numbers.
+    Shapes: -> [firsts, data sets] float64 with integer values.
     """
     early = np.maximum(firsts - _WARM_UP, 0)
     owed = shares * early[:, None]
@@ -329,7 +329,7 @@ class BlendedDataset:
         return dataset[sample]
 
     def origin(self, i: int) -> Origin:
-        """Return where the tokens of sample i are on disk."""
+        """Return the token spans of sample i on disk."""
         dataset, sample = self._place(i)
         return dataset.origin(sample)
 

@@ -1,6 +1,6 @@
 """Index maps kept on disk, so that each is built once and its pages are shared by all ranks.
 
-The name of a file says everything its content depends on. Files appear whole, by a rename, so
+The name of a file says everything its content depends on. Files appear by an atomic rename, so
 any rank may build or read at any time, and two builders write the same bytes.
 """
 
@@ -33,7 +33,7 @@ from megatron.data.token_files.indexed_dataset import IndexedDataset
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-"""Part of every name; raised whenever the same wishes would give other maps."""
+"""Part of every name; raised whenever the same settings would give other maps."""
 
 _CHUNK = 1 << 20  # sizes looked at in one go
 _MOST_TOKENS = np.iinfo(np.int32).max  # of a sequence
@@ -41,7 +41,7 @@ _MOST_TOKENS = np.iinfo(np.int32).max  # of a sequence
 
 @dataclass(frozen=True)
 class Sizes:
-    """What an index map needs to know of the sizes of documents before it is built."""
+    """Statistics of document sizes that an index map needs before it is built."""
 
     num_tokens: int
     digest: str
@@ -107,9 +107,9 @@ def cached_maps(
 
     Args:
         settings: everything that the content of the arrays depends on.
-        shapes: of the arrays, by name; None where only building them tells.
+        shapes: of the arrays, by name; None where it is known only after building.
         room: what building and keeping them takes.
-        directory: where the cache is; when not said, PREFIX-index-cache beside the data, or
+        directory: where the cache is; default: PREFIX-index-cache beside the data, or
             below the home directory where that cannot be written.
 
     Raises:
@@ -150,7 +150,7 @@ def cached_sizes(
     """Return the sum and the hash of the sizes of `documents`, of an index that is verified.
 
     Verifying takes longer than anything else that a cached index map needs. So the result is kept,
-    under the hash of the whole .idx: a record belongs to an index that was found to be sound, and
+    under the hash of the full .idx: a record belongs to an index that was found to be sound, and
     to no other byte. Every start reads the .idx once to compute that hash.
 
     Raises:

@@ -18,7 +18,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class MapRoom:
-    """What index maps need at least.
+    """Least memory and disk space that index maps need.
 
     Args:
         of: what they are maps of, with the numbers that make them as large as they are.
@@ -32,7 +32,7 @@ class MapRoom:
 def sample_index_room(
     prefix: str, documents: int, epochs: Epochs, *, last_document: int
 ) -> MapRoom:
-    """Return what `build_sample_index` needs.
+    """Return the memory and disk space that `build_sample_index` needs.
 
     Args:
         documents: how many there are in an epoch.
@@ -53,14 +53,14 @@ def sample_index_room(
 
 
 def blend_room(num_datasets: int, num_samples: int) -> MapRoom:
-    """Return what `blend_order` needs."""
+    """Return the memory and disk space that `blend_order` needs."""
     sources = num_samples * (2 if num_datasets <= np.iinfo(np.int16).max else 4)
     num_bytes = sources + num_samples * _int_bytes(num_samples)
     return MapRoom(num_bytes, num_bytes, f"{num_samples} samples of a blend of {num_datasets}")
 
 
 def packing_room(prefix: str, noun: str, num_samples: int) -> MapRoom:
-    """Return what `pack` needs if each sample holds a single text.
+    """Return the memory and disk space that `pack` needs if each sample holds a single text.
 
     A start is a Python integer in a list at first, and then two numbers of 8 bytes.
     """

@@ -1,4 +1,4 @@
-"""Where the tokens of a sample come from: the answer to what a training step has seen."""
+"""Provenance: the documents and tokens that a sample, and so a training step, consists of."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -28,4 +28,4 @@ class TracedSource(SampleSource, Protocol):
     """Samples that are known to come from token files."""
 
     def origin(self, i: int, /) -> Origin:
-        """Return where the tokens of sample i are on disk."""
+        """Return the token spans of sample i on disk."""

@@ -1,4 +1,4 @@
-"""Which tokens make sample i: Megatron's order of documents and samples, from a seed.
+"""Sample index: the tokens of sample i, in Megatron's seeded order of documents and samples.
 
 Documents are shuffled and laid end to end, epoch after epoch; the stream is cut into samples
 that share one token with their neighbours; the samples are shuffled once more.
@@ -21,7 +21,7 @@ _SEPARATE_BELOW: Mapping[SampleOrder, float] = {"bigscience": 0.95, "megatron-co
 
 @dataclass(frozen=True)
 class Epochs:
-    """How often the documents are repeated, and how many samples that gives."""
+    """Number of epochs over the documents, and of the samples they give."""
 
     num_epochs: int
     num_samples: int  # in all epochs together
@@ -37,11 +37,11 @@ class Epochs:
 class SampleIndex:
     """The three maps from a sample's number to its tokens.
 
-    Sample i is number j = sample_order[i] in the stream. It starts at the place sample_starts[j]
+    Sample i is number j = sample_order[i] in the stream. It starts at position sample_starts[j]
     and ends with the token at sample_starts[j + 1], which the next one shares.
 
     Shapes: document_order [epochs * documents], document numbers; sample_starts
-        [samples + 1, 2], place in document_order and token in that document;
+        [samples + 1, 2], index in document_order and token in that document;
         sample_order [samples].
     """
 

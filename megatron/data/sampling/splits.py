@@ -1,4 +1,4 @@
-"""Which documents are for training, validation and test, from proportions."""
+"""Split of documents into training, validation and test, from proportions."""
 
 from itertools import accumulate
 

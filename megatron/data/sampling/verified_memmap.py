@@ -26,7 +26,7 @@ def digests_of(values: NDArray) -> NDArray:
 
 
 class CheckedMap:
-    """Rows of numbers in a file, read by their places from 0 on.
+    """Memory-mapped rows of numbers in a file, read by their indices from 0 on.
 
     Args:
         path: the file.

@@ -26,7 +26,7 @@ _PAGES = 1024  # kept: 4 MiB of memory, for each .bin that is this large
 
 
 def digests_path(bin_path: Path) -> Path:
-    """Return where the digests of `bin_path` are."""
+    """Return the path of the digests of `bin_path`."""
     return bin_path.with_name(bin_path.name + SUFFIX)
 
 
@@ -49,7 +49,7 @@ def write_digests(bin_path: Path, target: Path) -> None:
 
 
 def mend_hint(bin_path: Path) -> str:
-    """Return what to do about a .bin that differs from its digests."""
+    """Return the advice for a .bin that differs from its digests."""
     return (
         f"copy {bin_path} and {digests_path(bin_path)} again from where they are whole, or make "
         "the files again; if the .bin was changed on purpose, write new digests with "

@@ -25,7 +25,7 @@ class Extent:
 
 
 def lay_end_to_end(sources: Sequence[Path]) -> list[Extent]:
-    """Return where the whole of each file goes when they follow one another."""
+    """Return the output range of each full file when they follow one another."""
     extents, end = [], 0
     for source in sources:
         num_bytes = source.stat().st_size
@@ -35,7 +35,7 @@ def lay_end_to_end(sources: Sequence[Path]) -> list[Extent]:
 
 
 def part_of(extents: Sequence[Extent], part: int, num_parts: int) -> list[Extent]:
-    """Return what part `part` of `num_parts` copies, so that all copy about as much."""
+    """Return the ranges that part `part` of `num_parts` copies; all parts are about equal."""
     total = sum(extent.num_bytes for extent in extents)
     first, last = total * part // num_parts, total * (part + 1) // num_parts
     found = []
@@ -65,7 +65,7 @@ def copy_extents(extents: Sequence[Extent], target: Path, *, workers: int = 1) -
     with write_errors_name(target):
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
-            # Its length at once: what is a hole at the end is written by nobody.
+            # Its length at once: a hole at the end is never written.
             if os.fstat(descriptor).st_size < end:
                 os.truncate(descriptor, end)
             if workers == 1:
@@ -101,7 +101,7 @@ def _copy(extent: Extent, descriptor: int) -> None:
 
 
 def _next_data(source: int, position: int, end: int) -> tuple[int, int]:
-    """Return where the next stretch without holes starts and stops."""
+    """Return start and stop of the next stretch without holes (sparse files)."""
     try:
         data = os.lseek(source, position, os.SEEK_DATA)
     except OSError as error:

@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-_NAMED = 3  # files; of others it is said how many they are
+_NAMED = 3  # files named in a message; the others are counted
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -45,7 +45,7 @@ def _words(value: Any) -> str:
 
 
 def _of_inputs(was: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Yield what became of the files: which are others, or in what they differ.
+    """Yield the differences of the files: other names, or other contents.
 
     Args:
         was: of each file, its path, kind, bytes, and nanoseconds of its last change.

@@ -1,4 +1,4 @@
-"""How an index of token sequences is written, in both formats, at any size and in little memory."""
+"""Index files (.idx) of token sequences, written in both formats with bounded memory."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ Pieces = Callable[[], Iterator[NDArray]]
 
 @dataclass(frozen=True, kw_only=True)
 class IndexContent:
-    """What an index says. `sizes` and `document_starts` give the arrays anew at every call."""
+    """Content of an index. `sizes` and `document_starts` give the arrays anew at every call."""
 
     dtype: np.dtype
     num_sequences: int
@@ -108,7 +108,7 @@ def pieces_of(array: NDArray) -> Iterator[NDArray]:
 def pieces_of_file(
     path: Path, dtype: np.dtype, count: int | None = None, *, offset: int = 0
 ) -> Iterator[NDArray]:
-    """Yield `count` entries of a file from byte `offset` on in pieces; to its end when not said."""
+    """Yield `count` entries of a file from byte `offset` on in pieces; default: to its end."""
     with path.open("rb") as file:
         file.seek(offset)
         while count is None or count > 0:

@@ -80,7 +80,7 @@ class IndexedDataset:
         return self.get(i)
 
     def get(self, i: int, offset: int = 0, length: int | None = None) -> NDArray:
-        """Return `length` tokens of sequence i from `offset` on; to its end when not said.
+        """Return `length` tokens of sequence i from `offset` on; default: to its end.
 
         Shapes: -> [length], of the type on disk, read-only.
         """
@@ -98,7 +98,7 @@ class IndexedDataset:
         return self.tokens[start : start + length]
 
     def token_starts(self, sequences: NDArray) -> NDArray:
-        """Return where `sequences` start in `tokens`. Shapes: [n] -> [n] int64."""
+        """Return the start of each of `sequences` in `tokens`. Shapes: [n] -> [n] int64."""
         return self.pointers[sequences] // self.dtype.itemsize
 
     def require_whole_index(self) -> None:
@@ -123,7 +123,7 @@ class IndexedDataset:
 
     @cached_property
     def index_digest(self) -> str:
-        """XXH3 of 128 bits of the whole .idx, read when first needed.
+        """XXH3 of 128 bits of the full .idx, read when first needed.
 
         Raises:
             DataError: the file cannot be read.
@@ -140,7 +140,7 @@ class IndexedDataset:
     def verify(self) -> None:
         """Check that sequences and documents follow one another without gap or overlap.
 
-        Reads the whole index, so it is for once per .idx file, not for every opening.
+        Reads the full index, so call it once per .idx file, not for every opening.
 
         Raises:
             DataError: a pointer, a size or a start of a document is damaged.
@@ -163,7 +163,7 @@ class IndexedDataset:
             first += len(starts)
 
     def _start(self, i: int) -> int:
-        """Return where sequence i starts, in tokens."""
+        """Return the start of sequence i, in tokens."""
         return int(self.pointers[i]) // self.dtype.itemsize
 
 
@@ -205,7 +205,7 @@ class IndexedDatasetWriter:
 
         Args:
             tokens: the documents back to back.
-            sizes: tokens of each document; one document when not said.
+            sizes: tokens of each document; default: one document.
 
         Raises:
             DataError: a token does not fit the data type, or a document the format.

@@ -56,7 +56,7 @@ class LegacyIndexedDataset(IndexedDataset):
         return self._offsets[:-1] * self.dtype.itemsize
 
     def token_starts(self, sequences: NDArray) -> NDArray:
-        """Return where `sequences` start in `tokens`. Shapes: [n] -> [n] int64."""
+        """Return the start of each of `sequences` in `tokens`. Shapes: [n] -> [n] int64."""
         return self._offsets[sequences]
 
     def _start(self, i: int) -> int:

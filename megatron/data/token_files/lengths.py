@@ -1,4 +1,4 @@
-"""How long documents are: exact percentiles, by one definition wherever they are told."""
+"""Document lengths: exact percentiles, by one definition for all tools."""
 
 import math
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Lengths:
         self._large += sizes[sizes >= _EXACT_BELOW].tolist()
 
     def count(self, low: int, high: int | None = None) -> int:
-        """Return how many are `low` to `high`, both included."""
+        """Return the number of documents of `low` to `high` tokens, both included."""
         large = sum(1 for size in self._large if low <= size and (high is None or size <= high))
         return int(self._counts[low : None if high is None else high + 1].sum()) + large
 

@@ -19,7 +19,7 @@ from megatron.data.token_files.publish import publish_pair, write_errors_name
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge wrote."""
+    """Counts of a finished merge."""
 
     prefix: str
     documents: int
@@ -104,12 +104,12 @@ def open_all(prefixes: Sequence[str], output_prefix: str) -> tuple[list[IndexedD
 
 
 def kind_of(dataset: IndexedDataset, dataset_impl: str) -> str:
-    """Return what two pairs must have in common, in words."""
+    """Return the properties that two pairs must have in common, in words."""
     return f"{dataset.dtype.name} tokens in the {dataset_impl} format"
 
 
 def merged_content(datasets: Sequence[IndexedDataset]) -> IndexContent:
-    """Return what the index of all `datasets`, one after the other, says."""
+    """Return the concatenated index of `datasets`."""
 
     def sizes() -> Iterator[NDArray]:
         for dataset in datasets:

@@ -86,7 +86,7 @@ class FastTokenizer(Tokenizer):
     def encode_ended(
         self, texts: Sequence[str], end: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return what `encode_array` does, with the id `end` after the ids of each text."""
+        """Return the result of `encode_array`, with the id `end` after the ids of each text."""
         return self._encoded(lambda encoder: encoder.encode_ended(texts, end))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -108,13 +108,13 @@ class FastTokenizer(Tokenizer):
         return super().gives_back(ids, text)
 
     def vocabulary(self) -> Vocabulary:
-        """Return what the reference is compared by."""
+        """Return the properties that the reference is compared by."""
         if self._vocabulary is None:  # kept, since it takes longer than encoding a megabyte
             self._vocabulary = self.reference.vocabulary()
         return self._vocabulary
 
     def _encoded(self, encode: "Callable[[Tokenizer | FastEncoder], Ids]") -> Ids:
-        """Return what `encode` gets from the fast encoder, or from the reference if that fails."""
+        """Return the result of `encode` of the fast encoder, or of the reference if that fails."""
         encoder = self._decide()
         if encoder is not None:
             with suppress(Exception):  # of any type; the reference says what is wrong with a text
@@ -138,7 +138,7 @@ class FastEncoder:
     """gigatoken, with the ids that the reference puts before and after every text.
 
     Many texts are encoded as one, with a token between them that no text holds: that is faster
-    than a list of them, and the token's place becomes the one of the id that ends a document. A
+    than a list of them, and the token's index becomes the one of the id that ends a document. A
     text that does hold it raises ValueError.
 
     Args:
@@ -192,7 +192,7 @@ class FastEncoder:
     def encode_ended(
         self, texts: Sequence[str], end: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return what `encode_array` does, with the id `end` after the ids of each text."""
+        """Return the result of `encode_array`, with the id `end` after the ids of each text."""
         if not texts or not self.joins or self._prefix.size or self._suffix.size:
             return with_ends(*self.encode_array(texts), end)
         tokens, lengths = self._joined(texts)
@@ -296,7 +296,7 @@ def _with_affixes(
     prefix: NDArray[np.int32],
     suffix: NDArray[np.int32],
 ) -> NDArray[np.int32]:
-    # At one place np.insert keeps the order of its values: text i's end comes before i + 1's start.
+    # At one index np.insert keeps the order of its values: text i's end comes before i + 1's start.
     places = np.stack([starts, starts + lengths], 1)
     around = np.concatenate([prefix, suffix])
     repeated = np.repeat(places, [prefix.size, suffix.size], axis=1)

@@ -66,7 +66,7 @@ class GPT2BPETokenizer(Tokenizer):
         """Return the ids of each text, found on all cores."""
         try:
             return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts))]
-        except Exception:  # of the first bad text; encode tells which, and why
+        except Exception:  # of the first bad text; encode reports which one and why
             return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:

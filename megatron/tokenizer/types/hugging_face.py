@@ -40,7 +40,7 @@ class PretrainedFromHF(Tokenizer):
         adds_special_tokens: whether a text gets the tokens that the tokenizer adds by itself.
 
     Raises:
-        DataError: there is no tokenizer at this place, or its files are damaged.
+        DataError: there is no tokenizer at this path, or its files are damaged.
     """
 
     hint = "; its tokenizer_config.json or --tokenizer-kwargs names more, such as eos_token"
@@ -80,7 +80,7 @@ class PretrainedFromHF(Tokenizer):
             return []
         try:
             return self._loaded.encode_batch(list(texts))
-        except Exception:  # of the first bad text; encode tells which, and why
+        except Exception:  # of the first bad text; encode reports which one and why
             return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -214,13 +214,13 @@ def load_with_transformers(name: str, kwargs: Mapping[str, Any]) -> Any:
     """Return transformers' tokenizer; Python code in its directory is run only if `kwargs` say so.
 
     Raises:
-        DataError: there is no tokenizer at this place, its files are damaged, or it needs code.
+        DataError: there is no tokenizer at this path, its files are damaged, or it needs code.
     """
     # Imported here: it takes seconds, and most tokenizers do not need it.
     from transformers import AutoTokenizer
 
     try:
-        # Without it transformers asks on the terminal.
+        # Without it transformers prompts on the terminal.
         return AutoTokenizer.from_pretrained(name, **{"trust_remote_code": False, **kwargs})
     except Exception as error:  # of many types: files, network, missing libraries
         text = str(error).strip()

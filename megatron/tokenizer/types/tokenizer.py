@@ -1,4 +1,4 @@
-"""What everything else may ask of a tokenizer."""
+"""Tokenizer interface that every tokenizer type implements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class Tokenizer(Protocol):
     def encode_ended(
         self, texts: Sequence[str], end: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return what `encode_array` does, with the id `end` after the ids of each text."""
+        """Return the result of `encode_array`, with the id `end` after the ids of each text."""
         return with_ends(*self.encode_array(texts), end)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -102,7 +102,7 @@ class Tokenizer(Protocol):
         return self.decode(ids.tolist()) == text
 
     def vocabulary(self) -> Vocabulary:
-        """Return what this tokenizer is compared by."""
+        """Return the properties that this tokenizer is compared by."""
 
 
 def with_ends(

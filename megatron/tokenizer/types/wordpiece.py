@@ -74,7 +74,7 @@ class WordPieceTokenizer(Tokenizer):
         prepared = [self._prepared(text) for text in texts]
         try:
             return [encoding.ids for encoding in self._backend.encode_batch_fast(prepared)]
-        except Exception:  # of the first bad text; encode tells which, and why
+        except Exception:  # of the first bad text; encode reports which one and why
             return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and whether it is of this run: told by manifests alone."""
+"""Choose the checkpoint to resume from, and check that it fits, from manifests alone."""
 
 import logging
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Chosen:
     """A checkpoint to go on from. Its manifest fits this run; its files are not read yet.
 
     Args:
-        older: names of those to take in its place if its files are damaged, the newest first.
+        older: names of the fallbacks if its files are damaged, the newest first.
         passed_over: how many newer ones are damaged.
     """
 
@@ -49,7 +49,7 @@ class Chosen:
 def choose_checkpoint(plan: Plan) -> Chosen | None:
     """Return the newest checkpoint of --load, or that of --ckpt-step; None if there is none yet.
 
-    One whose manifest is damaged is passed over for the next older one, and said.
+    One whose manifest is damaged is passed over for the next older one, with a warning.
 
     Raises:
         WrongCheckpointError: there is none to go on from, or it is of another run.
@@ -120,7 +120,7 @@ def tell_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> N
 
 
 def going_on(plan: Plan, chosen: Chosen) -> Plan:
-    """Return how the run goes on: `plan`, with the checkpoint's learning rate if it wants that."""
+    """Return `plan` for the resumed run, with the checkpoint's learning rate if so configured."""
     if plan.schedule.on_resume != "checkpoint":
         return plan
     return replace(plan, schedule=_saved_schedule(chosen))
@@ -152,7 +152,7 @@ def warn_passed_over(folder: Path, why: str, before: int) -> None:
 
 
 def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) -> Chosen | None:
-    """Return the first of `tags`, newest first, whose manifest is whole; the others are told.
+    """Return the first of `tags`, newest first, whose manifest is undamaged; warn of the others.
 
     Args:
         passed_over: how many newer ones are damaged.
@@ -168,7 +168,7 @@ def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) 
             # Going on from an older one would replace what the newer program has done.
             raise
         except UnreadableCheckpointError as error:
-            # So would it replace one that may be whole.
+            # So would it replace one that may be undamaged.
             raise UnreadableCheckpointError(
                 f"{error}; no older checkpoint takes its place: make it readable, or move it away"
             ) from error

@@ -15,10 +15,10 @@ from megatron.checkpointing.publish import publish_written
 from megatron.common.errors import CheckpointError, reason
 
 SILENCE_S = 20.0
-"""How long ranks wait for each other while nothing in the folder grows."""
+"""Timeout of ranks that wait for each other while nothing in the folder grows."""
 
 FLUSH_S = 600.0
-"""How long a rank says that it is at work while its files do not grow: the disk may be flushing."""
+"""Time for which a rank sends heartbeats although its files do not grow: a disk may flush."""
 
 _BEAT_S = 1.0
 _PAUSE_S = 0.1
@@ -44,7 +44,7 @@ class PendingSave:
 def finish_alone(save: PendingSave, *, rank: int, ranks: int, silence_s: float = SILENCE_S) -> bool:
     """Wait for what this rank writes; on rank 0 publish it when all have; return whether it did.
 
-    A run fails on one rank, and the others find out when that one has left: nobody can ask
+    A run fails on one rank, and the others find out when that one has left: no rank can query
     another. So each rank leaves a list of its files in the staging folder, and rank 0 waits for
     the lists. The others wait until it has published them: a launcher kills those that are left
     half a minute after the first one has gone.
@@ -57,7 +57,7 @@ def finish_alone(save: PendingSave, *, rank: int, ranks: int, silence_s: float =
         return True
     folder = save.directory / staging_tag_of(save.manifest.state["iteration"])
     if not folder.is_dir():
-        return False  # it was published, and the others are not told any more
+        return False  # it is published already
     try:
         _leave_list(folder, rank, save.files)
         if rank:
@@ -74,7 +74,7 @@ def finish_alone(save: PendingSave, *, rank: int, ranks: int, silence_s: float =
 
 
 def _leave_list(folder: Path, rank: int, files: Sequence[Future[FileRecord]]) -> None:
-    """Tell rank 0 what this one has written, or why it has not.
+    """Leave a list of this rank's files for rank 0, or the error that prevented them.
 
     Until that is known, what will be the list grows: for who waits, a sign of life.
 
@@ -97,7 +97,7 @@ def _leave_list(folder: Path, rank: int, files: Sequence[Future[FileRecord]]) ->
 
 
 def _everyones(folder: Path, ranks: int, silence_s: float) -> list[list[FileRecord]]:
-    """Return what all ranks have written, and take their lists away."""
+    """Return the files that all ranks have written, and delete their lists."""
     lists = [_list_of(folder, rank) for rank in range(ranks)]
     if not _waited(folder, lambda: all(file.exists() for file in lists), silence_s):
         missing = [rank for rank, file in enumerate(lists) if not file.exists()]

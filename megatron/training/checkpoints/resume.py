@@ -53,7 +53,7 @@ def resume(
         uses: what is read of each corpus for training; None where nothing is read.
 
     Raises:
-        CheckpointError: none is whole, or it does not fit.
+        CheckpointError: none is undamaged, or it does not fit.
 
     Communication: every rank must call this, in step.
     """
@@ -80,7 +80,7 @@ def resume(
 
 
 def damage_of(chosen: Chosen) -> list[str]:
-    """Return what is wrong with the files; every rank reads its share.
+    """Return the damage of the files; every rank reads its share.
 
     Communication: every rank must call this, in step.
     """
@@ -88,7 +88,7 @@ def damage_of(chosen: Chosen) -> list[str]:
 
 
 def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
-    """Fill `engine` from files that are whole, whatever the layout of the run that saved them.
+    """Load undamaged files into `engine`, whatever the layout of the run that saved them.
 
     Raises:
         CheckpointError: they do not fit.

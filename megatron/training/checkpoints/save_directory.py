@@ -1,4 +1,4 @@
-"""Who may write to --save: one run at a time, and only the one whose checkpoints are there."""
+"""Write access to --save: one run at a time, and only the run whose checkpoints are there."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,4 +1,4 @@
-"""What a run runs on and with: versions, devices, hosts, and the state of its own source."""
+"""System information of a run: versions, devices, hosts, and the state of its own source."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ _LIBRARIES = ("torch", "deepspeed", "numpy", "triton")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 SystemInfo = Mapping[str, str]
-"""What is there, by name; "" where there is none."""
+"""Versions, devices and hosts by name; "" for absent ones."""
 
 
 def system_info() -> SystemInfo:
-    """Return what all ranks run on and with, versions as rank 0 has them.
+    """Return the system information of all ranks, versions as rank 0 has them.
 
     Communication: every rank must call this, in step.
     """
@@ -43,7 +43,7 @@ def system_info() -> SystemInfo:
 
 
 def changed(then: SystemInfo, now: SystemInfo) -> list[Difference]:
-    """Return what differs; what `then` does not tell of is no difference."""
+    """Return the differences; a value that `then` lacks is no difference."""
     return [
         Difference(name, then[name], value)
         for name, value in now.items()

@@ -1,7 +1,7 @@
 """Faults on purpose, for runs that are to prove that they survive them.
 
 What happens is a pure function of the seed, the attempt, the iteration and the rank, so that the
-same faults come again, and rank 0 can tell what strikes the others.
+same faults come again, and rank 0 can report those of the other ranks.
 """
 
 import errno
@@ -39,7 +39,7 @@ _NUM_FORETOLD, _LOOKS_AHEAD = 5, 1000
 
 
 def build_chaos(plan: Plan, journal: Journal | None, state: TrainState) -> "Chaos":
-    """Return what injects the faults of a run that goes on from `state`, after a warning.
+    """Return the hook that injects the faults of a run resumed from `state`, after a warning.
 
     Communication: every rank must call this, in step.
     """
@@ -63,7 +63,7 @@ def strikes(plan: ChaosPlan, fault: str, *, attempt: int, iteration: int, rank: 
 
 
 class Chaos(Hook):
-    """Injects what the plan says, and tells it before it happens: rank 0 for all ranks.
+    """Injects the faults of the plan, and logs each before it happens: rank 0 for all ranks.
 
     Args:
         directory: of the checkpoints.
@@ -118,7 +118,7 @@ class Chaos(Hook):
         for tag in new:
             iteration = iteration_of(tag) or 0
             due = [fault for fault in _ON_DISK if self._strikes(fault, iteration)]
-            # One that is whole has to be left, and the run's last state is what it is for.
+            # An undamaged one has to be left, and the run's last state is never damaged.
             if due and iteration < self._last and self._is_any_whole(tags[1:]):
                 self._damage(due[0], tag, iteration)
 
@@ -133,7 +133,7 @@ class Chaos(Hook):
         return _FaultyFile(file).with_faults(due, delay_s) if due else file
 
     def announce_save(self, iteration: int) -> None:
-        """Tell what strikes the save of `iteration`."""
+        """Log the faults of the save of `iteration`."""
         self._announce(_IN_A_SAVE, iteration)
 
     def _strikes(self, fault: str, iteration: int) -> bool:
@@ -161,7 +161,7 @@ class Chaos(Hook):
             self._journal.write(CHAOS, {**record, "where": where})
 
     def _damage(self, fault: str, tag: str, iteration: int) -> None:
-        """Damage one file of the checkpoint `tag`, so that nobody notices before it is read."""
+        """Damage one file of the checkpoint `tag`, without notice before it is read."""
         files = sorted(file for file in (self._directory / tag).iterdir() if file.stat().st_size)
         place = draw(self._plan, "place", attempt=self._attempt, iteration=iteration)
         file = files[int(place * len(files))]

@@ -43,7 +43,7 @@ class Spike(Exception):
 
 @dataclass(frozen=True)
 class Watched:
-    """What a step is judged by."""
+    """Loss and gradient norm of a step, by which spikes are found."""
 
     loss: float
     norm: float | None
@@ -83,7 +83,7 @@ class SpikeGuard(Hook):
             ("gradient norm", self._policy.norm, step.norm, [b.norm for b in self._before]),
         ):
             known = [number for number in before if number is not None and math.isfinite(number)]
-            # What is no number is not for this guard: it never reaches the weights.
+            # NaN is not for this guard: it never reaches the weights.
             if not limit or value is None or not math.isfinite(value) or len(known) < 2:
                 continue
             if (z := robust_zscore(value, known)) > limit:
@@ -92,7 +92,7 @@ class SpikeGuard(Hook):
 
 
 def robust_zscore(value: float, before: Sequence[float]) -> float:
-    """Return how many deviations `value` lies above the median of `before`.
+    """Return the number of deviations that `value` lies above the median of `before`.
 
     The deviation is that of normal values with the same median absolute deviation, but not less
     than 1/10000 of the median, so that equal values do not make every other one a spike.

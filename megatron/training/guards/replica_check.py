@@ -92,7 +92,7 @@ def fingerprint(tensor: Tensor) -> int:
     for start in range(0, len(bits), _CHUNK):
         chunk = bits[start : start + _CHUNK].long()
         places = torch.arange(start, start + len(chunk), device=bits.device)
-        # Mixed, or equal changes at two places could cancel out too easily.
+        # Mixed, or equal changes at two indices could cancel out too easily.
         total += (chunk * (places * _FACTOR + 1)).sum()
     return int(total)
 
@@ -101,7 +101,7 @@ _AS_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def differences(prints: Iterable[tuple[int, Common, Hashable]]) -> Iterator[str]:
-    """Yield what differs among (rank, what is in common, fingerprint)."""
+    """Yield the differences among (rank, shared name, fingerprint)."""
     found: dict[Common, dict[Hashable, list[int]]] = defaultdict(lambda: defaultdict(list))
     for rank, common, value in prints:
         found[common][value].append(rank)

@@ -1,4 +1,4 @@
-"""When a run ends or saves early: kill switch, time limit, signals, save-now file, last iteration."""
+"""Early end or save of a run: kill switch, time limit, signals, save-now file, last iteration."""
 
 import logging
 import os.path
@@ -17,7 +17,7 @@ from megatron.training.loop.state import TrainState
 log = logging.getLogger(__name__)
 
 SAVE_FILE = "save-now"
-"""Name of the file in --save that asks for a checkpoint."""
+"""Name of the file in --save that requests a checkpoint."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 

@@ -54,7 +54,7 @@ class Journal:
         """Note that the run begins, or goes on, behind `iteration`, with what it runs and how.
 
         Args:
-            flags: what was asked for other than the default.
+            flags: the values that differ from their defaults.
         """
         self.attempt += 1
         known = {"iteration": iteration, "run": self.run, "attempt": self.attempt, "at": now()}
@@ -87,7 +87,7 @@ def now() -> str:
 
 
 def time_of(text: Any) -> datetime | None:
-    """Return the time, with its zone, that a record tells; None if it does not."""
+    """Return the time, with its zone, of a record; None if it has none."""
     if not isinstance(text, str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Which lines of a run's journal are records; what damage or another version left is skipped."""
+"""Records of a run's journal (JSONL); damaged lines and those of other versions are skipped."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ COMPLETE = {
     ),
     "evaluation": ("set", "lm_loss", "ppl"),
 }
-"""What records of an event hold at least, for readers that go on from them."""
+"""Required fields of an event's records, for readers that go on from them."""
 
 _LARGEST = 2**63
 

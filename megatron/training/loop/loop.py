@@ -9,7 +9,7 @@ from megatron.training.loop.state import TrainState
 
 
 class Engine(Protocol):
-    """What a step needs of an engine."""
+    """Interface of an engine that a training step needs."""
 
     @property
     def grad_norm(self) -> float | None:
@@ -17,7 +17,7 @@ class Engine(Protocol):
 
     @property
     def loss_scale(self) -> float:
-        """What the last loss was multiplied by."""
+        """Loss scale of the last step."""
 
     @property
     def skipped_steps(self) -> int:
@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a step does: by the state or the samples before it, or by its number from 1 on."""
+    """Schedules of a step: by the state or the samples before it, or by its number from 1 on."""
 
     lr: Callable[[TrainState], float]
     weight_decay: Callable[[int], float]  # of the samples
@@ -51,7 +51,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What one step did."""
+    """Result of one step."""
 
     loss: float
     lr: float
@@ -65,7 +65,7 @@ class StepResult:
 
 
 class Hook:
-    """What happens around a step; does nothing where it is not overridden."""
+    """Hook around a training step; does nothing where it is not overridden."""
 
     def before_step(self, state: TrainState) -> None:
         """Act before the next step, or before the run finds that there is none."""

@@ -21,7 +21,7 @@ class Peer:
     rank: int
     host: str
     pid: int
-    started: str  # tells it from a later process of the same number
+    started: str  # distinguishes it from a later process of the same pid
     numbers: str  # see `pid_namespace`
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class Peer:
 
 
 def this_process(rank: int) -> Peer:
-    """Return what other ranks should know of this one."""
+    """Return the process identity that this rank shares with the others."""
     pid = os.getpid()
     return Peer(rank, socket.gethostname(), pid, start_of(pid) or "", pid_namespace())
 
@@ -54,7 +54,7 @@ class Peers:
         return []
 
     def elsewhere(self) -> str:
-        """Return which ranks run on which other hosts; "" if there are none."""
+        """Return the other hosts and their ranks; "" if there are none."""
         ranks = defaultdict(list)
         for peer in self._everyone:
             if peer.numbers != pid_namespace():

@@ -1,4 +1,4 @@
-"""Which device this process computes on, decided before anything is imported that asks too."""
+"""Device of this process, chosen before any library that needs the choice is imported."""
 
 import logging
 
@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
-    """Return this process's place and device, and tell the libraries that will look for them.
+    """Return this process's rank and device, and export them for libraries.
 
     Raises:
-        ConfigError: what the launcher said contradicts itself or the machine.
+        ConfigError: the launcher's variables contradict themselves or the machine.
     """
     launch = read_launch(parallel.local_rank)
     for notice in launch_notices():
@@ -27,10 +27,10 @@ def prepare_process(parallel: ParallelConfig) -> tuple[Launch, torch.device]:
 
 
 def choose_device(requested: str, launch: Launch) -> torch.device:
-    """Return where this process's tensors live.
+    """Return the device of this process's tensors.
 
     Raises:
-        ConfigError: a GPU was asked for and there is none, or none is left for this process.
+        ConfigError: a GPU is requested and there is none, or none is left for this process.
     """
     available = torch.cuda.is_available()
     if requested == "cpu" or (requested == "auto" and not available):

@@ -1,4 +1,4 @@
-"""What started this process. Environment variables are read here, but for libraries' threads."""
+"""Launcher, ranks and environment variables of this process, but for libraries' threads."""
 
 import os
 import re
@@ -18,7 +18,7 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 
 @dataclass(frozen=True)
 class Launch:
-    """This process's place among those that were started together."""
+    """Ranks and world size of this process."""
 
     rank: int
     world_size: int
@@ -36,7 +36,7 @@ class Launcher:
 
 
 def read_launcher() -> Launcher:
-    """Return what started this process."""
+    """Return the launcher that started this process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         most, count = (f"TORCHELASTIC_{what}" for what in ("MAX_RESTARTS", "RESTART_COUNT"))
         return Launcher("torch", _number(most, 0), _number(count, 0))
@@ -46,7 +46,7 @@ def read_launcher() -> Launcher:
 
 @dataclass(frozen=True)
 class _Names:
-    """Variables in which a manager of jobs tells a process that it has started its place."""
+    """Environment variables in which a job manager gives a process its rank."""
 
     rank: str
     world_size: str
@@ -76,16 +76,16 @@ _MPIS = (
 
 @dataclass(frozen=True)
 class _Managed:
-    """What MPI or SLURM says of the process that it started, and in which variables."""
+    """Rank and sizes that MPI or SLURM gives the process it started, and their variables."""
 
     launch: Launch
     names: _Names
 
 
 def _manager() -> _Managed | None:
-    """Return what MPI or, without one, SLURM says; None if neither has started this process.
+    """Return the ranks of MPI or, without it, SLURM; None if neither started this process.
 
-    mpirun may start its own processes through SLURM, whose variables then tell of those.
+    mpirun may start its own processes through SLURM, whose variables then describe those.
     """
     for names in _MPIS:
         if all(os.environ.get(n) for n in (names.rank, names.world_size, names.local_rank)):
@@ -103,7 +103,7 @@ def _manager() -> _Managed | None:
 
 
 def _slurm() -> _Managed | None:
-    # A batch script is told that it is task 0 of all, though nobody has started the others.
+    # A batch script gets the variables of task 0 of all, though the others are not started.
     is_script = "SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ
     if not os.environ.get("SLURM_PROCID") or is_script:
         return None
@@ -150,7 +150,7 @@ def has_rank() -> bool:
 
 
 def read_launch(local_rank: int | None) -> Launch:
-    """Return this process's place, from the variables of what started it; alone without them.
+    """Return this process's ranks, from its launcher's variables; rank 0 of 1 without them.
 
     RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE come first, which the deepspeed launcher and
     torch's set; what they do not say is read from Open MPI's variables, MVAPICH2's, MPICH's and
@@ -192,7 +192,7 @@ _APART = "for separate runs start each as a task of its own (srun --ntasks 1, mp
 
 
 def _require_agreement(managed: _Managed, rank: int, world_size: int) -> None:
-    """Refuse a place that contradicts the one that MPI or SLURM tells.
+    """Refuse a rank that contradicts the one of MPI or SLURM.
 
     One task may be a process of the run, or a launcher that starts the processes of a node. A
     lone task says nothing: others may have been started beside it.
@@ -225,13 +225,13 @@ def _require_agreement(managed: _Managed, rank: int, world_size: int) -> None:
 
 
 def root_cause_file() -> Path | None:
-    """Return where torch's launcher looks for the error that ended this process, if it does."""
+    """Return the error file that torch's launcher reads after this process failed, if any."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     return Path(file) if file else None
 
 
 def launch_notices() -> Iterator[str]:
-    """Yield what may be a mistake of how this process was started, or may be meant so."""
+    """Yield a warning for each likely mistake in how this process was launched."""
     managed = _manager()
     if not managed or read_launcher().name != "torch":
         return
@@ -252,7 +252,7 @@ def export_launch(
     device_index: int | None = None,
     sequence_parallel: bool = False,
 ) -> None:
-    """Write what libraries look for and a launcher may not have said.
+    """Export the variables that libraries read and a launcher may not have set.
 
     torch.distributed reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; DeepSpeed takes the
     number of the device from LOCAL_RANK; DS_ACCELERATOR keeps it from choosing another kind than
@@ -266,7 +266,7 @@ def export_launch(
         ConfigError: it is not known where the processes meet, or there is no such port.
     """
     if device == "cuda" and sequence_parallel:
-        # One queue of work: collectives start in the order in which they were asked for.
+        # One queue of work: collectives start in the order in which they were issued.
         queues = os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
         if queues != "1":
             raise ConfigError(
@@ -290,7 +290,7 @@ def export_launch(
 
 
 def master_address(launch: Launch) -> MasterAddress:
-    """Return where this process looks for the others; `export_launch` has written it."""
+    """Return the master address of this process, as written by `export_launch`."""
     return MasterAddress(
         os.environ["MASTER_ADDR"],
         _number("MASTER_PORT", 0),
@@ -364,7 +364,7 @@ def compiled_extensions() -> Path:
 
 
 def export_restarts() -> None:
-    """Let torch's launcher meet again at a new place after each failure.
+    """Let torch's launcher use a new rendezvous store after each failure.
 
     At the same one, ranks that come back early read the addresses of those that are gone.
     """
@@ -387,7 +387,7 @@ def verbosity() -> str | None:
 
 
 def export_determinism() -> None:
-    """Write what makes GPU libraries repeat their results; keep what was said and does that too.
+    """Export the variables of deterministic GPU libraries; keep set values that suffice.
 
     Raises:
         ConfigError: a variable says otherwise.
@@ -407,7 +407,7 @@ def export_determinism() -> None:
 
 
 def cpu_threads(launch: Launch) -> int:
-    """Return how many threads this process computes with on a CPU, so that all have a share."""
+    """Return the number of CPU threads of this process: its share of the cores."""
     return _number("OMP_NUM_THREADS", max(1, len(os.sched_getaffinity(0)) // launch.local_size))
 
 

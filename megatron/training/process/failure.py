@@ -29,15 +29,15 @@ _LOST_PEER = (
     "remote process exited",
     "NCCL communicator was aborted",
 )
-"""What gloo and nccl say on the ranks that another one has left."""
+"""Messages of gloo and nccl on ranks whose peer has died."""
 
 Identity = tuple[int, int]
-"""Tells one failure.json from the next: its inode and when it was written."""
+"""Identity of a failure.json: its inode and modification time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What ended a run."""
+    """Failure that ended a run, as failure.json records it."""
 
     kind: Literal["error", "lost rank", "lost peer", "lost launcher", "hang"]
     rank: int  # of a lost rank: the one that is gone
@@ -54,18 +54,18 @@ class Failure:
 
     @property
     def at(self) -> datetime | None:
-        """When it was; None if the record does not tell."""
+        """Time of the failure; None if the record has none."""
         return time_of(self.time)
 
     @property
     def text(self) -> str:
-        """Kind, place and message."""
+        """Kind, location and message."""
         where = f"rank {self.rank} on {self.host}, {self.stage}"
         return f"{self.kind} ({where}): {self.message}"
 
     @property
     def signature(self) -> tuple[str, int, str]:
-        """What the same failure at the same step has in common with this one.
+        """Key that equal failures at the same step share.
 
         Numbers in the message do not count: addresses, times and process numbers differ.
         """
@@ -143,7 +143,7 @@ class FailureFile:
 
     @property
     def file(self) -> Path:
-        """Where the cause is, if it is written."""
+        """Path of failure.json, whether it exists or not."""
         return self._directory / FAILURE if self._directory else Path(FAILURE)
 
     def own(self) -> None:
@@ -194,7 +194,7 @@ class FailureFile:
         return self._identity() not in (None, self._stale)
 
     def _giving_way(self, failure: Failure) -> Identity | None:
-        """Return which file gives way to `failure`, if one is there and does."""
+        """Return the file that `failure` replaces, if there is one that it may replace."""
         assert self._directory
         there = self._identity()
         if there is None or there == self._stale:
@@ -222,7 +222,7 @@ class FailureFile:
 
 
 def failures_of(directory: Path) -> list[Failure]:
-    """Return what ended the attempts that left their records in `directory`, the oldest first."""
+    """Return the failures of earlier attempts recorded in `directory`, the oldest first."""
     numbered = sorted(_numbered(directory).items())
     files = [*(file for _, file in numbered), directory / FAILURE]
     return [failure for file in files if (failure := _read(file))]
@@ -234,7 +234,7 @@ def _is_free(directory: Path) -> bool:
 
 
 def _read(file: Path) -> Failure | None:
-    """Return the record in `file`; None of one that is somebody else's, or just being written."""
+    """Return the record in `file`; None of one of another program, or just being written."""
     try:
         with open_regular(file) as stream:
             content = json.loads(stream.read())

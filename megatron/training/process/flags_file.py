@@ -16,7 +16,7 @@ def write_flags(directory: str, config: dict[str, Any]) -> Path:
     """Write one line for each value of `config` into a new file of `directory`; return the file.
 
     Args:
-        config: the wishes, as nested dictionaries.
+        config: as nested dictionaries.
 
     Raises:
         ConfigError: the directory cannot be written to.
@@ -33,7 +33,7 @@ def write_flags(directory: str, config: dict[str, Any]) -> Path:
 
 
 def flags_said(config: Config) -> dict[str, Any]:
-    """Return {flag: value} of each wish that is not what it would be if nobody said anything."""
+    """Return {flag: value} of each option that differs from its default."""
     sections = all_sections()
     options = options_of(sections)
     defaults = {

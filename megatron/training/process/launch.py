@@ -1,4 +1,4 @@
-"""How a training process starts and, whatever happens, ends."""
+"""Launch of a training process: start, error report and exit code."""
 
 import errno
 import os
@@ -24,10 +24,10 @@ _HEAD_START_S = 5.0
 def run_rank(main: Callable[[Sequence[str]], int | None], argv: Sequence[str]) -> None:
     """Run `main(argv)` and leave with an exit code: what it returns, or that of the error.
 
-    A mistake that every rank finds is told once: rank 0 speaks, and the others wait a moment in
-    which the launcher ends them; one that is alone with its error then speaks too, and one of each
+    An error that every rank finds is printed once: by rank 0, and the others wait a moment in
+    which the launcher ends them; one that is alone with its error then prints too, and one of each
     node for those that share it. So do those whose only trouble is that another rank has gone.
-    Nobody waits for another rank's answer: a process that failed leaves hard, and the launcher ends
+    No rank waits for another's answer: a process that failed leaves hard, and the launcher ends
     the rest.
     """
     try:
@@ -72,20 +72,20 @@ def run_tool_or_rank(main: Callable[[Sequence[str]], None]) -> None:
 
 
 def _heed_the_launcher() -> None:
-    """Let the launcher's SIGTERM end this process, which may have been a wish to save before."""
+    """Let the launcher's SIGTERM end this process; before, it may have requested a save."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _claim(message: str) -> socket.socket | None:
-    """Return what only the first gets, of the processes of one parent, that wants to say `message`.
+    """Return a lock that only the first of one parent's processes with this `message` gets.
 
-    It is for as long as that process lives: the name is in the system's memory, not on a disk.
+    It is held for as long as that process lives: the name is in the system's memory, not on a disk.
     """
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0{os.getppid()} {crc32(message.encode())}".encode())
     except OSError as failure:
-        # Where a system has no such names, each may speak.
+        # Where a system has no such names, each may print.
         return None if failure.errno == errno.EADDRINUSE else claim
     return claim
 

@@ -15,10 +15,10 @@ class Launchers:
     """The process that started this one, and the one that started that for the same job.
 
     `deepspeed` starts a launcher on each node, which starts the ranks; when either is killed,
-    nobody ends the ranks any more. A shell above them may end without meaning anything.
+    no process ends the ranks any more. A shell above them may end without meaning anything.
 
     Args:
-        is_parent: whether this process's parent is a launcher; nobody is watched otherwise.
+        is_parent: whether this process's parent is a launcher; otherwise no process is watched.
     """
 
     def __init__(self, *, is_parent: bool):

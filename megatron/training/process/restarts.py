@@ -16,9 +16,9 @@ from megatron.training.process.failure import failures_of
 def start_through_launcher(
     training: TrainingConfig, argv: Sequence[str], launcher: Launcher
 ) -> None:
-    """Become torch's launcher of this very command if --max-restarts asks for one.
+    """Become torch's launcher of this very command if --max-restarts needs one.
 
-    Returns under a launcher, or when nothing is asked; otherwise this process is replaced.
+    Returns under a launcher, or without --max-restarts; otherwise this process is replaced.
 
     Raises:
         ConfigError: the launcher above starts nothing again, or so many times not.
@@ -63,7 +63,7 @@ def refuse_repeated_failure(save: str, launcher: Launcher) -> None:
 
 
 def code_for(code: int, launcher: Launcher) -> int:
-    """Return what tells the launcher that `code` ends it: its only word for that is 0.
+    """Return the exit code for the launcher: 0 in place of `RESUMABLE`, so that it does not restart.
 
     A launcher that may restart would do so after a stop on request, too.
     """

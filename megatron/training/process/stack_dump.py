@@ -1,4 +1,4 @@
-"""Where the threads of all processes are, when a run no longer moves."""
+"""Stack dumps of the threads of all processes, when a run hangs."""
 
 import json
 import sys
@@ -81,20 +81,20 @@ def _block(frame: FrameType) -> int | None:
 
 
 def write_stacks(stacks: Stacks, folder: Path) -> None:
-    """Write the stacks to `folder`/rank-N.json, at once whole."""
+    """Write the stacks to `folder`/rank-N.json, by an atomic rename."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(asdict(stacks), indent=1) + "\n"
     replace_text(folder / f"rank-{stacks.rank}.json", text)
 
 
 def read_places(folder: Path) -> dict[int, str]:
-    """Return where the main thread of each rank is whose stacks are in `folder`."""
+    """Return the stack position of each rank's main thread, from the dumps in `folder`."""
     found = (json.loads(f.read_text(encoding="utf-8")) for f in folder.glob("rank-*.json"))
     return {stacks["rank"]: stacks["place"] for stacks in found}
 
 
 def grouped(places: Mapping[int, str], world_size: int) -> list[str]:
-    """Return one line for the ranks at each place, the fewest first: among them is the cause.
+    """Return a line for the ranks at each stack position, the fewest first: likely the cause.
 
     Args:
         places: by rank; a rank without one has not answered.

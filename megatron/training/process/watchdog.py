@@ -1,4 +1,4 @@
-"""A thread beside the run that ends it when it no longer moves or nobody would end it."""
+"""Watchdog thread: ends a run that hangs, or whose launcher or peers have died."""
 
 import logging
 import os
@@ -20,17 +20,17 @@ from megatron.training.process.stack_dump import grouped, read_places, take_stac
 log = logging.getLogger(__name__)
 
 LONGER = 5
-"""How many times the limit of a step each part of the start, the first step and a save may take.
+"""Factor on a step's timeout for each part of the start, the first step and a save.
 
 What is done before a hung run ends may take as long.
 """
 
 START_S = 90.0
-"""How long each part of the start may take at least: programs are read from disks, processes of
+"""Least timeout of each part of the start: programs are read from disks, processes of
 other hosts start later, and the lock of a dead run on another host is waited for."""
 
 SAVING_GRACE_S = 120.0
-"""How long a run may take to save and leave after its launcher has ended."""
+"""Time that a run has to save and exit after its launcher has died."""
 
 _LOOK_S = 1.0
 _STEP = "step"
@@ -38,11 +38,11 @@ _STEP = "step"
 
 @dataclass(frozen=True)
 class Hangs:
-    """When a run hangs, and who tells where.
+    """Hang detection: the timeout, and where ranks dump their stacks.
 
     Args:
         timeout_s: without progress.
-        folder: where all ranks write their stacks; nobody has made it before a hang.
+        folder: where all ranks write their stacks; it does not exist before a hang.
         world_size: number of ranks.
     """
 
@@ -52,7 +52,7 @@ class Hangs:
 
 
 class Watchdog:
-    """Knows where this rank stands, writes down why it fails, and ends it when nobody else would.
+    """Tracks the progress of this rank, records its failure, and ends it when it hangs.
 
     Args:
         failures: where causes are written.
@@ -112,7 +112,7 @@ class Watchdog:
                 error, rank=self._rank, iteration=self.iteration, stage=self.stage, peers=self.peers
             )
             is_news = self.failures.record(failure) or not self.failures.is_written()
-            # A rank that wrote down why it left has told it too.
+            # A rank that recorded its failure has printed it too.
             self._is_reported_elsewhere = failure.kind in ("lost rank", "lost peer") and not is_news
             if failure.kind == "lost rank" and is_news:
                 log.error(failure.message)
@@ -259,18 +259,18 @@ class Watchdog:
 
 
 def next_start_folder(directory: Path) -> Path:
-    """Return where ranks that have not met yet leave their stacks, each without asking others."""
+    """Return the folder for stack dumps of ranks before their rendezvous."""
     earlier = sum(1 for _ in directory.glob("hang-start-*"))
     return directory / f"hang-start-{earlier + 1}"
 
 
 def _patience_s(hangs: Hangs) -> float:
-    """Return how long the stacks of other ranks are waited for."""
+    """Return the timeout for the stack dumps of other ranks."""
     return 5 * _LOOK_S + hangs.timeout_s / 4
 
 
 def _everyones_places(hangs: Hangs) -> dict[int, str]:
-    """Return where every rank is, as soon as all have told, or have had time to."""
+    """Return every rank's stack position, once all have written theirs or time is up."""
     give_up_at = time.monotonic() + _patience_s(hangs)
     places: dict[int, str] = {}
     while len(places) < hangs.world_size and time.monotonic() < give_up_at:

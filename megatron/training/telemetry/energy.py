@@ -76,7 +76,7 @@ class Energy:
         """Do nothing: codecarbon calls this when it stops."""
 
     def close(self, state: TrainState) -> None:
-        """Write the last row, stop measuring, and tell what all nodes took.
+        """Write the last row, stop measuring, and log the energy of all nodes.
 
         Communication: one all-reduce of four numbers over all ranks.
         """

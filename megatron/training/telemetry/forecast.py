@@ -1,4 +1,4 @@
-"""What the planner expected of this run, beside what is measured."""
+"""Planner's forecast of this run's memory and speed, beside the measured values."""
 
 import resource
 
@@ -13,7 +13,7 @@ from megatron.planner.speed import speed_of
 def forecast_line(plan: Plan, samples_per_second: float) -> str:
     """Return memory and pace of rank 0, predicted and measured. For rank 0.
 
-    On a GPU memory is what tensors took at most; on CPUs nobody counts tensors apart, so the whole
+    On a GPU memory is the peak of tensors; on CPUs tensors are not counted separately, so the full
     process, libraries included, stands beside what its tensors are expected to take.
 
     Args:

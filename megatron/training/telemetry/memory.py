@@ -1,4 +1,4 @@
-"""How much memory the processes of a run take, wherever that is most."""
+"""Peak memory of a run's processes on GPUs and hosts: the worst rank's."""
 
 import psutil
 import torch
@@ -14,7 +14,7 @@ def worst_memory() -> dict[str, float]:
     """Return the most that a rank takes of its device and its host, and the least that a host has.
 
     On a GPU both are peaks since the start: what tensors took, and what PyTorch kept for them. What
-    this machine does not tell is left out.
+    this machine does not report is left out.
 
     Communication: one all-reduce of four numbers over all ranks.
     """

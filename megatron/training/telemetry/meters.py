@@ -1,4 +1,4 @@
-"""What is measured of the model after a step, on all ranks in step."""
+"""Meters of the model after a step (metrics), on all ranks in step."""
 
 from collections.abc import Callable, Mapping
 
@@ -29,7 +29,7 @@ def times_in(measures: Mapping[str, float]) -> dict[str, float]:
 
 
 def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
-    """Return what the plan wants measured."""
+    """Return the meters of the plan."""
     meters: list[Meter] = [_at_log_lines(worst_memory, plan.logging.interval)]
     if plan.model.num_experts:
         meters.append(lambda state: {MOE_LOSS: engine.auxiliary_loss or 0.0})
@@ -65,7 +65,7 @@ def _times(take: Callable[[], Mapping[str, float]], interval: int) -> Meter:
 
 
 def _when_logged(measure: Callable[[], float], name: str, logging: LoggingPlan) -> Meter:
-    """Return a meter that measures only where somebody tells of it."""
+    """Return a meter that measures only at steps that are logged."""
     intervals = {logging.interval}
     if logging.tensorboard_dir or logging.wandb.project:
         intervals.add(logging.tensorboard_interval)

@@ -39,7 +39,7 @@ class Profile(Hook):
             self._write(state)
 
     def close(self, state: TrainState) -> None:
-        """Write what is recorded, and tell where nothing was."""
+        """Write the recorded profile, and warn if there is none."""
         self._write(state)
         if not self._first:
             log.warning(

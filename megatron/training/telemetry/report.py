@@ -46,7 +46,7 @@ _AFTER_SPEED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """What happened since the last log line. Loss and time are means over its steps."""
+    """Metrics since the last log line. Loss and time are means over its steps."""
 
     iteration: int
     train_iters: int
@@ -202,7 +202,7 @@ class Report(Hook):
         )
 
     def _utilisation(self, model_flops: float, hardware_flops: float) -> dict[str, float]:
-        """Return what part of its peak each device reaches, where that can be said.
+        """Return MFU and HFU, the utilisation of a device's peak, where they are known.
 
         Adapters cannot: what they do not train has no gradient, which the formula counts.
         """
@@ -211,7 +211,7 @@ class Report(Hook):
         return {MFU: model_flops / self._peak_flops, HFU: hardware_flops / self._peak_flops}
 
     def _seconds_per_sample(self, state: TrainState, of_steps: float) -> float:
-        """Return the pace since the run began; `of_steps` where that cannot be said."""
+        """Return the seconds per sample since the run began; `of_steps` before the first."""
         if self._started is None or state.samples <= self._started[1]:
             return of_steps
         started_at, samples = self._started
@@ -245,7 +245,7 @@ def flops_per_sample(plan: Plan, seq_length: int, *, recomputed: bool = True) ->
 
 
 def peak_flops_of(plan: Plan) -> float:
-    """Return what a device of this run can do at most, in operations a second; 0 if unknown."""
+    """Return the peak FLOPS of a device of this run; 0 if unknown."""
     if plan.logging.device_peak_tflops:
         return 1e12 * plan.logging.device_peak_tflops
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
@@ -262,7 +262,7 @@ def times_line(seconds: Mapping[str, float]) -> str:
 
 
 def memory_line(iteration: int) -> str:
-    """Return how much memory this process has taken at most."""
+    """Return the peak memory of this process."""
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     line = f"[Rank 0] (after {iteration} iterations) memory (MB) | max resident: {peak_mib:.1f}"
     if torch.cuda.is_available() and torch.cuda.is_initialized():

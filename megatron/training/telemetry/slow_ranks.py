@@ -1,6 +1,6 @@
-"""Which ranks are slower than others, by what each does before they wait for each other.
+"""Straggler detection: ranks whose own work, before they wait for others, is slow.
 
-The time of a whole step is that of the slowest rank, on all ranks alike. What differs is the time
+The time of a full step is that of the slowest rank, on all ranks alike. What differs is the time
 in which a rank reads its data and computes its forward passes. Ranks that share layers or divide
 samples wait for each other within it, and so are slow together; replicas do not.
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 SLOWEST, SLOWNESS = "slowest rank", "times the median"
 
 _IN_A_ROW = 3
-"""Log lines at which a rank must be slow before anybody is told: one alone says little."""
+"""Consecutive log lines at which a rank must be slow before a warning: one alone is noise."""
 
 
 class SlowRanks:
-    """Tells at each log line which rank was the slowest, and warns of one that stays slow.
+    """Logs the slowest rank (straggler) at each log line, and warns of one that stays slow.
 
     Args:
         factor: how many times as long as the median of the others of its stage a rank may take.
@@ -98,7 +98,7 @@ class SlowRanks:
         busy_ms: Sequence[float],
         data_ms: Sequence[float],
     ) -> None:
-        """Tell of ranks that have become slow for good, and of those that keep up again."""
+        """Warn of ranks that stay slow, and log those that have recovered."""
         for rank, times in enumerate(slowness):
             before, is_slow = self._lines_slow[rank], times > self._factor
             self._lines_slow[rank] = before + 1 if is_slow else 0

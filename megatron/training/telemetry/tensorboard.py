@@ -26,7 +26,7 @@ class TensorBoard(Hook):
 
     Args:
         writer: that of `build_writer`.
-        config: the wishes, as nested dictionaries, for the text entries.
+        config: as nested dictionaries, for the text entries.
     """
 
     def __init__(
