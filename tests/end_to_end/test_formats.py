@@ -137,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
         words = ["--input", f"{folder}/texts.jsonl", "--output-prefix", f"{folder}/{kind}"]
         words += ["--tokenizer-type", "GPT2BPETokenizer", "--append-eod", "--dataset-impl", kind]
         words += ["--vocab-file", corpus.vocab_file, "--merge-file", corpus.merge_file]
-        preprocess(read_flags(words, description="").conversion)
+        preprocess(read_flags(words, description="").spec)
     flags = [
         *("--vocab-file", corpus.vocab_file, "--merge-file", corpus.merge_file),
         *("--data-cache-path", f"{folder}/cache", "--split", "80,20,0"),
