@@ -19,7 +19,7 @@ NOT_NEEDED = {"schedule": {"lr": 1e-4}}
 """Values for flags of training that the JSON does not depend on."""
 
 VOCABULARY = 50257
-"""Tokens that the tokenizer knows: the JSON does not depend on it either."""
+"""Placeholder vocabulary size: the JSON does not depend on it either."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -25,27 +25,27 @@ def main(argv: Sequence[str]) -> None:
     parse = partial(parse_conversion, argv=argv, own=PartitionsConfig, description=__doc__)
     parsed = parse(())
     own: PartitionsConfig = parsed.own
-    places = parsed.config.checkpoint
+    folders = parsed.config.checkpoint
     for notice in parsed.notices:
         print(notice)
     if own.model_type != "GPT":
         raise ConfigError(f"--model-type {own.model_type}: only GPT is merged")
-    if not places.load:
+    if not folders.load:
         raise ConfigError("--load is missing: the directory of the checkpoint")
     # Not above: torch is slow to import, and a wrong flag should not wait for it.
     from megatron.checkpointing.megatron_lm.convert import Conversion, convert
     from megatron.checkpointing.megatron_lm.megatron import tensor_ranks
 
-    ranks = tensor_ranks(Path(places.load))
+    ranks = tensor_ranks(Path(folders.load))
     size = value_in(with_file_flags(argv, SECTIONS), "--tensor-model-parallel-size")
     if size is not None and int(size) != ranks:
         raise ConfigError(
-            f"--tensor-model-parallel-size {size}, but the files in {places.load} are of {ranks} "
+            f"--tensor-model-parallel-size {size}, but the files in {folders.load} are of {ranks} "
             "tensor-parallel ranks; --target-tensor-model-parallel-size says those to write for"
         )
     conversion = Conversion(
-        source=Path(places.load),
-        output=Path(places.save or f"{places.load}/merged"),
+        source=Path(folders.load),
+        output=Path(folders.save or f"{folders.load}/merged"),
         loader="megatron",
         saver="megatron",
         tensor=own.target_tensor_model_parallel_size,

@@ -153,10 +153,10 @@ def staged_folder(staging: Path, target: Path) -> Iterator[Path]:
 
 
 def _sync_all_in(folder: Path) -> None:
-    for place, _, names in os.walk(folder):
+    for directory, _, names in os.walk(folder):
         for name in names:
-            _sync(Path(place, name))
-        sync_folder(Path(place))
+            _sync(Path(directory, name))
+        sync_folder(Path(directory))
 
 
 def sync_folder(folder: Path) -> None:

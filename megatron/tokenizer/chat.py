@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A Jinja template of transformers', and the texts that it knows by name.
+    """A Jinja template of transformers', and the named texts it may use.
 
     Args:
         source: the template; "" if there is none, for prompts and completions alone.
@@ -133,7 +133,7 @@ class ChatTokenizer(Tokenizer):
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
-        tokenizer = getattr(tokenizer, "reference", tokenizer)  # which knows more than a fast one
+        tokenizer = getattr(tokenizer, "reference", tokenizer)  # the full one of a fast one
         backend = getattr(tokenizer, "backend", None)
         if backend is None:
             raise DataError(
@@ -176,19 +176,19 @@ class ChatTokenizer(Tokenizer):
             encoding = self._backend.encode(text, add_special_tokens=False)
         except Exception as error:  # the library has no exception of its own
             raise no_tokens(self.name, text, error) from error
-        places = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        counts = np.zeros(len(places), np.bool_)
+        offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        counts = np.zeros(len(offsets), np.bool_)
         for start, stop in answers:
             for edge in (start, stop):
-                across = (places[:, 0] < edge) & (edge < places[:, 1])
+                across = (offsets[:, 0] < edge) & (edge < offsets[:, 1])
                 if across.any():
-                    first, last = places[across][0]
+                    first, last = offsets[across][0]
                     raise DataError(
                         f"the token {text[first:last]!r} is partly of an answer and partly not; "
                         "move the white space between them to the other side, or mark the answer "
                         "otherwise"
                     )
-            inside = (places[:, 0] >= start) & (places[:, 1] <= stop) & (places[:, 0] < stop)
+            inside = (offsets[:, 0] >= start) & (offsets[:, 1] <= stop) & (offsets[:, 0] < stop)
             if not inside.any():
                 raise DataError(f"the answer {text[start:stop]!r} has no token of its own")
             counts |= inside
@@ -238,7 +238,7 @@ class ChatTokenizer(Tokenizer):
             if not (text.startswith(after) and after.startswith(before) and before != after):
                 raise DataError(
                     f"message {i + 1}: the chat template writes what is before this answer "
-                    "differently once it is there, so it cannot be told where it begins and ends; "
+                    "differently once it is there, so its start and end cannot be found; "
                     "put {% generation %} and {% endgeneration %} around answers in a template of "
                     "your own, --chat-template"
                 )

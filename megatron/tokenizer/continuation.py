@@ -16,5 +16,5 @@ def text_after(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int
     # Bytes of one character may lie on both sides, where there is no text to begin behind.
     if not last or head.endswith("\ufffd"):
         return tokenizer.decode(tokens)
-    whole = tokenizer.decode([*last, *tokens])
-    return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(tokens)
+    full = tokenizer.decode([*last, *tokens])
+    return full[len(head) :] if full.startswith(head) else tokenizer.decode(tokens)

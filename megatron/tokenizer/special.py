@@ -38,5 +38,5 @@ def encode_alone(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
 
 
 def _backend(tokenizer: Tokenizer) -> Any:
-    # A fast tokenizer has the one that knows more as its reference.
+    # A fast tokenizer keeps the full one as its reference.
     return getattr(getattr(tokenizer, "reference", tokenizer), "backend", None)

@@ -78,9 +78,9 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
     kernels, _ = setup.choose(decided, device)
     with any_dtype():
         engine = setup.build_engine(decided, groups, objective, kernels)
-    whole = read_checkpoint(source, manifest, verify=launch.rank == 0)
+    full = read_checkpoint(source, manifest, verify=launch.rank == 0)
     engine.load_full(
-        whole,
+        full,
         optimizer=decided.checkpoint.saves_optimizer,
         copies_padding=decided.model.padded_vocab_in_softmax,
     )

@@ -64,18 +64,18 @@ def train(
     # A step that is taken again leaves no trace in the run's directory.
     save = "" if config.guards.replay_step else config.checkpoint.save or ""
     refuse_repeated_failure(save, launcher)
-    place = read_launch(config.parallel.local_rank)
+    started = read_launch(config.parallel.local_rank)
     watchdog = Watchdog(
-        FailureFile(save), rank=place.rank, launchers=Launchers(is_parent=bool(launcher.name))
+        FailureFile(save), rank=started.rank, launchers=Launchers(is_parent=bool(launcher.name))
     )
     limit_s = plan_watch(config.training, config.parallel).hang_timeout_s
     # Before the ranks can agree on a folder; both wrong values are refused later.
     if save and limit_s > 0:
-        watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), place.world_size))
+        watchdog.arm(Hangs(limit_s, next_start_folder(Path(save)), started.world_size))
     with watchdog.watching():
         # Before torch, which takes seconds to import: errors are reported at once.
         name = objective if isinstance(objective, str) else objective.name
-        valid = require_startable(config, world_size=place.world_size, objective=name)
+        valid = require_startable(config, world_size=started.world_size, objective=name)
         from megatron.training.process.device import prepare_process
 
         launch, device = prepare_process(config.parallel)

@@ -106,8 +106,8 @@ def pretrain(
         from_rank_0(watchdog.failures.put_stale_away)
         watchdog.failures.own()
         require_own(decided)
-        wished = config.tokenizer.padded_vocab_in_softmax
-        job = _build(decided, wished, tokenizer, objective, kernels, device, watchdog)
+        requested = config.tokenizer.padded_vocab_in_softmax
+        job = _build(decided, requested, tokenizer, objective, kernels, device, watchdog)
         if decided.guards.replay_step:
             stream = Stream(job.train_batches(), job.state.samples)
             samples = job.sets.train
@@ -222,9 +222,9 @@ def _decide(
     Raises:
         MegatronError: lists every option that cannot be met.
     """
-    wished = gpt_tokenizer_arguments(config.tokenizer)
+    requested = gpt_tokenizer_arguments(config.tokenizer)
     others = chain(
-        tokenizer_problems(**wished), writer_problems(config.logging), package_problems(config)
+        tokenizer_problems(**requested), writer_problems(config.logging), package_problems(config)
     )
     if valid and valid.device == device.type:
         raise_if_any(others)
@@ -237,9 +237,9 @@ def _decide(
             others=others,
         )
     with before_the_first_step():
-        tokenizer = build_tokenizer(**wished)
+        tokenizer = build_tokenizer(**requested)
     decided = resolve(valid, vocab_size=tokenizer.vocab_size)
-    made_with = describe(tokenizer, wished)
+    made_with = describe(tokenizer, requested)
     for prefix in decided.data.prefixes:
         require_same(prefix, made_with)
     template = common_chat_template(decided.data.prefixes)

@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
     parser = ToolParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=500, help="about the state's size")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
-    parser.add_argument("--directory", help="where checkpoints go; a temporary one if not said")
+    parser.add_argument("--directory", help="where checkpoints go; a temporary one by default")
     args = parser.parse_args(argv)
     log.configure(rank=1)  # the log of a run would stand between the figures
     with tempfile.TemporaryDirectory(dir=args.directory) as folder:
@@ -241,22 +241,22 @@ def measure_reshaping(folder: Path, megabytes: int) -> None:
     (newest,) = (folder / "save").glob("global_step*")
     dims = {name: s.dim for name, p in engine.module.named_parameters() if (s := shard_of(p))}
     undivided = read_sharded(newest, read_manifest(newest))
-    for layout, whole in (
+    for layout, full in (
         ("one rank", undivided),
         ("two tensor-parallel ranks", in_halves(undivided, dims)),
     ):
         for buffer_mb in BUFFERS_MB:
             return_free_memory()
             with peak_memory() as peak:
-                engine.load_full(whole, buffer_bytes=buffer_mb << 20)
+                engine.load_full(full, buffer_bytes=buffer_mb << 20)
             print(
                 f"reshape from {layout}, --reshape-buffer-mb {buffer_mb}: "
                 f"{peak[0] / 2**20:.1f} MB at most beside the state"
             )
 
 
-def in_halves(whole: FullCheckpoint, dims: Mapping[str, int]) -> FullCheckpoint:
-    """Return `whole` as two tensor-parallel ranks hold it, in memory.
+def in_halves(full: FullCheckpoint, dims: Mapping[str, int]) -> FullCheckpoint:
+    """Return `full` as two tensor-parallel ranks hold it, in memory.
 
     Args:
         dims: of each parameter that ranks divide.
@@ -274,9 +274,9 @@ def in_halves(whole: FullCheckpoint, dims: Mapping[str, int]) -> FullCheckpoint:
         )
         if name in dims
         else parameter
-        for name, parameter in whole.parameters.items()
+        for name, parameter in full.parameters.items()
     }
-    return replace(whole, parameters=parameters)
+    return replace(full, parameters=parameters)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--files", type=int, default=10)
     parser.add_argument("--mb", type=int, default=50, help="size of each .bin")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
-    parser.add_argument("--directory", help="where the files go; a temporary one when not said")
+    parser.add_argument("--directory", help="where the files go; a temporary one by default")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         prefixes = make_files(Path(directory), args.files, args.mb)

@@ -63,9 +63,7 @@ def main(argv: Sequence[str]) -> None:
     parser = ToolParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=100, help="size of each file of texts")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
-    parser.add_argument(
-        "--vocab-file", help="GPT-2's vocab.json; a small one is made when not said"
-    )
+    parser.add_argument("--vocab-file", help="GPT-2's vocab.json; default: a small one is made")
     parser.add_argument("--merge-file", help="GPT-2's merges.txt")
     parser.add_argument(
         "--prose", nargs="*", default=(), help="plain text to put texts together from"
@@ -138,12 +136,12 @@ def compare(kind: str, file: Path, before: Path, vocab: str, merges: str, rounds
         write_in_a_loop(lines_before, slow, eod, before)
         return lambda: write_in_a_loop(lines, slow, eod, file)
 
-    whole, share = file.stat().st_size, sum(map(len, lines))
+    num_bytes, share = file.stat().st_size, sum(map(len, lines))
     found = by_turns(
         {
-            "ours": (whole, ours),
-            "gigatoken encode_files": (whole, encode_files),
-            "encode_files, written": (whole, files_written),
+            "ours": (num_bytes, ours),
+            "gigatoken encode_files": (num_bytes, encode_files),
+            "encode_files, written": (num_bytes, files_written),
             "encode_batch": (share, encode_batch),
             "a loop over documents": (share, in_a_loop),
         },

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
         nargs="?",
         type=float,
         default=THRESHOLD,
-        help=f"pairs with a similarity above it are joined; {THRESHOLD} when not said",
+        help=f"pairs with a similarity above it are joined; default: {THRESHOLD}",
     )
     args = parser.parse_args(argv)
 

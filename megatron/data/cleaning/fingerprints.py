@@ -219,7 +219,7 @@ class Texts:
         return line.text(line.record(), TEXT_KEY)
 
     def name(self, place: Place) -> str:
-        """Return what names the document at `place`.
+        """Return the name of the document at `place`.
 
         Raises:
             DataError: the file is not what it was.

@@ -34,8 +34,8 @@ class CyclicDataset:
         return self.dataset.origin(self._sample(position))
 
     def _sample(self, position: int) -> int:
-        epoch, place = divmod(position, len(self.dataset))
+        epoch, index = divmod(position, len(self.dataset))
         if epoch != self._epoch:
             rng = np.random.RandomState([self._seed % 2**32, epoch])
             self._permutation, self._epoch = rng.permutation(len(self.dataset)), epoch
-        return int(self._permutation[place])
+        return int(self._permutation[index])

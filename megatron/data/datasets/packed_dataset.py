@@ -176,11 +176,11 @@ class PackedDataset(ABC):
         for part in self._parts:
             part.require_whole_index()
         start, stop = self.packing.row_starts[i : i + 2].tolist()
-        place = 0
+        offset = 0
         for text in self.packing.pair_order[start:stop].tolist():
             length = int(self.lengths(range(text, text + 1))[0])
-            yield text, place, length
-            place += length
+            yield text, offset, length
+            offset += length
 
     def _warn_of_long(self, lengths: NDArray) -> None:
         if num_long := int((lengths > self.row_length).sum()):

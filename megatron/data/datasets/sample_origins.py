@@ -31,9 +31,9 @@ def lines_of_step(
         yield f"    {tokenizer.decode(texts[i]['tokens'].tolist())[:most]!r}"
 
 
-def reader(batch: BatchPlan, place: int) -> str:
-    """Return the replica and micro-batch that read the sample at index `place` of a step."""
-    turn, within = divmod(place, batch.micro_batch_size * batch.data_parallel_size)
+def reader(batch: BatchPlan, index: int) -> str:
+    """Return the replica and micro-batch that read the sample at `index` of a step."""
+    turn, within = divmod(index, batch.micro_batch_size * batch.data_parallel_size)
     return f"replica {within // batch.micro_batch_size} micro-batch {turn}"
 
 

@@ -118,8 +118,8 @@ def _from_text(data: bytes, *, is_json: bool, is_begin: bool) -> Documents:
         try:
             text = orjson.loads(line) if is_json else line.rstrip(b"\r\n").decode()
         except ValueError as error:
-            place = _place_of(error) if isinstance(error, UnicodeDecodeError) else "not UTF-8"
-            problem = f"not a text in UTF-8: {_start(line)!r} ({place})"
+            location = _location_of(error) if isinstance(error, UnicodeDecodeError) else "not UTF-8"
+            problem = f"not a text in UTF-8: {_start(line)!r} ({location})"
             documents.bad.append(BadLine(number, problem, _start(line)))
             continue
         documents.texts[0].append(text)
@@ -180,7 +180,7 @@ def problem_of(line: bytes, error: ValueError | RecursionError) -> str:
         return f"holds a number that is too large to be read: {_start(line)!r}"
     if line.strip() == b"{":
         return f"not JSON: {_start(line)!r} begins an object of several lines; {_LINES}"
-    return f"not JSON: {_start(line)!r} ({_place_of(error)}); {_EXPECTED}"
+    return f"not JSON: {_start(line)!r} ({_location_of(error)}); {_EXPECTED}"
 
 
 def _start(line: bytes) -> str:
@@ -192,13 +192,13 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
 
 
-def _place_of(error: ValueError) -> str:
+def _location_of(error: ValueError) -> str:
     """Return the JSON error of a line and its column, counted from 1."""
     if isinstance(error, json.JSONDecodeError):
         # Of a line of JSON lines, the parser's own line number is always 1.
         rest = error.doc[error.pos : error.pos + _PLACE].rstrip()
-        place = f"column {error.pos + 1}, {repr(rest) if rest else 'the end'}"
-        return f"{place}: {error.msg.removesuffix(' at').removesuffix(' starting')}"
+        location = f"column {error.pos + 1}, {repr(rest) if rest else 'the end'}"
+        return f"{location}: {error.msg.removesuffix(' at').removesuffix(' starting')}"
     if isinstance(error, UnicodeDecodeError):
         return f"byte {error.start + 1} is not UTF-8"
     return str(error)

@@ -161,16 +161,16 @@ class _Race:
         num_lanes = numbers.shape[1]
         lanes = np.arange(num_lanes)
         mask = np.int32((1 << self._bits) - 1)
-        place = np.empty(num_lanes, np.int64)
+        flat_index = np.empty(num_lanes, np.int64)
         all_best = np.empty(sources.shape, np.int32)
         doubts = 0
         for step in range(len(sources)):
             best, source = all_best[step], sources[step]
             np.maximum.reduce(numbers, axis=0, out=best)
             np.bitwise_and(best, mask, out=source)
-            np.multiply(source, num_lanes, out=place)
-            place += lanes
-            flat[place] = best - _ONE
+            np.multiply(source, num_lanes, out=flat_index)
+            flat_index += lanes
+            flat[flat_index] = best - _ONE
             second = np.maximum.reduce(numbers, axis=0)
             second += self._margin
             doubtful = np.flatnonzero(second >= best)
@@ -180,14 +180,14 @@ class _Race:
                     return False
                 exact = self._shares[:, None] * (position[doubtful] + step) - taken[:, doubtful]
                 chosen = exact.argmax(axis=0)
-                flat[place[doubtful]] += _ONE
+                flat[flat_index[doubtful]] += _ONE
                 source[doubtful] = chosen
-                place[doubtful] = chosen * num_lanes + doubtful
-                flat[place[doubtful]] -= _ONE
-            before = flat_taken[place]
+                flat_index[doubtful] = chosen * num_lanes + doubtful
+                flat[flat_index[doubtful]] -= _ONE
+            before = flat_taken[flat_index]
             samples[step] = before
             before += 1
-            flat_taken[place] = before
+            flat_taken[flat_index] = before
             numbers += self._rise
         return int(all_best.max()) < _TOP
 

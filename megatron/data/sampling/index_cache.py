@@ -117,27 +117,27 @@ def cached_maps(
             written.
     """
     key = _hash(settings)
-    places = _places(prefix, directory)
-    for place in places:
-        if found := _read(place, key, shapes):
+    folders = _folders(prefix, directory)
+    for folder in folders:
+        if found := _read(folder, key, shapes):
             return found
     require_memory(room)
-    lacks = {place: lack_of_disk(room, place) for place in places}
-    if directory and lacks[places[0]]:
-        raise DataError(f"--data-cache-path: {lacks[places[0]]}; give a folder with more room")
+    lacks = {folder: lack_of_disk(room, folder) for folder in folders}
+    if directory and lacks[folders[0]]:
+        raise DataError(f"--data-cache-path: {lacks[folders[0]]}; give a folder with more room")
     maps = build()
     problems = [each for each in lacks.values() if each]
-    for place in (place for place in places if not lacks[place]):
+    for folder in (folder for folder in folders if not lacks[folder]):
         try:
             for name, values in maps.items():
-                path = _path(place, key, name)
+                path = _path(folder, key, name)
                 _write(path, partial(np.save, arr=values, allow_pickle=False))
                 digests = digests_of(np.ascontiguousarray(values))
                 _write(_digests_path(path), partial(_write_bytes, digests.tobytes()))
         except OSError as error:
-            problems.append(f"cannot write the index cache {place}: {error.strerror or error}")
+            problems.append(f"cannot write the index cache {folder}: {error.strerror or error}")
         else:
-            return _read(place, key, shapes) or maps
+            return _read(folder, key, shapes) or maps
     if directory:
         raise DataError(f"--data-cache-path: {'; '.join(problems)}; give a folder to write to")
     log.warning("%s; the index maps stay in memory", "; ".join(problems))
@@ -158,8 +158,8 @@ def cached_sizes(
             format with room for it, is too long for index maps.
     """
     key = _hash(f"{dataset.index_digest} {documents}")
-    places = [place / f"{key}-sizes.json" for place in _places(dataset.prefix, directory)]
-    for path in places:
+    files = [folder / f"{key}-sizes.json" for folder in _folders(dataset.prefix, directory)]
+    for path in files:
         if sizes := _read_sizes(path):
             return sizes
     dataset.verify()
@@ -171,7 +171,7 @@ def cached_sizes(
             "into several"
         ) from error
     content = json.dumps({**asdict(sizes), "check": _check_of(sizes)}).encode()
-    for path in places:
+    for path in files:
         try:
             _write(path, partial(_write_bytes, content))
         except OSError:
@@ -211,14 +211,14 @@ def _hash(settings: str) -> str:
     return hashlib.blake2b(f"{FORMAT_VERSION} {settings}".encode(), digest_size=16).hexdigest()
 
 
-def _places(prefix: str, directory: str | Path | None) -> list[Path]:
+def _folders(prefix: str, directory: str | Path | None) -> list[Path]:
     if directory:
         return [Path(directory)]
     return [Path(f"{prefix}-index-cache"), Path.home() / ".cache" / "megatron" / "index-cache"]
 
 
-def _path(place: Path, key: str, name: str) -> Path:
-    return place / f"{key}-{name}.npy"
+def _path(folder: Path, key: str, name: str) -> Path:
+    return folder / f"{key}-{name}.npy"
 
 
 def _digests_path(path: Path) -> Path:
@@ -226,12 +226,12 @@ def _digests_path(path: Path) -> Path:
 
 
 def _read(
-    place: Path, key: str, shapes: Mapping[str, tuple[int | None, ...]]
+    folder: Path, key: str, shapes: Mapping[str, tuple[int | None, ...]]
 ) -> dict[str, IndexMap] | None:
     """Open the files; None when one is missing or damaged. Their content is checked when used."""
     maps: dict[str, IndexMap] = {}
     for name, shape in shapes.items():
-        path = _path(place, key, name)
+        path = _path(folder, key, name)
         try:
             require_regular(path)
             require_regular(_digests_path(path))

@@ -130,9 +130,9 @@ def _sample_starts(
         tokens_before = int(ends[-1])
         next_row = min((tokens_before - 1) // seq_length, num_samples) + 1
         tokens = np.arange(row, next_row, dtype=np.int64) * seq_length
-        places = np.searchsorted(ends, tokens, side="right")
-        starts[row:next_row, 0] = first + places
-        starts[row:next_row, 1] = tokens - (ends[places] - chunk_sizes[places])
+        indices = np.searchsorted(ends, tokens, side="right")
+        starts[row:next_row, 0] = first + indices
+        starts[row:next_row, 1] = tokens - (ends[indices] - chunk_sizes[indices])
         row = next_row
     # Megatron starts at the first document even if that one is empty.
     starts[0] = 0

@@ -55,15 +55,15 @@ class CheckedMap:
     def __len__(self) -> int:
         return self._num_rows
 
-    def __getitem__(self, places: int | slice) -> Any:
+    def __getitem__(self, indices: int | slice) -> Any:
         # In few operations, since every sample comes here several times.
-        if isinstance(places, slice):
-            first, stop = places.start or 0, places.stop
+        if isinstance(indices, slice):
+            first, stop = indices.start or 0, indices.stop
             if stop is None or stop > self._num_rows:
                 stop = self._num_rows
             stop = max(first, stop)
         else:
-            first, stop = places, places + 1
+            first, stop = indices, indices + 1
             if not 0 <= first < self._num_rows:
                 raise IndexError(f"row {first} of {self._num_rows} in {self._file.path}")
         is_checked = self._is_checked
@@ -74,7 +74,7 @@ class CheckedMap:
         rows = np.frombuffer(self._read(first, stop), self._dtype)
         if self._row_shape:
             rows = rows.reshape(-1, *self._row_shape)
-        return rows if isinstance(places, slice) else rows[0]
+        return rows if isinstance(indices, slice) else rows[0]
 
     def _read(self, first: int, stop: int) -> bytes:
         row_bytes = self._row_bytes

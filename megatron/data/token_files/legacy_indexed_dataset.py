@@ -112,7 +112,7 @@ def open_token_files(prefix: str | Path, dataset_impl: str = "infer") -> Indexed
 
 
 def _pair_or_hint(prefix: str) -> tuple[Path, Path]:
-    """Return the paths of .bin and .idx; the error names pairs that may be meant."""
+    """Return the paths of .bin and .idx; the error names similar pairs."""
     try:
         return existing_pair(prefix)
     except WrongDataError as error:

@@ -79,8 +79,8 @@ class TokenFile:
             total += count
         content = b"".join(pieces)
         if len(content) < total:
-            whole = zip(starts, stops, strict=True)
-            return np.concatenate([self[start:stop] for start, stop in whole])
+            ranges = zip(starts, stops, strict=True)
+            return np.concatenate([self[start:stop] for start, stop in ranges])
         return np.frombuffer(content, self.dtype)
 
     @property

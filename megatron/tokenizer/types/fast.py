@@ -162,11 +162,11 @@ class FastEncoder:
 
     def add_affixes(self, reference: Tokenizer) -> None:
         """Learn from `reference` which ids stand around those of a text, if any."""
-        inner, whole = self.encode("a"), reference.encode("a")
-        for start in range(len(whole) - len(inner) + 1):
-            if whole[start : start + len(inner)] == inner:
-                self._prefix = np.array(whole[:start], np.int32)
-                self._suffix = np.array(whole[start + len(inner) :], np.int32)
+        inner, full = self.encode("a"), reference.encode("a")
+        for start in range(len(full) - len(inner) + 1):
+            if full[start : start + len(inner)] == inner:
+                self._prefix = np.array(full[:start], np.int32)
+                self._suffix = np.array(full[start + len(inner) :], np.int32)
                 return
 
     def encode(self, text: str) -> list[int]:
@@ -204,11 +204,11 @@ class FastEncoder:
         # Text by text, since most hold nothing but ASCII, which only has to be copied.
         joined = _SEPARATOR_BYTES.join([*map(str.encode, texts), b""])
         tokens = self._gigatoken.encode(joined).view(np.int32)
-        places = np.flatnonzero(tokens == self._separator)
-        if len(places) != len(texts):
+        positions = np.flatnonzero(tokens == self._separator)
+        if len(positions) != len(texts):
             raise ValueError(f"a text holds {_SEPARATOR!r}")
-        lengths = places + 1  # of all texts up to here; np.diff takes twice as long
-        lengths[1:] -= places[:-1] + 1
+        lengths = positions + 1  # of all texts up to here; np.diff takes twice as long
+        lengths[1:] -= positions[:-1] + 1
         return tokens, lengths
 
     def _listed(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -297,9 +297,9 @@ def _with_affixes(
     suffix: NDArray[np.int32],
 ) -> NDArray[np.int32]:
     # At one index np.insert keeps the order of its values: text i's end comes before i + 1's start.
-    places = np.stack([starts, starts + lengths], 1)
+    positions = np.stack([starts, starts + lengths], 1)
     around = np.concatenate([prefix, suffix])
-    repeated = np.repeat(places, [prefix.size, suffix.size], axis=1)
+    repeated = np.repeat(positions, [prefix.size, suffix.size], axis=1)
     return np.insert(tokens, repeated.ravel(), np.tile(around, len(starts)))
 
 
@@ -338,10 +338,10 @@ def difference(reference: Tokenizer, encoder: FastEncoder) -> str | None:
     ):
         found = tokens[end - length : end].tolist()
         if found != expected:
-            place = [one == two for one, two in zip_longest(found, expected)].index(False)
+            position = [one == two for one, two in zip_longest(found, expected)].index(False)
             return (
-                f"{encoder.library} gives other ids: of {text[:40]!r}, id {place} is "
-                f"{found[place : place + 1]} and not {expected[place : place + 1]}"
+                f"{encoder.library} gives other ids: of {text[:40]!r}, id {position} is "
+                f"{found[position : position + 1]} and not {expected[position : position + 1]}"
             )
     return None
 

@@ -139,12 +139,12 @@ def _says_everything(backend: Backend, config: dict[str, Any]) -> bool:
         if token is not None and backend.token_to_id(token) is None:
             return False
     ids = backend.encode("a").ids
-    for name, place in (("bos_token", 0), ("eos_token", -1)):
+    for name, index in (("bos_token", 0), ("eos_token", -1)):
         is_wanted = config.get(f"add_{name}")
         token = _content(config.get(name))
         if is_wanted is None or token is None:
             continue
-        if is_wanted != (ids[place : place + 1 or None] == [backend.token_to_id(token)]):
+        if is_wanted != (ids[index : index + 1 or None] == [backend.token_to_id(token)]):
             return False
     return True
 

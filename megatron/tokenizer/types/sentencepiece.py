@@ -106,8 +106,8 @@ class LegacySentencePieceTokenizer(SentencePieceTokenizer):
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`."""
         ids: list[int] = []
-        for place, part in enumerate(self._split(text)):
-            ids += [self._special[part]] if place % 2 else self._pieces(part)
+        for index, part in enumerate(self._split(text)):
+            ids += [self._special[part]] if index % 2 else self._pieces(part)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -161,7 +161,7 @@ def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) 
         NewerCheckpointError: a newer version of this program wrote one.
         UnreadableCheckpointError: the disk or its permissions do not let one be read.
     """
-    for place, tag in enumerate(tags):
+    for index, tag in enumerate(tags):
         try:
             manifest = read_manifest(directory / tag)
         except NewerCheckpointError:
@@ -173,9 +173,9 @@ def newest_readable(directory: Path, tags: Sequence[str], passed_over: int = 0) 
                 f"{error}; no older checkpoint takes its place: make it readable, or move it away"
             ) from error
         except CheckpointError as error:
-            warn_passed_over(directory / tag, str(error), passed_over + place)
+            warn_passed_over(directory / tag, str(error), passed_over + index)
             continue
-        return Chosen(directory / tag, manifest, tuple(tags[place + 1 :]), passed_over + place)
+        return Chosen(directory / tag, manifest, tuple(tags[index + 1 :]), passed_over + index)
     return None
 
 

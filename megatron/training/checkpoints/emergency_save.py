@@ -26,7 +26,7 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True)
 class PendingSave:
-    """A save that is not published yet, as one rank knows it.
+    """A save that is not published yet, as one rank sees it.
 
     Args:
         directory: --save.

@@ -128,11 +128,11 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         )
     # Every rank has verified its share of the files.
     if universal:
-        whole = read_universal(folder, manifest)
+        full = read_universal(folder, manifest)
     else:
-        whole = read_sharded(folder, manifest, optimizer=requested.loads_optimizer, verify=False)
+        full = read_sharded(folder, manifest, optimizer=requested.loads_optimizer, verify=False)
     engine.load_full(
-        whole,
+        full,
         optimizer=requested.loads_optimizer,
         buffer_bytes=requested.reshape_buffer_bytes,
         copies_padding=counts,

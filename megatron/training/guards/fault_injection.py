@@ -83,7 +83,7 @@ class Chaos(Hook):
         self._seen = set(published_tags(directory))
 
     def warn(self, iteration: int) -> None:
-        """Say at the start, behind `iteration`, that there will be faults, and the first of them."""
+        """Warn at the start, after `iteration`, of the faults to come, and of the first of them."""
         log.warning(
             "--chaos: THIS RUN KILLS, STALLS AND DAMAGES ITSELF to prove that it survives (seed "
             "%d, attempt %d); its checkpoints in %s are at risk",
@@ -163,15 +163,15 @@ class Chaos(Hook):
     def _damage(self, fault: str, tag: str, iteration: int) -> None:
         """Damage one file of the checkpoint `tag`, without notice before it is read."""
         files = sorted(file for file in (self._directory / tag).iterdir() if file.stat().st_size)
-        place = draw(self._plan, "place", attempt=self._attempt, iteration=iteration)
-        file = files[int(place * len(files))]
+        fraction = draw(self._plan, "place", attempt=self._attempt, iteration=iteration)
+        file = files[int(fraction * len(files))]
         size = file.stat().st_size
         self._record(fault, iteration, str(file))
         with file.open("r+b") as stream:
             if fault == "truncate":
                 stream.truncate(size // 2)
             else:
-                stream.seek(int(place * size))
+                stream.seek(int(fraction * size))
                 (byte,) = stream.read(1)
                 stream.seek(-1, io.SEEK_CUR)
                 stream.write(bytes([byte ^ 1]))

@@ -155,8 +155,10 @@ def go_back(
         *(message, chosen.folder, *passed, len(state.spikes) + 1, policy.most),
     )
     spikes = (*state.spikes, passed)
-    whole = replace(plan.checkpoint, loads_optimizer=True, loads_streams=True, loads_progress=True)
-    load(engine, replace(plan, checkpoint=whole), chosen)
+    everything = replace(
+        plan.checkpoint, loads_optimizer=True, loads_streams=True, loads_progress=True
+    )
+    load(engine, replace(plan, checkpoint=everything), chosen)
     state.load_state_dict(chosen.manifest.state)
     state.spikes = spikes
     from_rank_0(lambda: set_aside(save, iteration))
@@ -166,10 +168,10 @@ def go_back(
         journal.write(ROLLBACK, {**record, "passed_over": passed, "all_passed_over": spikes})
 
 
-def _before(save: Path, iteration: int, place: int) -> Chosen | None:
-    """Return the checkpoint that is number `place` before `iteration`, or the oldest.
+def _before(save: Path, iteration: int, count: int) -> Chosen | None:
+    """Return the checkpoint that is number `count` before `iteration`, or the oldest.
 
     One whose manifest is damaged is passed over for an older one.
     """
     tags = [tag for tag in published_tags(save) if (iteration_of(tag) or 0) < iteration]
-    return newest_readable(save, tags[min(place, len(tags)) - 1 :]) if tags else None
+    return newest_readable(save, tags[min(count, len(tags)) - 1 :]) if tags else None

@@ -66,8 +66,8 @@ class ReplicaCheck(Hook):
             # ZeRO-3 holds a weight once, in pieces.
             if hasattr(parameter, "ds_id"):
                 continue
-            place = self._groups.tensor_rank if shard_of(parameter) else "all"
-            yield (full_name(name, parameter), place), fingerprint(parameter.detach())
+            shard = self._groups.tensor_rank if shard_of(parameter) else "all"
+            yield (full_name(name, parameter), shard), fingerprint(parameter.detach())
         groups = self._groups
         part = groups.tensor_rank if self._streams_per_tensor_rank else "all"
         drawing = (groups.stage, groups.data_rank, groups.sequence_rank, part)
@@ -91,9 +91,9 @@ def fingerprint(tensor: Tensor) -> int:
     total = torch.zeros((), dtype=torch.int64, device=bits.device)
     for start in range(0, len(bits), _CHUNK):
         chunk = bits[start : start + _CHUNK].long()
-        places = torch.arange(start, start + len(chunk), device=bits.device)
+        indices = torch.arange(start, start + len(chunk), device=bits.device)
         # Mixed, or equal changes at two indices could cancel out too easily.
-        total += (chunk * (places * _FACTOR + 1)).sum()
+        total += (chunk * (indices * _FACTOR + 1)).sum()
     return int(total)
 
 

@@ -65,8 +65,8 @@ def read_batches(
             # The token behind the last input is the last label.
             read = collate(**{k: torch.from_numpy(v[..., : s + 1]) for k, v in samples.items()})
         sizes = {**letters, "b": batch.micro_batch_size, "s": s, "S": s}
-        whole = broadcast_batch(read, fields, sizes, groups, device)
-        yield sequence_shard(whole, fields, groups.sequence_rank, groups.topology.sequence)
+        full = broadcast_batch(read, fields, sizes, groups, device)
+        yield sequence_shard(full, fields, groups.sequence_rank, groups.topology.sequence)
 
 
 def _require_vocabulary(

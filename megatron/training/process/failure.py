@@ -147,7 +147,7 @@ class FailureFile:
         return self._directory / FAILURE if self._directory else Path(FAILURE)
 
     def own(self) -> None:
-        """Note that this run alone writes to the directory."""
+        """Record that this run alone writes to the directory."""
         self._owns = True
 
     def put_stale_away(self) -> None:

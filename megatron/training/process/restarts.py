@@ -28,7 +28,7 @@ def start_through_launcher(
         return
     if launcher.name == "torch":
         raise ConfigError(
-            f"--max-restarts {limit}, but the launcher was told {launcher.max_restarts}: write it "
+            f"--max-restarts {limit}, but the launcher has {launcher.max_restarts}: write it "
             "before the script, for the launcher"
         )
     if launcher.name or read_launch(None).world_size > 1:

@@ -123,7 +123,7 @@ class Watchdog:
         self._hangs = hangs
 
     def starts(self, stage: str) -> None:
-        """Note that this part of the start begins, before the first step."""
+        """Record that this part of the start begins, before the first step."""
         self.stage, self._factor, self._least_s = stage, LONGER, START_S
         self.moves()
 
@@ -137,7 +137,7 @@ class Watchdog:
             raise PeerLeftError(f"another rank has ended the run: {self.failures.file} says why")
 
     def begins_step(self, iteration: int) -> None:
-        """Note that step `iteration` begins."""
+        """Record that step `iteration` begins."""
         self._factor, self._least_s = 1 if self.stage == _STEP else LONGER, 0.0
         self.stage, self.iteration = _STEP, iteration
         self.moves()
@@ -227,7 +227,7 @@ class Watchdog:
             write_stacks(
                 take_stacks(rank=self._rank, host=host, pid=pid, stage=stage), hangs.folder
             )
-        groups = grouped(_everyones_places(hangs), hangs.world_size)
+        groups = grouped(_positions_of_ranks(hangs), hangs.world_size)
         message = f"no progress for {self._limit_s(hangs):g} s (--hang-timeout)"
         failure = Failure(
             kind="hang",
@@ -238,7 +238,7 @@ class Watchdog:
             groups=groups,
         )
         lines = [f"hang in {stage}: {message}", *groups, f"stacks of all threads: {hangs.folder}"]
-        # One rank speaks; the others leave a moment for that. Where nothing can be written, none
+        # One rank prints; the others leave a moment for that. Where nothing can be written, none
         # has been the first.
         if self.failures.record(failure) or (self._rank == 0 and not self.failures.is_written()):
             self._write_message("\n  ".join(lines))
@@ -269,12 +269,12 @@ def _patience_s(hangs: Hangs) -> float:
     return 5 * _LOOK_S + hangs.timeout_s / 4
 
 
-def _everyones_places(hangs: Hangs) -> dict[int, str]:
+def _positions_of_ranks(hangs: Hangs) -> dict[int, str]:
     """Return every rank's stack position, once all have written theirs or time is up."""
     give_up_at = time.monotonic() + _patience_s(hangs)
-    places: dict[int, str] = {}
-    while len(places) < hangs.world_size and time.monotonic() < give_up_at:
+    positions: dict[int, str] = {}
+    while len(positions) < hangs.world_size and time.monotonic() < give_up_at:
         time.sleep(_LOOK_S / 5)
         with suppress(OSError):
-            places = read_places(hangs.folder)
-    return places
+            positions = read_places(hangs.folder)
+    return positions

@@ -125,7 +125,7 @@ class Interval:
 
 
 class Report(Hook):
-    """Says every --log-interval iterations how the run goes. For rank 0.
+    """Logs loss, speed and memory every --log-interval iterations. For rank 0.
 
     Args:
         peak_flops: operations a second that one device can do at most; 0 if that is not known.
@@ -140,7 +140,7 @@ class Report(Hook):
         self._started: tuple[float, int] | None = None  # at, after so many samples
 
     def before_step(self, state: TrainState) -> None:
-        """Note where the run begins."""
+        """Record the start of the run."""
         if self._started is None:
             self._started = time.perf_counter(), state.samples
 

@@ -138,18 +138,18 @@ def slowness_of(busy: Sequence[float], stage_of: Callable[[int], int]) -> list[f
     for ranks in stages.values():
         ranks.sort(key=busy.__getitem__)
         times = [busy[rank] for rank in ranks]
-        for place, rank in enumerate(ranks):
-            usual = _median_without(times, place)
+        for index, rank in enumerate(ranks):
+            usual = _median_without(times, index)
             slowness[rank] = busy[rank] / usual if usual > 0 else 1.0
     return slowness
 
 
-def _median_without(times: Sequence[float], place: int) -> float:
-    """Return the median of sorted `times` but the one at `place`; 0 if there is no other."""
+def _median_without(times: Sequence[float], index: int) -> float:
+    """Return the median of sorted `times` but the one at `index`; 0 if there is no other."""
     count = len(times) - 1
     if not count:
         return 0.0
-    middle = (times[k if k < place else k + 1] for k in ((count - 1) // 2, count // 2))
+    middle = (times[k if k < index else k + 1] for k in ((count - 1) // 2, count // 2))
     return sum(middle) / 2
 
 
