@@ -1,4 +1,4 @@
-"""Atomic writes: files and folders that appear complete or not at all, whatever dies meanwhile."""
+"""Atomic writes: files and folders that appear complete or not at all, also after a crash."""
 
 import errno
 import glob

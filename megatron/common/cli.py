@@ -17,7 +17,7 @@ from megatron.common.version import VERSION
 
 
 class ToolParser(ArgumentParser):
-    """The command line of a program: its name as typed, whole flags alone, --version."""
+    """The command line of a program: its name as typed, unabbreviated flags only, --version."""
 
     def __init__(self, *, description: str | None, usage: str | None = None):
         super().__init__(

@@ -1,4 +1,4 @@
-"""A function over many items in many processes, in order, with a bound on what is under way.
+"""Process pool: map a function over items in order, with a bound on items in flight.
 
 Each process has a pipe of its own, which no other one writes to: whenever one is killed, also in
 the middle of an answer, its pipe ends, and so does the wait for it. The executors of the standard
@@ -29,7 +29,7 @@ ITEMS_PER_WORKER = 3  # read ahead, so that a slow item does not leave the other
 
 
 class LostWorkerError(MegatronError):
-    """A worker process is gone, and with it what it had in hand."""
+    """A worker process has died, and its items in flight are lost."""
 
 
 def map_in_processes(
@@ -117,7 +117,7 @@ def num_workers(total_bytes: int, most: int | None = None) -> int:
 
 
 class _Worker:
-    """A process, seen from the one that started it."""
+    """A worker process, as its parent sees it."""
 
     def __init__(self, make_function: Callable[[], Callable[[Any], Any]]):
         # spawn: a fork would copy locks that other threads of this process may hold.
@@ -130,7 +130,7 @@ class _Worker:
         self.answers: deque[tuple[Any, BaseException | None, str]] = deque()
 
     def give(self, item: Any) -> None:
-        """Send an item, which comes behind those it has."""
+        """Queue an item for this worker."""
         try:
             self.pipe.send(item)
         except OSError as error:
@@ -162,7 +162,7 @@ def _exit_with_parent() -> None:
 
 
 def _receive(team: Sequence[_Worker], *, timeout_s: float | None) -> None:
-    """Take in the answers that are there, or the first that comes."""
+    """Receive the results that are ready, or wait for the first."""
     workers = {worker.pipe: worker for worker in team}
     for pipe in wait([*workers], timeout_s):
         worker = workers[pipe]  # type: ignore[index]

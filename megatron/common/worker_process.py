@@ -9,7 +9,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def start_whole(process: BaseProcess) -> None:
-    """Start `process`, to which no SIGINT comes; a signal that is to end this one waits until then.
+    """Start `process` with SIGINT blocked; signals to this process are delivered afterwards.
 
     Ended in between, this process would leave one that cannot read what it is to do, and says so
     in a traceback; so would the new one if it were interrupted while it imports its modules.

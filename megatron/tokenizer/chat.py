@@ -1,4 +1,4 @@
-"""Conversations as tokens, and which of these tokens are answers to learn."""
+"""Chat templates: conversations as tokens, with a loss mask on the answers."""
 
 import json
 import re

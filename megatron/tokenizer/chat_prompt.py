@@ -1,4 +1,4 @@
-"""Conversations as prompts: what a model reads before it answers, and what ends its answer."""
+"""Chat prompts: the text a model reads before it answers, and the end of its answer."""
 
 from collections.abc import Sequence
 from typing import Any

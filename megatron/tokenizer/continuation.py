@@ -1,4 +1,4 @@
-"""The text of tokens where they stand: behind others."""
+"""Decode tokens as the continuation of the tokens before them (detokenization)."""
 
 from collections.abc import Sequence
 

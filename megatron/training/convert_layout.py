@@ -1,4 +1,4 @@
-"""A checkpoint loaded in one layout and saved in another, without a step in between."""
+"""Reshard a checkpoint: load it in one layout and save it in another, without a step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ def config_of_layout(
 
 
 def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Launch) -> None:
-    """Save what is in `source` as `config` lays it out.
+    """Reshard the checkpoint `source` to the layout of `config` and save it.
 
     Raises:
         MegatronError: the checkpoint is damaged, or the network cannot be divided so.

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class _Left(Exception):
-    """An evaluation that the run does not wait for."""
+    """Raised to leave an evaluation when the run ends."""
 
 
 def _never() -> bool:
@@ -60,7 +60,7 @@ class Evaluation(Hook):
         self._ends = ends
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Evaluate when it is due; leave that when the run is to end."""
+        """Evaluate when it is due; stop early when the run is to end."""
         if not self._plan.evaluation.is_due(state.iteration):
             return
         try:

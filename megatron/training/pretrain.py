@@ -166,7 +166,7 @@ def _build(
     device: torch.device,
     watchdog: Watchdog,
 ) -> _Job:
-    """Build what `plan` says, and go on from a checkpoint if there is one.
+    """Build the objects of `plan`, and resume from a checkpoint if there is one.
 
     Args:
         padding_counts: --padded-vocab-in-softmax; None: as in the run that is continued.
@@ -217,7 +217,7 @@ def _decide(
     objective: Objective,
     valid: Validated | None,
 ) -> tuple[Tokenizer, Plan]:
-    """Return the tokenizer of the data and what will be built and run.
+    """Return the tokenizer of the data and the plan of the run.
 
     Raises:
         MegatronError: lists every option that cannot be met.
@@ -248,7 +248,7 @@ def _decide(
 
 
 def _log_plan(plan: Plan, notices: Sequence[str], choices: Sequence[Choice]) -> None:
-    """Log what is about to be built."""
+    """Log the plan before it is built."""
     model, parallel = plan.model, plan.parallel
     for notice in (*notices, *plan.notices):
         log.info(notice)

@@ -48,7 +48,7 @@ def quiet(plan: Plan) -> Plan:
 
 
 class _Last(Hook):
-    """Keeps what the last step did."""
+    """Hook that keeps the result of the last step."""
 
     iteration = 0
     step: StepResult | None = None
@@ -125,7 +125,7 @@ def comparison(then: StepResult, now: StepResult) -> Iterator[str]:
 def _samples(
     record: dict[str, Any], plan: Plan, samples: SampleSource, tokenizer: Tokenizer
 ) -> Iterator[str]:
-    """Yield where the samples of a step come from, and how their texts begin."""
+    """Yield the origins of a step's samples, and the starts of their texts."""
     data = replace(plan.data, valid=(), test=())
     length, seed = plan.model.seq_length, plan.training.seed
     return lines_of_step(

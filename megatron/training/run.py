@@ -1,4 +1,4 @@
-"""A run: what happens around its steps, and what follows the last one."""
+"""A training run: its steps with their hooks, and the last evaluation and save."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """An engine, its plan, and everybody who watches.
+    """A training run: an engine, its plan and its hooks.
 
     Args:
         state: where the run goes on from.
@@ -176,7 +176,7 @@ class Run:
         return stop.exit_code
 
     def _without_save(self, reason: str, stop: Stop) -> str:
-        """Return `reason` with what it means that the newest step could not be saved.
+        """Return `reason` with the consequence of a newest step that could not be saved.
 
         Raises:
             TrainingError: the run would say that it is finished.
@@ -196,7 +196,7 @@ class Run:
         profile: Profile | None,
         checkpoints: Checkpoints | None,
     ) -> str:
-        """Take steps, those behind a spike once more, until `stop` gives a reason; return it."""
+        """Take steps, with rollbacks after loss spikes, until `stop` gives a reason; return it."""
         while True:
             try:
                 return train(
@@ -289,7 +289,7 @@ class StepProgress(Hook):
 
 
 class WatchedHook(Hook):
-    """Another hook, during which the watchdog reports the stage by its own name.
+    """Wrapper of a hook that names its stage to the watchdog.
 
     Args:
         stage: name of what the hook does.

@@ -1,4 +1,4 @@
-"""From the plan to the objects of a run: one function per thing."""
+"""Build the objects of a run from its plan: one function for each."""
 
 import logging
 import socket
@@ -133,7 +133,7 @@ def _shared_device(launch: Launch) -> ConfigError:
 
 
 def watch(watchdog: Watchdog, plan: WatchPlan, directory: Path) -> None:
-    """Agree with the other ranks on where all leave their stacks when the run hangs.
+    """Agree with the other ranks on the folder of stack dumps when the run hangs.
 
     Args:
         directory: --save.

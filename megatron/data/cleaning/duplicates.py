@@ -1,4 +1,4 @@
-"""Pairs of documents that are nearly the same: candidates by fingerprint, proof by shingles."""
+"""Near duplicates among documents: candidates by fingerprint, proof by shingles."""
 
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Fingerprints of documents: what stands for a text when millions are compared with each other.
+"""Fingerprints of documents (MinHash), by which millions of texts are compared.
 
 They lie in a file, not in memory; so do the texts, which are found again by file and offset.
 """

@@ -1,4 +1,4 @@
-"""Groups of documents, by name, that are the same to a reader; and the files they are kept in."""
+"""Groups of duplicate documents, by name, and the files they are kept in."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Whether a text is English, by a model that comes with its library."""
+"""Language detection: whether a text is English, by a model that comes with its library."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Runs of words that texts of evaluations and of training share, and training texts without them."""
+"""Decontamination: n-grams that evaluations and training texts share, and their removal."""
 
 import json
 import re
@@ -100,7 +100,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class CutDocuments:
-    """Takes the n-grams and what is around them out of documents.
+    """Removes the n-grams and the text around them from documents.
 
     Args:
         key: of the text.

@@ -79,7 +79,7 @@ class Line:
 
 
 class Progress:
-    """Shows on stderr how far a run is: a bar on a terminal, plain lines elsewhere.
+    """Progress on stderr: a bar on a terminal, plain lines elsewhere.
 
     Args:
         total_bytes: of all that will be read.
@@ -170,7 +170,7 @@ def to_bytes(record: Record) -> bytes:
 
 
 class Output:
-    """A file in the making."""
+    """An output file that is being written."""
 
     def __init__(self, path: Path, file: BinaryIO):
         self._path = path

@@ -59,7 +59,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunTasks:
-    """Does the tasks, one after the other, until one drops the document."""
+    """Runs the tasks, one after the other, until one drops the document."""
 
     tasks: tuple[str, ...]
 

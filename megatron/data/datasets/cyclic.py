@@ -1,4 +1,4 @@
-"""Samples in random order, again and again: `--dataloader-type cyclic`."""
+"""Cyclic data order (`--dataloader-type cyclic`): a new permutation of the samples each epoch."""
 
 import sys
 

@@ -14,7 +14,7 @@ from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 
 class GPTDataset:
-    """Sample i is a pure function of the arguments: `seq_length + 1` tokens of packed documents.
+    """GPT dataset: sample i, a pure function of the arguments, is `seq_length + 1` packed tokens.
 
     Nothing is put between documents; preprocessing appends the end-of-document token.
 

@@ -14,7 +14,7 @@ _OF_ORDER = {"split": "--split", "order": "--dataloader-type", "kind": "the obje
 def other_order(
     then: Mapping[str, Any], now: DataPlan, uses: Sequence[CorpusUse], *, seq_length: int
 ) -> Iterator[str]:
-    """Yield every reason why the training samples of `now` come in another order than `then`.
+    """Yield every reason for which the sample order of `now` differs from that of `then`.
 
     The length of the run is one: Megatron shuffles all epochs that it wants together. Other paths
     are none, because files may have moved; texts are packed in an order that the length does not

@@ -18,7 +18,7 @@ def lines_of_step(
     batch: BatchPlan,
     most: int | None = None,
 ) -> Iterator[str]:
-    """Yield who read each sample of a step, where it comes from, and its text.
+    """Yield the reader, the origin and the text of each sample of a step.
 
     Args:
         first: number of the step's first sample; `last` is behind its last one.

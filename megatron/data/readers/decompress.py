@@ -36,7 +36,7 @@ _UNREADABLE = {
 
 
 class UnreadableFormatError(DataError):
-    """A file holds something else than lines of text. The message says what, without the file."""
+    """A file holds something else than lines of text. The message omits the file name."""
 
 
 def compression_of(start: bytes) -> str | None:

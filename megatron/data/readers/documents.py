@@ -1,4 +1,4 @@
-"""The texts of a block: one document a line or row, and what is wrong with those that are none."""
+"""Documents of a block: one for each line or row, and the errors of invalid lines."""
 
 import json
 from collections.abc import Sequence
@@ -147,7 +147,7 @@ def _from_any_lines(data: bytes, keys: Sequence[str]) -> Documents:
 
 
 def _careful(line: bytes, keys: Sequence[str]) -> list[str] | str:
-    """Return the texts of a line, or what is wrong with it.
+    """Return the texts of a line, or its error.
 
     Python's parser has the last word: it takes what the fast one does not, such as half of a
     surrogate pair, a number without bounds, or a byte order mark in front.

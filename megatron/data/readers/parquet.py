@@ -1,4 +1,4 @@
-"""Rows of a Parquet file, in pieces that travel between processes. Needs pyarrow, on use only."""
+"""Rows of a Parquet file, in pieces that are sent between processes. Needs pyarrow, on use only."""
 
 import json
 from collections.abc import Iterator, Sequence

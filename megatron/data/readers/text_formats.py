@@ -127,7 +127,7 @@ class _Text:
                 return self._held[self._position : self._position + 1]
 
     def take(self, character: str) -> None:
-        """Pass over `character`, which must come next."""
+        """Consume `character`, which must be next."""
         if (found := self.next_character()) != character:
             end = repr(found) if found else "its end"
             raise ValueError(f"a JSON array has {end} where {character!r} belongs")

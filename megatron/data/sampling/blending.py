@@ -267,7 +267,7 @@ def blend_order(
 
 
 def _taken_before(shares: NDArray, firsts: NDArray) -> NDArray:
-    """Guess what is taken of each data set before each of the samples `firsts`, the first being 0.
+    """Estimate the samples taken from each dataset before each of `firsts`, the first being 0.
 
     Shapes: -> [firsts, data sets] float64 with integer values.
     """

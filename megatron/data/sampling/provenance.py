@@ -25,7 +25,7 @@ class Origin:
 
 
 class TracedSource(SampleSource, Protocol):
-    """Samples that are known to come from token files."""
+    """A source of samples with known provenance in token files."""
 
     def origin(self, i: int, /) -> Origin:
         """Return the token spans of sample i on disk."""

@@ -1,4 +1,4 @@
-"""The random stream of one sample: what is drawn for it depends on nothing else."""
+"""RNG of one sample: its draws depend on the seed and the sample's index alone."""
 
 import numpy as np
 

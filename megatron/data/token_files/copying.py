@@ -1,4 +1,4 @@
-"""Bytes from file to file at the speed of the kernel; holes stay holes."""
+"""Copies byte ranges between files in the kernel; sparse holes stay holes."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ _CANNOT = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 @dataclass(frozen=True)
 class Extent:
-    """So many bytes of one file, and where they go in another."""
+    """A byte range of one file and its offset in another."""
 
     source: Path
     source_offset: int

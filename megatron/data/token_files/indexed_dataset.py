@@ -1,4 +1,4 @@
-"""A .bin/.idx pair: how token sequences lie on disk. What a token means is not known here."""
+"""Indexed dataset (.bin/.idx): token sequences on disk, independent of a tokenizer."""
 
 import mmap
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Several pairs of token files become one, as if their documents had been converted together."""
+"""Merge pairs of token files into one, as if their documents had been converted together."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Texts that are token ids already."""
+"""Null tokenizer, for texts that are token ids already."""
 
 from collections.abc import Sequence
 

@@ -72,7 +72,7 @@ def next_older(plan: Plan, damaged: Chosen) -> Chosen:
 
 
 def tell_changes(plan: Plan, chosen: Chosen) -> None:
-    """Warn of what may be, and is, other than when `chosen` was saved.
+    """Warn of permitted differences from the run that saved `chosen`.
 
     Communication: every rank must call this, in step.
     """
@@ -265,7 +265,7 @@ def _goes_on(plan: Plan) -> bool:
 
 
 def _require_parts(manifest: Manifest, requested: CheckpointPlan, folder: str) -> None:
-    """Refuse a checkpoint that was saved without what this run wants of it."""
+    """Refuse a checkpoint that was saved without the parts that this run loads."""
     held = manifest.plan["checkpoint"]
     for part, wants, flag in (
         ("saves_optimizer", requested.loads_optimizer, "--no-load-optim"),

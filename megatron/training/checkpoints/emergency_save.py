@@ -1,4 +1,4 @@
-"""The checkpoint that is being written when a run fails: published without a word between ranks."""
+"""Emergency save: publish the checkpoint in progress when a run fails, without communication."""
 
 import json
 import os
@@ -42,7 +42,7 @@ class PendingSave:
 
 
 def finish_alone(save: PendingSave, *, rank: int, ranks: int, silence_s: float = SILENCE_S) -> bool:
-    """Wait for what this rank writes; on rank 0 publish it when all have; return whether it did.
+    """Wait for this rank's writes; on rank 0 publish the save of all ranks; return whether it did.
 
     A run fails on one rank, and the others find out when that one has left: no rank can query
     another. So each rank leaves a list of its files in the staging folder, and rank 0 waits for

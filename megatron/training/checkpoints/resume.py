@@ -1,4 +1,4 @@
-"""Going on from a checkpoint that was chosen: its files, whatever layout they are in."""
+"""Resume: load the chosen checkpoint, with resharding if its layout differs."""
 
 import logging
 from collections.abc import Sequence
@@ -151,7 +151,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
 
 
 def _require_no_strangers(chosen: Chosen) -> None:
-    """Refuse files of states that the run did not write: DeepSpeed takes what it finds by names."""
+    """Refuse state files that the run did not write: DeepSpeed loads all that match by name."""
     known = {record.name for record in chosen.manifest.files}
     names = sorted(file.name for file in chosen.folder.glob("*.pt") if file.name not in known)
     if names:

@@ -1,4 +1,4 @@
-"""Faults on purpose, for runs that are to prove that they survive them.
+"""Fault injection (--chaos), to test that runs recover.
 
 What happens is a pure function of the seed, the attempt, the iteration and the rank, so that the
 same faults come again, and rank 0 can report those of the other ranks.
@@ -99,7 +99,7 @@ class Chaos(Hook):
         log.warning("--chaos: before steps come %s", "; ".join(first) or "no faults in sight")
 
     def before_step(self, state: TrainState) -> None:
-        """Stand still or die, if that is due."""
+        """Hang or die, if that fault is due."""
         iteration = state.iteration + 1
         if iteration > self._last:
             return
@@ -110,7 +110,7 @@ class Chaos(Hook):
             _die()
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Damage what has been published since the last step, if that is due."""
+        """Damage a checkpoint published since the last step, if that fault is due."""
         if self._rank or not (self._plan.flip or self._plan.truncate):
             return
         tags = published_tags(self._directory)
@@ -142,7 +142,7 @@ class Chaos(Hook):
         )
 
     def _due(self, faults: tuple[str, ...], iteration: int) -> Iterator[tuple[str, str]]:
-        """Yield each of `faults` that strikes any rank, and which rank that is."""
+        """Yield each of `faults` that is due on any rank, with that rank."""
         for fault in faults:
             for rank in range(self._num_ranks if getattr(self._plan, fault) else 0):
                 words = {"attempt": self._attempt, "iteration": iteration, "rank": rank}
@@ -188,7 +188,7 @@ class Chaos(Hook):
 
 
 class _OnFaultyDisk:
-    """An engine whose saves meet the faults of a disk; all else is the engine's."""
+    """An engine whose saves have injected disk faults; all else is the engine's."""
 
     def __init__(self, engine: Engine, chaos: Chaos) -> None:
         self._engine, self._chaos = engine, chaos
@@ -210,10 +210,10 @@ class _OnFaultyDisk:
 
 
 class _FaultyFile(type(Path())):  # type: ignore[misc]
-    """The path of a file that is written slowly, by half, or by a process that dies meanwhile."""
+    """Path of a file that is written slowly, half, or by a process that dies during the write."""
 
     def with_faults(self, faults: set[str], delay_s: float) -> "_FaultyFile":
-        """Return it with what will happen to it."""
+        """Return it with its faults."""
         self.faults, self.delay_s = faults, delay_s
         return self
 
@@ -226,10 +226,10 @@ class _FaultyFile(type(Path())):  # type: ignore[misc]
 
 
 class _FaultyStream(io.FileIO):
-    """A file whose first write is cut off, and followed by the fault."""
+    """A file whose first write is truncated and followed by the fault."""
 
     def with_faults(self, faults: set[str]) -> "_FaultyStream":
-        """Return it with what will happen."""
+        """Return it with its faults."""
         self.faults = faults
         return self
 

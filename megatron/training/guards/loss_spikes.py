@@ -1,4 +1,4 @@
-"""Steps whose loss is far above those before: the run goes back and passes over their samples."""
+"""Loss spikes: roll back to an earlier checkpoint and skip the samples of the spike."""
 
 import logging
 import math
@@ -34,7 +34,7 @@ _LEAST_SPREAD = 1e-4
 
 
 class Spike(Exception):
-    """A step was far from those before it; caught where the run can go back."""
+    """A loss spike in a step; caught where the run can roll back."""
 
     def __init__(self, iteration: int, message: str):
         super().__init__(message)
@@ -50,7 +50,7 @@ class Watched:
 
 
 class SpikeGuard(Hook):
-    """Raises Spike behind a step that is one. For all ranks.
+    """Raises Spike after a step with a loss spike. For all ranks.
 
     Args:
         before: the steps before, the oldest first.
@@ -105,7 +105,7 @@ def robust_zscore(value: float, before: Sequence[float]) -> float:
 
 
 def steps_before(save: Path, policy: SpikePlan) -> list[Watched]:
-    """Return the last steps that stand in the journal, as many as are compared with.
+    """Return the last steps in the journal, as many as are compared with.
 
     Communication: every rank must call this, in step; rank 0 reads.
     """

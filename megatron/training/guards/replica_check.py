@@ -1,4 +1,4 @@
-"""Whether ranks still have in common what they must: weights, optimizer, random streams, counters."""
+"""Replica check: weights, optimizer state, RNG states and counters that ranks must share."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator

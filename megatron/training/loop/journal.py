@@ -51,7 +51,7 @@ class Journal:
         system_info: Mapping[str, str],
         flags: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Note that the run begins, or goes on, behind `iteration`, with what it runs and how.
+        """Record that the run starts or resumes after `iteration`, with its system and flags.
 
         Args:
             flags: the values that differ from their defaults.
@@ -61,7 +61,7 @@ class Journal:
         self.write(START, {**known, "with": dict(system_info), "flags": dict(flags)})
 
     def write(self, event: str, record: dict[str, Any]) -> None:
-        """Append `record` under the name of what happened.
+        """Append `record` under the name of its event.
 
         Raises:
             CheckpointError: the disk does not take it.

@@ -1,4 +1,4 @@
-"""The loop. What happens around a step is a hook."""
+"""Training loop, with hooks before and after each step."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,10 +30,10 @@ class Engine(Protocol):
         """Use this weight decay."""
 
     def set_global_batch_size(self, samples: int) -> None:
-        """Take so many samples per step."""
+        """Set the samples per step."""
 
     def set_seq_length(self, tokens: int) -> None:
-        """Expect samples of so many tokens."""
+        """Set the tokens per sample."""
 
     def train_batch(self, batches: Iterator[Any]) -> Any:
         """Take one step; return its loss."""
@@ -71,7 +71,7 @@ class Hook:
         """Act before the next step, or before the run finds that there is none."""
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Act on what the step did; `state` counts it already."""
+        """Act on the step's result; `state` counts it already."""
 
 
 Meter = Callable[[TrainState], Mapping[str, float]]

@@ -1,4 +1,4 @@
-"""The ranks as processes: which of them are gone."""
+"""Dead ranks: which processes of the run have ended."""
 
 import os
 import socket

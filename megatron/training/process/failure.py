@@ -1,4 +1,4 @@
-"""Why a run failed: `failure.json` in --save, written by the first process that has the cause."""
+"""Failure record of a run: `failure.json` in --save, written by the first process with a cause."""
 
 import json
 import os
@@ -75,7 +75,7 @@ class Failure:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether the only trouble is that another process has gone."""
+    """Whether the error only reports that another process has died."""
     return any(sign in str(error) for sign in _LOST_PEER)
 
 
@@ -247,7 +247,7 @@ def _read(file: Path) -> Failure | None:
 
 
 def _says_more(failure: Failure, earlier: Failure) -> bool:
-    """Whether `earlier` is only what came of `failure`."""
+    """Whether `earlier` is only a consequence of `failure`."""
     if failure.kind == "lost rank" and failure.rank == earlier.rank:
         return False  # that rank had a word before it left
     return _weight(failure) > _weight(earlier)

@@ -1,4 +1,4 @@
-"""The launchers above this process: whether they still live, and what they name as root cause."""
+"""The launchers above this process: whether they are alive, and their root-cause files."""
 
 import json
 import os

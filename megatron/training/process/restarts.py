@@ -1,4 +1,4 @@
-"""Starting again after a failure, through torch's launcher."""
+"""Automatic restarts after a failure (--max-restarts), through torch's launcher."""
 
 import os
 import signal
@@ -73,6 +73,6 @@ def code_for(code: int, launcher: Launcher) -> int:
 
 
 def end_launcher(launcher: Launcher) -> None:
-    """Keep a launcher from starting again what would fail again."""
+    """End a launcher, so that it does not restart a run that would fail again."""
     if launcher.max_restarts:
         os.kill(os.getppid(), signal.SIGTERM)

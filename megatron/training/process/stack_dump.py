@@ -64,7 +64,7 @@ def place_of(frame: FrameType) -> str:
 
 
 def _function(innermost: FrameType, ours: FrameType) -> str:
-    """Return the name of what we called, if that went on in a library, or of our own function."""
+    """Return the name of the innermost function: a library's that we called, or our own."""
     return innermost.f_code.co_name if innermost is not ours else ours.f_code.co_name
 
 

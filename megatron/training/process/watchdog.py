@@ -143,14 +143,14 @@ class Watchdog:
         self.moves()
 
     def moves(self) -> None:
-        """Note that something was done; one that comes loose when its run is ended stays here."""
+        """Record progress; block for ever once the run is being ended."""
         if self._leaving.is_set():
             threading.Event().wait()
         self._moved_at = time.monotonic()
 
     @contextmanager
     def during(self, stage: str, *, longer: bool = False) -> Iterator[None]:
-        """Name what is done inside the `with` block.
+        """Name the stage of the `with` block.
 
         Args:
             longer: whether it may take longer than a step.
@@ -220,7 +220,7 @@ class Watchdog:
         self._leave(f"hang in {self.stage}: no progress (--hang-timeout); see {hangs.folder}")
 
     def _report(self, hangs: Hangs) -> None:
-        """Write the stacks and the cause to disk and stderr, and finish what is being saved."""
+        """Write the stacks and the cause to disk and stderr, and finish a save in progress."""
         host, pid = socket.gethostname(), os.getpid()
         stage = f"{self.stage} {self.iteration}" if self.stage == _STEP else self.stage
         with suppress(OSError):

@@ -65,7 +65,7 @@ class Energy:
         return {ENERGY: energy_kwh, CO2: emissions_kg}
 
     def out(self, total: Any, delta: Any) -> None:
-        """Take what codecarbon has measured since its start; it calls this."""
+        """Take codecarbon's measurements since its start; it calls this."""
         self._last = total
 
     def live_out(self, total: Any, delta: Any) -> None:
@@ -121,7 +121,7 @@ def _over_ranks(own: Sequence[float]) -> list[float]:
 
 
 def _open_file(file: Path) -> tuple[float, float]:
-    """Return the totals in `file`, which is begun if it is not there."""
+    """Return the totals in `file`, which is created if it is missing."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists():

@@ -11,7 +11,7 @@ RESIDENT, AVAILABLE = "resident (GiB)", "host available (GiB)"
 
 
 def worst_memory() -> dict[str, float]:
-    """Return the most that a rank takes of its device and its host, and the least that a host has.
+    """Return the peak memory of a rank on its device and host, and the least available on a host.
 
     On a GPU both are peaks since the start: what tensors took, and what PyTorch kept for them. What
     this machine does not report is left out.

@@ -34,7 +34,7 @@ class Profile(Hook):
             self._first = state.iteration + 1
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """End behind the last iteration to record."""
+        """Stop after the last iteration to record."""
         if state.iteration + 1 >= self._plan.stop:
             self._write(state)
 

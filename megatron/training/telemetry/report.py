@@ -109,7 +109,7 @@ class Interval:
         return " | ".join(fields)
 
     def record(self) -> dict[str, Any]:
-        """Return the journal's record: what was measured under names of letters and digits."""
+        """Return the journal's record: the metrics under names of letters and digits."""
         record = asdict(self)
         measures = record.pop("measures")
         return record | {
@@ -235,7 +235,7 @@ def _mean_moe_loss(steps: Sequence[StepResult]) -> dict[str, float]:
 
 
 def flops_per_sample(plan: Plan, seq_length: int, *, recomputed: bool = True) -> float:
-    """Return the floating-point operations that a sample of so many tokens takes in a step.
+    """Return the floating-point operations of a sample of this many tokens in a step.
 
     Args:
         recomputed: whether what is computed again counts as well.

@@ -21,7 +21,7 @@ class StepRecords(Hook):
         self._host = socket.gethostname()
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Write what the step did."""
+        """Write the step's record."""
         record = {
             "run": self._journal.run,
             "attempt": self._journal.attempt,

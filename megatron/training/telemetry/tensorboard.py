@@ -42,7 +42,7 @@ class TensorBoard(Hook):
         writer.add_scalar(tag, 0, state.iteration + 1)
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Write what is due after this step."""
+        """Write the scalars that are due after this step."""
         logging = self._plan.logging
         if state.iteration % logging.tensorboard_interval == 0:
             self._write_step(state, step)
@@ -63,7 +63,7 @@ class TensorBoard(Hook):
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what is still held back."""
+        """Flush and close the writer."""
         close_writer(self._writer, self._plan.logging)
 
     def _write_step(self, state: TrainState, step: StepResult) -> None:

@@ -51,7 +51,7 @@ def build_writer(plan: LoggingPlan, config: Mapping[str, Any]) -> "SummaryWriter
 
 
 def close_writer(writer: "SummaryWriter", plan: LoggingPlan) -> None:
-    """Write what the writer holds back, and end the run of Weights & Biases."""
+    """Flush the writer, and end the run of Weights & Biases."""
     writer.close()
     if plan.wandb.project:
         import wandb
