@@ -110,3 +110,8 @@ def _require_declared(batch: Batch, fields: Fields, letters: Mapping[str, int]) 
                 f"the field {name} of the batch has shape {[*batch[name].shape]}; declared is "
                 f"{field.shape}, which is {[*field.sizes(letters)]}"
             )
+        if batch[name].dtype != field.dtype:
+            raise ValueError(
+                f"the field {name} of the batch has dtype {batch[name].dtype}; declared is "
+                f"{field.dtype}"
+            )

@@ -198,6 +198,8 @@ def another_batch_than_the_declared_one_is_refused(rank):
         broadcast({"loss_mask": batch["loss_mask"]}, groups)
     with pytest.raises(ValueError, match=r"tokens .* shape \[2, 5\]; declared is bs, .* \[2, 6\]"):
         broadcast(batch | {"tokens": batch["tokens"][:, :5]}, groups)
+    with pytest.raises(ValueError, match=r"tokens .* dtype torch.float32; declared is torch.int64"):
+        broadcast(batch | {"tokens": batch["tokens"].float()}, groups)
 
 
 def a_shard_of_the_sequence_holds_slices_of_the_fields_with_an_s(rank):

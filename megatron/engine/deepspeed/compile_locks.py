@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -47,10 +47,10 @@ def _watch(extensions: Path, ended: threading.Event, period_s: float) -> None:
     while True:
         now: dict[Path, int] = {}
         for lock in (*extensions.glob("*/lock"), *extensions.glob("*/*/lock")):
-            with suppress(OSError):
-                inode = _abandoned(lock)
-                # An owner that ends closes the file before it removes it: hence twice.
-                if inode and before.get(lock) == inode:
+            with suppress(OSError), _abandoned(lock) as inode:
+                # An owner that ends closes the file before it removes it: hence twice. No other
+                # process can open the file here, so none removes a newer one under this name.
+                if inode and before.get(lock) == inode == lock.stat().st_ino:
                     lock.unlink()
                     log.warning("%s was left by a compilation that was killed: removed", lock)
                 elif inode:
@@ -68,31 +68,41 @@ def _watch(extensions: Path, ended: threading.Event, period_s: float) -> None:
             return
 
 
-def _abandoned(lock: Path) -> int | None:
-    """Return the inode of a lock that no process has open; None if one may.
+@contextmanager
+def _abandoned(lock: Path) -> Iterator[int | None]:
+    """Hold a lease on a lock that no process has open, and give its inode; None if one may.
 
     Raises:
         OSError: it is gone.
     """
     if _file_system(lock) not in _LOCAL or _is_built(lock.parent):
-        return None
+        yield None
+        return
     try:
-        # Without waiting for a process that does the same.
+        # Without waiting for a process that holds the lease.
         descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except (PermissionError, BlockingIOError):
-        return None
+        yield None
+        return
+    with closing(os.fdopen(descriptor, "rb")) as file:
+        is_abandoned = _lease(descriptor)
+        if not is_abandoned:
+            file.close()
+        yield os.fstat(descriptor).st_ino if is_abandoned else None
+
+
+def _lease(descriptor: int) -> bool:
+    """Take a write lease, which the kernel grants only if no other process has the file open."""
     try:
         # Whoever opens the file meanwhile sends a signal: one that does nothing by itself.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        return os.fstat(descriptor).st_ino
     except OSError as error:
         # Open elsewhere; another user's; or a file system without leases.
         if error.errno in (errno.EAGAIN, errno.EACCES, errno.EINVAL, errno.EPERM):
-            return None
+            return False
         raise
-    finally:
-        os.close(descriptor)
+    return True
 
 
 def _file_system(path: Path) -> str:

@@ -47,6 +47,26 @@ def test_the_lock_of_a_killed_compilation_is_removed(lock, tmp_path, caplog):
     assert FileBaton(str(lock)).try_acquire()
 
 
+def test_a_lock_that_is_judged_is_not_taken_by_a_second_process(lock):
+    """Of two processes that find it stale, the slower one would remove the lock of a third."""
+    lock.touch()
+    other = (
+        "import sys; from pathlib import Path; "
+        "from megatron.engine.deepspeed.compile_locks import _abandoned\n"
+        "with _abandoned(Path(sys.argv[1])) as inode: print(inode)"
+    )
+
+    def judged_elsewhere():
+        words = [sys.executable, "-c", other, str(lock)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+    inode = lock.stat().st_ino
+    with compile_locks._abandoned(lock) as ours:
+        assert ours == inode
+        assert judged_elsewhere() == "None"
+    assert judged_elsewhere() == str(inode)
+
+
 def test_own_locks_stay_without_a_word(lock, tmp_path, caplog, monkeypatch):
     looked, look = threading.Semaphore(0), compile_locks._is_open_here
     monkeypatch.setattr(
