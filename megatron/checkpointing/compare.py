@@ -290,4 +290,6 @@ def _differences(
 
 def _as_json(value: Any) -> Any:
     """Return `value` as a manifest holds it."""
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, Mapping):
+        return {name: _as_json(part) for name, part in value.items()}
+    return [*map(_as_json, value)] if isinstance(value, list | tuple) else value

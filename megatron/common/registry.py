@@ -36,12 +36,12 @@ class Registry(Generic[Part]):
     Args:
         kind: what they are, for messages.
         option: the flag that takes a name.
-        parts: the entries of this package.
+        built_in: names of this package's own parts, wherever they are built.
     """
 
-    def __init__(self, kind: str, option: str = "", parts: Mapping[str, Part] | None = None):
-        self.kind, self.option = kind, option
-        self._entries = {name: Entry(part) for name, part in (parts or {}).items()}
+    def __init__(self, kind: str, option: str = "", built_in: Iterable[str] = ()):
+        self.kind, self.option, self.built_in = kind, option, tuple(built_in)
+        self._entries: dict[str, Entry[Part]] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -55,10 +55,15 @@ class Registry(Generic[Part]):
         Registering the same definition once more replaces it, as a notebook's cell does.
 
         Raises:
-            ConfigError: another part has that name.
+            ConfigError: another part has that name, of a plugin or of this package.
         """
 
         def add(part: Part) -> Part:
+            if name in self.built_in and not _origin(part).startswith("megatron."):
+                raise ConfigError(
+                    f"{self.kind} {name} of {_origin(part)} has the name of a built-in one: "
+                    "take another name"
+                )
             there = self._entries.get(name)
             if there and _origin(there.part) != _origin(part):
                 raise ConfigError(
@@ -123,20 +128,39 @@ def _origin(part: Any) -> str:
     return f"{part.__module__}.{part.__qualname__}" if hasattr(part, "__qualname__") else repr(part)
 
 
-POSITION_EMBEDDINGS: Registry[Any] = Registry("position embedding", "--position-embedding-type")
+POSITION_EMBEDDINGS: Registry[Any] = Registry(
+    "position embedding",
+    "--position-embedding-type",
+    ("learned_absolute", "absolute", "learned", "rotary", "rope", "alibi", "none"),
+)
 """Classes like megatron.model.layers.positions.PositionEmbedding."""
 
-ACTIVATIONS: Registry[Any] = Registry("activation", "--activation")
+ACTIVATIONS: Registry[Any] = Registry(
+    "activation",
+    "--activation",
+    (
+        *("gelu_tanh", "gelu_erf", "relu", "squared_relu"),
+        *("geglu", "geglu_tanh", "liglu", "reglu", "swiglu"),
+    ),
+)
 """Functions (x, bias or None) -> activation(x + bias); a gated one, with "glu" in its name, halves
 the last dimension."""
 
-NORMS: Registry[Any] = Registry("norm", "--normalization")
+NORMS: Registry[Any] = Registry("norm", "--normalization", ("LayerNorm", "RMSNorm"))
 """Classes like megatron.model.layers.norms.Norm."""
 
-OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer")
+OPTIMIZERS: Registry[Any] = Registry(
+    "optimizer",
+    "--optimizer",
+    ("adam", "adamw", "fused_adam", "adam8bit", "sgd", "lion", "muon", "dist_muon"),
+)
 """Functions (parameter groups, lr, plan: OptimizerPlan) -> torch.optim.Optimizer."""
 
-SCHEDULES: Registry[Any] = Registry("learning-rate schedule", "--lr-decay-style")
+SCHEDULES: Registry[Any] = Registry(
+    "learning-rate schedule",
+    "--lr-decay-style",
+    ("constant", "linear", "cosine", "inverse-square-root", "WSD"),
+)
 """Functions of the progress from the end of the warm-up, 0, to the end of the decay, 1; they return
 the share of the way from --min-lr up to --lr."""
 
@@ -147,13 +171,23 @@ METRICS: Registry[Any] = Registry("metric", "--metric")
 """Functions of the Run that return a function of the TrainState: numbers by name, after each step,
 on every rank."""
 
-OBJECTIVES: Registry[Any] = Registry("objective", "--objective")
+OBJECTIVES: Registry[Any] = Registry(
+    "objective", "--objective", ("gpt", "prefix-lm", "multitask", "sft")
+)
 """Classes like megatron.objectives.objective.Objective, with their `name`."""
 
 DATASETS: Registry[Any] = Registry("dataset", "--dataset")
 """Classes like megatron.data.datasets.gpt_dataset.GPTDataset."""
 
-TOKENIZERS: Registry[Any] = Registry("tokenizer", "--tokenizer-type")
+TOKENIZERS: Registry[Any] = Registry(
+    "tokenizer",
+    "--tokenizer-type",
+    (
+        *("BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer", "PretrainedFromHF"),
+        *("HuggingFaceTokenizer", "SentencePieceTokenizer", "GPTSentencePieceTokenizer"),
+        *("Llama2Tokenizer", "TikTokenizer", "NullTokenizer"),
+    ),
+)
 """Functions of megatron.tokenizer.build.Wishes, the flags of tokenizers, that return a
 megatron.tokenizer.types.tokenizer.Tokenizer."""
 

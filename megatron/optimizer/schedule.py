@@ -51,7 +51,8 @@ def learning_rate(plan: SchedulePlan, *, samples: int, tokens: int) -> float:
         progress = max(0.0, (consumed - (plan.decay - plan.anneal)) / plan.anneal)
         share = _FALLS[plan.anneal_style](progress)
     else:
-        fall = _FALLS.get(plan.style) or SCHEDULES.get(plan.style, plan.own_flags)
+        is_own = plan.style in SCHEDULES
+        fall = SCHEDULES.get(plan.style, plan.own_flags) if is_own else _FALLS[plan.style]
         share = fall((consumed - plan.warmup) / (plan.decay - plan.warmup))
     return plan.floor + (plan.peak - plan.floor) * share
 

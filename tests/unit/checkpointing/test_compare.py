@@ -1,7 +1,7 @@
 """Whether a run can go on from a checkpoint."""
 
 import json
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 
 import pytest
 from tiny import tiny_plan
@@ -199,6 +199,14 @@ def test_another_network_is_told_by_what_differs():
         ["model.rotary_dim", "0", "4"],
         ["model.window", "0", "3"],
     ]
+
+
+def test_a_network_with_the_flags_of_a_plugin_equals_its_record():
+    network = {"model": asdict(replace(tiny_plan().model, own_flags=(("steep", 2.0),)))}
+    require_same_model(json.loads(json.dumps(network)), network, "run")
+    other = {"model": {**network["model"], "own_flags": (("steep", 1.5),)}}
+    with pytest.raises(CheckpointError, match="steep"):
+        require_same_model(json.loads(json.dumps(network)), other, "run")
 
 
 def test_only_a_learned_table_limits_the_positions_of_another_run():

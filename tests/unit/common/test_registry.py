@@ -1,9 +1,13 @@
 from dataclasses import dataclass
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import Registry
+from megatron.common.registry import TOKENIZERS, Registry
+from megatron.config.config import SECTIONS
+from megatron.config.parsing.flags import Names
+from megatron.tokenizer.build import _TYPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +20,11 @@ class WarpConfig:
 
 @pytest.fixture
 def drives():
-    registry = Registry("drive", "--drive", {"impulse": lambda x: x})
+    registry = Registry("drive", "--drive", ("photon",))
+
+    @registry.register("impulse")
+    def impulse(x):
+        return x
 
     @registry.register("warp", flags=WarpConfig)
     def warp(x, *, flags):
@@ -33,7 +41,7 @@ def test_a_part_gets_its_flags(drives):
     assert drives.get("warp", [["warp", 4.0], ["other", 1]])(2.0) == 8.0
 
 
-def test_a_built_in_part_has_no_flags(drives):
+def test_a_part_without_flags(drives):
     assert drives.get("impulse")(2.0) == 2.0
     assert drives.flags_of("impulse", {}) == ()
     assert [*drives.sections()] == [WarpConfig]
@@ -52,6 +60,26 @@ def test_a_name_belongs_to_one_part(drives):
         @drives.register("warp")
         def other(x):
             return x
+
+
+def test_the_name_of_a_built_in_part_is_refused(drives):
+    with pytest.raises(ConfigError, match=r"drive photon of .*own has the name of a built-in one"):
+
+        @drives.register("photon")
+        def own(x):
+            return x
+
+
+def test_registries_know_the_names_that_flags_accept():
+    for section in SECTIONS.values():
+        for field, hint in get_type_hints(section, include_extras=True).items():
+            found = [mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, Names)]
+            for kind in get_args(hint.__origin__) if found else ():
+                names = {*get_args(kind)} if get_origin(kind) is Literal else set()
+                if get_origin(hint.__origin__) is Literal:
+                    names = {*get_args(hint.__origin__)}
+                assert names <= {*found[0].registry.built_in}, field
+    assert {*_TYPES} <= {*TOKENIZERS.built_in}
 
 
 def test_a_definition_that_runs_again_replaces_itself(drives):

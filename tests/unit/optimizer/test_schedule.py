@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_plan
 
+from megatron.common import registry
 from megatron.config.network import model_spec
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.optimizer import schedule
@@ -147,3 +148,10 @@ def test_weight_decay_is_constant_unless_said():
 def test_the_examples_in_docstrings_hold(module):
     results = doctest.testmod(module)
     assert (results.failed, results.attempted > 0) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["exponential", "minus_sqrt"])
+def test_the_style_of_a_plugin_may_have_the_name_of_an_annealing(monkeypatch, name):
+    monkeypatch.setattr(registry.SCHEDULES, "_entries", {})
+    registry.SCHEDULES.register(name)(lambda progress: 0.25)
+    assert learning_rate(path(name, floor=0.0), samples=600, tokens=0) == 0.25
