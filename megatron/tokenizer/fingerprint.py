@@ -70,11 +70,11 @@ def describe(tokenizer: Tokenizer, wishes: Mapping[str, Any] | None = None) -> T
         "probe": _probe(tokenizer),
         "tokens": list(vocabulary.tokens),
     }
-    content_of_file = {
+    recorded = {
         name: _lasting(value) for name, value in (wishes or {}).items() if value is not None
     }
     return TokenizerRecord(
-        fingerprint=_hash(content), name=tokenizer.name, wishes=content_of_file, **content
+        fingerprint=_hash(content), name=tokenizer.name, wishes=recorded, **content
     )
 
 
