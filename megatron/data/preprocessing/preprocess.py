@@ -312,7 +312,9 @@ def _converted(convert: _Convert, shards: Sequence[Shard]) -> Iterator[_Done]:
     num_packed = sum(shard.is_packed for shard in shards)
     workers = convert.spec.workers if num_packed else min(convert.spec.workers, len(shards))
     items: Iterable[Shard] = shards
-    if num_packed < workers or workers == 1:  # this process unpacks for the workers
+    has_streams = any(shard.is_stream for shard in shards)
+    # This process unpacks for the workers, whose stdin and pipes are not its own.
+    if num_packed < workers or workers == 1 or has_streams:
         items = (piece for shard in shards for piece in convert.unpacked(shard))
     if workers > 1:
         yield from map_in_processes(partial(convert.in_worker, workers), items, workers)

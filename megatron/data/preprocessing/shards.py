@@ -41,6 +41,11 @@ class Shard:
     lines_before: int = 0
     is_last: bool = True
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is standard input or a pipe, which no other process can open."""
+        return self.ranges[0][0].kind == "stream"
+
     def sources(self) -> list[Source]:
         """Return the pieces of files to read, cut between lines."""
         if self.unpacked_from is not None:
@@ -111,13 +116,13 @@ def shards_of_rank(shards: Sequence[Shard], rank: int, num_ranks: int) -> list[S
     total = sum(shard.num_bytes for shard in shards)
     found, before = [], 0
     for shard in shards:
-        source = shard.ranges[0][0]
-        if source.kind == "stream" and num_ranks > 1:
+        if shard.is_stream and num_ranks > 1:
             raise DataError(
-                f"--input {source.path} is a pipe, which cannot be read in several parts; "
+                f"--input {shard.ranges[0][0].path} is a pipe, which cannot be read in several parts; "
                 "give files"
             )
-        if before * num_ranks // max(total, 1) == rank:
+        # The last shards may be pipes, of 0 known bytes, behind all bytes of the total.
+        if min(before * num_ranks // max(total, 1), num_ranks - 1) == rank:
             found.append(shard)
         before += shard.num_bytes
     return found

@@ -20,6 +20,8 @@ from megatron.common.errors import DataError
 from megatron.data.preprocessing.preprocess import convert_share, merge_shards, preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.shard_writer import ShardWriter
+from megatron.data.preprocessing.shards import plan_shards, shards_of_rank
+from megatron.data.readers.inputs import find_sources
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 ROOT = Path(__file__).parents[4]
@@ -454,6 +456,53 @@ def test_a_packed_input_is_resumed_shard_by_shard(directory, monkeypatch, kind, 
     assert len([*directory.glob("out.stage/*/finished.json")]) > 3
     run(replace(wishes, workers=workers))
     assert outputs(directory) == expected
+
+
+STREAMS = """
+import sys
+sys.path[:0] = [{root!r}, {here!r}]
+from bytes_tokenizer import BytesTokenizer
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+
+if __name__ == "__main__":
+    preprocess(PreprocessSpec(inputs=tuple(sys.argv[1:]), output_prefix="out",
+        make_encoder=BytesTokenizer, shard_bytes=200, json_keys=("a",), workers=2))
+"""
+
+
+@pytest.mark.parametrize("kinds", [["-", "gz"], ["pipe", "pipe"]])
+def test_workers_convert_stdin_and_pipes_that_only_the_first_process_has(tmp_path, kinds):
+    """There are as many packed inputs as workers, which could unpack one each if all were files."""
+    here = str(ROOT / "tests")
+    (tmp_path / "run.py").write_text(STREAMS.format(root=str(ROOT), here=here))
+    texts = [f'{{"a": "{letter}"}}\n'.encode() * 50 for letter in "xy"]
+    (tmp_path / "b.gz").write_bytes(gzip.compress(texts[1], compresslevel=0))
+    inputs, pipes = [], []
+    for kind, text in zip(kinds, texts, strict=True):
+        if kind == "pipe":
+            reading, writing = os.pipe()
+            os.write(writing, text)
+            os.close(writing)
+            pipes.append(reading)
+        inputs.append({"-": "-", "gz": "b.gz", "pipe": f"/dev/fd/{(pipes or [0])[-1]}"}[kind])
+    subprocess.run(
+        [sys.executable, "run.py", *inputs],
+        cwd=tmp_path,
+        input=texts[0],
+        pass_fds=pipes,
+        check=True,
+    )
+    for pipe in pipes:
+        os.close(pipe)
+    assert (tmp_path / "out_a_document.bin").read_bytes() == b"x\0" * 50 + b"y\0" * 50
+
+
+def test_a_pipe_behind_files_belongs_to_the_only_rank(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": "x"}\n')
+    os.mkfifo(tmp_path / "fifo")
+    shards = plan_shards(find_sources([str(tmp_path / "a.jsonl"), str(tmp_path / "fifo")]))
+    assert shards_of_rank(shards, 0, 1) == shards
 
 
 def test_two_runs_do_not_write_to_one_stage(directory):
