@@ -188,7 +188,7 @@ TOKENIZERS: Registry[Any] = Registry(
         *("Llama2Tokenizer", "TikTokenizer", "NullTokenizer"),
     ),
 )
-"""Functions of megatron.tokenizer.build.Wishes, the flags of tokenizers, that return a
+"""Functions of megatron.tokenizer.build.TokenizerOptions, the flags of tokenizers, that return a
 megatron.tokenizer.types.tokenizer.Tokenizer."""
 
 REGISTRIES = (

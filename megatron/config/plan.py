@@ -1,4 +1,4 @@
-"""Wishes become decisions here, or a list of the reasons why they cannot."""
+"""The plan: every field of a run resolved from its config, or a list of the reasons why it cannot be."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -22,7 +22,7 @@ from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class TokenizerOptions:
     """Options of `build_tokenizer`: each field is a flag; its default means "not given"."""
 
     tokenizer_type: str | None = None
@@ -43,19 +43,19 @@ class Wishes:
 
 @dataclass(frozen=True)
 class _Type:
-    build: Callable[[Wishes], Tokenizer]
+    build: Callable[[TokenizerOptions], Tokenizer]
     needs: tuple[tuple[str, ...], ...]  # of each tuple, one field must be given
     takes: tuple[str, ...] = ()
     may_be_fast: bool = False
 
 
-def _wordpiece(options: Wishes, *, lower_case: bool) -> Tokenizer:
+def _wordpiece(options: TokenizerOptions, *, lower_case: bool) -> Tokenizer:
     return WordPieceTokenizer(
         str(options.vocab_file), lower_case=lower_case, extra_ids=options.vocab_extra_ids
     )
 
 
-def _pretrained(options: Wishes) -> Tokenizer:
+def _pretrained(options: TokenizerOptions) -> Tokenizer:
     return PretrainedFromHF(
         str(options.tokenizer_name_or_path or options.tokenizer_model),
         extra_ids=options.vocab_extra_ids,
@@ -64,21 +64,21 @@ def _pretrained(options: Wishes) -> Tokenizer:
     )
 
 
-def _sentencepiece(options: Wishes) -> Tokenizer:
+def _sentencepiece(options: TokenizerOptions) -> Tokenizer:
     model = str(options.tokenizer_model)
     if options.tokenizer_sentencepiece_legacy:
         return LegacySentencePieceTokenizer(model, extra_ids=options.vocab_extra_ids)
     return SentencePieceTokenizer(model)
 
 
-def _llama(options: Wishes) -> Tokenizer:
+def _llama(options: TokenizerOptions) -> Tokenizer:
     model = str(options.tokenizer_model)
     if options.tokenizer_sentencepiece_legacy:
         return LegacyLlama2Tokenizer(model)
     return SentencePieceTokenizer(model)
 
 
-def _tiktoken(options: Wishes) -> Tokenizer:
+def _tiktoken(options: TokenizerOptions) -> Tokenizer:
     return TikTokenizer(
         str(options.tokenizer_model or options.vocab_file),
         pattern=options.tiktoken_pattern,
@@ -159,7 +159,7 @@ _REFUSED = {
 
 
 def build_tokenizer(**arguments: Any) -> Tokenizer:
-    """Return the tokenizer that the fields of `Wishes` describe.
+    """Return the tokenizer that the fields of `TokenizerOptions` describe.
 
     Raises:
         ConfigError: a flag that this type needs is missing, one that it does not know is there,
@@ -167,7 +167,7 @@ def build_tokenizer(**arguments: Any) -> Tokenizer:
         DataError: its files are missing or damaged.
     """
     raise_if_any(tokenizer_problems(**arguments))
-    options = Wishes(**arguments)
+    options = TokenizerOptions(**arguments)
     if options.tokenizer_type in TOKENIZERS:
         tokenizer: Tokenizer = TOKENIZERS.get(str(options.tokenizer_type))(options)
         return tokenizer
@@ -180,7 +180,7 @@ def build_tokenizer(**arguments: Any) -> Tokenizer:
 
 def tokenizer_problems(**arguments: Any) -> Iterator[str]:
     """Yield one sentence for each thing that keeps `build_tokenizer` from starting."""
-    options = Wishes(**arguments)
+    options = TokenizerOptions(**arguments)
     if options.tokenizer_type in TOKENIZERS:
         return
     kind = _TYPES.get(str(options.tokenizer_type))
@@ -218,7 +218,7 @@ def _unknown(name: str | None) -> str:
     return f"{name or 'is missing'}: give {known}{hint}"
 
 
-def _value_problems(options: Wishes, *, may_be_fast: bool) -> Iterator[str]:
+def _value_problems(options: TokenizerOptions, *, may_be_fast: bool) -> Iterator[str]:
     if options.vocab_extra_ids < 0:
         yield f"--vocab-extra-ids {options.vocab_extra_ids} must be at least 0"
     has_legacy_form = options.tokenizer_type == "SentencePieceTokenizer"
