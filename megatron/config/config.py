@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from megatron.common.errors import ConfigError, raise_if_any
@@ -165,7 +165,7 @@ def parse_config_for_checkpoint(
         ConfigError: a flag is unknown, refused or malformed.
     """
     sections = load_sections(argv)
-    raise_if_any(missing_plugins(saved.get("plugins", {}), plugins_in(argv)))
+    raise_if_any(missing_plugins(saved, plugins_in(argv)))
     of_run = {name: section for name, section in saved.items() if name != "plugins"}
     parsed = parse_sections(
         with_file_flags(argv, sections),
@@ -204,6 +204,17 @@ def flatten(nested: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     sections = {**nested, **nested.get("extensions", {})}
     sections.pop("extensions", None)
     return {name: value for section in sections.values() for name, value in section.items()}
+
+
+def parse_saved_config(argv: Sequence[str], saved: Mapping[str, Mapping[str, Any]]) -> Config:
+    """Return the config of the run that saved a checkpoint; of `argv` only --plugin counts.
+
+    Raises:
+        ConfigError: a part of the run is of a plugin, and its --plugin is missing.
+    """
+    words = [word for module in plugins_in(argv) for word in ("--plugin", module)]
+    config, _ = parse_config_for_checkpoint(words, saved, {})
+    return replace(config, plugins=PluginConfig(**saved.get("plugins", {})))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,21 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import DATASETS, HOOKS, METRICS, OBJECTIVES, REGISTRIES, OwnFlags
+from megatron.common.registry import (
+    ACTIVATIONS,
+    DATASETS,
+    HOOKS,
+    METRICS,
+    NORMS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    POSITION_EMBEDDINGS,
+    REGISTRIES,
+    SCHEDULES,
+    TOKENIZERS,
+    OwnFlags,
+    Registry,
+)
 from megatron.config.parsing.flags import Names, Spelling
 
 log = logging.getLogger(__name__)
@@ -36,6 +50,15 @@ class PluginConfig:
 
     metric: Annotated[list[str] | None, Names(METRICS), Spelling("--metric", repeats=True)] = None
     """Metrics of plugins that the journal records with each log line, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginModulesConfig:
+    """Modules of your own that a checkpoint needs."""
+
+    plugin: Annotated[list[str] | None, Spelling("--plugin", repeats=True)] = None
+    """Import these modules, which register parts of the network, the optimizer or the tokenizer
+    (docs/extending.md). Can be given several times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +138,36 @@ def plugin_sections() -> dict[str, type]:
 def missing_plugins(saved: Mapping[str, Any], given: Sequence[str]) -> Iterator[str]:
     """Yield a sentence for each plugin of a saved run that `given` lacks.
 
-    A checkpoint that names a module is no reason to import it: its code would run.
+    A checkpoint that names a module is no reason to import it: its code would run. Hooks and metrics
+    are not in the checkpoint, so a run with no other part of a plugin opens without them.
 
     Args:
-        saved: the section of plugins in the manifest's config.
+        saved: the config in the manifest.
     """
-    for module in saved.get("plugin") or ():
+    chosen = (
+        (registry, saved.get(section, {}).get(name)) for (section, name), registry in _SAVED.items()
+    )
+    own = [f"{registry.option} {part}" for registry, part in chosen if part not in _known(registry)]
+    for module in (saved.get("plugins", {}).get("plugin") or ()) if own else ():
         if module not in given:
-            yield f"the checkpoint was trained with --plugin {module}: give that flag again"
+            yield (
+                f"the checkpoint was trained with --plugin {module}: give that flag again "
+                f"(it has {', '.join(own)})"
+            )
+
+
+def _known(registry: Registry[Any]) -> tuple[str | None, ...]:
+    return (None, "", *registry.built_in)
+
+
+_SAVED: Mapping[tuple[str, str], Registry[Any]] = {
+    ("model", "position_embedding_type"): POSITION_EMBEDDINGS,
+    ("model", "activation"): ACTIVATIONS,
+    ("model", "normalization"): NORMS,
+    ("optimizer", "optimizer"): OPTIMIZERS,
+    ("schedule", "lr_decay_style"): SCHEDULES,
+    ("tokenizer", "tokenizer_type"): TOKENIZERS,
+    ("plugins", "objective"): OBJECTIVES,
+    ("plugins", "dataset"): DATASETS,
+}
+"""Fields of a saved config that can name parts of plugins which the checkpoint depends on."""

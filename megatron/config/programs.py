@@ -7,6 +7,7 @@ from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.inference.generation import GenerationConfig
 from megatron.config.inference.server import ServingConfig
 from megatron.config.inference.tasks import HarnessConfig, TaskConfig
+from megatron.config.plugins import PluginModulesConfig
 from megatron.config.tools.checkpoint_tools import (
     ConversionConfig,
     FileConfig,
@@ -60,12 +61,15 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tools/checkpoint/digest.py": (LookConfig,),
     "tools/checkpoint/util.py": (*_TRAINING, ConversionConfig),
     "tools/merge_mp_partitions.py": (*_TRAINING, PartitionsConfig),
-    "tools/convert_checkpoint/to_hf.py": (TokenizerConfig, ExportConfig),
-    "tools/convert_checkpoint/deepspeed_to_transformers.py": (TransformersConfig,),
+    "tools/convert_checkpoint/to_hf.py": (TokenizerConfig, ExportConfig, PluginModulesConfig),
+    "tools/convert_checkpoint/deepspeed_to_transformers.py": (
+        TransformersConfig,
+        PluginModulesConfig,
+    ),
     "tools/convert_checkpoint/from_hf.py": (ImportConfig,),
     "tools/convert_checkpoint/lora_to_peft.py": (AdapterConfig,),
     "tools/convert_checkpoint/ds_to_universal.py": (UniversalConfig,),
-    "tools/convert_checkpoint/deepspeed_to_deepspeed.py": (LayoutConfig,),
+    "tools/convert_checkpoint/deepspeed_to_deepspeed.py": (LayoutConfig, PluginModulesConfig),
     "tools/convert_checkpoint/deepspeed_to_megatron.py": (MegatronConfig,),
     "tools/convert_checkpoint/inspect_checkpoint.py": (FileConfig,),
     "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": (FilesConfig,),

@@ -17,8 +17,9 @@ from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.names import tag_of
 from megatron.common.cli import run_tool
 from megatron.common.errors import CheckpointError, ConfigError
-from megatron.config.config import parse_config_for_checkpoint
+from megatron.config.config import parse_saved_config
 from megatron.config.parsing.flags import parse_sections
+from megatron.config.plugins import PluginModulesConfig
 from megatron.config.tools.checkpoint_tools import LayoutConfig
 from megatron.training.process.environment import has_rank, places_here
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str]) -> None:
     config, manifest = read(argv)
     if (Path(config.output_folder) / tag_of(manifest.state["iteration"])).exists():
         raise ConfigError(f"--output_folder {config.output_folder} holds this iteration already")
+    parse_saved_config(argv, manifest.config)  # refused before any rank starts
     tensor, pipeline, data = layout(config, manifest)
     ranks = [
         subprocess.Popen([sys.executable, __file__, *argv], env=environment)
@@ -53,7 +55,7 @@ def run_as_rank(argv: Sequence[str]) -> None:
 
     config: LayoutConfig
     config, manifest = read(argv)
-    saved, _ = parse_config_for_checkpoint([], manifest.config, {})
+    saved = parse_saved_config(argv, manifest.config)
     tensor, pipeline, _ = layout(config, manifest)
     target = config_of_layout(
         saved, manifest, config.output_folder, tensor=tensor, pipeline=pipeline
@@ -64,7 +66,8 @@ def run_as_rank(argv: Sequence[str]) -> None:
 
 def read(argv: Sequence[str]) -> tuple[LayoutConfig, Manifest]:
     """Parse the flags and read the manifest of the checkpoint."""
-    parsed = parse_sections(argv, {"layout": LayoutConfig}, description=__doc__ or "").sections
+    sections = {"layout": LayoutConfig, "plugins": PluginModulesConfig}
+    parsed = parse_sections(argv, sections, description=__doc__ or "").sections
     config: LayoutConfig = parsed["layout"]
     return config, read_manifest(Path(config.input_folder))
 

@@ -11,9 +11,10 @@ from megatron.checkpointing.manifest import read_manifest
 from megatron.checkpointing.names import checkpoint_of
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
-from megatron.config.config import parse_config_for_checkpoint
+from megatron.config.config import parse_saved_config
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
+from megatron.config.plugins import PluginModulesConfig
 from megatron.config.tools.hugging_face import TransformersConfig
 from megatron.tokenizer.build import build_tokenizer
 
@@ -21,7 +22,9 @@ from megatron.tokenizer.build import build_tokenizer
 def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
     parsed = parse_sections(
-        argv, {"transformers": TransformersConfig}, description=__doc__ or ""
+        argv,
+        {"transformers": TransformersConfig, "plugins": PluginModulesConfig},
+        description=__doc__ or "",
     ).sections
     config: TransformersConfig = parsed["transformers"]
     for flag, ranks in (("--target_tp", config.target_tp), ("--target_pp", config.target_pp)):
@@ -31,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
             )
     source = checkpoint_of(Path(config.input_folder))
     manifest = read_manifest(source)
-    saved, _ = parse_config_for_checkpoint([], manifest.config, {})
+    saved = parse_saved_config(argv, manifest.config)
     arguments = gpt_tokenizer_arguments(saved.tokenizer)
     tokenizer = build_tokenizer(**arguments)
     # Imported here, after flags are checked: torch takes seconds.

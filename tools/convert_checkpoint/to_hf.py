@@ -13,9 +13,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.checkpointing.manifest import Manifest, read_manifest
 from megatron.checkpointing.names import checkpoint_of
 from megatron.common.cli import run_tool
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, raise_if_any
+from megatron.config.config import plugins_in
 from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections, value_in
+from megatron.config.plugins import PluginModulesConfig, load_plugins, missing_plugins
 from megatron.config.tools.hugging_face import ExportConfig
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.chat import read_chat_template
@@ -27,9 +29,12 @@ def main(argv: Sequence[str]) -> None:
     """Run the tool with the command line `argv`."""
     load = value_in(argv, "--load")
     saved = read_manifest(checkpoint_of(Path(load))) if load else None
+    modules = plugins_in(argv)
+    load_plugins(modules)
+    raise_if_any(missing_plugins(saved.config if saved else {}, modules))
     parsed = parse_sections(
         argv,
-        {"export": ExportConfig, "tokenizer": TokenizerConfig},
+        {"export": ExportConfig, "tokenizer": TokenizerConfig, "plugins": PluginModulesConfig},
         description=__doc__ or "",
         defaults=_tokenizer_of(argv, saved) if saved else None,
     ).sections

@@ -20,6 +20,7 @@ TITLES = {
     "FimConfig": "Fill in the middle",
     "DeepSpeedConfig": "DeepSpeed",
     "PluginConfig": "Plugins",
+    "PluginModulesConfig": "Plugins of a checkpoint",
     "PreprocessConfig": "Preprocessing",
     "WorkerTrialConfig": "Number of workers",
     "ShardConfig": "Shards",

@@ -5,7 +5,7 @@ import pytest
 from megatron.common import registry
 from megatron.common.errors import ConfigError
 from megatron.config import plugins
-from megatron.config.config import parse_config, parse_config_for_checkpoint
+from megatron.config.config import parse_config, parse_config_for_checkpoint, parse_saved_config
 
 NETWORK = [
     *(
@@ -108,10 +108,39 @@ def test_a_missing_plugin_names_the_path():
 
 
 def test_a_checkpoint_does_not_import_the_plugins_of_its_run():
-    saved = {"plugins": {"plugin": ["evil"]}}
+    saved = {"plugins": {"plugin": ["evil"]}, "schedule": {"lr_decay_style": "horns"}}
     with pytest.raises(ConfigError, match="--plugin evil: give that flag again"):
         parse_config_for_checkpoint(NETWORK, saved, {})
     assert "evil" not in sys.modules
+
+
+def test_hooks_and_metrics_are_not_needed_to_open_a_checkpoint():
+    saved = {
+        "plugins": {"plugin": ["evil"], "hook": ["horns"], "metric": ["tail"]},
+        "schedule": {"lr_decay_style": "cosine"},
+    }
+    config, _ = parse_config_for_checkpoint(NETWORK, saved, {})
+    assert config.schedule.lr_decay_style == "cosine"
+    assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_tools_that_take_no_flags_of_training_take_plugins(stairs, given):
+    saved = {
+        "model": {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "seq_length": 16},
+        "plugins": {"plugin": [stairs], "hook": ["horns"]},
+        "training": {"micro_batch_size": 1},
+        "schedule": {"lr": 0.1, "lr_decay_style": "stairs"},
+        "extensions": {"StairsConfig": {"stairs": 16}},
+    }
+    if not given:
+        with pytest.raises(ConfigError, match=f"--plugin {stairs}: give .*--lr-decay-style stairs"):
+            parse_saved_config(["--input_folder", "x"], saved)
+        return
+    config = parse_saved_config(["--input_folder", "x", "--plugin", stairs], saved)
+    assert config.extensions["StairsConfig"].stairs == 16
+    # The converted checkpoint records them as the first one does.
+    assert (config.plugins.plugin, config.plugins.hook) == ([stairs], ["horns"])
 
 
 def test_a_checkpoint_of_a_run_with_plugins_opens_with_them(stairs):
