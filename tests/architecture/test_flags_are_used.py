@@ -18,7 +18,7 @@ ALL_SECTIONS = sorted(
     {section for sections in PROGRAMS.values() for section in sections},
     key=str,
 )
-READ_BEFORE_PARSING = {("TrainingConfig", "config")}
+READ_BEFORE_PARSING = {("TrainingConfig", "config"), ("PluginModulesConfig", "plugin")}
 
 
 def fields_read(file: Path) -> set[tuple[str, str]]:
