@@ -278,12 +278,26 @@ def _differences(
         saved, current = (
             _as_json(plan[section].get(name, older.get(name))) for plan in (then, now)
         )
+        if name == "own_flags":
+            yield from _own_differences(dict(saved or ()), dict(current or ()))
+            continue
         # Options that the saving version did not have were off.
         if saved != current and (current or name in then[section]):
             in_tokens = now[section].get("unit") == "tokens"
             (flag, saved), (_, current) = (
                 flag_and_value(f"{section}.{name}", v, in_tokens=in_tokens)
                 for v in (saved, current)
+            )
+            yield Difference(flag, saved, current)
+
+
+def _own_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    """Yield the differing flags of plugins' parts, None where there is no such flag."""
+    for name in sorted({*then, *now}):
+        saved, current = then.get(name), now.get(name)
+        if saved != current:
+            (flag, saved), (_, current) = (
+                flag_and_value(f"own_flags.{name}", value) for value in (saved, current)
             )
             yield Difference(flag, saved, current)
 

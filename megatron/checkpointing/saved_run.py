@@ -12,6 +12,7 @@ from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, 
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of, value_in
+from megatron.config.plugins import plugin_sections
 
 _NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer")
 _FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
@@ -55,7 +56,8 @@ class SavedNetwork:
     def describe(self, config: Config) -> tuple[str, ...]:
         """Return log lines: the flags from the checkpoint, and those that the command line overrides."""
         options, now = options_of(all_sections()), flatten(asdict(config))
-        initial = {f.name: f.default for section in _sections() for f in fields(section)}
+        sections = [*_sections(), *plugin_sections().values()]
+        initial = {f.name: f.default for section in sections for f in fields(section)}
         differ = [name for name in self.flags if name in now and now[name] != self.flags[name]]
         taken = [
             f"{options[name]}" + ("" if isinstance(value, bool) else f" {value}")
@@ -88,7 +90,7 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
     errors = []
     for tag in tags:
         try:
-            config = read_manifest(Path(load) / tag).config
+            manifest = read_manifest(Path(load) / tag)
         except UnreadableCheckpointError:
             raise
         except CheckpointError as error:
@@ -97,8 +99,9 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
         flags = {
             name: value
             for section in _NETWORK_SECTIONS
-            for name, value in config.get(section, {}).items()
+            for name, value in manifest.config.get(section, {}).items()
         }
+        flags |= dict(manifest.plan.get("model", {}).get("own_flags", ()))  # of plugins' parts
         return SavedNetwork(Path(load) / tag, flags)
     if errors:
         raise CheckpointError("--use-checkpoint-args: " + "; ".join(errors))

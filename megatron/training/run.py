@@ -34,7 +34,7 @@ from megatron.training.process.watchdog import Watchdog
 from megatron.training.telemetry.energy import Energy
 from megatron.training.telemetry.meters import build_meters
 from megatron.training.telemetry.profile import Profile
-from megatron.training.telemetry.report import Report, peak_flops_of
+from megatron.training.telemetry.report import PluginMetrics, Report, peak_flops_of
 from megatron.training.telemetry.slow_ranks import SlowRanks
 from megatron.training.telemetry.step_records import StepRecords
 from megatron.training.telemetry.tensorboard import TensorBoard
@@ -148,7 +148,8 @@ class Run:
         meters: list[Meter] = [*build_meters(self.engine, plan), *self._slow_ranks()]
         meters += [energy] if energy else []
         own = plan.plugins
-        meters += [METRICS.get(name, own.own_flags)(self) for name in own.metrics]
+        metrics = {name: METRICS.get(name, own.own_flags)(self) for name in own.metrics}
+        meters.append(PluginMetrics(metrics))
         reason = self._take_steps(stream, stop, meters, profile, checkpoints)
         log_phase("after training is done")
         # A run that was done already is not evaluated once more on other samples.

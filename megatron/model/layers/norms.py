@@ -1,5 +1,7 @@
 """Norms of features, computed by the chosen kernels."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ class Norm(nn.Module):
         around_one: the weight is kept as its difference from 1.
         group: ranks that norm different features with the same weight; its gradient is their sum.
         kernels: what computes it.
+        flags: the plugin's section of flags, if it was registered with one.
 
     Communication: none forward; with a group, an all-reduce of each parameter's gradient backward.
     """
@@ -34,8 +37,10 @@ class Norm(nn.Module):
         around_one: bool = False,
         group: dist.ProcessGroup | None = None,
         kernels: Kernels = REFERENCE,
+        flags: Any = None,
     ):
         super().__init__()
+        self.flags = flags
         self.width, self.eps, self.around_one, self.kernels = width, eps, around_one, kernels
         self.weight = nn.Parameter(torch.full((width,), 0.0 if around_one else 1.0))
         if self.has_bias:

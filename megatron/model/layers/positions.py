@@ -4,6 +4,7 @@ Both are computed where they are used, so nothing of them is stored or saved.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +23,9 @@ class PositionEmbedding(nn.Module):
         flags: the plugin's section of flags, if it was registered with one.
     """
 
-    def __init__(self, spec: ModelSpec, *, number: int):
+    def __init__(self, spec: ModelSpec, *, number: int, flags: Any = None):
         super().__init__()
-        self.spec, self.number = spec, number
+        self.spec, self.number, self.flags = spec, number, flags
 
     def embed(self, x_bsh: Tensor, positions_bs: Tensor) -> Tensor:
         """Return the token embeddings with positions, [b, s, h]."""

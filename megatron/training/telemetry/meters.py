@@ -15,16 +15,16 @@ NUM_ZEROS, PARAMS_NORM, SEQ_LENGTH = "num zeros", "params norm", "curriculum seq
 ENERGY, CO2 = "energy (kWh)", "CO2 (kg)"
 
 
-_TIME = "time/"
+TIME = "time/"
 """In front of the names of parts of a step whose seconds are measured."""
 
 
 def times_in(measures: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds per step of each timed part among `measures`."""
     return {
-        name.removeprefix(_TIME): seconds
+        name.removeprefix(TIME): seconds
         for name, seconds in measures.items()
-        if name.startswith(_TIME)
+        if name.startswith(TIME)
     }
 
 
@@ -57,7 +57,7 @@ def _times(take: Callable[[], Mapping[str, float]], interval: int) -> Meter:
         steps += 1
         if state.iteration % interval:
             return {}
-        means = {_TIME + name: seconds / steps for name, seconds in take().items()}
+        means = {TIME + name: seconds / steps for name, seconds in take().items()}
         steps = 0
         return means
 

@@ -7,17 +7,18 @@ import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
 
+from megatron.common.errors import ConfigError
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan import Plan
 from megatron.planner.devices import known_device
 from megatron.training.loop.journal import Journal
-from megatron.training.loop.loop import Hook, StepResult
+from megatron.training.loop.loop import Hook, Meter, StepResult
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.forecast import forecast_line
 from megatron.training.telemetry.memory import ALLOCATED, AVAILABLE, RESERVED, RESIDENT
@@ -28,6 +29,7 @@ from megatron.training.telemetry.meters import (
     NUM_ZEROS,
     PARAMS_NORM,
     SEQ_LENGTH,
+    TIME,
     times_in,
 )
 from megatron.training.telemetry.slow_ranks import SLOWEST, SLOWNESS
@@ -112,9 +114,7 @@ class Interval:
         """Return the journal's record: the metrics under names of letters and digits."""
         record = asdict(self)
         measures = record.pop("measures")
-        return record | {
-            re.sub(r"\W+", "_", name.lower()).strip("_"): value for name, value in measures.items()
-        }
+        return record | {journal_key(name): value for name, value in measures.items()}
 
     def _measured(self, formats: Mapping[str, str]) -> list[str]:
         return [
@@ -122,6 +122,48 @@ class Interval:
             for name, form in formats.items()
             if name in self.measures
         ]
+
+
+def journal_key(name: str) -> str:
+    """Return the key of a measure in the journal: letters, digits and underscores."""
+    return re.sub(r"\W+", "_", name.lower()).strip("_")
+
+
+_OWN_KEYS = frozenset(
+    ["event", *(field.name for field in fields(Interval))]
+    + [journal_key(name) for name in (*_AFTER_LOSS, *_BEFORE_COUNTS, *_AFTER_SPEED)]
+)
+"""Keys of the journal's record of a log line."""
+
+
+class PluginMetrics:
+    """Meter of all of --metric; refuses names that the journal has for something else.
+
+    Args:
+        meters: by the name in --metric.
+    """
+
+    def __init__(self, meters: Mapping[str, Meter]):
+        self._meters = meters
+
+    def __call__(self, state: TrainState) -> Mapping[str, float]:
+        """Return the numbers of all metrics after a step.
+
+        Raises:
+            ConfigError: a name is taken.
+        """
+        found: dict[str, float] = {}
+        for metric, meter in self._meters.items():
+            own = meter(state)
+            taken = _OWN_KEYS | {*map(journal_key, found)}
+            for name in own:
+                if journal_key(name) in taken or name.startswith(TIME):
+                    raise ConfigError(
+                        f'--metric {metric} returns "{name}", which the journal has for another '
+                        "number: rename it"
+                    )
+            found |= own
+        return found
 
 
 class Report(Hook):

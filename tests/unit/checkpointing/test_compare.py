@@ -205,7 +205,7 @@ def test_a_network_with_the_flags_of_a_plugin_equals_its_record():
     network = {"model": asdict(replace(tiny_plan().model, own_flags=(("steep", 2.0),)))}
     require_same_model(json.loads(json.dumps(network)), network, "run")
     other = {"model": {**network["model"], "own_flags": (("steep", 1.5),)}}
-    with pytest.raises(CheckpointError, match="steep"):
+    with pytest.raises(CheckpointError, match=r"own_flags\.steep +2\.0 +1\.5"):
         require_same_model(json.loads(json.dumps(network)), other, "run")
 
 

@@ -1,6 +1,6 @@
 """Flags that a checkpoint knows need not be said again."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 from tiny import tiny_argv, tiny_config, tiny_plan
@@ -73,6 +73,28 @@ def test_nothing_is_taken_unasked_or_from_nothing(saved, tmp_path):
     assert checkpoint_flags(["--use-checkpoint-args", "--load", str(tmp_path / "no")]) is None
     with pytest.raises(ConfigError, match="--ckpt-step x is no iteration"):
         checkpoint_flags(["--use-checkpoint-args", f"--load={saved}", "--ckpt-step", "x"])
+
+
+def test_the_flags_of_a_plugins_part_of_the_network_are_taken(tmp_path, monkeypatch):
+    @dataclass(frozen=True, kw_only=True)
+    class SteepConfig:
+        steep: float = 1.5
+
+    monkeypatch.setattr(
+        "megatron.checkpointing.saved_run.plugin_sections", lambda: {"S": SteepConfig}
+    )
+    monkeypatch.setattr(
+        "megatron.checkpointing.saved_run.options_of", lambda sections: {"steep": "--steep"}
+    )
+    folder = tmp_path / "global_step1"
+    folder.mkdir()
+    plan = asdict(replace(tiny_plan().model, own_flags=(("steep", 2.0),)))
+    empty = {"config": {}, "versions": {}, "partition_dims": {}, "files": ()}
+    write_manifest(folder, Manifest(state={"iteration": 1}, plan={"model": plan}, **empty))
+    network = checkpoint_flags(["--use-checkpoint-args", "--load", str(tmp_path)])
+    assert network.flags == {"steep": 2.0}
+    config = replace(tiny_config(), extensions={"SteepConfig": SteepConfig(steep=2.0)})
+    assert network.describe(config)[0].endswith(": --steep 2.0")
 
 
 def test_a_damaged_manifest_is_passed_over_and_none_is_an_error(saved):

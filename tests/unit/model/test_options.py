@@ -9,6 +9,8 @@ from tiny import GEMMA_2, GEMMA_3, LLAMA, ROTARY, batch_of, tiny_spec
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.norms import RMSNorm
+from megatron.model.layers.positions import PositionEmbedding
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 SIZES = {
@@ -171,3 +173,15 @@ def test_every_option_changes_the_network(group):
         ["plain", "norm weights around 1", "no layer scaling"],
         ["RMSNorm", "RMSNorm around 1"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("base", "arguments"),
+    [
+        (PositionEmbedding, {"spec": tiny_spec(), "number": 0}),
+        (RMSNorm, {"width": 4, "eps": 1e-5}),
+    ],
+)
+def test_a_part_of_a_plugin_gets_its_flags_without_a_constructor_of_its_own(base, arguments):
+    part = type("Part", (base,), {})(**arguments, flags="steep")
+    assert part.flags == "steep"

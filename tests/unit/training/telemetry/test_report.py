@@ -11,13 +11,14 @@ import pytest
 import torch
 from tiny import tiny_plan
 
+from megatron.common.errors import ConfigError
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.planner.memory import memory_of_stages
 from megatron.training.loop.journal import Journal, read_journal
 from megatron.training.loop.loop import StepResult
 from megatron.training.loop.state import TrainState
 from megatron.training.telemetry.forecast import forecast_line
-from megatron.training.telemetry.report import Report, memory_line, peak_flops_of
+from megatron.training.telemetry.report import PluginMetrics, Report, memory_line, peak_flops_of
 
 PLAN = tiny_plan("--log-interval", "3", "--train-iters", "30", "--global-batch-size", "4")
 
@@ -250,3 +251,15 @@ def test_memory_that_was_expected_is_told_beside_what_is_taken():
     (memory,) = memory_of_stages(tiny_plan(), device="cpu")
     assert expected == pytest.approx(memory.total / 2**20, abs=0.05)
     assert taken > expected
+
+
+@pytest.mark.parametrize("name", ["lm loss", "Grad Norm", "MFU", "event", "time/mine", "first"])
+def test_a_metric_does_not_replace_another_number_of_the_journal(name):
+    metrics = PluginMetrics({"one": lambda state: {"first": 1.0}, "two": lambda state: {name: 2.0}})
+    with pytest.raises(ConfigError, match=f'--metric two returns "{name}"'):
+        metrics(TrainState())
+
+
+def test_the_numbers_of_all_metrics_are_recorded():
+    metrics = PluginMetrics({"one": lambda state: {"first": 1.0}, "two": lambda state: {"b": 2.0}})
+    assert [metrics(TrainState()) for _ in range(2)] == [{"first": 1.0, "b": 2.0}] * 2
