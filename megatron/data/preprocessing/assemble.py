@@ -79,7 +79,8 @@ def require_assembled_of(spec: PreprocessSpec, options: Mapping[str, Any]) -> No
         DataError: listing all that is different.
     """
     staging = spec.staging
-    assembled = json.loads((staging / _PUBLISH).read_text()).get("options")
+    content = json.loads((staging / _PUBLISH).read_text())
+    assembled = content.get("options")
     begin_again = f"remove {staging}, and convert again"
     if assembled is None:
         raise DataError(f"{staging} holds work of an earlier version; {begin_again}")
@@ -88,6 +89,7 @@ def require_assembled_of(spec: PreprocessSpec, options: Mapping[str, Any]) -> No
             f"{staging} holds the finished work of another run: {'; '.join(found)}; run as before, "
             f"or {begin_again}"
         )
+    require_no_bad_lines(spec, content["report"]["bad_lines"])
 
 
 def require_same_options(
@@ -105,6 +107,22 @@ def require_same_options(
         raise DataError(
             f"the finished shards in {staging} are of another conversion: {'; '.join(found)}; run "
             "as before, or convert all again without --resume"
+        )
+
+
+def require_no_bad_lines(spec: PreprocessSpec, bad: int) -> None:
+    """Check that finished work left no bad line out where `--on-error stop` refuses one.
+
+    Args:
+        bad: lines that it left out.
+
+    Raises:
+        DataError: there are such lines.
+    """
+    if bad and spec.on_error == "stop":
+        raise DataError(
+            f"--on-error stop: {spec.staging} holds finished work that left out {bad} bad lines; "
+            "give --on-error skip or collect FILE as before, or convert all again without --resume"
         )
 
 
@@ -232,6 +250,7 @@ def _finished_of(
         )
     found = {name: finished[name] for name in names}
     require_same_options(spec.staging, found.values(), options)
+    require_no_bad_lines(spec, sum(state.bad for state in found.values()))
     return found
 
 

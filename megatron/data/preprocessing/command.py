@@ -182,7 +182,7 @@ def _built(tokenizer_args: str) -> Tokenizer:
 
 
 def _with_prefix(sections: Mapping[str, Any]) -> PreprocessConfig:
-    """Return the tokenizer_args; numbers of workers are tried in the system's folder for such files."""
+    """Return the preprocessing flags; a trial of worker counts needs no --output-prefix."""
     config: PreprocessConfig = sections["preprocess"]
     trial: WorkerTrialConfig | None = sections.get("trial")
     if config.output_prefix is None and trial is not None and trial.find_optimal_num_workers:

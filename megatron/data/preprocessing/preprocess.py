@@ -20,6 +20,7 @@ from megatron.data.preprocessing.assemble import (
     forget_assembled,
     publish_assembled,
     require_assembled_of,
+    require_no_bad_lines,
     require_same_options,
     was_assembled,
 )
@@ -135,8 +136,11 @@ def convert_shards(
     """
     finished = finished_shards(spec.staging) if spec.resume else {}
     require_same_options(spec.staging, finished.values(), options)
+    require_no_bad_lines(spec, sum(state.bad for state in finished.values()))
     convert = _Convert(spec, rules, record_options(spec.staging, options), finished)
-    progress = Progress(sum(s.num_bytes for s in shards), log_interval=spec.log_interval)
+    has_streams = any(shard.is_stream for shard in shards)  # of unknown length
+    total_bytes = 0 if has_streams else sum(shard.num_bytes for shard in shards)
+    progress = Progress(total_bytes, log_interval=spec.log_interval)
     names = {shard.name for shard in shards}
     for name, state in finished.items():
         if name.partition("-")[0] in names:

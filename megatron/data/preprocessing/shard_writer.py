@@ -6,6 +6,7 @@ A shard without the marker counts for nothing and is converted again.
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from megatron.common.atomic_files import replace_text
-from megatron.common.errors import BusyError
+from megatron.common.errors import BusyError, DataError
 from megatron.data.preprocessing.block_encoder import Encoded
 from megatron.data.preprocessing.quality import Tally
 from megatron.data.token_files.publish import write_errors_name
+
+log = logging.getLogger(__name__)
 
 FINISHED = "finished.json"
 
@@ -125,16 +128,50 @@ class ShardWriter:
 
 
 def finished_shards(staging: Path) -> dict[str, ShardState]:
-    """Return the shards that are finished, by name."""
-    return {
-        marker.parent.name: read_marker(marker) for marker in sorted(staging.glob(f"*/{FINISHED}"))
-    }
+    """Return the shards that are finished, by name; log those whose files are damaged."""
+    found = {}
+    for marker in sorted(staging.glob(f"*/{FINISHED}")):
+        try:
+            state = _read_marker(marker)
+            _require_lengths(marker.parent, state)
+        except DataError as error:
+            log.warning("%s counts as not finished: %s", marker.parent, error)
+        else:
+            found[marker.parent.name] = state
+    return found
 
 
-def read_marker(marker: Path) -> ShardState:
-    """Return the content of the marker of a finished shard."""
-    state = json.loads(marker.read_text())
-    return ShardState(**{**state, "tallies": [Tally.from_json(one) for one in state["tallies"]]})
+def _read_marker(marker: Path) -> ShardState:
+    """Return the content of the marker of a finished shard.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        state = json.loads(marker.read_text(encoding="utf-8"))
+        tallies = [Tally.from_json(one) for one in state["tallies"]]
+        return ShardState(**{**state, "tallies": tallies})
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{marker.name} is damaged ({error})") from error
+
+
+def _require_lengths(folder: Path, state: ShardState) -> None:
+    """Check that the files of a finished shard are as long as when they were written.
+
+    Tokens may be missing: they are removed once they are joined to those of the other shards.
+
+    Raises:
+        DataError: a file was cut or is missing.
+    """
+    for name, length in state.lengths.items():
+        try:
+            found = (folder / name).stat().st_size
+        except FileNotFoundError as error:
+            if not name.endswith(".bin"):
+                raise DataError(f"{name} is missing") from error
+        else:
+            if found != length:
+                raise DataError(f"{name} has {found} bytes instead of {length}")
 
 
 def remove_folders(folders: Iterable[Path]) -> None:

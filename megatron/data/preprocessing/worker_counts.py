@@ -53,6 +53,8 @@ def try_worker_counts(
             resume=False,
             bad_lines_path=None,
             log_interval=documents + 1,
+            # Several shards for each worker: one of the default size would keep one worker busy.
+            shard_bytes=max(sample.stat().st_size // (4 * max(counts)), 1),
         )
         seconds = {}
         for count in dict.fromkeys(counts):

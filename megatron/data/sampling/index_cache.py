@@ -1,4 +1,4 @@
-"""Index maps kept on disk, so that each is built once and its pages are shared by all ranks.
+"""Index maps kept on disk, so that each is built once for all ranks.
 
 The name of a file says everything its content depends on. Files appear by an atomic rename, so
 any rank may build or read at any time, and two builders write the same bytes.

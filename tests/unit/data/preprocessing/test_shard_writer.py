@@ -505,6 +505,62 @@ def test_a_pipe_behind_files_belongs_to_the_only_rank(tmp_path):
     assert shards_of_rank(shards, 0, 1) == shards
 
 
+@pytest.mark.parametrize("keep", [None, 4])
+@pytest.mark.parametrize("name", ["0.sizes", "0.hashes", "0.counts", "1.bin", "finished.json"])
+def test_a_damaged_shard_counts_as_not_finished(directory, caplog, name, keep):
+    pytest.importorskip("nltk.tokenize.punkt")
+    wishes = conversion(directory, json_keys=("a", "b"), split_sentences=True)
+    preprocess(replace(wishes, resume=False))
+    expected = outputs(directory)
+    convert_share(wishes, 0, 1)
+    for path in directory.glob("out_*"):
+        path.unlink()
+    damaged = directory / "out.stage" / "000002" / name
+    if keep is None and name in ("1.bin", "finished.json"):
+        damaged.write_bytes(b"")
+    elif keep is None:
+        damaged.unlink()
+    else:
+        os.truncate(damaged, keep)
+    with pytest.raises(DataError, match=r"1 of \d+ shards in .* are not finished \(000002\)"):
+        merge_shards(wishes)
+    assert f"out.stage/000002 counts as not finished: {name} " in caplog.text
+    convert_share(wishes, 0, 1)
+    merge_shards(wishes)
+    assert outputs(directory) == expected
+
+
+def test_a_damaged_piece_of_a_packed_input_is_converted_again(directory):
+    path = directory / "a.jsonl"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    wishes = conversion(directory, shard_bytes=200)
+    preprocess(replace(wishes, resume=False))
+    expected = outputs(directory)
+    convert_share(wishes, 0, 1)
+    os.truncate(directory / "out.stage" / "000000-000003" / "0.sizes", 4)
+    with pytest.raises(DataError, match=r"1 of 1 shards in .* are not finished \(000000\)"):
+        merge_shards(wishes)
+    preprocess(wishes)
+    assert outputs(directory) == expected
+
+
+def test_shards_without_their_bad_lines_are_refused_on_stop(directory, monkeypatch):
+    with (directory / "a.jsonl").open("a") as file:
+        file.write("no JSON\n")
+    skip = conversion(directory, on_error="skip")
+    stop = conversion(directory)
+    message = "--on-error stop: .*out.stage holds finished work that left out 1 bad lines"
+    convert_share(skip, 0, 1)
+    for again in (merge_shards, preprocess, lambda spec: convert_share(spec, 0, 1)):
+        with pytest.raises(DataError, match=message):
+            again(stop)
+    with killed_before_rename_of(monkeypatch, "document.idx"):
+        merge_shards(skip)
+    with pytest.raises(DataError, match=message):
+        merge_shards(stop)
+    assert merge_shards(skip)[0].bad == 1
+
+
 def test_two_runs_do_not_write_to_one_stage(directory):
     (directory / "run.py").write_text(program(pause=0.05))
     command = [sys.executable, str(directory / "run.py")]

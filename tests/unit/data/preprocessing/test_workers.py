@@ -16,6 +16,8 @@ from megatron.common.processes import run_in_processes
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.progress import Progress
+from megatron.data.preprocessing.shards import plan_shards
+from megatron.data.preprocessing.worker_counts import try_worker_counts
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 
@@ -113,6 +115,38 @@ def test_the_whole_ends_as_unread_when_one_process_finds_nobody_reading():
     with pytest.raises(SystemExit) as caught:
         run_in_processes([wait_for_long, tell_nobody], lambda said: None)
     assert caught.value.code == 141
+
+
+def test_a_trial_of_worker_counts_has_shards_for_every_worker(tmp_path, monkeypatch):
+    (tmp_path / "in.jsonl").write_text(100 * '{"text": "a"}\n')
+    spec = PreprocessSpec(
+        inputs=(str(tmp_path / "in.jsonl"),),
+        output_prefix=str(tmp_path / "out"),
+        make_encoder=BytesTokenizer,
+    )
+    num_shards = []
+    monkeypatch.setattr(
+        "megatron.data.preprocessing.worker_counts.preprocess",
+        lambda trial: num_shards.append(len(plan_shards(trial.sources(), trial.shard_bytes))),
+    )
+    list(try_worker_counts(spec, [1, 8], 100))
+    assert min(num_shards) >= 4 * 8
+
+
+def test_progress_beside_stdin_names_no_share_of_an_unknown_length(tmp_path, monkeypatch, caplog):
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "stdin").write_text(4 * '{"text": "a"}\n')
+    spec = PreprocessSpec(
+        inputs=("-", str(tmp_path / "in.jsonl")),
+        output_prefix=str(tmp_path / "out"),
+        make_encoder=BytesTokenizer,
+        log_interval=1,
+    )
+    with (tmp_path / "stdin").open() as stdin, caplog.at_level(logging.INFO, "megatron"):
+        monkeypatch.setattr("sys.stdin", stdin)
+        preprocess(spec)
+    assert "documents: 5 |" in caplog.text
+    assert "input:" not in caplog.text
 
 
 def test_what_an_earlier_run_did_is_no_part_of_the_rates_whenever_it_is_told(monkeypatch, caplog):
