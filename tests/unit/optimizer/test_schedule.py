@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import tiny_plan
 
 from megatron.common import registry
-from megatron.config.network import model_spec
+from megatron.config.network import layer_pattern
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.optimizer import schedule
 from megatron.optimizer.schedule import learning_rate, weight_decay
@@ -144,7 +144,7 @@ def test_weight_decay_is_constant_unless_said():
     assert {weight_decay(n, plan, 400) for n in (0, 200, 1000)} == {0.3}
 
 
-@pytest.mark.parametrize("module", [schedule, model_spec])
+@pytest.mark.parametrize("module", [schedule, layer_pattern])
 def test_the_examples_in_docstrings_hold(module):
     results = doctest.testmod(module)
     assert (results.failed, results.attempted > 0) == (0, True)
