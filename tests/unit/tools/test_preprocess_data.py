@@ -239,7 +239,7 @@ def test_the_fastest_number_of_workers_is_found_and_nothing_written(directory):
 
 
 def start_in_the_middle(directory):
-    """Start a run whose input is a pipe, and return it with the open pipe once workers work."""
+    """Start a run whose input is a pipe, and return it with the open pipe once it is read."""
     os.mkfifo(directory / "endless.jsonl")
     process = subprocess.Popen(
         command(
@@ -254,7 +254,7 @@ def start_in_the_middle(directory):
     pipe = (directory / "endless.jsonl").open("w")
     pipe.write('{"content": "a"}\n' * 9)
     pipe.flush()
-    assert process.stdout.readline().startswith("documents: 1 ")
+    wait_until(lambda: [*(directory / "out.stage").glob("*.text")])
     assert new_files(directory) == {"endless.jsonl", "out.stage"}
     return process, pipe
 
