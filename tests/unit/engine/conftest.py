@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from tiny import tiny_plan, tiny_spec
 
-from megatron.engine.build import build_engine
+from megatron.engine.build import build_engine, core_attention
 from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.optimizers import engine_optimizer
@@ -81,6 +81,13 @@ def build(alone):
                 rng=rng,
                 mixed=plan.precision.is_mixed,
                 kernels=kernels,
+                core_attention=core_attention(
+                    plan.model,
+                    kernels,
+                    groups=alone,
+                    parallel=plan.parallel,
+                    recompute=plan.recompute,
+                ),
             ),
             loss=next_token_loss(alone.tensor),
             groups=alone,

@@ -150,10 +150,10 @@ def test_files_hold_the_conversations_and_samples_whole_ones(folder, tmp_path):
         row, place = dataset[i], 0
         for number, piece in enumerate(dataset.origin(i).pieces, start=1):
             here = slice(place, place := place + piece.stop)
-            assert row[0, here].tolist() == parts[0][piece.document].tolist()
-            assert row[2, here].tolist() == parts[1][piece.document].tolist()
-            assert set(row[1, here]) == {number}
-        assert not row[:, place:].any()
+            assert row["tokens"][here].tolist() == parts[0][piece.document].tolist()
+            assert row["is_target"][here].tolist() == parts[1][piece.document].tolist()
+            assert set(row["text_ids"][here]) == {number}
+        assert not any(field[place:].any() for field in row.values())
     assert dataset.num_tokens == sum(parts[0].sizes)
     with IndexedDatasetWriter(tmp_path / "short", "u2") as writer:
         writer.append([1])
