@@ -19,13 +19,13 @@ from megatron.common.errors import ConfigError
 from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.data_tools import InspectConfig
+from megatron.data.preprocessing.quality import Lengths, readable_lengths
 from megatron.data.token_files.block_digests import digests_path, write_digests
 from megatron.data.token_files.index_files import pieces_of
 from megatron.data.token_files.indexed_dataset import IndexedDataset, existing_pair
 from megatron.data.token_files.legacy_indexed_dataset import infer_format, open_token_files
-from megatron.data.token_files.lengths import Lengths, readable_lengths
 from megatron.data.token_files.publish import write_errors_name
-from megatron.tokenizer.from_record import tokenizer_for
+from megatron.tokenizer.build import tokenizer_for
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 

@@ -20,7 +20,7 @@ from megatron.config.parsing.flags import value_in
 from megatron.config.plan import plan_samples
 from megatron.config.tools.data_tools import StepSamplesConfig
 from megatron.data.datasets.datasets import build_datasets
-from megatron.data.datasets.sample_origins import described, reader
+from megatron.data.sampling.provenance import described, reader
 
 
 def main(argv: Sequence[str]) -> None:

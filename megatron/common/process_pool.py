@@ -1,8 +1,8 @@
 """Process pool: map a function over items in order, with a bound on items in flight.
 
-Each process has a pipe of its own, which no other one writes to: whenever one is killed, also in
-the middle of an answer, its pipe ends, and so does the wait for it. The executors of the standard
-library share one pipe between their processes, and wait for the rest of such an answer for ever.
+Each worker has a pipe of its own: when one is killed, even while it sends a result, its pipe ends
+and so does the wait for it. The executors of the standard library share one pipe between their
+workers, and then wait for the rest of the result for ever.
 """
 
 import os
@@ -12,66 +12,55 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from os import _exit
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from megatron.common.errors import MegatronError
-from megatron.common.worker_process import start_whole
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_BYTES_PER_WORKER = 4 << 20  # less than this is done before a process has started
-ITEMS_PER_WORKER = 3  # read ahead, so that a slow item does not leave the others idle
+_BYTES_PER_WORKER = 4 << 20  # less input takes less time than the start of a process
+ITEMS_PER_WORKER = 3  # in flight, so that a slow item does not leave the other workers idle
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class LostWorkerError(MegatronError):
-    """A worker process has died, and its items in flight are lost."""
+    """A worker process was killed; its items in flight are lost."""
 
 
 def map_in_processes(
-    make_function: Callable[[], Callable[[Item], Result]],
-    items: Iterable[Item],
-    workers: int,
-    *,
-    size_of: Callable[[Item], int] | None = None,
-    max_size: int = 0,
+    make_function: Callable[[], Callable[[Item], Result]], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
     """Yield the function's result for every item, in order; an error it raises is raised here.
 
     Args:
         make_function: picklable; each process calls it once.
-        size_of: an item's part of `max_size`; without it, only the number of items is bounded.
-        max_size: of all items under way at a time; a larger one goes alone.
+        workers: processes; with 1 or fewer, this process does the work.
 
     Raises:
         LostWorkerError: a worker was killed.
     """
+    if workers <= 1:
+        yield from map(make_function(), items)
+        return
     team: list[_Worker] = []
-    order: deque[tuple[_Worker, int]] = deque()  # whose answers come next
-    held = 0
+    order: deque[_Worker] = deque()  # the workers of the items in flight
     try:
         team.extend(_Worker(make_function) for _ in range(workers))
         for item in items:
-            size = size_of(item) if size_of else 0
-            while order and held + size > max_size:
-                worker, released = order.popleft()
-                yield worker.answer(team)
-                held -= released
             _receive(team, timeout_s=0)
-            worker = min(team, key=lambda each: each.under_way)
-            worker.give(item)
-            order.append((worker, size))
-            held += size
+            worker = min(team, key=lambda each: each.in_flight)
+            worker.send(item)
+            order.append(worker)
             if len(order) >= workers * ITEMS_PER_WORKER:
-                worker, released = order.popleft()
-                yield worker.answer(team)
-                held -= released
+                yield order.popleft().result(team)
         while order:
-            yield order.popleft()[0].answer(team)
+            yield order.popleft().result(team)
     finally:
         for worker in team:
             worker.process.kill()
@@ -79,21 +68,10 @@ def map_in_processes(
             worker.process.join()
 
 
-def share_cores(num_processes: int) -> None:
-    """See to it that this process, one of `num_processes`, starts only its share of threads.
-
-    Without it, the tokenizers library would start as many in each as there are cores.
-    """
-    value = os.environ.get("RAYON_NUM_THREADS", "")
-    num_threads = int(value) if value.isdigit() else 0
-    num_threads = num_threads or len(os.sched_getaffinity(0))
-    os.environ["RAYON_NUM_THREADS"] = str(max(num_threads // num_processes, 1))
-
-
 def ordered_map(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int
 ) -> Iterator[Result]:
-    """Yield function(item) of every item, in order; with one worker, this process does it.
+    """Yield function(item) of every item, in order; see `map_in_processes`.
 
     Args:
         function: picklable; it is sent to each process once.
@@ -101,64 +79,85 @@ def ordered_map(
     Raises:
         LostWorkerError: a worker was killed.
     """
-    if workers == 1:
-        return map(function, items)
-    return map_in_processes(partial(_same, function), items, workers)
+    return map_in_processes(partial(_identity, function), items, workers)
 
 
-def _same(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
+def _identity(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
     return function
 
 
+def share_cores(num_processes: int) -> None:
+    """Limit the threads of this process, one of `num_processes`, to its share of the cores.
+
+    Otherwise the tokenizers library starts as many threads in each process as there are cores.
+    """
+    value = os.environ.get("RAYON_NUM_THREADS", "")
+    num_threads = int(value) if value.isdigit() else 0
+    num_threads = num_threads or len(os.sched_getaffinity(0))
+    os.environ["RAYON_NUM_THREADS"] = str(max(num_threads // num_processes, 1))
+
+
 def num_workers(total_bytes: int, most: int | None = None) -> int:
-    """Return the number of processes worth starting for an input of this size, `most` at most."""
+    """Return the number of processes worth starting for an input of this size, at most `most`."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, most or cores, total_bytes // _BYTES_PER_WORKER))
 
 
 class _Worker:
-    """A worker process, as its parent sees it."""
+    """Parent's side of a worker process: its pipe, and the results received from it."""
 
     def __init__(self, make_function: Callable[[], Callable[[Any], Any]]):
         # spawn: a fork would copy locks that other threads of this process may hold.
         context = get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, make_function), daemon=True)
-        start_whole(self.process)
-        theirs.close()
-        self.under_way = 0
-        self.answers: deque[tuple[Any, BaseException | None, str]] = deque()
+        self.pipe, child_end = context.Pipe()
+        self.process = context.Process(target=_work, args=(child_end, make_function), daemon=True)
+        _start(self.process)
+        child_end.close()
+        self.in_flight = 0
+        self.results: deque[tuple[Any, BaseException | None, str]] = deque()
 
-    def give(self, item: Any) -> None:
+    def send(self, item: Any) -> None:
         """Queue an item for this worker."""
         try:
             self.pipe.send(item)
         except OSError as error:
             raise _lost() from error
-        self.under_way += 1
+        self.in_flight += 1
 
-    def answer(self, team: Sequence["_Worker"]) -> Any:
-        """Wait for its next answer, and keep those of the others for later."""
-        while not self.answers:
+    def result(self, team: Sequence["_Worker"]) -> Any:
+        """Wait for its next result; those of the other workers are kept for later."""
+        while not self.results:
             _receive(team, timeout_s=None)
-        result, error, where = self.answers.popleft()
+        result, error, trace = self.results.popleft()
         if error is not None:
-            raise error from RuntimeError(f"in a worker process:\n{where}")
+            raise error from RuntimeError(f"in a worker process:\n{trace}")
         return result
 
 
-def end_with_parent() -> None:
-    """See to it that this process ends when its parent is killed, and not when interrupted."""
-    # The parent is interrupted as well, and ends the others in good order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+def _start(process: BaseProcess) -> None:
+    """Start `process` with SIGINT blocked; signals to this process are delivered afterwards.
 
-
-def _exit_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        _exit(1)
+    Interrupted in between, this process would leave a worker without its arguments; and a worker
+    that is interrupted while it imports its modules prints a traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        process.start()  # signals interrupt the main thread alone
+        return
+    resource_tracker.ensure_running()  # its start would unblock SIGINT
+    received: list[int] = []
+    handlers = {
+        each: signal.signal(each, lambda number, _: received.append(number))
+        for each in _STOP_SIGNALS
+    }
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the worker
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for each in received:
+        signal.raise_signal(each)
 
 
 def _receive(team: Sequence[_Worker], *, timeout_s: float | None) -> None:
@@ -167,10 +166,10 @@ def _receive(team: Sequence[_Worker], *, timeout_s: float | None) -> None:
     for pipe in wait([*workers], timeout_s):
         worker = workers[pipe]  # type: ignore[index]
         try:
-            worker.answers.append(worker.pipe.recv())
+            worker.results.append(worker.pipe.recv())
         except (EOFError, OSError) as error:
             raise _lost() from error
-        worker.under_way -= 1
+        worker.in_flight -= 1
 
 
 def _lost() -> LostWorkerError:
@@ -178,26 +177,36 @@ def _lost() -> LostWorkerError:
 
 
 def _work(pipe: "Connection[Any, Any]", make_function: Callable[[], Callable[[Any], Any]]) -> None:
-    end_with_parent()
+    """Run a worker process: receive items and send results, until the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this one
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     function = make_function()
-    # A thread, so that giving never waits for an answer that waits to be taken.
+    # Items are received in a thread, so that the parent never blocks on a full pipe of items
+    # while this process blocks on a full pipe of results.
     items: SimpleQueue[Any] = SimpleQueue()
-    threading.Thread(target=_take_in, args=(pipe, items), daemon=True).start()
+    threading.Thread(target=_receive_items, args=(pipe, items), daemon=True).start()
     while True:
         item = items.get()
         try:
-            answer: tuple[Any, Exception | None, str] = (function(item), None, "")
+            result: tuple[Any, Exception | None, str] = (function(item), None, "")
         except Exception as error:
-            answer = (None, error, traceback.format_exc())
+            result = (None, error, traceback.format_exc())
         try:
-            pipe.send(answer)
+            pipe.send(result)
         except ConnectionError:
-            return  # the parent no longer waits for it
+            return  # the parent has ended
 
 
-def _take_in(pipe: "Connection[Any, Any]", items: "SimpleQueue[Any]") -> None:
+def _receive_items(pipe: "Connection[Any, Any]", items: "SimpleQueue[Any]") -> None:
     while True:
         try:
             items.put(pipe.recv())
         except (EOFError, OSError):
             return
+
+
+def _exit_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        _exit(1)

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from megatron.common.errors import TrainingError
 from megatron.config.plan import Plan
 from megatron.data.datasets.datasets import build_datasets
-from megatron.data.datasets.sample_origins import lines_of_step
 from megatron.data.sampling.batch_sampler import SampleSource
+from megatron.data.sampling.provenance import lines_of_step
 from megatron.engine.engine import Engine
 from megatron.tokenizer.types.tokenizer import Tokenizer
 from megatron.training.guards.skip_samples import Skip

@@ -15,7 +15,7 @@ from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_objective, tiny_plan
 from torch.testing import assert_close
 
-from megatron.data.datasets.prefix import PrefixDataset
+from megatron.data.datasets.views import PrefixDataset
 from megatron.engine.build import build_engine
 from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams

@@ -3,11 +3,33 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import ftfy
+import regex
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from megatron.data.cleaning.language import is_english
 from megatron.data.cleaning.records import Line, to_bytes
+
+# The languages of most of the web. With the rare ones in the choice, short texts go astray.
+_LANGUAGES = (
+    "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr "
+    "ne nl no pa pl pt ro ru sk sl so sq sv sw ta te th tl tr uk ur vi zh"
+)
+
+
+def is_english(text: str) -> bool:
+    """Return whether English is the likeliest language of `text`; no letters are no English."""
+    language, _ = _identifier().classify(text)
+    return language == "en"
+
+
+@cache
+def _identifier() -> LanguageIdentifier:
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
+    identifier.set_languages(_LANGUAGES.split())
+    return identifier
+
 
 TEXT_KEY = "text"
 MIN_TOKENS = 128
@@ -109,3 +131,32 @@ class CleanDocuments:
             return Outcome(line.raw, "small", changed)
         kept = to_bytes({**record, TEXT_KEY: fixed}) if changed else line.raw
         return Outcome(kept, None, changed)
+
+
+TokenCounter = Callable[[str], int]
+"""Returns the number of tokens of a text, or a lower bound of it."""
+
+_PIECE = regex.compile(
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
+
+
+def piece_counter() -> TokenCounter:
+    """Return a counter of the pieces GPT-2 cuts a text into; each becomes one token or more.
+
+    Source: the pattern of GPT-2's encoder (Radford et al., 2019).
+    """
+    return lambda text: sum(1 for _ in _PIECE.finditer(text))
+
+
+@cache
+def gpt2_counter(vocab_file: str, merge_file: str) -> TokenCounter:
+    """Return a counter of the tokens of a text.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
+
+    tokenizer = GPT2BPETokenizer(vocab_file, merge_file)
+    return lambda text: len(tokenizer.encode(text))

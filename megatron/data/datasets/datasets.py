@@ -1,20 +1,21 @@
 """The data sets of a run, from its plan."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from megatron.common.errors import DataError
 from megatron.common.registry import DATASETS
 from megatron.config.data.corpora import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
-from megatron.data.datasets.chat_dataset import ChatDataset
-from megatron.data.datasets.cyclic import CyclicDataset
 from megatron.data.datasets.gpt_dataset import GPTDataset
-from megatron.data.datasets.mtf_dataset import MTFDataset
-from megatron.data.datasets.packed_dataset import PackedDataset
+from megatron.data.datasets.packed_dataset import ChatDataset, MTFDataset, PackedDataset
+from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shares_of
 from megatron.data.sampling.index_cache import cached_sizes
-from megatron.data.sampling.provenance import TracedSource
+from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.splits import document_range, split_ranges
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 from megatron.data.token_files.legacy_indexed_dataset import open_token_files
@@ -220,3 +221,36 @@ class _Builder:
         if prefix not in self._opened:
             self._opened[prefix] = open_token_files(prefix, self._plan.impl)
         return self._opened[prefix]
+
+
+class CyclicDataset:
+    """The endless sequence of permutations of a data set, one after the other.
+
+    Position p is sample `permutation[p % n]` of the permutation number `p // n`, n being the
+    samples of the data set: a function of the samples consumed, whatever the layout.
+
+    Randomness: permutation e is numpy.random.RandomState([seed, e]).permutation(n).
+    """
+
+    def __init__(self, dataset: TracedSource, *, seed: int):
+        self.dataset = dataset
+        self._seed = seed
+        self._epoch = -1
+        self._permutation = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, position: int) -> Sample:
+        return self.dataset[self._sample(position)]
+
+    def origin(self, position: int) -> Origin:
+        """Return the token spans of a position on disk."""
+        return self.dataset.origin(self._sample(position))
+
+    def _sample(self, position: int) -> int:
+        epoch, index = divmod(position, len(self.dataset))
+        if epoch != self._epoch:
+            rng = np.random.RandomState([self._seed % 2**32, epoch])
+            self._permutation, self._epoch = rng.permutation(len(self.dataset)), epoch
+        return int(self._permutation[index])

@@ -1,4 +1,4 @@
-"""Packing: documents put together in samples without cutting them, and the dataset of such samples."""
+"""Packing: several texts to a sample, of prompts with targets (multi-task) or conversations."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -6,15 +6,16 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
 from megatron.data.sampling.index_cache import cached_maps, cached_sizes
+from megatron.data.sampling.index_map import IndexMap
 from megatron.data.sampling.index_size import packing_room
 from megatron.data.sampling.provenance import Origin, Piece
-from megatron.data.sampling.verified_memmap import IndexMap
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 
@@ -189,3 +190,90 @@ class PackedDataset(ABC):
                 "(--seq-length + 1)",
                 *(self._first.prefix, num_long, len(lengths), self.noun, self.row_length),
             )
+
+
+class ChatDataset(PackedDataset):
+    """Packing of conversations: as many uncut ones as fit; see PackedDataset.
+
+    Args:
+        tokens: one sequence for each conversation.
+        loss_mask: as long, 1 where the token counts, 0 elsewhere.
+
+    Raises:
+        DataError: the files do not belong together, or no conversation fits into a sample.
+
+    Shapes: dataset[i] -> {"tokens", "text_ids", "is_target"}, each [seq_length + 1] int64: the
+        number of the conversation in the sample from 1 up, 0 for padding; 1 where the token counts.
+    """
+
+    noun = "conversation"
+
+    def __init__(
+        self, tokens: IndexedDataset, loss_mask: IndexedDataset, chats: range, **options: Any
+    ):
+        if not np.array_equal(tokens.sizes, loss_mask.sizes):
+            raise DataError(
+                f"{tokens.prefix} and {loss_mask.prefix} do not have as many tokens for each "
+                "conversation: make both with tools/preprocess_data.py --conversations"
+            )
+        self.tokens, self.loss_mask = tokens, loss_mask
+        super().__init__((tokens, loss_mask), chats, **options)
+        self.num_tokens //= 2  # the mask is none
+
+    def lengths(self, texts: range) -> NDArray:
+        """Return the number of tokens of each conversation."""
+        return self.tokens.sizes[texts.start : texts.stop].astype(np.int64)
+
+    def __getitem__(self, i: int) -> dict[str, NDArray]:
+        tokens, text_ids, is_target = np.zeros((3, self.row_length), np.int64)
+        for number, (chat, start, length) in enumerate(self.placed(i), start=1):
+            here = slice(start, start + length)
+            tokens[here], is_target[here] = self.tokens[chat], self.loss_mask[chat]
+            text_ids[here] = number
+        return {"tokens": tokens, "text_ids": text_ids, "is_target": is_target}
+
+
+class MTFDataset(PackedDataset):
+    """Packing of input-target pairs: as many uncut ones as fit; see PackedDataset.
+
+    Nothing is put between input and target, nor behind the target: preprocessing appends the
+    end-of-document token to targets.
+
+    Args:
+        inputs: one sequence for each pair.
+        targets: likewise, in the same order.
+
+    Raises:
+        DataError: inputs and targets are not as many, or none of `pairs` fits into a sample.
+
+    Shapes: dataset[i] -> {"tokens", "text_ids", "target_starts"}, each [seq_length + 1] int64: the
+        number of the pair in the sample from 1 up, 0 for padding; position of the first token of
+        the pair's target.
+    """
+
+    noun = "pair"
+
+    def __init__(
+        self, inputs: IndexedDataset, targets: IndexedDataset, pairs: range, **options: Any
+    ):
+        if len(inputs) != len(targets):
+            raise DataError(
+                f"{inputs.prefix} has {len(inputs)} sequences and {targets.prefix} has "
+                f"{len(targets)}: each input needs its target; make both from the same file"
+            )
+        self.inputs, self.targets = inputs, targets
+        super().__init__((inputs, targets), pairs, **options)
+
+    def lengths(self, texts: range) -> NDArray:
+        """Return the number of tokens of input and target together, for each pair."""
+        sizes = (part.sizes[texts.start : texts.stop] for part in (self.inputs, self.targets))
+        return np.add(*sizes, dtype=np.int64)
+
+    def __getitem__(self, i: int) -> dict[str, NDArray]:
+        tokens, text_ids, target_starts = np.zeros((3, self.row_length), np.int64)
+        for number, (pair, start, length) in enumerate(self.placed(i), start=1):
+            middle, stop = start + int(self.inputs.sizes[pair]), start + length
+            tokens[start:middle], tokens[middle:stop] = self.inputs[pair], self.targets[pair]
+            text_ids[start:stop] = number
+            target_starts[start:stop] = middle
+        return {"tokens": tokens, "text_ids": text_ids, "target_starts": target_starts}

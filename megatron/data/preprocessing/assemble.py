@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from megatron.common.atomic_files import flush
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.block_encoder import EncodingRules
-from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec, differences
 from megatron.data.preprocessing.report import key_report, readable, retry_first_documents
 from megatron.data.preprocessing.shard_writer import (
     ShardState,
@@ -27,7 +27,6 @@ from megatron.data.preprocessing.shard_writer import (
 from megatron.data.preprocessing.shards import Shard
 from megatron.data.token_files.block_digests import write_digests
 from megatron.data.token_files.copying import Extent, copy_extents, lay_end_to_end
-from megatron.data.token_files.differences import differences
 from megatron.data.token_files.index_files import (
     INDEX_WRITERS,
     IndexContent,

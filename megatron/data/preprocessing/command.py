@@ -15,7 +15,7 @@ from megatron.config.foreign_flags.run import TOKENIZER_LEGACY
 from megatron.config.parsing.flags import Legacy, parse_sections
 from megatron.config.tools.preprocess import PreprocessConfig, WorkerTrialConfig
 from megatron.data.preprocessing.assemble import Written
-from megatron.data.preprocessing.chat_encoder import KEYS
+from megatron.data.preprocessing.block_encoder import KEYS
 from megatron.data.preprocessing.preprocess import input_problems
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.readers.inputs import STDIN

@@ -24,8 +24,12 @@ from megatron.data.preprocessing.assemble import (
     require_same_options,
     was_assembled,
 )
-from megatron.data.preprocessing.block_encoder import BlockEncoder, Encoded, EncodingRules
-from megatron.data.preprocessing.chat_encoder import ConversationEncoder
+from megatron.data.preprocessing.block_encoder import (
+    BlockEncoder,
+    ConversationEncoder,
+    Encoded,
+    EncodingRules,
+)
 from megatron.data.preprocessing.preprocess_spec import (
     PreprocessSpec,
     build_rules,
@@ -216,12 +220,13 @@ class _Convert:
     finished: Mapping[str, ShardState]
 
     def in_worker(self, num_workers: int) -> Callable[[Shard], _Done]:
-        """Return what converts shards in one of `num_workers` processes."""
-        share_cores(num_workers)
-        return self.here()
+        """Return a function that converts shards, a packed one piece by piece, in this process.
 
-    def here(self) -> Callable[[Shard], _Done]:
-        """Return what converts shards, or a packed one piece by piece, in this process."""
+        Args:
+            num_workers: processes that share the cores.
+        """
+        if num_workers > 1:
+            share_cores(num_workers)
         encoder: Any = self.spec.make_encoder()
 
         def convert(shard: Shard) -> _Done:
@@ -320,10 +325,8 @@ def _converted(convert: _Convert, shards: Sequence[Shard]) -> Iterator[_Done]:
     # This process unpacks for the workers, whose stdin and pipes are not its own.
     if num_packed < workers or workers == 1 or has_streams:
         items = (piece for shard in shards for piece in convert.unpacked(shard))
-    if workers > 1:
+    if shards:
         yield from map_in_processes(partial(convert.in_worker, workers), items, workers)
-    elif shards:
-        yield from map(convert.here(), items)
 
 
 def _begin(spec: PreprocessSpec) -> tuple[EncodingRules, dict[str, Any]]:

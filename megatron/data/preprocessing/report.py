@@ -17,12 +17,13 @@ from megatron.data.preprocessing.quality import (
     MOST_CHARS,
     SAMPLE_ONE_IN,
     SHORTEST_RUN,
+    Lengths,
     Tally,
     hash_documents,
+    readable_lengths,
 )
 from megatron.data.preprocessing.shard_writer import existing_files
 from megatron.data.token_files.index_files import pieces_of_file
-from megatron.data.token_files.lengths import Lengths, readable_lengths
 
 HUGE_TOKENS = 1_000_000
 FIRST_DOCUMENTS = 100  # all decoded again; of those behind, one in SAMPLE_ONE_IN

@@ -12,9 +12,9 @@ from megatron.common.errors import DataError
 from megatron.config.data.corpora import SampleOrder
 from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.index_cache import cached_maps
+from megatron.data.sampling.index_map import IndexMap
 from megatron.data.sampling.index_size import blend_room
 from megatron.data.sampling.provenance import Origin, TracedSource
-from megatron.data.sampling.verified_memmap import IndexMap
 
 
 def shares_of(weights: Sequence[float], sample_order: SampleOrder = "bigscience") -> list[float]:

@@ -20,6 +20,7 @@ from xxhash import xxh3_64_hexdigest
 
 from megatron.common.atomic_files import open_regular, replacing, require_regular
 from megatron.common.errors import DataError
+from megatron.data.sampling.index_map import BLOCK_ROWS, IndexMap, IndexMapFile, digests_of
 from megatron.data.sampling.index_size import (
     MapRoom,
     lack_of_disk,
@@ -27,7 +28,6 @@ from megatron.data.sampling.index_size import (
     sample_index_room,
 )
 from megatron.data.sampling.sample_index import Epochs, SampleIndex, build_sample_index
-from megatron.data.sampling.verified_memmap import BLOCK_ROWS, CheckedMap, IndexMap, digests_of
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 log = logging.getLogger(__name__)
@@ -253,7 +253,7 @@ def _read(
         if len(digests) != -(-len(found) // BLOCK_ROWS):
             log.warning("%s does not belong to %s; it is built again", _digests_path(path), path)
             return None
-        maps[name] = CheckedMap(
+        maps[name] = IndexMapFile(
             path, digests, dtype=found.dtype, shape=found.shape, offset=found.offset
         )
     return maps

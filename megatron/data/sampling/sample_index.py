@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.config.data.corpora import SampleOrder
-from megatron.data.sampling.verified_memmap import IndexMap
+from megatron.data.sampling.index_map import IndexMap
 
 _CHUNK = 1 << 18  # documents looked at in one go, so that temporary arrays stay small
 

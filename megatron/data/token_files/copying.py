@@ -2,7 +2,8 @@
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 from megatron.common.errors import DataError
 from megatron.data.token_files.publish import write_errors_name
 
-_BUFFER_BYTES = 8 << 20
 _CANNOT = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
@@ -34,69 +34,59 @@ def lay_end_to_end(sources: Sequence[Path]) -> list[Extent]:
     return extents
 
 
-def part_of(extents: Sequence[Extent], part: int, num_parts: int) -> list[Extent]:
-    """Return the ranges that part `part` of `num_parts` copies; all parts are about equal."""
-    total = sum(extent.num_bytes for extent in extents)
-    first, last = total * part // num_parts, total * (part + 1) // num_parts
-    found = []
-    for extent in extents:
-        skipped = max(first - extent.target_offset, 0)
-        num_bytes = min(extent.num_bytes, last - extent.target_offset) - skipped
-        if num_bytes > 0:
-            found.append(
-                Extent(
-                    extent.source,
-                    extent.source_offset + skipped,
-                    extent.target_offset + skipped,
-                    num_bytes,
-                )
-            )
-    return found
+def copy_extents(
+    extents: Sequence[Extent],
+    target: Path,
+    *,
+    workers: int = 1,
+    piece_bytes: int = 256 << 20,
+    buffer_bytes: int = 8 << 20,
+) -> None:
+    """Write `extents` into the file `target`, which is made if it does not exist.
 
-
-def copy_extents(extents: Sequence[Extent], target: Path, *, workers: int = 1) -> None:
-    """Write `extents` into the file `target`, which is made when it is not there.
+    Args:
+        workers: threads that copy; the system calls run without Python's lock.
+        piece_bytes: bytes that a thread copies before it takes the next piece.
+        buffer_bytes: bytes of one system call.
 
     Raises:
         DataError: a source is too short, or the target cannot be written.
-        MegatronError: a process was killed.
     """
     end = max((extent.target_offset + extent.num_bytes for extent in extents), default=0)
     with write_errors_name(target):
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
-            # Its length at once: a hole at the end is never written.
+            # Its full length first: a hole at the end is never written.
             if os.fstat(descriptor).st_size < end:
                 os.truncate(descriptor, end)
-            if workers == 1:
-                for extent in extents:
-                    _copy(extent, descriptor)
+            copy = partial(_copy, target=descriptor, buffer_bytes=buffer_bytes)
+            with ThreadPoolExecutor(workers) as threads:
+                for _ in threads.map(copy, _cut(extents, piece_bytes)):
+                    continue  # an error of a thread is raised here
         finally:
             os.close(descriptor)
-    if workers > 1:
-        # Imported here: it takes as long as copying 100 MB, and one process does without.
-        from megatron.common.processes import run_in_processes
-
-        parts = [part_of(extents, part, workers) for part in range(workers)]
-        run_in_processes([partial(_copy_part, part, target) for part in parts], _nothing_to_report)
 
 
-def _copy_part(extents: Sequence[Extent], target: Path, report: Callable[..., None]) -> None:
-    copy_extents(extents, target)
+def _cut(extents: Iterable[Extent], piece_bytes: int) -> Iterator[Extent]:
+    """Yield the extents in pieces, so that threads share the work and stop soon on an error."""
+    for extent in extents:
+        for first in range(0, extent.num_bytes, piece_bytes):
+            yield Extent(
+                extent.source,
+                extent.source_offset + first,
+                extent.target_offset + first,
+                min(extent.num_bytes - first, piece_bytes),
+            )
 
 
-def _nothing_to_report(*message: object) -> None:
-    pass
-
-
-def _copy(extent: Extent, descriptor: int) -> None:
+def _copy(extent: Extent, target: int, buffer_bytes: int) -> None:
     shift = extent.target_offset - extent.source_offset
     end = extent.source_offset + extent.num_bytes
     with extent.source.open("rb") as file:
         source, position = file.fileno(), extent.source_offset
         while position < end:
             data, hole = _next_data(source, position, end)
-            _copy_data(extent.source, source, descriptor, data, hole, shift)
+            _copy_data(extent.source, source, target, data, hole, shift, buffer_bytes)
             position = hole
 
 
@@ -111,10 +101,12 @@ def _next_data(source: int, position: int, end: int) -> tuple[int, int]:
     return min(data, end), min(os.lseek(source, data, os.SEEK_HOLE), end)
 
 
-def _copy_data(name: Path, source: int, target: int, position: int, end: int, shift: int) -> None:
+def _copy_data(
+    name: Path, source: int, target: int, position: int, end: int, shift: int, buffer_bytes: int
+) -> None:
     in_kernel = True
     while position < end:
-        count = min(end - position, _BUFFER_BYTES)
+        count = min(end - position, buffer_bytes)
         if in_kernel:
             try:
                 copied = os.copy_file_range(source, target, count, position, position + shift)

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from megatron.common.errors import DataError
 from megatron.config.optimization.batch_size import BatchPlan
-from megatron.data.datasets.sample_origins import described
 from megatron.data.sampling.batch_sampler import micro_batches
-from megatron.data.sampling.provenance import TracedSource
+from megatron.data.sampling.provenance import TracedSource, described
 from megatron.objectives.objective import Collate
 from megatron.tensor_parallel.broadcast import Batch, Fields, broadcast_batch, sequence_shard
 from megatron.tensor_parallel.process_groups import Groups

@@ -86,4 +86,4 @@ def fail(error):
 @pytest.mark.parametrize("make", [Answers, partial(fail, MemoryError("no room"))])
 def test_a_worker_that_is_gone_is_an_error(make):
     with pytest.raises(LostWorkerError, match="a worker process was killed"):
-        list(map_in_processes(make, ["kill"], 1))
+        list(map_in_processes(make, ["kill"], 2))

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.data.datasets.chat_dataset import ChatDataset
+from megatron.data.datasets.packed_dataset import ChatDataset
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
-from megatron.tokenizer.build import build_tokenizer
+from megatron.tokenizer.build import build_tokenizer, tokenizer_for
 from megatron.tokenizer.fingerprint import describe, differences, require_same, write_record
-from megatron.tokenizer.from_record import tokenizer_for
 from megatron.tokenizer.types.sentencepiece import (
     LegacyLlama2Tokenizer,
     LegacySentencePieceTokenizer,

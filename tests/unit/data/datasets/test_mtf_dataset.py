@@ -7,7 +7,7 @@ from tiny import tiny_config
 from megatron.common.errors import DataError
 from megatron.config.plan import plan_samples
 from megatron.data.datasets.datasets import build_datasets
-from megatron.data.datasets.mtf_dataset import MTFDataset
+from megatron.data.datasets.packed_dataset import MTFDataset
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 
 EOD = 9

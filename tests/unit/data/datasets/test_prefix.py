@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron.data.datasets.prefix import PrefixDataset
+from megatron.data.datasets.views import PrefixDataset
 from megatron.data.sampling.provenance import Origin
 
 EOD = 0

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import signal
-import time
 from itertools import count
 from multiprocessing import active_children, resource_tracker, util
 
@@ -12,7 +11,6 @@ import pytest
 from bytes_tokenizer import BytesTokenizer
 
 from megatron.common.process_pool import map_in_processes
-from megatron.common.processes import run_in_processes
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.progress import Progress
@@ -87,34 +85,6 @@ def test_a_signal_while_a_worker_starts_waits_until_it_has(monkeypatch, capfd, a
 def test_a_worker_is_not_interrupted_while_it_starts(at_start):
     at_start.append(lambda pid: os.kill(pid, signal.SIGINT))
     assert list(map_in_processes(make_len, ["a", "bc"], 2)) == [1, 2]
-
-
-def wait_for_long(report):
-    report("waiting")
-    time.sleep(300)
-
-
-def fail(report):
-    raise LookupError("no such thing")
-
-
-def test_a_failure_ends_the_others_and_is_told_as_what_it_is():
-    with pytest.raises(RuntimeError, match="(?s)one of the processes.*LookupError: no such thing"):
-        run_in_processes([wait_for_long, fail], lambda said: None)
-
-
-def tell_nobody(report):
-    """Say something where nobody reads stdout."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    os.dup2(writing, 1)
-    logging.getLogger("megatron.data").warning("left out a line")
-
-
-def test_the_whole_ends_as_unread_when_one_process_finds_nobody_reading():
-    with pytest.raises(SystemExit) as caught:
-        run_in_processes([wait_for_long, tell_nobody], lambda said: None)
-    assert caught.value.code == 141
 
 
 def test_a_trial_of_worker_counts_has_shards_for_every_worker(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from megatron.common.errors import DataError
 from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.data.sampling import index_cache
 from megatron.data.sampling.index_cache import cached_sample_index, cached_sizes
+from megatron.data.sampling.index_map import BLOCK_ROWS, IndexMapFile, digests_of
 from megatron.data.sampling.sample_index import plan_epochs
-from megatron.data.sampling.verified_memmap import BLOCK_ROWS, CheckedMap, digests_of
 from megatron.data.token_files.index_files import IndexContent, counting, write_legacy_index
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.token_files.legacy_indexed_dataset import open_token_files
@@ -152,12 +152,12 @@ def test_only_the_blocks_that_are_read_are_checked(tmp_path):
     values[2 * BLOCK_ROWS] += 1
     path = tmp_path / "map.npy"
     path.write_bytes(b"header" + values.tobytes())
-    checked = CheckedMap(path, digests, dtype=values.dtype, shape=values.shape, offset=6)
+    checked = IndexMapFile(path, digests, dtype=values.dtype, shape=values.shape, offset=6)
     assert len(checked) == len(values)
     assert checked[2 * BLOCK_ROWS - 1] == 2 * BLOCK_ROWS - 1
     assert checked[3 * BLOCK_ROWS :].ravel().tolist() == list(range(len(values)))[-5:]
     assert checked[:0].tolist() == checked[len(checked) :].tolist() == []
-    empty = CheckedMap(path, digests[:0], dtype=values.dtype, shape=(0,), offset=6)
+    empty = IndexMapFile(path, digests[:0], dtype=values.dtype, shape=(0,), offset=6)
     assert empty[:].tolist() == []
     for place in (-1, len(checked)):
         with pytest.raises(IndexError):

@@ -7,8 +7,7 @@ import pytest
 
 from megatron.common.errors import DataError
 from megatron.data.datasets.gpt_dataset import GPTDataset
-from megatron.data.datasets.mtf_dataset import MTFDataset
-from megatron.data.datasets.packed_dataset import pack
+from megatron.data.datasets.packed_dataset import MTFDataset, pack
 from megatron.data.sampling import index_cache
 from megatron.data.sampling import index_size as room
 from megatron.data.sampling.blending import BlendedDataset, blend_order

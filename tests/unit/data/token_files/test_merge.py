@@ -16,7 +16,7 @@ from megatron.common.errors import DataError
 from megatron.common.process_identity import start_of
 from megatron.data.token_files import copying, index_files
 from megatron.data.token_files import merge as merge_module
-from megatron.data.token_files.copying import Extent, copy_extents, lay_end_to_end, part_of
+from megatron.data.token_files.copying import Extent, copy_extents, lay_end_to_end
 from megatron.data.token_files.index_files import INDEX_WRITERS, IndexContent
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.token_files.legacy_indexed_dataset import open_token_files
@@ -255,17 +255,15 @@ def test_an_index_does_not_enter_memory_at_once(tmp_path, monkeypatch):
     assert max(len(piece) for piece in content.document_starts()) == 2
 
 
-@given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6), parts=st.integers(1, 7))
+@given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=6), workers=st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
-def test_parts_of_a_copy_make_the_whole(tmp_path_factory, sizes, parts):
+def test_pieces_copied_by_threads_make_the_full_file(tmp_path_factory, sizes, workers):
     folder = tmp_path_factory.mktemp("copy")
     sources = []
     for i, size in enumerate(sizes):
         sources.append(folder / str(i))
         sources[-1].write_bytes(bytes([65 + i]) * size)
-    extents = lay_end_to_end(sources)
-    for part in range(parts):
-        copy_extents(part_of(extents, part, parts), folder / "out")
+    copy_extents(lay_end_to_end(sources), folder / "out", workers=workers, piece_bytes=7)
     assert (folder / "out").read_bytes() == b"".join(s.read_bytes() for s in sources)
 
 
@@ -274,13 +272,13 @@ def test_a_copy_without_help_of_the_kernel_is_the_same(tmp_path, monkeypatch):
         raise OSError(38, "not implemented")
 
     monkeypatch.setattr(copying.os, "copy_file_range", refuse)
-    monkeypatch.setattr(copying, "_BUFFER_BYTES", 7)
     (tmp_path / "a").write_bytes(bytes(range(100)))
-    copy_extents([Extent(tmp_path / "a", 10, 5, 80)], tmp_path / "out")
+    copy_extents([Extent(tmp_path / "a", 10, 5, 80)], tmp_path / "out", buffer_bytes=7)
     assert (tmp_path / "out").read_bytes() == bytes(5) + bytes(range(10, 90))
 
 
-def test_a_source_that_shrinks_is_an_error(tmp_path):
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_source_that_shrinks_is_an_error(tmp_path, workers):
     (tmp_path / "a").write_bytes(bytes(10))
     with pytest.raises(DataError, match="a ended at byte 10, 20 expected"):
-        copy_extents([Extent(tmp_path / "a", 0, 0, 20)], tmp_path / "out")
+        copy_extents([Extent(tmp_path / "a", 0, 0, 20)], tmp_path / "out", workers=workers)

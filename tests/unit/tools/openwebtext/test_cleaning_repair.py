@@ -9,10 +9,16 @@ from texts import FRENCH, english
 from tokenizers import ByteLevelBPETokenizer
 
 from megatron.common.process_pool import ordered_map
-from megatron.data.cleaning.language import is_english
 from megatron.data.cleaning.records import Line
-from megatron.data.cleaning.repair import TASKS, CleanDocuments, RunTasks, collapse_spaces
-from megatron.data.cleaning.tokens import gpt2_counter, piece_counter
+from megatron.data.cleaning.repair import (
+    TASKS,
+    CleanDocuments,
+    RunTasks,
+    collapse_spaces,
+    gpt2_counter,
+    is_english,
+    piece_counter,
+)
 
 LONG = english(0)
 

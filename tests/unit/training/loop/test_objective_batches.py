@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiny import tiny_objective, tiny_spec
 
 from megatron.config.data.masks import MaskPlan
-from megatron.data.datasets.prefix import PrefixDataset
+from megatron.data.datasets.views import PrefixDataset
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel

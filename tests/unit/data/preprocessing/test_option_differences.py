@@ -2,7 +2,7 @@
 
 import pytest
 
-from megatron.data.token_files.differences import differences
+from megatron.data.preprocessing.preprocess_spec import differences
 
 FILES = [[f"{i}.jsonl", "plain", 5, 10**18] for i in range(9)]
 LATER = 10**18 + 2 * 10**9

@@ -1,6 +1,6 @@
-"""Index maps that stay on disk, each block compared with its digest when it is first read.
+"""Index map file: rows read with pread, each block verified by its digest when first read.
 
-So opening one takes the same time and memory at any length, and what is damaged is not used.
+Opening one takes the same time and memory at any length, and damaged rows are never used.
 """
 
 from collections.abc import Sequence
@@ -20,24 +20,24 @@ BLOCK_ROWS = 1 << _SHIFT
 
 
 def digests_of(values: NDArray) -> NDArray:
-    """Return the XXH3 of each block of `values`, C-contiguous. Shapes: -> [blocks] uint64."""
+    """Return the XXH3 digest of each block of `values`, C-contiguous. Shapes: -> [blocks] uint64."""
     blocks = range(0, len(values), BLOCK_ROWS)
     return np.array([xxh3_64_intdigest(values[i : i + BLOCK_ROWS].data) for i in blocks], "<u8")
 
 
-class CheckedMap:
-    """Memory-mapped rows of numbers in a file, read by their indices from 0 on.
+class IndexMapFile:
+    """Array of integers in a file, of which rows and slices are read with pread.
 
     Args:
         path: the file.
-        digests: of its blocks, as `digests_of` made them when the file was written.
-        dtype: of the numbers.
-        shape: how many rows there are, and the shape of each.
-        offset: where in the file they begin, in bytes.
+        digests: of its blocks, computed by `digests_of` when the file was written.
+        dtype: of the integers.
+        shape: of the array.
+        offset: first byte of the array in the file.
 
     Raises:
-        DataError: on opening, the file cannot be read; on reading, it was cut, its disk fails, or
-            a block is not what was written: the file is removed then.
+        DataError: on opening, the file cannot be read; on reading, the file was cut, its disk
+            fails, or a block differs from its digest: then the file is removed.
 
     Shapes: rows[i:j] -> [j - i, *shape[1:]], read-only.
     """
@@ -50,13 +50,13 @@ class CheckedMap:
         self._dtype, self._offset = dtype, offset
         self._num_rows, *self._row_shape = shape
         self._row_bytes = dtype.itemsize * int(np.prod(self._row_shape, dtype=np.int64))
-        self._is_checked = bytearray(len(digests)) + b"\1"  # and nothing, which is in no block
+        self._is_checked = bytearray(len(digests)) + b"\1"  # the last entry is for empty slices
 
     def __len__(self) -> int:
         return self._num_rows
 
     def __getitem__(self, indices: int | slice) -> Any:
-        # In few operations, since every sample comes here several times.
+        # As few operations as possible: every sample reads several rows.
         if isinstance(indices, slice):
             first, stop = indices.start or 0, indices.stop
             if stop is None or stop > self._num_rows:
@@ -97,5 +97,5 @@ class CheckedMap:
         self._is_checked[block] = True
 
 
-IndexMap = NDArray | CheckedMap
-"""A map in memory, or one on disk."""
+IndexMap = NDArray | IndexMapFile
+"""An index map, in memory or in a file."""
