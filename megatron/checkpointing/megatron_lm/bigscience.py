@@ -20,6 +20,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     known_version,
 )
 from megatron.checkpointing.names import LATEST
+from megatron.checkpointing.parameter_names import FIRST_LAYER, parameter_name
 from megatron.checkpointing.resharding.sharded_tensor import (
     FlatShard,
     FullCheckpoint,
@@ -33,7 +34,7 @@ from megatron.common.errors import CheckpointError
 _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 _MAIN = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
-_FIRST_LAYER = 3  # its number in our list of layers
+_OUTPUT_LAYERS = ("lm_head.", "word_embeddings.")
 _STATES = ("exp_avg", "exp_avg_sq")
 
 
@@ -112,29 +113,26 @@ class _Layers:
 
     def __init__(self, files: Mapping[int, Sequence[Path]], *, untied: bool):
         self._files = files
+        self._tied = not untied
+        self._modules: dict[int, str] = {}
         self._where: dict[str, tuple[int, str]] = {}
-        self.renumbered: dict[int, int] = {}
-        blocks = 0
+        self._num_layers = 0
         for number in sorted(files):
             keys = [key for key in self._read(number)[0] if not key.endswith("inv_freq")]
-            if "word_embeddings.weight" in keys and blocks == 0:
-                prefix = "1" if untied else "tied_modules.embed"
+            if "word_embeddings.weight" in keys and not self._num_layers:
+                self._modules[number] = "embedding"
             elif "input_layernorm.weight" in keys:
-                self.renumbered[number] = _FIRST_LAYER + blocks
-                prefix = str(_FIRST_LAYER + blocks)
-                blocks += 1
+                self._modules[number] = f"layers.{self._num_layers}"
+                self._num_layers += 1
             elif keys and not untied and any("word_embeddings" in key for key in keys):
                 continue  # the last stage's copy of the embedding
             else:
-                head = keys[0].startswith(("lm_head.", "word_embeddings."))
-                self.renumbered[number] = _FIRST_LAYER + blocks + (2 if head else 1)
-                prefix = str(self.renumbered[number])
-            for key in keys:
-                own = key.replace("lm_head.", "word_embeddings.")
-                self._where[f"{prefix}.{own}"] = number, key
+                is_output = keys[0].startswith(_OUTPUT_LAYERS)
+                self._modules[number] = "output_layer" if is_output else "final_layernorm"
+            self._where |= {self._own_name(number, key): (number, key) for key in keys}
         self.names = list(self._where)
         self.table = next(name for name in self.names if name.endswith("word_embeddings.weight"))
-        self.first_block = min(n for n, own in self.renumbered.items() if own == _FIRST_LAYER)
+        self.first_block = next(n for n, module in self._modules.items() if module == "layers.0")
 
     def _read(self, number: int) -> list[Mapping[str, Tensor]]:
         return [read_foreign(file) for file in self._files[number]]
@@ -147,9 +145,13 @@ class _Layers:
     def own_name(self, name: str) -> str:
         """Translate a parameter name of their module to ours."""
         number, _, rest = name.partition(".")
-        if not number.isdigit() or int(number) == 1:
-            return name
-        return f"{self.renumbered[int(number)]}.{rest.replace('lm_head.', 'word_embeddings.')}"
+        return self._own_name(int(number), rest) if number.isdigit() else name
+
+    def _own_name(self, number: int, key: str) -> str:
+        module = self._modules[number]
+        if module == "output_layer":
+            _, _, key = key.partition(".")
+        return parameter_name(f"{module}.{key}", self._num_layers, tied=self._tied)
 
     @property
     def tensor(self) -> int:
@@ -276,7 +278,7 @@ def _require_one_order(saved_args: Mapping[str, Any], files: _Layers, folder: Pa
     """Refuse grouped-query attention of Microsoft's fork, whose versions order QKV rows in two ways."""
     groups = saved_args.get("num_key_value_heads")
     grouped = groups not in (None, saved_args.get("num_attention_heads"))
-    if grouped and files.first_block != _FIRST_LAYER:
+    if grouped and files.first_block != FIRST_LAYER:
         raise CheckpointError(
             f"{folder}: with --num-key-value-heads {groups} this program's versions order rows of "
             "queries, keys and values in two ways, and its files do not contain which: convert it to "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
+from megatron.checkpointing.parameter_names import parameter_name
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
@@ -24,7 +25,6 @@ from megatron.checkpointing.resharding.unpickle import read_foreign
 from megatron.common.errors import CheckpointError
 
 PARAMETERS = "params.json"
-_FIRST_LAYER = 3  # its number in our list of layers
 _SEQUENCE = 4096  # of Llama 2; the files do not contain it
 
 
@@ -75,24 +75,22 @@ class _Network:
 
     def makers(self) -> Iterator[tuple[str, Any]]:
         """Yield each of our parameter names with a function that loads it."""
-        yield "1.word_embeddings.weight", self._table
+        for module, load in self._modules():
+            yield parameter_name(f"{module}.weight", self.layers, tied=False), load
+
+    def _modules(self) -> Iterator[tuple[str, Any]]:
+        yield "embedding.word_embeddings", self._table
         for layer in range(self.layers):
-            ours, theirs = f"{_FIRST_LAYER + layer}.", f"layers.{layer}."
-            yield f"{ours}input_layernorm.weight", self._one(f"{theirs}attention_norm.weight")
-            yield f"{ours}self_attention.query_key_value.weight", partial(self._qkv, theirs)
-            yield (
-                f"{ours}self_attention.dense.weight",
-                partial(self._joined, f"{theirs}attention.wo.weight", 1),
-            )
-            yield f"{ours}post_attention_layernorm.weight", self._one(f"{theirs}ffn_norm.weight")
-            yield f"{ours}mlp.dense_h_to_4h.weight", partial(self._gate_up, theirs)
-            yield (
-                f"{ours}mlp.dense_4h_to_h.weight",
-                partial(self._joined, f"{theirs}feed_forward.w2.weight", 1),
-            )
-        yield f"{_FIRST_LAYER + self.layers + 1}.weight", self._one("norm.weight")
-        head = f"{_FIRST_LAYER + self.layers + 2}.word_embeddings.weight"
-        yield head, partial(self._joined, "output.weight", 0)
+            name = f"layers.{layer}."
+            yield f"{name}input_layernorm", self._one(f"{name}attention_norm.weight")
+            yield f"{name}self_attention.query_key_value", partial(self._qkv, name)
+            wo, w2 = f"{name}attention.wo.weight", f"{name}feed_forward.w2.weight"
+            yield f"{name}self_attention.dense", partial(self._joined, wo, 1)
+            yield f"{name}post_attention_layernorm", self._one(f"{name}ffn_norm.weight")
+            yield f"{name}mlp.dense_h_to_4h", partial(self._gate_up, name)
+            yield f"{name}mlp.dense_4h_to_h", partial(self._joined, w2, 1)
+        yield "final_layernorm", self._one("norm.weight")
+        yield "output_layer", partial(self._joined, "output.weight", 0)
 
     def _one(self, name: str) -> Any:
         return lambda: self.ranks[0][name]

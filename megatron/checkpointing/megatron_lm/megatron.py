@@ -19,6 +19,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     known_version,
 )
+from megatron.checkpointing.parameter_names import parameter_name
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
@@ -31,7 +32,6 @@ from megatron.common.errors import CheckpointError
 TRACKER = "latest_checkpointed_iteration.txt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
 _FILE = "model_optim_rng.pt"
-_FIRST_LAYER = 3  # its number in our list of layers
 
 _RENAMED = (
     (r"^(language_model|module)\.", ""),
@@ -49,6 +49,8 @@ _RENAMED = (
 )
 """From parameter names of older versions and of megatron.core to those of version 3."""
 _NO_WEIGHT = ("inv_freq", "_extra_state", "masked_bias")
+_COPIES = ("word_embeddings_for_head", "output_layer")
+"""The last stage's copy of tied embeddings."""
 _NOT_GPT = ("embedding.tokentype_embeddings", "lm_head", "binary_head", "pooler", "decoder.cross")
 
 
@@ -193,20 +195,10 @@ def _named(
                 numbers[name] = shards
             layers += len(inside)
     for name, shards in numbers.items():
-        head, _, rest = name.partition(".")
         if name.startswith(_NOT_GPT):
             raise CheckpointError(f"{name} is no part of a GPT: only GPT's checkpoints are read")
-        if head == "layers":
-            number, _, rest = rest.partition(".")
-            yield f"{_FIRST_LAYER + int(number)}.{rest}", shards
-        elif head == "final_layernorm":
-            yield f"{_FIRST_LAYER + layers + 1}.{rest}", shards
-        elif head == "output_layer" and untied:
-            yield f"{_FIRST_LAYER + layers + 2}.word_embeddings.{rest}", shards
-        elif head == "embedding":
-            yield f"{'1' if untied else 'tied_modules.embed'}.{rest}", shards
-        elif head not in ("word_embeddings_for_head", "output_layer"):
-            yield name, shards
+        if untied or not name.startswith(_COPIES):
+            yield parameter_name(name, layers, tied=not untied), shards
 
 
 def _load_parameter(rows: Rows, name: str, shards: Sequence[Tensor]) -> ParameterState:

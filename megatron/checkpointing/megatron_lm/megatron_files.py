@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.names import STAGING
+from megatron.checkpointing.parameter_names import module_name
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state
 from megatron.common.atomic_files import replace_text, staged_folder
@@ -18,7 +19,6 @@ from megatron.common.errors import CheckpointError, ConfigError, raise_if_any, r
 from megatron.config.data.tokenizer import padded_vocab_size
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 
-_FIRST_LAYER = 3  # its number in our list of layers
 _SAME = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "seq_length"),
     *("max_position_embeddings", "normalization", "embed_layernorm", "qk_layernorm"),
@@ -49,6 +49,14 @@ _TOKENIZER_FLAGS = (
     "make_vocab_size_divisible_by",
 )
 """Arguments with the same name as a flag of the tokenizer."""
+_PATHS: dict[str, tuple[tuple[str, ...], int, bool]] = {
+    "embedding": (("language_model",), 2, False),
+    "layers": (("language_model", "encoder"), 0, False),
+    "final_layernorm": (("language_model", "encoder"), 0, True),
+    "output_layer": (("language_model",), 1, True),
+}
+"""Key path of each part's parameters in a state dict: the dictionaries that hold them, how many
+levels its module name is split into, and whether the last stage has it instead of the first."""
 _TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -178,24 +186,22 @@ def _keys(
     name: str, model: Mapping[str, Any], stage: int, pipeline: int
 ) -> Iterator[tuple[str, ...]]:
     """Yield the key paths of a parameter in a stage's state dict: none, one or two."""
-    number, _, rest = name.removeprefix("tied_modules.embed.").partition(".")
-    layers, last = model["num_layers"], stage == pipeline - 1
-    if not number.isdigit():
-        rest = f"{number}.{rest}"
-    if not number.isdigit() or int(number) == 1:
-        table, _, parameter = rest.partition(".")
-        if stage == 0:
-            yield "language_model", "embedding", table, parameter
-        if last and pipeline > 1 and not number.isdigit() and rest == "word_embeddings.weight":
-            yield "word_embeddings_for_head", "weight"
-    elif int(number) < _FIRST_LAYER + layers:
-        own, local = divmod(int(number) - _FIRST_LAYER, layers // pipeline)
-        if own == stage:
-            yield "language_model", "encoder", f"layers.{local}.{rest}"
-    elif last and rest == "word_embeddings.weight":
-        yield "language_model", "output_layer", "weight"
-    elif last:
-        yield "language_model", "encoder", f"final_layernorm.{rest}"
+    module = module_name(name, model["num_layers"])
+    part = module.partition(".")[0]
+    if part not in _PATHS:
+        raise CheckpointError(f"Megatron-LM's files cannot express the parameter {name}")
+    parents, levels, is_last = _PATHS[part]
+    if part == "layers":
+        _, number, rest = module.split(".", 2)
+        own, local = divmod(int(number), model["num_layers"] // pipeline)
+        module = f"layers.{local}.{rest}"
+    else:
+        own = pipeline - 1 if is_last else 0
+    if stage == own:
+        yield (*parents, *module.split(".", levels))
+    is_tied_table = model["tied_embeddings"] and module == "embedding.word_embeddings.weight"
+    if is_tied_table and stage == pipeline - 1 > 0:
+        yield "word_embeddings_for_head", "weight"
 
 
 def _shard(

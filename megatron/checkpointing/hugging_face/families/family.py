@@ -1,15 +1,20 @@
-"""Architecture of transformers: networks it can express, its config.json, its tensors, our flags."""
+"""Architecture of transformers as tables: its options, config.json, tensors, and our flags."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megatron.checkpointing.hugging_face.network import parameters_of
 from megatron.checkpointing.hugging_face.tensor_mapping import Identity, OffsetByOne, TensorMapping
+from megatron.checkpointing.parameter_names import module_name
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 
 HuggingFaceConfig = Mapping[str, Any]
 """config.json with transformers' default values."""
+
+Allowed = Mapping[str, tuple[Any, ...] | None]
+"""Values of ModelSpec fields that an architecture has; None for all."""
 
 
 @dataclass(frozen=True)
@@ -21,48 +26,144 @@ class Part:
     mapping: TensorMapping = Identity()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class Modules:
+    """Modules of transformers that together hold the elements of one of ours.
+
+    Args:
+        names: of these modules.
+        mapping: of the elements, for a network.
+    """
+
+    names: tuple[str, ...]
+    mapping: Callable[[ModelSpec], TensorMapping]
+
+
+Table = Mapping[str, str | Modules]
+"""Modules of transformers by our module name; a string for one with the same elements."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
     """An architecture of transformers.
 
     Args:
         model_type: its name in config.json.
         architecture: its causal language model class.
-        prefix: of tensor names; some published files omit it.
-        needs: allowed values of ModelSpec fields; other fields may vary, except rare ones.
-        config: config.json of a network, without vocabulary and dtype.
-        parts: all parameters, front to back.
-        flags: of pretrain_gpt.py for a config.json, without those common to all families. Raises
-            CheckpointError if no flag expresses an option.
+        keys: entries of config.json, without vocabulary and dtype: the ModelSpec field of the same
+            value, for which there is a flag; a function of the network; or a constant.
+        flags_of: flags for the entries that are not ModelSpec fields. Raises CheckpointError if no
+            flag expresses an option.
+        needs: allowed values where they differ from those of `plain_values`.
+        network: modules outside the transformer layers.
+        layer: modules of a transformer layer, without prefix.
+        layers: prefix of a transformer layer; {} is its number, from 0 on.
+        norms_around_one: whether norm weights are stored minus 1.
     """
 
     model_type: str
     architecture: str
-    prefix: str
-    needs: Callable[[ModelSpec], Mapping[str, tuple[Any, ...]]]
-    config: Callable[[ModelSpec], dict[str, Any]]
-    parts: Callable[[ModelSpec], Iterable[Part]]
-    flags: Callable[[HuggingFaceConfig], list[str]]
+    keys: Mapping[str, str | bool | Callable[[ModelSpec], Any]]
+    flags_of: Callable[[HuggingFaceConfig], Iterable[str]]
+    needs: Callable[[ModelSpec], Allowed] = lambda _: {}
+    network: Table
+    layer: Table
+    layers: str
+    norms_around_one: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of tensor names; some published files omit it."""
+        return self.layers.split(".")[0] + "."
 
     def problems(self, spec: ModelSpec) -> Iterator[str]:
         """Yield a message for each field of `spec` that this architecture cannot express."""
-        for name, allowed in {**_SELDOM, **self.needs(spec)}.items():
+        for name, allowed in {**plain_values(spec), **self.needs(spec)}.items():
             value = getattr(spec, name)
-            if value not in allowed:
+            if allowed is not None and value not in allowed:
                 known = " or ".join(str(one) for one in allowed)
                 yield f"{name} is {value}, and it has {known} ({_FLAGS[name]})"
 
+    def config(self, spec: ModelSpec) -> dict[str, Any]:
+        """Build config.json of a network, without vocabulary and dtype."""
+        return {key: _value(spec, entry) for key, entry in self.keys.items()}
 
-_SELDOM = {
-    "sandwich_norm": (False,),
-    "query_scalar": (0.0,),
-    "attention_softcap": (0.0,),
-    "logit_softcap": (0.0,),
-    "rotary_local_base": (0.0,),
-}
-"""Allowed values of rare fields, unless an architecture lists its own."""
+    def flags(self, config: HuggingFaceConfig) -> Iterator[str]:
+        """Yield the flags of pretrain_gpt.py for config.json, without those common to all families.
+
+        Raises:
+            CheckpointError: no flag expresses an option.
+        """
+        for key, entry in self.keys.items():
+            value = config.get(key) if isinstance(entry, str) else None
+            if value is not None and value is not False:
+                yield _FLAGS[str(entry)]
+                yield from () if value is True else (str(value),)
+        yield from self.flags_of(config)
+
+    def parts(self, spec: ModelSpec) -> Iterator[Part]:
+        """Yield all parameters, front to back.
+
+        Raises:
+            CheckpointError: the architecture does not have one of them.
+        """
+        for ours in parameters_of(spec):
+            module, _, kind = module_name(ours, spec.num_layers).rpartition(".")
+            table, prefix = self.network, ""
+            if module.startswith("layers."):
+                _, number, module = module.split(".", 2)
+                table, prefix = self.layer, self.layers.format(number)
+            if module not in table:
+                raise CheckpointError(f"{self.architecture} has no tensor for {ours}")
+            theirs = table[module]
+            names = (theirs,) if isinstance(theirs, str) else theirs.names
+            mapping = Identity() if isinstance(theirs, str) else theirs.mapping(spec)
+            is_norm_weight = module.endswith("norm") and kind == "weight"
+            if is_norm_weight and spec.layernorm_1p and not self.norms_around_one:
+                mapping = OffsetByOne()
+            yield Part(ours, tuple(f"{prefix}{name}.{kind}" for name in names), mapping)
+
+
+def _value(spec: ModelSpec, entry: str | bool | Callable[[ModelSpec], Any]) -> Any:
+    if isinstance(entry, str):
+        return getattr(spec, entry)
+    return entry(spec) if callable(entry) else entry
+
+
+def plain_values(spec: ModelSpec) -> Allowed:
+    """Return the values of ModelSpec fields in an architecture that lists no others."""
+    return {
+        "position_embedding": ("learned",),
+        "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else None,
+        "rotary_local_base": (0.0,),
+        "window": (0,),
+        "normalization": ("LayerNorm",),
+        "embed_layernorm": (False,),
+        "scaled_embedding": (False,),
+        "qk_layernorm": (False,),
+        "sandwich_norm": (False,),
+        "residual_after_norm": (False,),
+        "parallel_residual": (False,),
+        "activation": PLAIN_ACTIVATIONS,
+        "linear_bias": (True,),
+        "attention_output_bias": (True,),
+        "qkv_bias": (spec.attention_output_bias,),
+        "num_query_groups": (spec.num_attention_heads,),
+        "head_dim": (spec.hidden_size / spec.num_attention_heads,),
+        "query_scalar": (0.0,),
+        "attention_softcap": (0.0,),
+        "logit_softcap": (0.0,),
+        "num_experts": ((),),
+    }
+
 
 _FLAGS = {
+    "num_layers": "--num-layers",
+    "num_attention_heads": "--num-attention-heads",
+    "max_position_embeddings": "--max-position-embeddings",
+    "norm_epsilon": "--layernorm-epsilon",
+    "attention_dropout": "--attention-dropout",
+    "hidden_dropout": "--hidden-dropout",
     "sandwich_norm": "--sandwich-norm",
     "query_scalar": "--query-pre-attn-scalar",
     "attention_softcap": "--attn-logit-softcapping",
@@ -71,7 +172,6 @@ _FLAGS = {
     "position_embedding": "--position-embedding-type",
     "rotary_dim": "--rotary-percent",
     "rotary_interpolation": "--rotary-seq-len-interpolation-factor",
-    "rope_scaling": "--use-rope-scaling",
     "window": "--window-size",
     "full_attention_layers": "--window-attn-skip-freq",
     "normalization": "--normalization",
@@ -91,7 +191,7 @@ _FLAGS = {
     "hidden_size": "--hidden-size",
     "num_experts": "--num-experts",
 }
-"""Flag of each field, for messages."""
+"""Flags that set each field."""
 
 ACTIVATIONS = {
     "gelu_tanh": "gelu_new",
@@ -110,6 +210,11 @@ PLAIN_ACTIVATIONS = ("gelu_tanh", "gelu_erf", "relu", "squared_relu")
 """Ungated activations that transformers has."""
 
 _GELU_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+
+
+def activation_name(spec: ModelSpec) -> str:
+    """Return transformers' name of the activation function."""
+    return ACTIVATIONS[spec.activation]
 
 
 def activation_flags(function: str, *, gated: bool) -> list[str]:
@@ -141,55 +246,3 @@ def bias_flags(*, attention: bool, mlp: bool) -> list[str]:
     """Return the flags of the biases of attention's and the MLP's linear layers."""
     apart = ["--attention-bias", "on" if attention else "off"] if attention != mlp else []
     return [*([] if mlp else ["--disable-bias-linear"]), *apart]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """Names of modules in transformers; {} is the layer number."""
-
-    table: str
-    layer: str
-    final_norm: str
-    head: str = "lm_head"
-    positions: str | None = None
-    table_norm: str | None = None
-
-
-def network_parts(
-    spec: ModelSpec, names: Names, layer_parts: Callable[[str, str], Iterable[Part]]
-) -> Iterator[Part]:
-    """Yield every parameter, front to back.
-
-    Args:
-        layer_parts: those of the layer with these prefixes, ours and theirs.
-    """
-    own = "tied_modules.embed." if spec.tied_embeddings else "1."
-    yield Part(f"{own}word_embeddings.weight", (f"{names.table}.weight",))
-    if names.table_norm:
-        yield from norm(spec, f"{own}word_embeddings.norm", names.table_norm)
-    if names.positions:
-        yield Part(f"{own}position_embeddings.weight", (f"{names.positions}.weight",))
-    for layer in range(spec.num_layers):
-        yield from layer_parts(f"{3 + layer}.", names.layer.format(layer))
-    last = spec.num_layers + 4
-    yield from norm(spec, str(last), names.final_norm)
-    if not spec.tied_embeddings:
-        yield Part(f"{last + 1}.word_embeddings.weight", (f"{names.head}.weight",))
-
-
-def norm(spec: ModelSpec, ours: str, theirs: str) -> Iterator[Part]:
-    """Yield the parameters of a norm."""
-    mapping = OffsetByOne() if spec.layernorm_1p else Identity()
-    yield Part(f"{ours}.weight", (f"{theirs}.weight",), mapping)
-    if spec.normalization == "LayerNorm":
-        yield Part(f"{ours}.bias", (f"{theirs}.bias",))
-
-
-def linear(
-    ours: str, theirs: tuple[str, ...], mapping: TensorMapping | None = None, *, has_bias: bool
-) -> Iterator[Part]:
-    """Yield weight and bias of a linear layer."""
-    for kind in ("weight", "bias") if has_bias else ("weight",):
-        yield Part(
-            f"{ours}.{kind}", tuple(f"{name}.{kind}" for name in theirs), mapping or Identity()
-        )

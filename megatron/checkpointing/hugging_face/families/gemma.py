@@ -5,56 +5,50 @@ second layer a window. Gemma 3 has norms of queries and keys in place of the bou
 other rotary positions in the layers with a window.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
-from megatron.checkpointing.hugging_face.families.family import HuggingFaceConfig, Part, bias_flags
+from megatron.checkpointing.hugging_face.families.family import (
+    Allowed,
+    Family,
+    HuggingFaceConfig,
+    bias_flags,
+)
 from megatron.checkpointing.hugging_face.families.llama import (
-    common_config,
+    KEYS,
+    NAMES,
     common_flags,
     common_needs,
-    decoder_parts,
-    rotary_family,
-    window_config,
+    layer_types,
     window_flags,
 )
-from megatron.checkpointing.hugging_face.tensor_mapping import Identity, OffsetByOne
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
 
 
-def _shared_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    own = {
-        "scaled_embedding": (True,),
-        "layernorm_1p": (True,),
-        "linear_bias": (False,),
-        "qkv_bias": (spec.attention_output_bias,),
-        "qk_layernorm": (False,),
-    }
-    return {**common_needs(spec), **own}
-
-
-def _gemma_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+def _gemma_needs(spec: ModelSpec) -> Allowed:
+    own: Allowed = {"scaled_embedding": (True,), "layernorm_1p": (True,)}
     # Its config.json has "gelu" for the tanh form too.
-    own = {"activation": ("geglu_tanh", "swiglu", "reglu", "liglu"), "window": (0,)}
-    return {**_shared_needs(spec), **own}
+    activations = ("geglu_tanh", "swiglu", "reglu", "liglu")
+    return {**common_needs(spec), **own, "activation": activations}
 
 
-def _gemma2_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
-    own = {
+def _gemma2_needs(spec: ModelSpec) -> Allowed:
+    own: Allowed = {
+        "activation": common_needs(spec)["activation"],
+        "window": None,
         "sandwich_norm": (True,),
         "query_scalar": (float(int(spec.query_scalar)),),
-        "attention_softcap": (spec.attention_softcap,),
-        "logit_softcap": (spec.logit_softcap,),
+        "attention_softcap": None,
+        "logit_softcap": None,
     }
-    return {**_shared_needs(spec), **own}
+    return {**_gemma_needs(spec), **own}
 
 
-def _gemma3_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
+def _gemma3_needs(spec: ModelSpec) -> Allowed:
     is_stretched = spec.rope_scaling != 1 or spec.rotary_interpolation != 1
     local = spec.rotary_local_base
-    own = {
+    own: Allowed = {
         "qk_layernorm": (True,),
         "attention_softcap": (0.0,),
         # Its layers with a window are never stretched.
@@ -65,72 +59,89 @@ def _gemma3_needs(spec: ModelSpec) -> Mapping[str, tuple[Any, ...]]:
     return {**_gemma2_needs(spec), **own}
 
 
-def _gemma_config(spec: ModelSpec) -> dict[str, Any]:
-    own = {"attention_bias": spec.attention_output_bias, "use_bidirectional_attention": False}
-    return {**common_config(spec), **own}
-
-
-def _gemma2_config(spec: ModelSpec) -> dict[str, Any]:
-    config = _gemma_config(spec)
-    own = {
-        "hidden_activation": config.pop("hidden_act"),
-        "query_pre_attn_scalar": int(spec.query_scalar or spec.head_dim),
-        "attn_logit_softcapping": spec.attention_softcap or None,
-        "final_logit_softcapping": spec.logit_softcap or None,
-    }
+_GEMMA_KEYS = {
+    **KEYS,
+    "attention_bias": lambda spec: spec.attention_output_bias,
+    "use_bidirectional_attention": False,
+}
+_GEMMA2_KEYS = {
+    **{key: entry for key, entry in _GEMMA_KEYS.items() if key != "hidden_act"},
+    "hidden_activation": KEYS["hidden_act"],
+    "query_pre_attn_scalar": lambda spec: int(spec.query_scalar or spec.head_dim),
+    "attn_logit_softcapping": lambda spec: spec.attention_softcap or None,
+    "final_logit_softcapping": lambda spec: spec.logit_softcap or None,
     # transformers needs a window also where no layer has it.
-    window = {"sliding_window": spec.window or spec.max_position_embeddings}
-    return {**config, **own, **window_config(spec), **window}
+    "sliding_window": lambda spec: spec.window or spec.max_position_embeddings,
+    "layer_types": layer_types,
+}
+_GEMMA3_KEYS = {
+    **_GEMMA2_KEYS,
+    "rope_local_base_freq": lambda spec: spec.rotary_local_base or spec.rotary_base,
+}
 
 
-def _gemma3_config(spec: ModelSpec) -> dict[str, Any]:
-    local = spec.rotary_local_base or spec.rotary_base
-    return {**_gemma2_config(spec), "rope_local_base_freq": local}
+def _gemma_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    yield from common_flags(config)
+    yield from bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
+    yield from ("--scale-embedding", "--apply-layernorm-1p")
 
 
-def _parts(spec: ModelSpec) -> Iterator[Part]:
-    for part in decoder_parts(spec):
-        # Norms are kept around 1 there too.
-        yield replace(part, mapping=Identity()) if part.mapping == OffsetByOne() else part
+def _gemma2_flags(config: HuggingFaceConfig) -> Iterator[str]:
+    yield from _gemma_flags({**config, "hidden_act": config["hidden_activation"]})
+    scalar = str(float(config["query_pre_attn_scalar"]))
+    yield from ("--sandwich-norm", "--query-pre-attn-scalar", scalar)
+    for bounded in ("attn", "final"):
+        if bound := config.get(f"{bounded}_logit_softcapping"):
+            yield from (f"--{bounded}-logit-softcapping", str(float(bound)))
+    yield from window_flags(config.get("sliding_window"), config["layer_types"])
 
 
-def _gemma_flags(config: HuggingFaceConfig) -> list[str]:
-    biases = bias_flags(attention=bool(config.get("attention_bias")), mlp=False)
-    return [*common_flags(config), *biases, "--scale-embedding", "--apply-layernorm-1p"]
-
-
-def _gemma2_flags(config: HuggingFaceConfig) -> list[str]:
-    scalar = float(config["query_pre_attn_scalar"])
-    scores, logits = (config.get(f"{name}_logit_softcapping") for name in ("attn", "final"))
-    return [
-        *_gemma_flags({**config, "hidden_act": config["hidden_activation"]}),
-        *("--sandwich-norm", "--query-pre-attn-scalar", str(scalar)),
-        *(["--attn-logit-softcapping", str(float(scores))] if scores else []),
-        *(["--final-logit-softcapping", str(float(logits))] if logits else []),
-        *window_flags(config.get("sliding_window"), config["layer_types"]),
-    ]
-
-
-def _gemma3_flags(config: HuggingFaceConfig) -> list[str]:
+def _gemma3_flags(config: HuggingFaceConfig) -> Iterator[str]:
     rotary = config["rope_parameters"]
     full, local = rotary["full_attention"], rotary["sliding_attention"]
-    flags = _gemma2_flags({**config, "rope_parameters": full})
+    flags = list(_gemma2_flags({**config, "rope_parameters": full}))
+    yield from (*flags, "--qk-layernorm")
     if "--window-size" in flags:
         if local.get("rope_type", "default") != "default":
             raise CheckpointError(
                 f"config.json: there is no flag for rotary positions of the kind {local} in layers "
                 "with a window"
             )
-        flags += ["--rotary-local-base", str(float(local["rope_theta"]))]
-    return [*flags, "--qk-layernorm"]
+        yield from ("--rotary-local-base", str(float(local["rope_theta"])))
 
 
-GEMMA = rotary_family(
-    "gemma", "GemmaForCausalLM", _gemma_needs, _gemma_config, _gemma_flags, _parts
+_NAMES: dict[str, Any] = {**NAMES, "norms_around_one": True}
+_SANDWICH_NAMES: dict[str, Any] = {
+    **_NAMES,
+    "layer": {
+        **NAMES["layer"],
+        "attention_output_layernorm": "post_attention_layernorm",
+        "post_attention_layernorm": "pre_feedforward_layernorm",
+        "mlp_output_layernorm": "post_feedforward_layernorm",
+    },
+}
+
+GEMMA = Family(
+    model_type="gemma",
+    architecture="GemmaForCausalLM",
+    keys=_GEMMA_KEYS,
+    flags_of=_gemma_flags,
+    needs=_gemma_needs,
+    **_NAMES,
 )
-GEMMA2 = rotary_family(
-    "gemma2", "Gemma2ForCausalLM", _gemma2_needs, _gemma2_config, _gemma2_flags, _parts
+GEMMA2 = Family(
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    keys=_GEMMA2_KEYS,
+    flags_of=_gemma2_flags,
+    needs=_gemma2_needs,
+    **_SANDWICH_NAMES,
 )
-GEMMA3 = rotary_family(
-    "gemma3_text", "Gemma3ForCausalLM", _gemma3_needs, _gemma3_config, _gemma3_flags, _parts
+GEMMA3 = Family(
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    keys=_GEMMA3_KEYS,
+    flags_of=_gemma3_flags,
+    needs=_gemma3_needs,
+    **_SANDWICH_NAMES,
 )

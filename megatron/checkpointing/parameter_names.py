@@ -1,0 +1,55 @@
+"""Names of a network's parameters in checkpoints, and the module names that they stand for.
+
+In checkpoints of ours a name starts with the layer's number in the pipeline, or with
+`tied_modules.embed` for an embedding that is the output layer too. Module names do not depend on
+either; they are those of Megatron-LM's checkpoints of version 3.
+"""
+
+FIRST_LAYER = 3
+"""Number of the first transformer layer."""
+
+_TIED, _UNTIED = "tied_modules.embed", "1"
+_FINAL_NORM, _OUTPUT = 1, 2
+"""Numbers behind the last transformer layer, counted from the number that follows it."""
+
+
+def module_name(name: str, num_layers: int) -> str:
+    """Translate a parameter name of a checkpoint, such as 3.mlp.dense_4h_to_h.weight.
+
+    Returns:
+        embedding.word_embeddings.weight, layers.0.mlp.dense_4h_to_h.weight, final_layernorm.weight
+        or output_layer.weight; other names unchanged.
+    """
+    if name.startswith(f"{_TIED}."):
+        return name.replace(_TIED, "embedding", 1)
+    number, _, rest = name.partition(".")
+    if number == _UNTIED:
+        return f"embedding.{rest}"
+    layer = int(number) - FIRST_LAYER if number.isdigit() else -1
+    if 0 <= layer < num_layers:
+        return f"layers.{layer}.{rest}"
+    if layer == num_layers + _FINAL_NORM:
+        return f"final_layernorm.{rest}"
+    if layer == num_layers + _OUTPUT:
+        return rest.replace("word_embeddings", "output_layer", 1)
+    return name
+
+
+def parameter_name(module: str, num_layers: int, *, tied: bool) -> str:
+    """Invert `module_name`.
+
+    Args:
+        tied: whether the embedding is the output layer too.
+    """
+    part, _, rest = module.partition(".")
+    match part:
+        case "embedding":
+            return f"{_TIED if tied else _UNTIED}.{rest}"
+        case "layers":
+            number, _, rest = rest.partition(".")
+            return f"{FIRST_LAYER + int(number)}.{rest}"
+        case "final_layernorm":
+            return f"{FIRST_LAYER + num_layers + _FINAL_NORM}.{rest}"
+        case "output_layer":
+            return f"{FIRST_LAYER + num_layers + _OUTPUT}.word_embeddings.{rest}"
+    return module
