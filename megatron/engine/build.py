@@ -22,6 +22,7 @@ from megatron.engine.deepspeed.recompute import recomputation, recomputed_attent
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.zero3 import GatheredModel, zero3_init
 from megatron.engine.engine import Engine
+from megatron.engine.loss_terms import LossTerms
 from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import RECOMPUTED, pipeline_module
@@ -68,6 +69,7 @@ def build_engine(
     counts_zeros: bool = False,
     num_padding: int = 0,
     auxiliary: AuxiliaryLoss | None = None,
+    loss_terms: Sequence[str] = (),
 ) -> Engine:
     """Build this rank's part of the model, its optimizer, and the engine around them.
 
@@ -81,9 +83,11 @@ def build_engine(
         counts_zeros: whether `Engine.num_zeros` is asked for.
         num_padding: trained weights whose gradient is always zero, which it leaves out.
         auxiliary: what the layers of `steps` add to the loss, if they have experts.
+        loss_terms: names of the terms that `loss` returns beside its total.
 
     Communication: every rank must call this, in step.
     """
+    terms = LossTerms(loss, loss_terms)
     watching: dict[str, Any] = {
         "timers": timers or Timers(),
         "counts_zeros": counts_zeros,
@@ -93,7 +97,7 @@ def build_engine(
         pipeline = pipeline_module(
             steps,
             topology=groups.topology,
-            loss=loss,
+            loss=terms,
             partition_method=parallel.partition_method,
             recompute=recompute,
             batch_fields=batch_fields,
@@ -102,14 +106,17 @@ def build_engine(
         if parallel.sequence_parallel:
             all_reduce_replicated_gradients(pipeline, groups.tensor)
         return PipelineEngine(
-            _deepspeed(pipeline, None, initialise, build_optimizer, config), groups, **watching
+            _deepspeed(pipeline, None, initialise, build_optimizer, config),
+            groups,
+            terms=terms,
+            **watching,
         )
     with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
         model = SequentialModel(steps, recomputation=recomputation(recompute, RECOMPUTED))
     if parallel.sequence_parallel:
         all_reduce_replicated_gradients(model, groups.tensor)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
-    return DataParallelEngine(engine, groups, loss, auxiliary, **watching)
+    return DataParallelEngine(engine, groups, terms, auxiliary, **watching)
 
 
 def core_attention(

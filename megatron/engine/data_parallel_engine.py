@@ -9,7 +9,7 @@ from torch import Tensor
 
 from megatron.engine.deepspeed.skip_nonfinite import min_loss_scale_error
 from megatron.engine.engine import Engine
-from megatron.model.loss import Loss
+from megatron.engine.loss_terms import LossTerms
 from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
@@ -26,11 +26,11 @@ class DataParallelEngine(Engine):
         self,
         engine: Any,
         groups: Groups,
-        loss: Loss,
+        loss: LossTerms,
         auxiliary: AuxiliaryLoss | None = None,
         **watching: Any,
     ):
-        super().__init__(engine, groups, **watching)
+        super().__init__(engine, groups, terms=loss, **watching)
         self._loss, self._auxiliary = loss, auxiliary
         self._auxiliary_loss: float | None = None
 

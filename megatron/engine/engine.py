@@ -34,6 +34,7 @@ from megatron.engine.deepspeed.recompute import (
 from megatron.engine.deepspeed.skip_nonfinite import SkipNonfinite, is_finite
 from megatron.engine.deepspeed.timers import Timers
 from megatron.engine.deepspeed.universal import load_full, names_of_states
+from megatron.engine.loss_terms import LossTerms
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.process_groups import Groups
 
@@ -82,8 +83,10 @@ class Engine(ABC):
         timers: Timers,
         counts_zeros: bool,
         num_padding: int,
+        terms: LossTerms,
     ):
         self._engine = engine
+        self._terms = terms
         self._groups = groups
         self._timers = timers
         self._files = engine.checkpoint_engine = StateFiles()
@@ -141,6 +144,18 @@ class Engine(ABC):
             "the learning rate": tuple(sorted(rates)),
             "the loss scale": (self.loss_scale,),
         }
+
+    @property
+    def has_loss_terms(self) -> bool:
+        """Whether the loss has several terms."""
+        return bool(self._terms.names)
+
+    def pop_loss_terms(self) -> dict[str, float]:
+        """Return the mean of each term of the loss since the last call, by name, on all ranks.
+
+        Communication: every rank must call this, in step.
+        """
+        return self._terms.take(self._engine.device)
 
     def params_norm(self) -> float:
         """Return the norm of all weights. Communication: every rank must call this, in step."""

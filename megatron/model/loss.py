@@ -1,6 +1,7 @@
 """The training loss: mean cross-entropy of the tokens that count."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,20 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 
-Loss = Callable[[Tensor, Batch], Tensor]
+
+class Losses(NamedTuple):
+    """A loss of several terms: the scalar that is trained, and what is logged, by name.
+
+    Args:
+        total: what backward begins with.
+        terms: means over the micro-batch; those whose name ends with " loss" are logged as losses.
+    """
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+
+Loss = Callable[[Any, Batch], Tensor | Losses]
 """Called with the output of the last layer and a batch."""
 
 
@@ -21,7 +35,7 @@ def next_token_loss(
     vocab_size: int | None = None,
     num_expected: Callable[[int], float] | None = None,
     sequence_group: dist.ProcessGroup | None = None,
-) -> Loss:
+) -> Callable[[Tensor, Batch], Tensor]:
     """Return the cross-entropy loss of logits, and a batch's `labels` and `loss_mask`.
 
     Args:

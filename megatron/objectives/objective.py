@@ -26,6 +26,7 @@ class Objective(ABC):
     """
 
     name: ObjectiveName
+    token_fields: tuple[str, ...] = ("tokens",)  # of a sample, whose ids the vocabulary must hold
 
     def view(
         self, plan: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int
@@ -60,6 +61,10 @@ class Objective(ABC):
     @abstractmethod
     def carried(self, spec: ModelSpec, batch_fields: Sequence[str]) -> tuple[str, ...]:
         """Return the fields of `LayerInput` that travel between pipeline stages."""
+
+    def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
+        """Return the names of the terms that the loss returns beside its total: see `Losses`."""
+        return ()
 
     @abstractmethod
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from megatron.config.data.objective import LM_LOSS, SOP_LOSS
 from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
 from megatron.training.loop.batch_stream import Batches
@@ -102,20 +103,40 @@ class Evaluation(Hook):
         micro_batches = batch.num_micro_batches(batch.global_batch_size)
         # Samples of full length, however short those of training are.
         self._engine.set_seq_length(self._plan.model.seq_length)
-        losses = []
+        losses, all_terms = [], []
         for _ in range(self._plan.evaluation.iters):
             if ends():
                 raise _Left
             losses.append(float(self._engine.evaluate(batches, micro_batches)))
+            all_terms.append(self._engine.pop_loss_terms())
             self._after_batch()
-        loss = sum(losses) / len(losses)
-        # Bounded, so that it can be drawn; a loss that is NaN has no perplexity.
-        ppl = math.nan if math.isnan(loss) else math.exp(min(20, loss))
-        text = f"{name} loss at {when} | lm loss value: {loss:.6E} | lm loss PPL: {ppl:.6E} | "
+        total = sum(losses) / len(losses)
+        terms = {
+            name: sum(each[name] for each in all_terms) / len(all_terms)
+            for name in (LM_LOSS, SOP_LOSS)
+            if name in all_terms[0]
+        } or {LM_LOSS: total}
+        self._report(name, terms, state, when)
+        return total
+
+    def _report(self, name: str, terms: Mapping[str, float], state: TrainState, when: str) -> None:
+        """Log the terms of the loss on the data set `name`, with their perplexities."""
+        values = (
+            f"{term} value: {loss:.6E} | {term} PPL: {_perplexity(loss):.6E} | "
+            for term, loss in terms.items()
+        )
+        text = f"{name} loss at {when} | {''.join(values)}"
         log.info("%s\n%s\n%s", "-" * len(text), text, "-" * len(text))
+        loss, sop = terms[LM_LOSS], terms.get(SOP_LOSS)
+        ppl = _perplexity(loss)
         record = {"set": name, "iteration": state.iteration, "lm_loss": loss, "ppl": ppl}
         if self._journal:
-            self._journal.write("evaluation", record)
+            others = {} if sop is None else {"sop_loss": sop}
+            self._journal.write("evaluation", record | others)
         if self._tensorboard:
-            self._tensorboard.after_evaluation(name, loss, ppl, state)
-        return loss
+            self._tensorboard.after_evaluation(name, loss, ppl, state, sop_loss=sop)
+
+
+def _perplexity(loss: float) -> float:
+    """Return exp(loss), bounded so that it can be drawn; NaN for a loss that is NaN."""
+    return math.nan if math.isnan(loss) else math.exp(min(20, loss))

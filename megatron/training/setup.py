@@ -250,6 +250,7 @@ def build_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kern
             counts_zeros=plan.logging.num_zeros and not plan.evaluation.only,
             num_padding=0 if counted is None or is_frozen else model.num_padding_parameters,
             auxiliary=auxiliary,
+            loss_terms=objective.loss_terms(model),
         )
 
 
@@ -306,6 +307,7 @@ def batches_of(
         dataset,
         collate=objective.collate(plan.objective, plan.masks, eod),
         fields=objective.batch_fields(plan.masks),
+        token_fields=objective.token_fields,
         consumed_samples=consumed_samples,
         batch=plan.batch,
         letters={"s": plan.model.seq_length},

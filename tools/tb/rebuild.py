@@ -22,7 +22,7 @@ from megatron.config.parsing.flags import value_in
 from megatron.config.plan import plan
 from megatron.training.loop.journal import read_journal
 from megatron.training.loop.state import TrainState
-from megatron.training.telemetry.step_records import STEP, read_step
+from megatron.training.telemetry.step_records import STEP, number, read_step
 from megatron.training.telemetry.tensorboard import TensorBoard
 from megatron.training.telemetry.writers import build_writer
 
@@ -60,11 +60,9 @@ def main(argv: Sequence[str]) -> None:
             state, steps = result.state, steps + 1
             curves.after_step(state, result.step)
         elif record["event"] == "evaluation":
-            loss, ppl = (
-                float("nan") if record[name] is None else record[name]
-                for name in ("lm_loss", "ppl")
-            )
-            curves.after_evaluation(record["set"], loss, ppl, state)
+            loss, ppl = number(record["lm_loss"]), number(record["ppl"])
+            sop = number(record["sop_loss"]) if "sop_loss" in record else None
+            curves.after_evaluation(record["set"], loss, ppl, state, sop_loss=sop)
     curves.close()
     print(f"{steps} steps written to {target}")
 

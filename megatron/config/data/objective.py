@@ -67,6 +67,10 @@ class FimConfig:
     spellings, or else the tokenizer's padding, or the end of a document)."""
 
 
+LM_LOSS, SOP_LOSS = "lm loss", "sop loss"
+UNMASKED = "micro-batches without masked tokens"
+"""Names of the terms of a loss in logs; a loss with one term is the first."""
+
 ObjectiveName = str
 """gpt, prefix-lm, multitask, sft, or the name of a plugin's objective."""
 

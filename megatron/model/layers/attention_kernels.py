@@ -23,7 +23,7 @@ class Mask:
     Args:
         causal: whether nothing behind the query is seen; says nothing where spans are given.
         spans_bs2: [b, sq, 2], for every query the first key that it sees and the one after the
-            last, as in `LayerInput`.
+            last, as in `LayerInput`; [b, 1, 2] where all queries see the same.
         window: a query sees no key that is this far from it, or farther; 0 for no limit.
     """
 

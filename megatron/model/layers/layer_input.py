@@ -24,7 +24,8 @@ class LayerInput(NamedTuple):
         hidden: activations: [s, b, h] between transformer layers, [b, s, h] before the first.
         positions: [b, s] int64, for layers that rotate queries and keys.
         attention_span: [b, s, 2] int64, the first position that a token sees and the one after
-            the last; None for causal attention. Every token sees itself.
+            the last, or [b, 1, 2] where all tokens of a sample see the same; None for causal
+            attention.
         encoder_hidden: output of an encoder, for cross-attention.
         encoder_span: as attention_span, of positions of `encoder_hidden`.
         neighbors: retrieved chunks, for chunked cross-attention.

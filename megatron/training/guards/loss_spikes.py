@@ -25,7 +25,7 @@ from megatron.training.loop.collectives import any_rank, from_rank_0
 from megatron.training.loop.journal import ROLLBACK, Journal, read_journal
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
-from megatron.training.telemetry.step_records import STEP
+from megatron.training.telemetry.step_records import STEP, recorded_loss
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +113,7 @@ def steps_before(save: Path, policy: SpikePlan) -> list[Watched]:
     def read() -> list[Watched]:
         records = (r for r in read_journal(save, warns=False) if r["event"] == STEP)
         last = deque(records, maxlen=policy.window)
-        return [
-            Watched(math.nan if r["lm_loss"] is None else r["lm_loss"], r.get("grad_norm"))
-            for r in last
-        ]
+        return [Watched(recorded_loss(r), r.get("grad_norm")) for r in last]
 
     return from_rank_0(read)
 

@@ -1,6 +1,6 @@
 """Reading batches: data loader of a replica, from a number of consumed samples on."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 
 import numpy as np
@@ -27,6 +27,7 @@ def read_batches(
     vocab_size: int,
     groups: Groups,
     device: torch.device,
+    token_fields: Sequence[str] = ("tokens",),
     length: Callable[[], int] | None = None,
 ) -> Iterator[Batch]:
     """Yield this replica's micro-batches from `consumed_samples` on.
@@ -39,6 +40,7 @@ def read_batches(
         fields: what a batch holds.
         letters: sizes of the letters in the shapes of `fields`, without b; s is the length of
             samples.
+        token_fields: the fields of a sample that hold tokens, which must be in the vocabulary.
         length: returns how many positions of the samples of the next batch are taken; all if None.
 
     Raises:
@@ -60,9 +62,12 @@ def read_batches(
         read = None
         if groups.tensor_rank == 0:
             samples = next(rows)
-            _require_vocabulary(samples["tokens"], vocab_size, dataset, first)
-            # The token behind the last input is the last label.
-            read = collate(**{k: torch.from_numpy(v[..., : s + 1]) for k, v in samples.items()})
+            for name in token_fields:
+                _require_vocabulary(samples[name], vocab_size, dataset, first)
+            if length:
+                # The token behind the last input is the last label.
+                samples = {name: values[..., : s + 1] for name, values in samples.items()}
+            read = collate(**{name: torch.from_numpy(v) for name, v in samples.items()})
         sizes = {**letters, "b": batch.micro_batch_size, "s": s, "S": s}
         full = broadcast_batch(read, fields, sizes, groups, device)
         yield sequence_shard(full, fields, groups.sequence_rank, groups.topology.sequence)

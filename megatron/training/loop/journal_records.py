@@ -92,7 +92,7 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     name: is_right
     for is_right, names in (
         (_is_count, "iteration first_sample samples tokens seq_length attempt train_iters"),
-        (_is_number_or_null, "lm_loss grad_norm learning_rate ppl eta_s"),
+        (_is_number_or_null, "loss lm_loss sop_loss grad_norm learning_rate ppl eta_s"),
         (_is_number, "seconds loss_scale mfu hfu allocated_gib reserved_gib resident_gib"),
         (_is_number, "host_available_gib"),
         (lambda value: isinstance(value, bool), "skipped"),

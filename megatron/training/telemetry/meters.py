@@ -31,6 +31,8 @@ def times_in(measures: Mapping[str, float]) -> dict[str, float]:
 def build_meters(engine: Engine, plan: Plan) -> list[Meter]:
     """Return the meters of the plan."""
     meters: list[Meter] = [_at_log_lines(worst_memory, plan.logging.interval)]
+    if engine.has_loss_terms:
+        meters.append(lambda state: engine.pop_loss_terms())
     if plan.model.num_experts:
         meters.append(lambda state: {MOE_LOSS: engine.auxiliary_loss or 0.0})
     if plan.logging.num_zeros:

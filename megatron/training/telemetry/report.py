@@ -6,7 +6,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from megatron.common.errors import ConfigError
+from megatron.config.data.objective import LM_LOSS, SOP_LOSS, UNMASKED
 from megatron.config.parallelism.recompute_plan import NOTHING
 from megatron.config.plan import Plan
 from megatron.planner.devices import known_device
@@ -36,7 +37,7 @@ from megatron.training.telemetry.slow_ranks import SLOWEST, SLOWNESS
 
 log = logging.getLogger(__name__)
 
-_AFTER_LOSS = {MOE_LOSS: ".6E"}
+_AFTER_LOSS = {SOP_LOSS: ".6E", MOE_LOSS: ".6E", UNMASKED: ".2%"}
 _BEFORE_COUNTS = {NUM_ZEROS: ".1f", PARAMS_NORM: ".3f", SEQ_LENGTH: "5d"}
 MFU, HFU = "MFU", "HFU"
 _AFTER_SPEED = {
@@ -212,6 +213,7 @@ class Report(Hook):
     def _interval(self, state: TrainState) -> Interval:
         plan, steps = self._plan, self._steps
         finite = [step.loss for step in steps if math.isfinite(step.loss)]
+        means = _mean_terms(steps)
         seconds = sum(step.seconds for step in steps)
         samples = sum(step.batch_size for step in steps)
         model, flops = (
@@ -228,12 +230,12 @@ class Report(Hook):
             iteration_ms=1000 * seconds / len(steps),
             learning_rate=steps[-1].lr,
             global_batch_size=steps[-1].batch_size,
-            lm_loss=sum(finite) / len(finite) if finite else math.nan,
+            lm_loss=means.pop(LM_LOSS, _mean_of_finite([step.loss for step in steps])),
             loss_scale=steps[-1].loss_scale,
             grad_norm=steps[-1].grad_norm,
             measures={
-                **steps[-1].measures,
-                **_mean_moe_loss(steps),
+                **{name: x for name, x in steps[-1].measures.items() if name != LM_LOSS},
+                **means,
                 **self._utilisation(model / devices_s, flops / devices_s),
             },
             skipped_iterations=sum(step.skipped for step in steps),
@@ -270,10 +272,19 @@ def _short(seconds: float) -> str:
     return " ".join(f"{count}{unit}" for count, unit in units[first : first + 2])
 
 
-def _mean_moe_loss(steps: Sequence[StepResult]) -> dict[str, float]:
-    losses = [step.measures[MOE_LOSS] for step in steps if MOE_LOSS in step.measures]
-    finite = [loss for loss in losses if math.isfinite(loss)]
-    return {MOE_LOSS: sum(finite) / len(finite) if finite else math.nan} if losses else {}
+def _mean_terms(steps: Sequence[StepResult]) -> dict[str, float]:
+    """Return the means of the terms of the loss over `steps`, by name."""
+    return {
+        name: _mean_of_finite([step.measures[name] for step in steps])
+        for name in (LM_LOSS, *_AFTER_LOSS)
+        if name in steps[-1].measures
+    }
+
+
+def _mean_of_finite(values: Iterable[float]) -> float:
+    """Return the mean of `values` without NaN and infinite ones; NaN if no other is left."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def flops_per_sample(plan: Plan, seq_length: int, *, recomputed: bool = True) -> float:

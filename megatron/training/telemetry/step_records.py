@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from megatron.config.data.objective import LM_LOSS, SOP_LOSS
 from megatron.training.loop.journal import Journal, now
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
@@ -30,7 +31,7 @@ class StepRecords(Hook):
             "samples": state.samples,
             "tokens": state.tokens,
             "seq_length": step.seq_length,
-            "lm_loss": step.loss,
+            **_losses(step),
             **({} if step.grad_norm is None else {"grad_norm": step.grad_norm}),
             "learning_rate": step.lr,
             "loss_scale": step.loss_scale,
@@ -40,6 +41,24 @@ class StepRecords(Hook):
             "host": self._host,
         }
         self._journal.write(STEP, record)
+
+
+def _losses(step: StepResult) -> dict[str, float]:
+    """Return the loss of a record; of a loss with several terms those, and the total as `loss`."""
+    if LM_LOSS not in step.measures:
+        return {"lm_loss": step.loss}
+    others = {"sop_loss": step.measures[SOP_LOSS]} if SOP_LOSS in step.measures else {}
+    return {"lm_loss": step.measures[LM_LOSS], **others, "loss": step.loss}
+
+
+def recorded_loss(record: Mapping[str, Any]) -> float:
+    """Read the loss that a step trained with; NaN where it is null."""
+    return number(record.get("loss", record["lm_loss"]))
+
+
+def number(value: float | None) -> float:
+    """Return `value`, which the journal has as null where it is NaN."""
+    return math.nan if value is None else value
 
 
 @dataclass(frozen=True)
@@ -52,13 +71,14 @@ class RecordedStep:
 
 def read_step(record: Mapping[str, Any]) -> RecordedStep:
     """Read a step from its record; a null loss is NaN, a null norm infinite."""
-    loss, norm = record["lm_loss"], record.get("grad_norm")
+    norm = record.get("grad_norm")
+    terms = {LM_LOSS: "lm_loss", SOP_LOSS: "sop_loss"} if "loss" in record else {}
     return RecordedStep(
         TrainState(
             iteration=record["iteration"], samples=record["samples"], tokens=record["tokens"]
         ),
         StepResult(
-            loss=float("nan") if loss is None else loss,
+            loss=recorded_loss(record),
             lr=record["learning_rate"],
             batch_size=record["samples"] - record["first_sample"],
             seq_length=record["seq_length"],
@@ -66,5 +86,6 @@ def read_step(record: Mapping[str, Any]) -> RecordedStep:
             grad_norm=math.inf if norm is None and "grad_norm" in record else norm,
             loss_scale=record["loss_scale"],
             skipped=record["skipped"],
+            measures={name: number(record[key]) for name, key in terms.items() if key in record},
         ),
     )

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from megatron.config.config import flatten
+from megatron.config.data.objective import LM_LOSS, SOP_LOSS
 from megatron.config.plan import Plan
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
@@ -52,8 +53,19 @@ class TensorBoard(Hook):
             if name in step.measures:
                 self._writer.add_scalar(f"memory/{name}", step.measures[name], state.iteration)
 
-    def after_evaluation(self, name: str, loss: float, ppl: float, state: TrainState) -> None:
+    def after_evaluation(
+        self,
+        name: str,
+        loss: float,
+        ppl: float,
+        state: TrainState,
+        *,
+        sop_loss: float | None = None,
+    ) -> None:
         """Write an evaluation on the data set `name`."""
+        if sop_loss is not None:
+            own = f"lm-loss-validation/{name}/{SOP_LOSS} validation"
+            self._over_all(own, sop_loss, state)
         tag = f"lm-loss-validation/{name}/lm loss validation"
         self._over_all(tag, loss, state)
         self._over_flops(tag, loss, state)
@@ -72,10 +84,12 @@ class TensorBoard(Hook):
         writer.add_scalar("steps-vs-samples/y=samples,x=steps", state.samples, state.iteration)
         writer.add_scalar("steps-vs-tokens/y=steps,x=tokens", state.iteration, state.tokens)
         writer.add_scalar("steps-vs-tokens/y=tokens,x=steps", state.tokens, state.iteration)
-        self._over_all("lm-loss-training/lm loss", step.loss, state)
-        self._over_flops("lm-loss-training/lm loss", step.loss, state)
-        if MOE_LOSS in step.measures:
-            self._over_all("lm-loss-training/moe loss", step.measures[MOE_LOSS], state)
+        loss = step.measures.get(LM_LOSS, step.loss)
+        self._over_all("lm-loss-training/lm loss", loss, state)
+        self._over_flops("lm-loss-training/lm loss", loss, state)
+        for name in (SOP_LOSS, MOE_LOSS):
+            if name in step.measures:
+                self._over_all(f"lm-loss-training/{name}", step.measures[name], state)
         if logging.learning_rate:
             self._over_all("learning-rate/learning-rate", step.lr, state)
         if logging.batch_size:

@@ -18,6 +18,9 @@ SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 DOCUMENTS = torch.tensor([[[0, 1], [0, 2], [2, 3], [2, 4], [2, 5]], [[0, 1]] + [[1, 5]] * 4])
 """Two documents; one token alone, then a stretch whose tokens all see each other."""
 
+LENGTHS = torch.tensor([[[0, 5]], [[0, 3]]])
+"""A full sample and a padded one, whose queries all see its real keys."""
+
 
 def flash_attn_func(
     q, k, v, *, dropout_p, softmax_scale, causal, window_size, alibi_slopes, softcap=0.0
@@ -94,6 +97,11 @@ CASES = {
     "documents and window": (
         Mask(spans_bs2=DOCUMENTS, window=2),
         lambda n, i, j: DOCUMENTS[n, i, 0] <= j < DOCUMENTS[n, i, 1] and abs(i - j) < 2,
+        {},
+    ),
+    "padding": (
+        Mask(spans_bs2=LENGTHS),
+        lambda n, i, j: j < LENGTHS[n, 0, 1],
         {},
     ),
     "nothing": (

@@ -14,8 +14,9 @@ FLAGS = ["--eval-interval", "5", "--eval-iters", "2", "--global-batch-size", "8"
 class FakeEngine:
     """The loss of each evaluation step is the next number of the stream."""
 
-    def __init__(self):
+    def __init__(self, terms=None):
         self.micro_batches = []
+        self.terms = terms
         self.lengths = set()
 
     def set_seq_length(self, tokens):
@@ -25,13 +26,17 @@ class FakeEngine:
         self.micro_batches.append(num_micro_batches)
         return next(batches)
 
+    def pop_loss_terms(self):
+        return next(self.terms) if self.terms else {}
+
 
 class Recorder:
     def __init__(self):
         self.seen = []
 
-    def after_evaluation(self, *words):
+    def after_evaluation(self, *words, sop_loss):
         self.seen.append(words[:3])
+        self.sop_loss = sop_loss
 
 
 def evaluation(losses=(2.0, 4.0), names=("valid",), **where):
@@ -42,7 +47,7 @@ def evaluation(losses=(2.0, 4.0), names=("valid",), **where):
         return iter(losses)
 
     made = Evaluation(
-        FakeEngine(),
+        FakeEngine(where.get("terms")),
         dict.fromkeys(names, valid),
         tiny_plan(*FLAGS),
         journal=where.get("journal"),
@@ -55,6 +60,19 @@ def test_the_loss_is_the_mean_over_global_batches():
     made, _ = evaluation()
     assert made.validate(TrainState(), "now") == {"valid": 3.0}
     assert made._engine.micro_batches == [4, 4]
+
+
+def test_a_loss_of_several_terms_is_logged_by_term(told, tmp_path):
+    journal, tensorboard = Journal(tmp_path), Recorder()
+    means = ({"lm loss": 1.0, "sop loss": 0.5}, {"lm loss": 2.0, "sop loss": 0.25})
+    made, _ = evaluation(
+        losses=(1.5, 2.25), terms=iter(means), journal=journal, tensorboard=tensorboard
+    )
+    assert made.validate(TrainState(), "now") == {"valid": 1.875}
+    assert "| lm loss value: 1.500000E+00 | lm loss PPL: 4.481689E+00 | sop loss" in told[0]
+    (record,) = read_journal(tmp_path)
+    assert (record["lm_loss"], record["sop_loss"]) == (1.5, 0.375)
+    assert (tensorboard.seen[0][1], tensorboard.sop_loss) == (1.5, 0.375)
 
 
 def test_a_run_that_is_to_end_waits_for_no_further_batch(told):

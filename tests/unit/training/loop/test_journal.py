@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,14 @@ def test_a_journal_that_is_a_fifo_is_told_and_not_waited_for(tmp_path):
         Journal(tmp_path)
     with pytest.raises(CheckpointError, match="not a regular file"):
         every_attempt(tmp_path, 1)
+
+
+def test_a_loss_of_several_terms_is_read_with_its_total(tmp_path):
+    journal = Journal(tmp_path)
+    terms = {"lm loss": 2.0, "sop loss": 0.5}
+    result = replace(taken(2.5), measures=terms)
+    StepRecords(journal).after_step(TrainState(iteration=1, samples=4), result)
+    (record,) = read_journal(tmp_path)
+    assert (record["lm_loss"], record["sop_loss"], record["loss"]) == (2.0, 0.5, 2.5)
+    again = read_step(record).step
+    assert (again.loss, again.measures) == (2.5, terms)

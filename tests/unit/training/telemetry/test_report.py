@@ -107,6 +107,17 @@ def test_losses_that_are_no_numbers_are_counted_and_left_out_of_the_mean(tmp_pat
     assert (record["lm_loss"], record["nan_iterations"]) == (4.0, 2)
 
 
+def test_terms_of_a_loss_are_means_of_their_own(tmp_path, told):
+    steps = [
+        step(3.0, measures={"lm loss": 2.5, "sop loss": 0.5}),
+        step(2.0, measures={"lm loss": 1.5, "sop loss": math.nan}),
+        step(2.5, measures={"lm loss": 2.0, "sop loss": 0.5}),
+    ]
+    (record,) = report_of(steps, tmp_path)
+    assert (record["lm_loss"], record["sop_loss"]) == (2.0, 0.5)
+    assert "lm loss: 2.000000E+00 | sop loss: 5.000000E-01 |" in told[0]
+
+
 def test_an_interval_without_a_finite_loss_says_so(tmp_path):
     (record,) = report_of([step(math.nan)] * 3, tmp_path)
     assert (record["lm_loss"], record["nan_iterations"]) == (None, 3)

@@ -1,0 +1,51 @@
+"""Terms of a loss by name: recorded on the ranks that compute it, averaged on all ranks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megatron.model.loss import Loss
+from megatron.tensor_parallel.broadcast import Batch
+
+
+class LossTerms:
+    """A loss of one scalar for DeepSpeed, which records the terms of each micro-batch.
+
+    Args:
+        loss: returns a scalar, or a scalar with its terms.
+        names: of the terms, known on every pipeline stage; empty for a loss without terms.
+    """
+
+    def __init__(self, loss: Loss, names: Sequence[str] = ()):
+        self._loss, self.names = loss, tuple(names)
+        self._micro_batches: list[Tensor] = []
+
+    def __call__(self, output: Any, batch: Batch) -> Tensor:
+        """Return the scalar that is trained."""
+        value = self._loss(output, batch)
+        if isinstance(value, Tensor):
+            return value
+        terms = [value.terms[name].detach().float() for name in self.names]
+        self._micro_batches.append(torch.stack(terms))
+        return value.total
+
+    def take(self, device: torch.device) -> dict[str, float]:
+        """Return the mean of each term over the micro-batches since the last call, on all ranks.
+
+        Communication: one all-reduce of a few numbers over all ranks, if there are terms.
+        """
+        if not self.names:
+            return {}
+        count = len(self._micro_batches)
+        sums = torch.zeros(len(self.names) + 1, dtype=torch.float64)
+        if count:
+            sums[1:] = torch.stack(self._micro_batches).sum(0).double().cpu()
+        sums[0] = count
+        self._micro_batches.clear()
+        sums = sums.to(device)
+        # Tensor-parallel ranks have equal terms, other pipeline stages none.
+        dist.all_reduce(sums)
+        return dict(zip(self.names, (sums[1:] / sums[0]).tolist(), strict=True))
