@@ -14,8 +14,7 @@ from tiny import tiny_spec
 from megatron.config.inference.server import Limits
 from megatron.config.network.model_spec import ModelSpec
 from megatron.data.datasets.fim import FimTokens
-from megatron.inference.engine.sampling import SamplingParams
-from megatron.inference.server.app import build_app
+from megatron.inference.server.app import INTERFACES, Interface, build_app
 from megatron.inference.server.engine_thread import EngineThread
 from megatron.inference.server.served_model import ServedModel
 from megatron.inference.server.server import Server
@@ -132,6 +131,7 @@ def serving(
     tokenizer: Tokenizer | None = None,
     chat: ChatTemplate | None = None,
     fim: FimTokens | None = None,
+    interfaces: Sequence[Interface] | None = None,
     **limits: float,
 ) -> Iterator[Running]:
     """Serve until the context is left."""
@@ -145,12 +145,11 @@ def serving(
         vocab_size=spec.vocab_size,
         limits=decided,
         name="tiny",
-        sampling=SamplingParams(),
         seed=1234,
         chat=ChatPrompts(tokenizer, chat) if chat else None,
         fim=fim,
     )
-    app = build_app(served, api_key=api_key)
+    app = build_app(served, api_key=api_key, interfaces=interfaces or INTERFACES)
     server = Server(
         app,
         engine_thread,

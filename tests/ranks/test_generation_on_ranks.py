@@ -80,7 +80,7 @@ REQUESTS += [
 
 
 def written(engine: Engine) -> tuple[list[Completion], list[Beam]]:
-    return completed(engine, *REQUESTS), engine.beam_search(SEARCH)
+    return completed(engine, *REQUESTS), engine.run_alone(SEARCH)
 
 
 def served(engine: Engine) -> tuple[list[Completion], list[Beam]]:

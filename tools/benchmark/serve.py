@@ -28,7 +28,6 @@ from megatron.config.inference.server import Limits
 from megatron.config.plan import plan_model
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.model_runner import ModelRunner
-from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.loading.loaded_model import lone_groups
 from megatron.inference.server.app import build_app
 from megatron.inference.server.engine_thread import EngineThread
@@ -98,7 +97,6 @@ def serving(args: Namespace, *, rows: int) -> Iterator[int]:
         vocab_size=args.vocab + 1,
         limits=limits,
         name="random",
-        sampling=SamplingParams(),
         seed=1,
     )
     server = Server(

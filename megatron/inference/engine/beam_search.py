@@ -1,16 +1,26 @@
 """Beam search: the most likely continuations of one prompt."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from megatron.inference.engine.continuous_batching import Engine, ExclusiveRequest
 from megatron.inference.engine.model_runner import ModelRunner
+from megatron.inference.engine.sequence import Request
 
 
 @dataclass(frozen=True, kw_only=True)
-class BeamSearchRequest:
+class Beam:
+    """Generated tokens with their stop token, and their log-probability over the length penalty."""
+
+    tokens: tuple[int, ...]
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchRequest(ExclusiveRequest[Beam]):
     """Parameters of a beam search.
 
     Args:
@@ -27,13 +37,19 @@ class BeamSearchRequest:
     stop_tokens: frozenset[int] = frozenset()
     length_penalty: float = 1.0
 
+    def problems(self, engine: Engine) -> Iterator[str]:
+        """Yield every reason to refuse the search."""
+        new_tokens = max(1, self.max_new_tokens)
+        yield from engine.problems(Request(prompt=self.prompt, max_new_tokens=new_tokens))
+        if not 1 <= self.width <= engine.rows or not engine.runner.cache:
+            yield (
+                f"a beam width of {self.width} must be between 1 and the {engine.rows} rows of the "
+                "KV cache (--micro-batch-size, without --recompute)"
+            )
 
-@dataclass(frozen=True, kw_only=True)
-class Beam:
-    """Generated tokens with their stop token, and their log-probability over the length penalty."""
-
-    tokens: tuple[int, ...]
-    score: float
+    def run(self, runner: ModelRunner) -> Generator[None, None, list[Beam]]:
+        """Return the most likely continuations of the prompt; see `beam_search`."""
+        return beam_search(runner, self)
 
 
 @torch.inference_mode()

@@ -1,31 +1,122 @@
 """Continuous batching: schedules requests, runs prefill and decode steps, and samples tokens."""
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from megatron.common.errors import ConfigError, MegatronError
-from megatron.inference.engine.beam_search import Beam, BeamSearchRequest, beam_search
+from megatron.inference.engine.kv_cache import KVCache
 from megatron.inference.engine.logits_processor import process_logits
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sampling import TokenLogprob, sample_tokens, with_logprobs
-from megatron.inference.engine.scheduler import Scheduler
 from megatron.inference.engine.sequence import (
     ActiveSequence,
     Completion,
     CompletionBuilder,
     Event,
-    FinishReason,
     Request,
 )
-from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _CLOSE = -1
 """Request id that closes the engine."""
+
+
+class Candidate(Protocol):
+    """One of the results of an exclusive request, such as a beam."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The generated tokens."""
+        ...
+
+
+Found = TypeVar("Found", bound=Candidate)
+
+
+class ExclusiveRequest(ABC, Generic[Found]):
+    """A request that runs alone, outside continuous batching, such as a beam search."""
+
+    prompt: tuple[int, ...]
+
+    @abstractmethod
+    def problems(self, engine: "Engine") -> Iterator[str]:
+        """Yield every reason to refuse the request."""
+
+    @abstractmethod
+    def run(self, runner: ModelRunner) -> Generator[None, None, list[Found]]:
+        """Run the request, and return its results. Yields after each step.
+
+        Raises:
+            MegatronError: the logits are NaN or infinite, on all ranks alike.
+
+        Communication: every rank runs it, in step.
+        """
+
+
+class Scheduler:
+    """Admits waiting sequences to the running batch, and removes finished ones.
+
+    The index of a sequence in `running` is its row in the KV cache.
+
+    Args:
+        cache: None without a KV cache.
+        rows: most running sequences.
+        prompt_tokens: most tokens of one prefill, padding included, unless one prompt has more.
+    """
+
+    def __init__(self, cache: KVCache | None, *, rows: int, prompt_tokens: int):
+        self.cache, self.rows, self.prompt_tokens = cache, rows, prompt_tokens
+        self.waiting: deque[ActiveSequence] = deque()
+        self.running: list[ActiveSequence] = []
+
+    def find(self, request_id: int) -> ActiveSequence | None:
+        """Return a waiting or running sequence; None if it has ended."""
+        sequences = (*self.running, *self.waiting)
+        return next((one for one in sequences if one.request_id == request_id), None)
+
+    def admit(self) -> list[ActiveSequence]:
+        """Move the sequences of the next prefill from `waiting` to `running`.
+
+        A sequence that needs the log-probabilities of its prompt is prefilled alone.
+        """
+        admitted: list[ActiveSequence] = []
+        longest = 0
+        while self.waiting and len(self.running) + len(admitted) < self.rows:
+            sequence = self.waiting[0]
+            longest = max(longest, len(sequence.tokens))
+            if admitted and (
+                longest * (len(admitted) + 1) > self.prompt_tokens
+                or sequence.request.prompt_logprobs
+                or admitted[0].request.prompt_logprobs
+            ):
+                break
+            admitted.append(self.waiting.popleft())
+        self.running += admitted
+        return admitted
+
+    def remove(self, sequence: ActiveSequence, *, clear_cache: bool = False) -> None:
+        """Remove a sequence; the last running one moves into its row.
+
+        Args:
+            clear_cache: zero its row first, which may have NaN.
+        """
+        if sequence not in self.running:
+            self.waiting.remove(sequence)
+            return
+        row = self.running.index(sequence)
+        if self.cache and clear_cache:
+            self.cache.clear(slice(row, row + 1))
+        last = self.running.pop()
+        if last is not sequence:
+            self.running[row] = last
+            if self.cache:
+                self.cache.copy(len(self.running), row, len(last.tokens))
 
 
 class Engine:
@@ -55,17 +146,17 @@ class Engine:
         self.recompute, self.max_length = recompute, runner.max_length
         self._scheduler = Scheduler(runner.cache, rows=rows, prompt_tokens=prompt_tokens)
         self._last_id = 0
-        self._changes: list[tuple[int, Request | BeamSearchRequest | None]] = []
-        self._search: Generator[None, None, list[Beam]] | None = None
-        self._search_id = 0
-        self._beams: list[Beam] | MegatronError = []
+        self._changes: list[tuple[int, Request | ExclusiveRequest[Any] | None]] = []
+        self._exclusive: Generator[None, None, list[Any]] | None = None
+        self._exclusive_id = 0
+        self._found: list[Any] | MegatronError = []
         self._is_open = True
 
     @property
     def is_busy(self) -> bool:
         """Whether the next step has work."""
         return bool(
-            self._changes or self._scheduler.waiting or self._scheduler.running or self._search
+            self._changes or self._scheduler.waiting or self._scheduler.running or self._exclusive
         )
 
     def problems(self, request: Request) -> Iterator[str]:
@@ -103,55 +194,49 @@ class Engine:
         return self._last_id
 
     def cancel(self, request_id: int) -> None:
-        """Cancel a sequence or a beam search before the next step; no effect if it has ended."""
+        """Cancel a sequence or an exclusive request before the next step; no effect if it has ended."""
         self._changes.append((request_id, None))
 
-    def beam_search(
-        self, search: BeamSearchRequest, should_continue: Callable[[], bool] = lambda: True
-    ) -> list[Beam]:
-        """Return the most likely continuations of a prompt; see `beam_search`.
+    def run_alone(
+        self, request: ExclusiveRequest[Found], should_continue: Callable[[], bool] = lambda: True
+    ) -> list[Found]:
+        """Run an exclusive request, such as a beam search, and return its results.
 
         Args:
-            should_continue: called before each token; if False, the search is cancelled and finds
-                nothing.
+            should_continue: called before each step; if False, the request is cancelled and has no
+                results.
 
         Raises:
-            ConfigError: the search is impossible, or other sequences are running.
+            ConfigError: the request is impossible, or other sequences are running.
             MegatronError: the logits are NaN or infinite.
         """
-        request = Request(prompt=search.prompt, max_new_tokens=max(1, search.max_new_tokens))
-        found = [*self.problems(request)]
-        if not 1 <= search.width <= self.rows or not self.runner.cache:
-            found.append(
-                f"a beam width of {search.width} must be between 1 and the {self.rows} rows of the "
-                "KV cache (--micro-batch-size, without --recompute)"
-            )
+        found = [*request.problems(self)]
         if self.is_busy:
-            found.append("a beam search runs alone: other sequences are running")
+            found.append("this request runs alone: other sequences are running")
         if found:
             raise ConfigError(*found)
         self._last_id += 1
-        self._changes.append((self._last_id, search))
+        self._changes.append((self._last_id, request))
         while self.is_busy:
             if not should_continue():
                 self.cancel(self._last_id)
             self.step()
-        if isinstance(self._beams, MegatronError):
-            raise self._beams
-        return self._beams
+        if isinstance(self._found, MegatronError):
+            raise self._found
+        return self._found
 
     def step(self) -> list[Event]:
         """Prefill waiting prompts if there are free rows, else run a decode step.
 
-        A step of a beam search adds a token to each beam; nothing else runs beside it.
+        While an exclusive request runs, nothing else does.
 
         Communication: all ranks of the replica, the others through `follow`.
         """
         events = self._apply_changes()
         if not self._is_open:
             return events
-        if self._search:
-            self._step_of_search(self._search)
+        if self._exclusive:
+            self._step_alone(self._exclusive)
             return events
         scheduler = self._scheduler
         if admitted := scheduler.admit():
@@ -214,14 +299,14 @@ class Engine:
         changes = self.runner.broadcast(changes, stage=0)
         events = []
         for request_id, request in changes:
-            if isinstance(request, BeamSearchRequest):
-                self._search, self._search_id = beam_search(self.runner, request), request_id
+            if isinstance(request, ExclusiveRequest):
+                self._exclusive, self._exclusive_id = request.run(self.runner), request_id
             elif isinstance(request, Request):
                 self._scheduler.waiting.append(ActiveSequence(request_id, request))
             elif request_id == _CLOSE:
                 self._is_open = False
-            elif self._search and request_id == self._search_id:
-                self._search, self._beams = None, []
+            elif self._exclusive and request_id == self._exclusive_id:
+                self._exclusive, self._found = None, []
             elif sequence := self._scheduler.find(request_id):
                 self._scheduler.remove(sequence)
                 events.append(
@@ -229,13 +314,13 @@ class Engine:
                 )
         return events
 
-    def _step_of_search(self, search: Generator[None, None, list[Beam]]) -> None:
+    def _step_alone(self, exclusive: Generator[None, None, list[Any]]) -> None:
         try:
-            next(search)
+            next(exclusive)
         except StopIteration as end:
-            self._search, self._beams = None, end.value
-        except MegatronError as error:  # the same on all ranks; the engine goes on
-            self._search, self._beams = None, error
+            self._exclusive, self._found = None, end.value
+        except MegatronError as error:  # on all ranks alike; the engine can run other requests
+            self._exclusive, self._found = None, error
             if self.runner.cache:
                 self.runner.cache.clear(slice(None))
 
@@ -286,7 +371,9 @@ class Engine:
                 Event(
                     request_id=sequence.request_id,
                     new_token=new if generates else None,
-                    finish_reason=self._finish_reason(sequence) if new else "failed",
+                    finish_reason=sequence.finish_reason(self.tokenizer, self.max_length)
+                    if new
+                    else "failed",
                     prompt_tokens=() if events else tuple(prompt_tokens),
                 )
             )
@@ -328,21 +415,3 @@ class Engine:
         for i, one in zip(rows, scored, strict=True):
             found[i] = one
         return found
-
-    def _finish_reason(self, sequence: ActiveSequence) -> FinishReason | None:
-        request = sequence.request
-        if sequence.num_new > request.min_new_tokens:
-            if sequence.tokens[-1] in request.stop_tokens:
-                return "stop"
-            if request.stop_strings and self.tokenizer:
-                # A token decodes to at least one byte, or to a part of a character.
-                reach = max(len(text.encode()) for text in request.stop_strings) + 4
-                earliest = len(request.prompt) + request.min_new_tokens
-                begin = max(earliest, len(sequence.tokens) - reach)
-                before, new = sequence.tokens[begin - 1 : begin], sequence.tokens[begin:]
-                text = text_after(self.tokenizer, before, new)
-                if any(stop in text for stop in request.stop_strings):
-                    return "stop"
-        if sequence.num_new >= request.max_new_tokens or len(sequence.tokens) >= self.max_length:
-            return "length"
-        return None

@@ -7,7 +7,6 @@ token of each sequence to the cached ones. The layers themselves do not change.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,31 +14,6 @@ from torch import Tensor
 
 from megatron.common.errors import ConfigError
 from megatron.model.layers.attention_kernels import Attend, CoreAttention, Weighing, soft_capped
-
-
-class CacheMode(Protocol):
-    """What attention does with the KV cache in one forward pass."""
-
-    def attend(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        attend: Attend,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        how: Weighing,
-    ) -> Tensor:
-        """Update the cache and return the attention output.
-
-        Args:
-            keys: the layer's cached keys, [rows, g, max_length, d].
-            values: the layer's cached values, likewise.
-            attend: the layer's core attention, without a cache.
-
-        Shapes: query [b, a, s, d], key and value [b, g, s, d] -> [b, a, s, d].
-        """
-        ...
 
 
 class KVCache:
@@ -77,7 +51,7 @@ class KVCache:
                 f"the KV cache of {rows} sequences of {max_length} tokens takes {size:.1f} GiB, "
                 "more than there is memory: lower --micro-batch-size or --inference-max-seq-length"
             ) from error
-        self.mode: CacheMode = Prefill(0)
+        self.mode: Prefill | Decode = Prefill(0)
 
     def core_attention(self, attend: Attend) -> CoreAttention:
         """Return attention that reads and writes this cache, for the layer with a given number.
@@ -108,7 +82,15 @@ class KVCache:
 
 
 class CachedAttention:
-    """The core attention of one layer with the KV cache, in the mode of the cache."""
+    """Core attention of one layer, which reads and writes the KV cache in the cache's mode.
+
+    Args:
+        attend: the layer's attention kernel, without a cache.
+        number: index of the layer in the cache.
+
+    Shapes: query [b, a, s, d], key and value [b, g, s, d] -> [b, a, s, d]; the layer's cached keys
+        and values [rows, g, max_length, d].
+    """
 
     def __init__(self, attend: Attend, cache: KVCache, number: int):
         self.attend, self.cache = attend, cache
@@ -116,8 +98,7 @@ class CachedAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
         """Update the cache and return the attention output."""
-        mode = self.cache.mode
-        return mode.attend(self.keys, self.values, self.attend, query, key, value, how)
+        return self.cache.mode.attend(self, query, key, value, how)
 
 
 class Prefill:
@@ -131,21 +112,14 @@ class Prefill:
         self.first = first
 
     def attend(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        attend: Attend,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        how: Weighing,
+        self, layer: CachedAttention, query: Tensor, key: Tensor, value: Tensor, how: Weighing
     ) -> Tensor:
         """Store keys and values, and attend without the cache."""
         batch, _, length, _ = key.shape
         rows = slice(self.first, self.first + batch)
-        keys[rows, :, :length] = key
-        values[rows, :, :length] = value
-        return attend(query, key, value, how)
+        layer.keys[rows, :, :length] = key
+        layer.values[rows, :, :length] = value
+        return layer.attend(query, key, value, how)
 
 
 class Decode:
@@ -165,20 +139,14 @@ class Decode:
         self._views: dict[int, _View] = {}
 
     def attend(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        attend: Attend,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        how: Weighing,
+        self, layer: CachedAttention, query: Tensor, key: Tensor, value: Tensor, how: Weighing
     ) -> Tensor:
         """Store the key and the value, and attend to all cached tokens of the row.
 
         Queries that share a key (grouped-query attention) are passed like positions of one
         sequence, so that keys and values need no copies.
         """
+        keys, values = layer.keys, layer.values
         batch, heads, _, head_dim = query.shape
         groups = key.size(1)
         if not self._views:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from megatron.inference.engine.sampling import SamplingParams, TokenLogprob
+from megatron.tokenizer.continuation import text_after
+from megatron.tokenizer.types.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length", "cancelled", "failed"]
 """Why a sequence has ended; "failed": the logits of its next token are NaN or infinite."""
@@ -59,6 +61,29 @@ class ActiveSequence:
     def new_tokens(self) -> list[int]:
         """The generated tokens."""
         return self.tokens[len(self.request.prompt) :]
+
+    def finish_reason(self, tokenizer: Tokenizer | None, max_length: int) -> FinishReason | None:
+        """Return why the sequence has ended with its last token; None if it has not.
+
+        Args:
+            tokenizer: decodes tokens, for stop strings.
+            max_length: most tokens of a sequence.
+        """
+        request = self.request
+        if self.num_new > request.min_new_tokens:
+            if self.tokens[-1] in request.stop_tokens:
+                return "stop"
+            if request.stop_strings and tokenizer:
+                # A token decodes to at least one byte, or to a part of a character.
+                reach = max(len(text.encode()) for text in request.stop_strings) + 4
+                earliest = len(request.prompt) + request.min_new_tokens
+                begin = max(earliest, len(self.tokens) - reach)
+                text = text_after(tokenizer, self.tokens[begin - 1 : begin], self.tokens[begin:])
+                if any(stop in text for stop in request.stop_strings):
+                    return "stop"
+        if self.num_new >= request.max_new_tokens or len(self.tokens) >= max_length:
+            return "length"
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,7 @@ class TextGenerator:
         return record
 
     def _best_beam(self, request: Request, width: int) -> Completion:
-        best, *_ = self.engine.beam_search(
+        best, *_ = self.engine.run_alone(
             BeamSearchRequest(
                 prompt=request.prompt,
                 width=width,

@@ -4,48 +4,32 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import (
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    Response,
-    StreamingResponse,
-)
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from megatron.common.errors import MegatronError
-from megatron.inference.server import megatron_api
-from megatron.inference.server.engine_thread import PendingRequests, Unavailable
+from megatron.inference.server.engine_thread import ClientGone, Unavailable
 from megatron.inference.server.errors import (
     Responses,
     UnknownModel,
     error_response,
-    megatron_responses,
     metrics_responses,
-    openai_responses,
     printable,
     remove_framework_errors,
     unreadable_body,
     validation_message,
 )
+from megatron.inference.server.megatron_api import add_megatron_api
 from megatron.inference.server.metrics import Metrics
-from megatron.inference.server.openai.completions import ChatRequest, CompletionRequest
-from megatron.inference.server.openai.request import OpenAIRequest, model_record, require_model
-from megatron.inference.server.openai.schemas import (
-    ChatAnswer,
-    ChatBody,
-    CompletionAnswer,
-    CompletionBody,
-    ModelAnswer,
-    ModelsAnswer,
-)
+from megatron.inference.server.openai.completions import add_openai_api
 from megatron.inference.server.schemas import HealthAnswer
 from megatron.inference.server.served_model import ServedModel
 
@@ -55,9 +39,6 @@ OPEN_PATHS = ("/", "/health")
 """Paths that need no API key."""
 
 _PAGE = Path(__file__).with_name("page.html")
-_NO_PATH = (
-    "there is no such path: write PUT /api, POST /v1/completions or POST /v1/chat/completions"
-)
 _PAGE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; "
@@ -66,20 +47,31 @@ _PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 
-Result = TypeVar("Result")
+Interface = Callable[[FastAPI, ServedModel], None]
+"""Adds the routes of one interface to the model."""
+
+INTERFACES: Sequence[Interface] = (add_megatron_api, add_openai_api)
+"""The interfaces of a language model."""
 
 
-def build_app(served: ServedModel, *, api_key: str | None) -> ASGIApp:
+def build_app(
+    served: ServedModel,
+    *,
+    api_key: str | None,
+    interfaces: Sequence[Interface] = INTERFACES,
+) -> ASGIApp:
     """Return the ASGI application.
 
     Args:
         api_key: required in the Authorization header; None: no key.
+        interfaces: to the model; the page, /health and /metrics are added to them.
     """
     app = FastAPI(title="Megatron-DeepSpeed", docs_url=None, redoc_url=None, redirect_slashes=False)
     metrics = Metrics(served.engine_thread)
-    _add_interfaces(app, served)
+    for add_interface in interfaces:
+        add_interface(app, served)
+    _add_error_handlers(app, _names(app.routes))
     _add_views(app, served, metrics)
-    _add_error_handlers(app)
     remove_framework_errors(app)
     return RequestMiddleware(
         app,
@@ -183,80 +175,6 @@ class RequestMiddleware:
         return f"the body is larger than {self.body_bytes} bytes"
 
 
-class ClientGone(Exception):
-    """The client has disconnected."""
-
-
-async def while_connected(http: Request, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-    """Await `work`; cancel it when the client disconnects.
-
-    Raises:
-        ClientGone: the client has disconnected.
-    """
-
-    async def wait_for_disconnect() -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = asyncio.create_task(work()), asyncio.create_task(wait_for_disconnect())
-    working, _ = tasks
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientGone
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _Stream(StreamingResponse):
-    """A streamed response; its requests are cancelled when the client disconnects."""
-
-    def __init__(self, pending: PendingRequests, request: OpenAIRequest):
-        super().__init__(request.stream(pending), media_type="text/event-stream")
-        self._pending = pending
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._pending:
-            await super().__call__(scope, receive, send)
-
-
-def _add_interfaces(app: FastAPI, served: ServedModel) -> None:
-    started_at = time.time()
-
-    @app.put("/api", responses=megatron_responses(megatron_api.MegatronAnswer))
-    async def api(body: megatron_api.MegatronBody, http: Request) -> JSONResponse:
-        http.state.no_log = body.no_log
-        return JSONResponse(await while_connected(http, lambda: megatron_api.answer(served, body)))
-
-    async def answer(request: OpenAIRequest, http: Request) -> Response:
-        if request.body.stream:
-            return _Stream(PendingRequests(served.engine_thread, request.requests), request)
-        return JSONResponse(await while_connected(http, request.answer))
-
-    @app.post("/v1/completions", responses=openai_responses(CompletionAnswer, has_body=True))
-    async def completions(body: CompletionBody, http: Request) -> Response:
-        return await answer(CompletionRequest(served, body), http)
-
-    @app.post("/v1/chat/completions", responses=openai_responses(ChatAnswer, has_body=True))
-    async def chat_completions(body: ChatBody, http: Request) -> Response:
-        return await answer(ChatRequest(served, body), http)
-
-    listed = openai_responses(ModelsAnswer, has_body=False, names_model=False)
-
-    @app.get("/v1/models", responses=listed)
-    async def models() -> JSONResponse:
-        data = [model_record(served, started_at=started_at)]
-        return JSONResponse({"object": "list", "data": data})
-
-    @app.get("/v1/models/{model:path}", responses=openai_responses(ModelAnswer, has_body=False))
-    async def model(model: str) -> JSONResponse:
-        require_model(served, model)
-        return JSONResponse(model_record(served, started_at=started_at))
-
-
 def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics) -> None:
     page = _PAGE.read_text(encoding="utf-8")
     engine_thread = served.engine_thread
@@ -278,7 +196,17 @@ def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics) -> None:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _names(routes: Sequence[BaseRoute]) -> list[str]:
+    """Return method and path of each route, such as PUT /api."""
+    return [
+        f"{method} {route.path}"
+        for route in routes
+        if isinstance(route, APIRoute)
+        for method in route.methods or ()
+    ]
+
+
+def _add_error_handlers(app: FastAPI, routes: Sequence[str]) -> None:
     def refuse(http: Request, status: int, message: str, code: str | None = None) -> JSONResponse:
         # Not http.url, which is built from the client's Host header.
         return error_response(http.scope["path"], status, message, code=code)
@@ -308,7 +236,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         headers = error.headers or {}
         message = str(error.detail)
         if error.status_code == 404:
-            message = _NO_PATH
+            message = f"there is no such path: write {', '.join(routes)}"
         elif error.status_code == 405:
             message = f"{http.method} is not for this path: write {headers.get('Allow')}"
         elif error.status_code == 400:  # of the framework, which could not parse the body

@@ -7,14 +7,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch
+from fastapi import Request as HTTPRequest
 
 from megatron.common.errors import ConfigError, MegatronError
-from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
-from megatron.inference.engine.continuous_batching import Engine
+from megatron.inference.engine.continuous_batching import Engine, ExclusiveRequest
 from megatron.inference.engine.sequence import Completion, CompletionBuilder, Event, Request
 from megatron.training.process.stack_dump import place_of
 
@@ -26,8 +27,10 @@ _HEARTBEAT_S = 5.0
 _FAILED = "the engine has failed; see the server's log"
 _CLOSING = "the server is shutting down"
 
-JobEvent = Event | list[Beam] | Exception
-"""What a job emits: events of a request, the beams of a search, or an error."""
+Result = TypeVar("Result")
+JobRequest = Request | ExclusiveRequest[Any]
+JobEvent = Event | list[Any] | Exception
+"""What a job emits: events of a request, the results of an exclusive one, or an error."""
 
 
 class Unavailable(Exception):
@@ -37,7 +40,7 @@ class Unavailable(Exception):
 class Job:
     """A submitted request. `emit` is called in the engine's thread."""
 
-    def __init__(self, request: Request | BeamSearchRequest, emit: Callable[[JobEvent], None]):
+    def __init__(self, request: JobRequest, emit: Callable[[JobEvent], None]):
         self.request, self.emit = request, emit
         self.request_id: int | None = None  # the engine's, once it is running
         self.is_cancelled = False
@@ -46,8 +49,8 @@ class Job:
 class EngineThread:
     """Runs the engine in a thread, with a queue of jobs in the order of arrival.
 
-    A beam search runs alone: it starts when the jobs before it have finished, and those behind it
-    wait.
+    An exclusive request, such as a beam search, runs alone: it starts when the jobs before it have
+    finished, and those behind it wait.
 
     Args:
         queue: jobs that may wait before `submit` refuses further ones.
@@ -64,7 +67,7 @@ class EngineThread:
         self._change = threading.Condition()
         self._waiting: deque[Job] = deque()
         self._running: dict[int, Job] = {}
-        self._search_job: Job | None = None
+        self._exclusive: Job | None = None
         self._cancelled: list[int] = []
         self._closes_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -80,8 +83,8 @@ class EngineThread:
 
     @property
     def num_running(self) -> int:
-        """Number of running sequences and searches."""
-        return len(self._running) + (self._search_job is not None)
+        """Number of running sequences and exclusive requests."""
+        return len(self._running) + (self._exclusive is not None)
 
     @property
     def is_open(self) -> bool:
@@ -90,7 +93,7 @@ class EngineThread:
 
     def submit(
         self,
-        requests: Sequence[Request | BeamSearchRequest],
+        requests: Sequence[JobRequest],
         emit: Callable[[int, JobEvent], None],
     ) -> list[Job]:
         """Queue jobs; `emit` gets the index in `requests` with each event.
@@ -168,9 +171,8 @@ class EngineThread:
             if self.engine.runner.device.type == "cuda":
                 torch.cuda.set_device(self.engine.runner.device)
             while self._wait_for_work():
-                search = self._admit()
-                if search:
-                    self._run_search(search)
+                if exclusive := self._admit():
+                    self._run_alone(*exclusive)
                 else:
                     self._step()
             self._drop(Unavailable(_CLOSING))
@@ -190,19 +192,23 @@ class EngineThread:
                 return True
             return bool(self._waiting or self._running) and not self._is_past_deadline
 
-    def _admit(self) -> Job | None:
-        """Add waiting jobs to the engine while there are free rows; return a search to run next."""
+    def _admit(self) -> tuple[Job, ExclusiveRequest[Any]] | None:
+        """Add waiting jobs to the engine while there are free rows.
+
+        Returns:
+            An exclusive request to run next, with its job.
+        """
         with self._change:
             for request_id in self._cancelled:
                 self.engine.cancel(request_id)
             self._cancelled.clear()
             while self._waiting and len(self._running) < self.engine.rows:
                 job = self._waiting[0]
-                if isinstance(job.request, BeamSearchRequest):
+                if isinstance(job.request, ExclusiveRequest):
                     if self._running or self.engine.is_busy:
                         return None
-                    self._search_job = self._waiting.popleft()
-                    return self._search_job
+                    self._exclusive = self._waiting.popleft()
+                    return self._exclusive, job.request
                 self._waiting.popleft()
                 try:
                     job.request_id = self.engine.add(job.request)
@@ -222,12 +228,11 @@ class EngineThread:
             if job and not job.is_cancelled:
                 job.emit(self._nonfinite() if event.finish_reason == "failed" else event)
 
-    def _run_search(self, job: Job) -> None:
-        assert isinstance(job.request, BeamSearchRequest), "only a search runs alone"
+    def _run_alone(self, job: Job, request: ExclusiveRequest[Any]) -> None:
         event: JobEvent
         try:
-            beams = self.engine.beam_search(
-                job.request,
+            found = self.engine.run_alone(
+                request,
                 should_continue=lambda: not (job.is_cancelled or self._is_past_deadline),
             )
         except ConfigError as error:
@@ -235,9 +240,9 @@ class EngineThread:
         except MegatronError:
             event = self._nonfinite()
         else:
-            event = beams or Unavailable(_CLOSING)
-            self.num_tokens += sum(len(beam.tokens) for beam in beams)
-        self._search_job = None
+            event = found or Unavailable(_CLOSING)
+            self.num_tokens += sum(len(one.tokens) for one in found)
+        self._exclusive = None
         if not job.is_cancelled:
             job.emit(event)
 
@@ -252,8 +257,8 @@ class EngineThread:
     def _drop(self, reason: Exception) -> None:
         with self._change:
             jobs = [*self._running.values(), *self._waiting]
-            if self._search_job:
-                jobs.append(self._search_job)
+            if self._exclusive:
+                jobs.append(self._exclusive)
             self._running.clear()
             self._waiting.clear()
         for job in jobs:
@@ -268,9 +273,7 @@ class PendingRequests:
         Unavailable: the queue is full, or the server is shutting down.
     """
 
-    def __init__(
-        self, engine_thread: EngineThread, requests: Sequence[Request | BeamSearchRequest]
-    ):
+    def __init__(self, engine_thread: EngineThread, requests: Sequence[JobRequest]):
         self._engine_thread, self._requests = engine_thread, requests
         self._events: asyncio.Queue[tuple[int, JobEvent]] = asyncio.Queue()
         event_loop = asyncio.get_running_loop()
@@ -295,10 +298,8 @@ class PendingRequests:
         """
         left = len(self._requests)
         while left:
-            index, event = await self._events.get()
-            if isinstance(event, Exception):
-                raise event
-            assert isinstance(event, Event), "a search has no events"
+            index, event = await self._next()
+            assert isinstance(event, Event), "an exclusive request has no events"
             left -= event.finish_reason is not None
             yield index, event
 
@@ -309,15 +310,49 @@ class PendingRequests:
             builders[index].add(event)
         return [builder.build() for builder in builders]
 
-    async def beams(self) -> list[Beam]:
-        """Return the beams of the only search.
+    async def results(self) -> list[Any]:
+        """Return the results of the only request, which is exclusive.
 
         Raises:
-            ConfigError: the search is impossible.
+            ConfigError: the request is impossible.
             Unavailable: the server shuts down.
         """
-        _, event = await self._events.get()
+        _, event = await self._next()
+        assert isinstance(event, list), "a request has no results"
+        return event
+
+    async def _next(self) -> tuple[int, Event | list[Any]]:
+        index, event = await self._events.get()
         if isinstance(event, Exception):
             raise event
-        assert isinstance(event, list), "a request has no beams"
-        return event
+        return index, event
+
+
+class ClientGone(Exception):
+    """The client has disconnected."""
+
+
+async def while_connected(
+    http: HTTPRequest, work: Callable[[], Coroutine[Any, Any, Result]]
+) -> Result:
+    """Await `work`; cancel it when the client disconnects.
+
+    Raises:
+        ClientGone: the client has disconnected.
+    """
+
+    async def wait_for_disconnect() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.create_task(work()), asyncio.create_task(wait_for_disconnect())
+    working, _ = tasks
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

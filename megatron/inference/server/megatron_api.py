@@ -4,14 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi import Request as HTTPRequest
+from fastapi.responses import JSONResponse
 from pydantic import ConfigDict, Field
 
 from megatron.common.errors import raise_if_any
-from megatron.inference.engine.beam_search import BeamSearchRequest
+from megatron.inference.engine.beam_search import Beam, BeamSearchRequest
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.loading.detokenizer import texts_of_each
-from megatron.inference.server.engine_thread import PendingRequests
+from megatron.inference.server.engine_thread import PendingRequests, while_connected
+from megatron.inference.server.errors import megatron_responses
 from megatron.inference.server.schemas import SEED_LIMIT, Answer, Body, Text
 from megatron.inference.server.served_model import ServedModel
 
@@ -61,7 +65,16 @@ class MegatronAnswer(Answer):
     scores: list[float] | None = None
 
 
-async def answer(served: ServedModel, body: MegatronBody) -> Record:
+def add_megatron_api(app: FastAPI, served: ServedModel) -> None:
+    """Add the route PUT /api."""
+
+    @app.put("/api", responses=megatron_responses(MegatronAnswer))
+    async def api(body: MegatronBody, http: HTTPRequest) -> JSONResponse:
+        http.state.no_log = body.no_log
+        return JSONResponse(await while_connected(http, lambda: _answer(served, body)))
+
+
+async def _answer(served: ServedModel, body: MegatronBody) -> Record:
     """Generate, and return the response to `body`.
 
     Raises:
@@ -169,7 +182,7 @@ def _search(
 
 async def _beams(served: ServedModel, search: BeamSearchRequest) -> Record:
     with PendingRequests(served.engine_thread, [search]) as pending:
-        beams = await pending.beams()
+        beams: list[Beam] = await pending.results()
     sequences = [[*search.prompt, *beam.tokens] for beam in beams]
     return {**_texts(served, sequences), "scores": [beam.score for beam in beams]}
 

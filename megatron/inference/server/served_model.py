@@ -21,8 +21,8 @@ class ServedModel:
     Args:
         vocab_size: of the model.
         name: the `model` field of OpenAI's requests.
-        sampling: defaults of PUT /api.
         seed: of requests without a seed.
+        sampling: defaults of PUT /api.
         chat: encodes conversations; None without a chat template.
         fim: special tokens of fill-in-the-middle; None if the model was not trained for it.
         counter: numbers the requests without a seed.
@@ -33,8 +33,8 @@ class ServedModel:
     vocab_size: int
     limits: Limits
     name: str
-    sampling: SamplingParams
     seed: int
+    sampling: SamplingParams = SamplingParams()
     chat: ChatPrompts | None = None
     fim: FimTokens | None = None
     counter: "count[int]" = field(default_factory=lambda: count(1))

@@ -1,12 +1,32 @@
 """POST /v1/completions and POST /v1/chat/completions: OpenAI's completions and chat completions."""
 
+import time
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+
+from fastapi import FastAPI
+from fastapi import Request as HTTPRequest
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from megatron.common.errors import ConfigError, raise_if_any
+from megatron.inference.server.engine_thread import PendingRequests, while_connected
+from megatron.inference.server.errors import openai_responses
 from megatron.inference.server.openai.choices import Delta, Prompt, TokenRecord
-from megatron.inference.server.openai.request import OpenAIRequest, Record, require_vocabulary
-from megatron.inference.server.openai.schemas import ChatBody, CompletionBody
+from megatron.inference.server.openai.request import (
+    OpenAIRequest,
+    Record,
+    model_record,
+    require_model,
+    require_vocabulary,
+)
+from megatron.inference.server.openai.schemas import (
+    ChatAnswer,
+    ChatBody,
+    CompletionAnswer,
+    CompletionBody,
+    ModelAnswer,
+    ModelsAnswer,
+)
 from megatron.inference.server.served_model import ServedModel
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.special import encode_alone
@@ -14,6 +34,48 @@ from megatron.tokenizer.special import encode_alone
 _USUAL_NEW_TOKENS = 16
 _INCOMPLETE = "\ufffd"
 """Decoded text of a part of a character."""
+
+
+def add_openai_api(app: FastAPI, served: ServedModel) -> None:
+    """Add the routes of completions, chat completions and models."""
+    started_at = time.time()
+
+    async def answer(request: OpenAIRequest, http: HTTPRequest) -> Response:
+        if request.body.stream:
+            return _Stream(PendingRequests(served.engine_thread, request.requests), request)
+        return JSONResponse(await while_connected(http, request.answer))
+
+    @app.post("/v1/completions", responses=openai_responses(CompletionAnswer, has_body=True))
+    async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
+        return await answer(CompletionRequest(served, body), http)
+
+    @app.post("/v1/chat/completions", responses=openai_responses(ChatAnswer, has_body=True))
+    async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
+        return await answer(ChatRequest(served, body), http)
+
+    listed = openai_responses(ModelsAnswer, has_body=False, names_model=False)
+
+    @app.get("/v1/models", responses=listed)
+    async def models() -> JSONResponse:
+        data = [model_record(served, started_at=started_at)]
+        return JSONResponse({"object": "list", "data": data})
+
+    @app.get("/v1/models/{model:path}", responses=openai_responses(ModelAnswer, has_body=False))
+    async def model(model: str) -> JSONResponse:
+        require_model(served, model)
+        return JSONResponse(model_record(served, started_at=started_at))
+
+
+class _Stream(StreamingResponse):
+    """A streamed response; its requests are cancelled when the client disconnects."""
+
+    def __init__(self, pending: PendingRequests, request: OpenAIRequest):
+        super().__init__(request.stream(pending), media_type="text/event-stream")
+        self._pending = pending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._pending:
+            await super().__call__(scope, receive, send)
 
 
 class CompletionRequest(OpenAIRequest):
@@ -24,10 +86,8 @@ class CompletionRequest(OpenAIRequest):
         UnknownModel: another model is requested.
     """
 
-    id_prefix: ClassVar[str] = "cmpl"
-    object_name: ClassVar[str] = "text_completion"
-    chunk_name: ClassVar[str] = "text_completion"
-    records_stop_token: ClassVar[bool] = True
+    id_prefix, object_name, chunk_name = "cmpl", "text_completion", "text_completion"
+    records_stop_token = True
 
     def __init__(self, served: ServedModel, body: CompletionBody):
         raise_if_any(_completion_problems(served, body))
@@ -118,10 +178,8 @@ class ChatRequest(OpenAIRequest):
         UnknownModel: another model is requested.
     """
 
-    id_prefix: ClassVar[str] = "chatcmpl"
-    object_name: ClassVar[str] = "chat.completion"
-    chunk_name: ClassVar[str] = "chat.completion.chunk"
-    records_stop_token: ClassVar[bool] = False
+    id_prefix, object_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    records_stop_token = False
 
     def __init__(self, served: ServedModel, body: ChatBody):
         raise_if_any(_chat_problems(body))

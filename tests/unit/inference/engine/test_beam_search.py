@@ -42,7 +42,7 @@ def test_the_best_of_all_texts_are_found(network, length_penalty):
         scores[tokens] = float(total) / len(tokens) ** length_penalty
     best = sorted(scores, key=lambda tokens: -scores[tokens])
     engine = engine_of(model, spec, rows=len(best))
-    found = engine.beam_search(
+    found = engine.run_alone(
         BeamSearchRequest(
             prompt=PROMPT,
             width=len(best),
@@ -65,9 +65,9 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_no_worse(network):
     engine = engine_of(model, spec, rows=3)
     greedy = Request(prompt=PROMPT, max_new_tokens=6, sampling=SamplingParams(greedy=True))
     (expected,) = completed(engine, greedy)
-    (narrow,) = engine.beam_search(BeamSearchRequest(prompt=PROMPT, width=1, max_new_tokens=6))
+    (narrow,) = engine.run_alone(BeamSearchRequest(prompt=PROMPT, width=1, max_new_tokens=6))
     assert narrow.tokens == expected.tokens
-    wide = engine.beam_search(BeamSearchRequest(prompt=PROMPT, width=3, max_new_tokens=6))
+    wide = engine.run_alone(BeamSearchRequest(prompt=PROMPT, width=3, max_new_tokens=6))
     assert len(wide) == 3 and wide[0].score >= narrow.score
     assert all(len(beam.tokens) == 6 for beam in wide)
 
@@ -82,18 +82,18 @@ def test_a_search_that_nobody_waits_for_is_left_between_tokens(network):
         return len(asked) < 3
 
     search = BeamSearchRequest(prompt=PROMPT, width=3, max_new_tokens=6)
-    assert engine.beam_search(search, goes_on) == []
+    assert engine.run_alone(search, goes_on) == []
     assert (len(asked), engine.is_busy) == (3, False)
-    found = engine.beam_search(search)
-    assert found == engine_of(model, spec, rows=3).beam_search(search) != []
+    found = engine.run_alone(search)
+    assert found == engine_of(model, spec, rows=3).run_alone(search) != []
 
 
 def test_a_search_that_cannot_be_done_is_refused(network):
     engine = engine_of(*network, rows=2)
-    with pytest.raises(ConfigError, match="a beam width of 3 must be between 1 and the 2"):
-        engine.beam_search(BeamSearchRequest(prompt=PROMPT, width=3, max_new_tokens=1))
+    with pytest.raises(ConfigError, match="beam width of 3"):
+        engine.run_alone(BeamSearchRequest(prompt=PROMPT, width=3, max_new_tokens=1))
     with pytest.raises(ConfigError, match="a prompt has 9 tokens"):
-        engine.beam_search(BeamSearchRequest(prompt=(1,) * 9, width=2, max_new_tokens=1))
+        engine.run_alone(BeamSearchRequest(prompt=(1,) * 9, width=2, max_new_tokens=1))
     engine.add(Request(prompt=PROMPT, max_new_tokens=1))
-    with pytest.raises(ConfigError, match="a beam search runs alone"):
-        engine.beam_search(BeamSearchRequest(prompt=PROMPT, width=2, max_new_tokens=1))
+    with pytest.raises(ConfigError, match="runs alone"):
+        engine.run_alone(BeamSearchRequest(prompt=PROMPT, width=2, max_new_tokens=1))

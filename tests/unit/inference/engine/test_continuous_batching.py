@@ -289,7 +289,7 @@ def test_logits_that_are_no_numbers_are_told(network, broken):
     engine = engine_of(model, spec)
     for go_on in (
         lambda: completed(engine, asked((1, 2))),
-        lambda: engine_of(model, spec).beam_search(
+        lambda: engine_of(model, spec).run_alone(
             BeamSearchRequest(prompt=(1,), width=2, max_new_tokens=2)
         ),
         lambda: score_windows(engine_of(model, spec).runner, [Window((1, 2, 3), 2)], [[0]]),
@@ -319,7 +319,7 @@ def test_a_sequence_without_numbers_fails_alone(group):
     assert [tuple(tokens[number]) for number in numbers] == [(), *expected]
     search = BeamSearchRequest(prompt=(1, 5), width=2, max_new_tokens=2)
     with pytest.raises(MegatronError, match="logits are NaN or infinite"):
-        engine.beam_search(search)
+        engine.run_alone(search)
     assert [one.tokens for one in completed(engine, *others)] == expected
 
 

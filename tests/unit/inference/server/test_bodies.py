@@ -271,9 +271,13 @@ def test_a_body_that_is_too_large_is_not_read(running):
     told = running.ask("PUT", "/api", large)
     assert told.status == 413 and told.json["error"] == "the body is larger than 20000 bytes"
     connection = running.connection()
-    pieces = (large[start : start + 1000] for start in range(0, len(large), 1000))
-    head = {"Content-Type": "application/json", "Transfer-Encoding": "chunked"}
-    connection.request("PUT", "/api", pieces, head, encode_chunked=True)
+    connection.putrequest("PUT", "/api")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+    # No more than the server reads: it would reset a connection with unread bytes.
+    for start in range(0, 21_000, 1000):
+        connection.send(b"3e8\r\n" + large[start : start + 1000] + b"\r\n")
     assert connection.getresponse().status == 413
     connection.close()
 
@@ -294,7 +298,7 @@ def test_other_paths_and_methods_are_refused_with_a_reason(running):
             "GET",
             "/x",
             404,
-            "there is no such path: write PUT /api, POST /v1/completions or POST /v1",
+            "there is no such path: write PUT /api, POST /v1/completions, POST /v1",
         ),
     ):
         reply = running.ask(method, path)

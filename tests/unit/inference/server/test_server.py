@@ -222,7 +222,7 @@ def test_a_search_that_its_client_left_is_not_finished(group):
         with socket.create_connection(("127.0.0.1", running.port)) as client:
             client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
             until(lambda: loop.num_running == 1)
-        until(lambda: loop._search_job.is_cancelled)
+        until(lambda: loop._exclusive.is_cancelled)
         go_on.set()
         until(lambda: is_idle(running))
         assert loop.num_tokens == 0
