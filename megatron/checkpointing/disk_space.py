@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import published_tags, read_manifest
 from megatron.common.errors import CheckpointError
 from megatron.config.plan import Plan
 from megatron.planner.checkpoint import checkpoint_bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from megatron.checkpointing.names import LOCK
+from megatron.checkpointing.manifest import LOCK
 from megatron.common.atomic_files import NotRegularError, open_regular
 from megatron.common.errors import BusyError, WrongCheckpointError, reason
 from megatron.common.process_identity import is_running, pid_namespace, start_of

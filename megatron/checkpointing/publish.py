@@ -1,26 +1,30 @@
-"""Publish staged checkpoints by one rename, and prune outdated ones (checkpoint retention)."""
+"""Publish staged checkpoints by one rename; checkpoint retention; rollback to an older one."""
 
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from megatron.checkpointing.lock import require_not_taken
-from megatron.checkpointing.manifest import FileRecord, Manifest, write_manifest
-from megatron.checkpointing.names import (
+from megatron.checkpointing.manifest import (
+    ASIDE,
     KEEP,
     LATEST,
     MANIFEST,
     PRUNED,
     REPLACED,
     STAGING,
+    FileRecord,
+    Manifest,
     iteration_of,
     published_tags,
     staging_tag_of,
     tag_of,
+    write_manifest,
 )
 from megatron.common.atomic_files import open_regular, remove_any, replace_text, sync_folder
 from megatron.common.errors import CheckpointError, reason
@@ -30,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 def clear_staging(directory: Path, iteration: int) -> Path:
-    """Return an empty folder to write the checkpoint of `iteration` into.
+    """Create an empty staging folder for the checkpoint of `iteration`.
 
-    What a killed run left there is removed, after what counted before it is back in place.
+    Leftovers of a killed run are removed, after `restore_replaced`.
 
     Raises:
         CheckpointError: the directory cannot be written to, or another run writes there.
@@ -49,7 +53,7 @@ def clear_staging(directory: Path, iteration: int) -> Path:
 
 
 def discard_staging(directory: Path, iteration: int) -> bool:
-    """Remove what there is of a checkpoint that cannot be written; return whether all of it went."""
+    """Remove the staging folder of a failed save; return whether it is gone."""
     try:
         require_not_taken(directory)
     except CheckpointError:
@@ -60,10 +64,10 @@ def discard_staging(directory: Path, iteration: int) -> bool:
 
 
 def publish_written(directory: Path, manifest: Manifest, records: Iterable[FileRecord]) -> None:
-    """Make the staged checkpoint of `manifest` count, whose files are all on disk.
+    """Write the manifest of a staged checkpoint whose files are all on disk, and publish it.
 
     Args:
-        manifest: all of it but the files.
+        manifest: without files.
         records: the files of all ranks, in any order.
 
     Raises:
@@ -80,7 +84,7 @@ def publish_written(directory: Path, manifest: Manifest, records: Iterable[FileR
 
 
 def publish(directory: Path, iteration: int) -> None:
-    """Give the staged checkpoint of `iteration` its name, then point `latest` at it.
+    """Rename the staged checkpoint of `iteration` to its final name, then point `latest` at it.
 
     Raises:
         CheckpointError: the directory cannot be written to, or another run writes there.
@@ -91,8 +95,8 @@ def publish(directory: Path, iteration: int) -> None:
     try:
         if os.path.lexists(target):
             # The same iteration was saved before (a run repeated from an older checkpoint). It
-            # goes only when the new one stands; see restore_replaced. A wish to keep it is one to
-            # keep the checkpoint of this iteration.
+            # is removed only after the new one has its name; see restore_replaced. A file `keep`
+            # applies to the iteration, so to the new one too.
             if (target / KEEP).exists():
                 (directory / staging_tag_of(iteration) / KEEP).touch()
             os.rename(target, replaced)
@@ -106,15 +110,15 @@ def publish(directory: Path, iteration: int) -> None:
 
 
 def point_latest(directory: Path, name: str) -> None:
-    """Have `latest` of `directory` say `name`, at every moment the older or the newer whole."""
+    """Write `name` to `latest` of `directory`, atomically."""
     replace_text(directory / LATEST, name, has_one_writer=True)
 
 
 def tidy(directory: Path, iteration: int) -> None:
-    """Put in order what a killed run left of its last steps, before one that goes on there.
+    """Remove leftovers of a killed run, before a run resumes there.
 
     Args:
-        iteration: which the run goes on from; `latest` says so afterwards.
+        iteration: that the run resumes from; `latest` names it afterwards.
 
     Raises:
         CheckpointError: the directory cannot be written to.
@@ -128,19 +132,19 @@ def tidy(directory: Path, iteration: int) -> None:
 
 
 def clear_leftovers(directory: Path) -> None:
-    """Remove what a killed run was writing or removing, after what counted is back in place."""
+    """Remove the staging and pruned folders of a killed run, after `restore_replaced`."""
     restore_replaced(directory)
     for replaced in directory.glob(f"{REPLACED}*"):
         remove_any(replaced)
     for leftover in directory.glob(f"{STAGING}*"):
-        # Others are of a tool that may be at work.
+        # Other names belong to conversion tools that may be running.
         if iteration_of(leftover.name.removeprefix(STAGING)) is not None:
             remove_any(leftover)
     clear_pruned(directory)
 
 
 def other_latest(directory: Path, newest: str) -> str | None:
-    """Return what `latest` of `directory` says in place of `newest`; None if it says that."""
+    """Describe the content of `latest` of `directory`; None if it is `newest`."""
     try:
         with open_regular(directory / LATEST) as stream:
             hint = stream.read().decode(errors="replace").strip()
@@ -150,9 +154,9 @@ def other_latest(directory: Path, newest: str) -> str | None:
 
 
 def restore_replaced(directory: Path) -> None:
-    """Undo what a run that was killed between the two renames of `publish` left behind.
+    """Restore the older checkpoint of a run that was killed between the two renames of `publish`.
 
-    Nothing is written where the successor of what was moved aside stands.
+    Nothing changes if the newer one has its name already.
     """
     for replaced in directory.glob(f"{REPLACED}*"):
         target = directory / replaced.name.removeprefix(REPLACED)
@@ -206,7 +210,7 @@ def prune(directory: Path, tags: Sequence[str]) -> None:
     """Remove the checkpoints `tags` of `directory`.
 
     A checkpoint is renamed before its first file is removed, so that half of one is never taken for
-    a checkpoint. Errors are logged: the run does not need the room.
+    a checkpoint. Errors are logged, not raised.
     """
     for tag in tags:
         try:
@@ -223,3 +227,37 @@ def clear_pruned(directory: Path) -> None:
     for folder in directory.glob(f"{PRUNED}*"):
         with suppress(OSError):
             remove_any(folder)
+
+
+def set_aside(directory: Path, iteration: int) -> list[str]:
+    """Rename the checkpoints newer than `iteration` and point `latest` at `iteration`; return the names.
+
+    The renamed folders are never loaded, replaced or removed.
+
+    Raises:
+        CheckpointError: the directory cannot be written to.
+    """
+    newer = [tag for tag in published_tags(directory) if (iteration_of(tag) or 0) > iteration]
+    names = []
+    try:
+        # Newest first: if the process dies here, the run has rolled back less far.
+        for tag in newer:
+            names.append(next(name for name in _names(tag) if not (directory / name).exists()))
+            os.rename(directory / tag, directory / names[-1])
+        if newer:
+            point_latest(directory, tag_of(iteration))
+            sync_folder(directory)
+    except OSError as error:
+        raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
+    if names:
+        log.warning(
+            "%s: the checkpoints behind iteration %d are kept as %s; remove them when they are "
+            "not needed",
+            *(directory, iteration, ", ".join(names)),
+        )
+    return names
+
+
+def _names(tag: str) -> Iterator[str]:
+    yield f"{ASIDE}{tag}"
+    yield from (f"{ASIDE}{number}-{tag}" for number in count(2))

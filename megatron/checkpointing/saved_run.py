@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.names import published_tags, tag_of
+from megatron.checkpointing.manifest import published_tags, read_manifest, tag_of
 from megatron.common.errors import CheckpointError, ConfigError, UnreadableCheckpointError
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
 from megatron.config.data.objective import ObjectiveName

@@ -9,8 +9,7 @@ import pytest
 from cluster import READ_ONLY, REPOSITORY, Cluster
 from tokenizers import ByteLevelBPETokenizer
 
-from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import published_tags, read_manifest
 from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.training.loop.journal import read_journal, starts_of

@@ -22,8 +22,7 @@ from jobs import (
 )
 from ports import free_port
 
-from megatron.checkpointing.manifest import damage, read_manifest
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import damage, published_tags, read_manifest
 from megatron.common.errors import ExitCode
 from megatron.training.guards.stop import SAVE_FILE
 

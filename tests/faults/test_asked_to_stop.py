@@ -7,8 +7,7 @@ from signal import SIGTERM, SIGUSR1
 from asked import signal_in
 from small_job import LAST, Job, is_same
 
-from megatron.checkpointing.manifest import damage, read_manifest
-from megatron.checkpointing.names import iteration_of, published_tags
+from megatron.checkpointing.manifest import damage, iteration_of, published_tags, read_manifest
 from megatron.common.errors import ExitCode
 from megatron.training.loop.journal import read_journal
 

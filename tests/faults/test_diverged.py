@@ -10,7 +10,7 @@ from failing import has_no_finite_loss_from
 from forked import steps
 from small_job import LAST, Job
 
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import published_tags
 from megatron.common.errors import ExitCode
 from megatron.training.process.failure import FAILURE
 

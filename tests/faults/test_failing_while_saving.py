@@ -9,8 +9,7 @@ from failing import fails_in_step, without_patience
 from forked import FLUSH, Killed, without_head_start
 from small_job import Job, is_same
 
-from megatron.checkpointing.manifest import damage, read_manifest
-from megatron.checkpointing.names import iteration_of, published_tags
+from megatron.checkpointing.manifest import damage, iteration_of, published_tags, read_manifest
 from megatron.training.process.failure import FAILURE
 
 BEHIND = ["--async-save", "--max-nan-steps", "1"]

@@ -10,8 +10,15 @@ from pathlib import Path
 from forked import FLUSH, Killed, steps, without_head_start, without_numbers
 from small_job import LAST, Job, is_same
 
-from megatron.checkpointing.manifest import damage, read_manifest
-from megatron.checkpointing.names import LATEST, REPLACED, STAGING, iteration_of, published_tags
+from megatron.checkpointing.manifest import (
+    LATEST,
+    REPLACED,
+    STAGING,
+    damage,
+    iteration_of,
+    published_tags,
+    read_manifest,
+)
 
 SIGKILL = -9
 LASTING = re.compile(rf"global_step\d+|journal\.jsonl|{LATEST}|failure.*\.json|zero_to_\w+\.py")

@@ -15,8 +15,7 @@ from steps import step
 from tiny import tiny_config
 
 from megatron.checkpointing import writer
-from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import published_tags, read_manifest
 from megatron.checkpointing.resharding.digest import digest_of, digests
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError

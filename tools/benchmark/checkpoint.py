@@ -24,8 +24,7 @@ import psutil
 import torch
 from timed_steps import random_batches
 
-from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.names import tag_of
+from megatron.checkpointing.manifest import read_manifest, tag_of
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.sharded_tensor import (
     FlatShard,

@@ -14,8 +14,7 @@ sys.path.insert(0, os.path.realpath(__file__).rsplit("/", 3)[0])  # so that it r
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.names import checkpoint_of
+from megatron.checkpointing.manifest import checkpoint_of, read_manifest
 from megatron.common.cli import run_tool, with_flag
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.checkpoint_tools import LookConfig

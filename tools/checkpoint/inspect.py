@@ -12,9 +12,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from megatron.checkpointing.manifest import Manifest, read_manifest
+from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
-from megatron.checkpointing.names import checkpoint_of
 from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import WrongCheckpointError, near
 from megatron.config.parsing.flags import parse_sections

@@ -13,8 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpointing.manifest import Manifest, read_manifest
-from megatron.checkpointing.names import tag_of
+from megatron.checkpointing.manifest import Manifest, read_manifest, tag_of
 from megatron.common.cli import run_tool
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.config.config import parse_saved_config

@@ -12,8 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
-from megatron.checkpointing.manifest import Manifest, read_manifest
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import Manifest, published_tags, read_manifest
 from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, WrongCheckpointError, near

@@ -23,8 +23,8 @@ from megatron.checkpointing.hugging_face.network import (
     require_parameters,
     spec_of,
 )
+from megatron.checkpointing.hugging_face.peft import merge_adapters, without_adapters
 from megatron.checkpointing.manifest import Manifest
-from megatron.checkpointing.resharding.adapters import merge_adapters, without_adapters
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import DataError, WrongDataError

@@ -20,8 +20,7 @@ from megatron.checkpointing.hugging_face.logit_check import (
 )
 from megatron.checkpointing.hugging_face.model_folder import Reader
 from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of
-from megatron.checkpointing.manifest import Manifest
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import Manifest, published_tags
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,

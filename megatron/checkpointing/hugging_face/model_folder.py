@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from megatron.checkpointing.names import STAGING
+from megatron.checkpointing.manifest import STAGING
 from megatron.checkpointing.resharding.unpickle import read_tensors
 from megatron.common.atomic_files import staged_folder
 from megatron.common.errors import CheckpointError, WrongCheckpointError, reason

@@ -1,7 +1,9 @@
-"""Export LoRA adapters to Hugging Face PEFT: adapter_config.json, adapter_model.safetensors."""
+"""Merge LoRA adapters into the weights (W + alpha / rank B A), or export them to Hugging Face PEFT."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,49 @@ from megatron.checkpointing.hugging_face.model_folder import new_folder
 from megatron.checkpointing.hugging_face.network import spec_of
 from megatron.checkpointing.hugging_face.tensor_mapping import StackedTransposed, Transposed
 from megatron.checkpointing.manifest import Manifest
-from megatron.checkpointing.resharding.adapters import without_adapters
-from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
+from megatron.checkpointing.resharding.sharded_tensor import (
+    FullCheckpoint,
+    LazyParameters,
+    ParameterState,
+    unsharded,
+)
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
-from megatron.tensor_parallel.adapters import DOWN, UP
+from megatron.tensor_parallel.adapters import DOWN, UP, is_adapter
+
+
+def without_adapters(spec: ModelSpec) -> ModelSpec:
+    """Return the spec of the network without LoRA adapters."""
+    return replace(spec, lora_rank=0, lora_alpha=0.0, lora_dropout=0.0, lora_target_modules=())
+
+
+def merge_adapters(spec: ModelSpec, checkpoint: FullCheckpoint) -> FullCheckpoint:
+    """Replace each weight W that has an adapter by W + alpha / rank B A, computed in fp32 when read."""
+    if not spec.lora_rank:
+        return checkpoint
+    makers: dict[str, Callable[[], ParameterState]] = {
+        name: partial(_merge_adapter, checkpoint, name, spec.lora_scale)
+        for name in checkpoint.parameters
+        if not is_adapter(name)
+    }
+    return replace(checkpoint, parameters=LazyParameters(makers))
+
+
+def _merge_adapter(checkpoint: FullCheckpoint, name: str, scale: float) -> ParameterState:
+    stem = name.removesuffix("weight")
+    if f"{stem}{DOWN}" not in checkpoint.parameters:
+        return checkpoint.parameters[name]
+    weight, down, up = (
+        checkpoint.parameters[stem + part].weight.all().float() for part in ("weight", DOWN, UP)
+    )
+    return ParameterState(weight=unsharded(weight + scale * (up @ down)))
 
 
 def export_adapters(
     source: Path, manifest: Manifest, output: Path, *, base: str, model_type: str | None = None
 ) -> Family:
-    """Export the adapters of the checkpoint in `source` to `output`, a new or empty folder.
+    """Export adapters to adapter_config.json and adapter_model.safetensors in a new or empty folder.
 
     A fused matrix that is several ones in transformers gets as many adapters, which share lora_A;
     the model computes the same.

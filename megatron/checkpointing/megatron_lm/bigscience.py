@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from megatron.checkpointing.manifest import LATEST
 from megatron.checkpointing.megatron_lm.arguments import flags_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     ForeignCheckpoint,
     Rows,
     known_version,
 )
-from megatron.checkpointing.names import LATEST
 from megatron.checkpointing.parameter_names import FIRST_LAYER, parameter_name
 from megatron.checkpointing.resharding.sharded_tensor import (
     FlatShard,

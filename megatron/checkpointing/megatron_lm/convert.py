@@ -8,12 +8,11 @@ from typing import Any
 
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.hugging_face.network import manifest_of_import, parameters_of, spec_of
-from megatron.checkpointing.manifest import Manifest, read_manifest
+from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.checkpointing.megatron_lm import bigscience, llama_meta, megatron
 from megatron.checkpointing.megatron_lm.detect import SYSTEMS, system_of
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
 from megatron.checkpointing.megatron_lm.megatron_files import write_megatron
-from megatron.checkpointing.names import checkpoint_of
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from megatron.checkpointing.names import LATEST, MANIFEST, checkpoint_of
+from megatron.checkpointing.manifest import LATEST, MANIFEST, checkpoint_of
 
 SYSTEMS = {
     "own": "this program's",

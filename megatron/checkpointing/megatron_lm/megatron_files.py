@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron.checkpointing.manifest import Manifest
-from megatron.checkpointing.names import STAGING
+from megatron.checkpointing.manifest import STAGING, Manifest
 from megatron.checkpointing.parameter_names import module_name
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state

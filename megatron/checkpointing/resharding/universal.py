@@ -10,14 +10,17 @@ import torch
 
 from megatron.checkpointing.lock import locked
 from megatron.checkpointing.manifest import (
+    LATEST_UNIVERSAL,
+    STAGING,
     FileRecord,
     Manifest,
     damage,
+    iteration_of,
     read_manifest,
     record_file,
+    tag_of,
     write_manifest,
 )
-from megatron.checkpointing.names import LATEST_UNIVERSAL, STAGING, iteration_of, tag_of
 from megatron.checkpointing.publish import clear_staging, publish
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.sharded_tensor import (

@@ -10,7 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.names import MANIFEST, iteration_of, published_tags
+from megatron.checkpointing.manifest import MANIFEST, iteration_of, published_tags
 from megatron.common.errors import UnreadableCheckpointError
 from megatron.training.loop.journal import END, ROLLBACK, START, time_of
 from megatron.training.process.failure import FAILURE, Failure, failures_of

@@ -7,8 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import published_tags, read_manifest
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.diagnostics.monitor.chart import STYLE, Line, chart

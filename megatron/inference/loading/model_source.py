@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from megatron.checkpointing.manifest import Manifest, read_manifest
-from megatron.checkpointing.names import MANIFEST, checkpoint_of
+from megatron.checkpointing.manifest import MANIFEST, Manifest, checkpoint_of, read_manifest
 from megatron.common.errors import ConfigError, WrongCheckpointError, near, raise_if_any
 from megatron.config.config import Config, flag_problems, parse_config_for_checkpoint
 from megatron.config.inference.generation import LAYOUT

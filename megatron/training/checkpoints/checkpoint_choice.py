@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing.compare import other_changes, require_same, table
-from megatron.checkpointing.manifest import Manifest, read_manifest
-from megatron.checkpointing.names import LOCK, iteration_of, published_tags, tag_of
+from megatron.checkpointing.manifest import (
+    LOCK,
+    Manifest,
+    iteration_of,
+    published_tags,
+    read_manifest,
+    tag_of,
+)
 from megatron.checkpointing.publish import other_latest, restore_replaced
 from megatron.checkpointing.resharding.universal import with_universal
 from megatron.common.errors import (

@@ -9,8 +9,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from megatron.checkpointing.manifest import FileRecord, Manifest, names_in, record_file
-from megatron.checkpointing.names import MANIFEST, staging_tag_of
+from megatron.checkpointing.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    names_in,
+    record_file,
+    staging_tag_of,
+)
 from megatron.checkpointing.publish import publish_written
 from megatron.common.errors import CheckpointError, reason
 

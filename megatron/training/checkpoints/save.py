@@ -13,11 +13,15 @@ from typing import Any
 import torch.distributed as dist
 
 from megatron.checkpointing.disk_space import expected_size, is_full_disk, require_space
-from megatron.checkpointing.manifest import FileRecord, Manifest, damage, names_in, record_file
-from megatron.checkpointing.names import (
+from megatron.checkpointing.manifest import (
     LOCK,
+    FileRecord,
+    Manifest,
+    damage,
     iteration_of,
+    names_in,
     published_tags,
+    record_file,
     staging_tag_of,
     tag_of,
 )

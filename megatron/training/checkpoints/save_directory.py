@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from megatron.checkpointing.lock import locked
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import published_tags
 from megatron.common.errors import WrongCheckpointError
 from megatron.config.plan import Plan
 from megatron.training.loop.collectives import from_rank_0

@@ -18,8 +18,7 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from megatron.checkpointing.manifest import damage, read_manifest
-from megatron.checkpointing.names import iteration_of, published_tags
+from megatron.checkpointing.manifest import damage, iteration_of, published_tags, read_manifest
 from megatron.common.errors import CheckpointError
 from megatron.config.plan import Plan
 from megatron.config.run.fault_injection import ChaosPlan

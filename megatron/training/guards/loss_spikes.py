@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from megatron.checkpointing.names import iteration_of, published_tags
-from megatron.checkpointing.rollback_archive import set_aside
+from megatron.checkpointing.manifest import iteration_of, published_tags
+from megatron.checkpointing.publish import set_aside
 from megatron.common.errors import TrainingError
 from megatron.config.plan import Plan
 from megatron.config.run.guards import SpikePlan

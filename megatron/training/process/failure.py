@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from megatron.checkpointing.lock import dead_owner
-from megatron.checkpointing.names import LOCK
+from megatron.checkpointing.manifest import LOCK
 from megatron.common.atomic_files import open_regular, require_regular
 from megatron.common.errors import WrongCheckpointError
 from megatron.training.loop.journal import time_of

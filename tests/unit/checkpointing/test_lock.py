@@ -11,7 +11,7 @@ import time
 import pytest
 
 from megatron.checkpointing.lock import locked
-from megatron.checkpointing.names import LOCK, staging_tag_of
+from megatron.checkpointing.manifest import LOCK, staging_tag_of
 from megatron.checkpointing.publish import clear_staging, publish
 from megatron.common.errors import CheckpointError, ExitCode
 from megatron.common.process_identity import pid_namespace

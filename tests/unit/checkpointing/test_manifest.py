@@ -11,6 +11,7 @@ import pytest
 import xxhash
 
 from megatron.checkpointing.manifest import (
+    MANIFEST,
     FileRecord,
     Manifest,
     damage,
@@ -19,7 +20,6 @@ from megatron.checkpointing.manifest import (
     seal_json,
     write_manifest,
 )
-from megatron.checkpointing.names import MANIFEST
 from megatron.common.errors import CheckpointError
 from megatron.common.version import CHECKPOINT_FORMAT
 

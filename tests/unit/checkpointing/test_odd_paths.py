@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from megatron.checkpointing.lock import locked
-from megatron.checkpointing.manifest import read_manifest
-from megatron.checkpointing.names import LATEST, LOCK, MANIFEST, published_tags
+from megatron.checkpointing.manifest import LATEST, LOCK, MANIFEST, published_tags, read_manifest
 from megatron.checkpointing.publish import clear_staging, other_latest, publish
 from megatron.common.errors import CheckpointError, UnreadableCheckpointError, WrongCheckpointError
 from megatron.training.process.failure import FAILURE, FailureFile, failures_of

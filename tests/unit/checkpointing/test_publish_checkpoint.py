@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from megatron.checkpointing.names import (
+from megatron.checkpointing.manifest import (
     MANIFEST,
     iteration_of,
     published_tags,

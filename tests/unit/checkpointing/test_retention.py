@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_plan
 
-from megatron.checkpointing.names import MANIFEST, published_tags, tag_of
+from megatron.checkpointing.manifest import MANIFEST, published_tags, tag_of
 from megatron.checkpointing.publish import outdated, prune
 from megatron.common.errors import ConfigError
 

@@ -12,8 +12,13 @@ from tiny import tiny_config, tiny_plan
 from torch import nn
 
 from megatron.checkpointing import publish, writer
-from megatron.checkpointing.manifest import Manifest, damage, read_manifest, record_file
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import (
+    Manifest,
+    damage,
+    published_tags,
+    read_manifest,
+    record_file,
+)
 from megatron.checkpointing.publish import clear_staging
 from megatron.common.errors import CheckpointError, ConfigError
 from megatron.training.checkpoints import emergency_save as rescue

@@ -7,7 +7,7 @@ from steps import step
 from tiny import tiny_config, tiny_plan
 from torch import nn
 
-from megatron.checkpointing.names import published_tags
+from megatron.checkpointing.manifest import published_tags
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.state import TrainState
 

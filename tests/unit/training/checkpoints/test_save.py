@@ -16,8 +16,7 @@ from tiny import tiny_config, tiny_plan
 from torch import nn
 
 from megatron.checkpointing import publish
-from megatron.checkpointing.manifest import damage, read_manifest
-from megatron.checkpointing.names import MANIFEST, published_tags
+from megatron.checkpointing.manifest import MANIFEST, damage, published_tags, read_manifest
 from megatron.checkpointing.saved_run import checkpoint_flags
 from megatron.common.errors import (
     CheckpointError,
