@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from megatron.common.errors import ConfigError, ExitCode, MegatronError
 from megatron.common.registry import (
     ACTIVATIONS,
+    ATTENTIONS,
     DATASETS,
     HOOKS,
     METRICS,
@@ -23,6 +24,7 @@ from megatron.common.registry import (
 )
 from megatron.config.config import Config, all_sections, parse_config
 from megatron.config.parsing.files import flag_words
+from megatron.optimizer.schedule import lr_decay
 from megatron.training.entry import train
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIVATIONS",
+    "ATTENTIONS",
     "DATASETS",
     "HOOKS",
     "METRICS",
@@ -50,6 +53,7 @@ __all__ = [
     "Registry",
     "StepResult",
     "TrainState",
+    "lr_decay",
     "make_config",
     "pretrain",
     "run_rank",

@@ -11,7 +11,6 @@ from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, 
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of, value_in
-from megatron.config.plugins import plugin_sections
 
 _NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer")
 _FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
@@ -55,7 +54,7 @@ class SavedNetwork:
     def describe(self, config: Config) -> tuple[str, ...]:
         """Return log lines: the flags from the checkpoint, and those that the command line overrides."""
         options, now = options_of(all_sections()), flatten(asdict(config))
-        sections = [*_sections(), *plugin_sections().values()]
+        sections = all_sections().values()
         initial = {f.name: f.default for section in sections for f in fields(section)}
         differ = [name for name in self.flags if name in now and now[name] != self.flags[name]]
         taken = [
@@ -100,13 +99,12 @@ def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:
             for section in _NETWORK_SECTIONS
             for name, value in manifest.config.get(section, {}).items()
         }
-        flags |= dict(manifest.plan.get("model", {}).get("own_flags", ()))  # of plugins' parts
+        model = manifest.plan.get("model", {})
+        flags |= dict(model.get("own_flags", ()))  # of plugins' parts
+        if model.get("attention"):
+            flags["attention_impl"] = model["attention"]
         return SavedNetwork(Path(load) / tag, flags)
     if errors:
         raise CheckpointError("--use-checkpoint-args: " + "; ".join(errors))
     # The first job of a chain: its flags have to be complete.
     return None
-
-
-def _sections() -> list[type]:
-    return [SECTIONS[name] for name in _NETWORK_SECTIONS]

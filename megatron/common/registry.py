@@ -1,12 +1,15 @@
 """Registry: parts of a run by name, of this package and of plugins, each with flags of its own.
 
-The registries are at the end; docs/extending.md has an example of each.
+The registries are at the end; docs/extending.md has an example of each. Built-in parts are registered
+as those of plugins are, where they are defined; that module is imported when one is first used.
 """
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Generic, TypeVar, cast
 
 from megatron.common.errors import ConfigError
@@ -24,10 +27,12 @@ class Entry(Generic[Part]):
     Args:
         part: what the registry's users call.
         flags: a frozen dataclass, each field of it a flag; an instance is passed as `flags=`.
+        about: what else the registry's users need to know of it.
     """
 
     part: Part
     flags: type | None = None
+    about: Any = None
 
 
 class Registry(Generic[Part]):
@@ -36,30 +41,58 @@ class Registry(Generic[Part]):
     Args:
         kind: what they are, for messages.
         option: the flag that takes a name.
-        built_in: names of this package's own parts, wherever they are built.
+        built_in: names of this package's own parts, each with the module that registers it; "" for
+            names that stand for no part.
+        call: the arguments that parts are called with, as in a signature; None: not checked.
     """
 
-    def __init__(self, kind: str, option: str = "", built_in: Iterable[str] = ()):
-        self.kind, self.option, self.built_in = kind, option, tuple(built_in)
+    def __init__(
+        self,
+        kind: str,
+        option: str = "",
+        built_in: Mapping[str, str] | None = None,
+        *,
+        call: str | None = None,
+    ):
+        self.kind, self.option, self._call = kind, option, call
+        self.built_in: dict[str, str] = dict(built_in or {})
         self._entries: dict[str, Entry[Part]] = {}
+        self._about: dict[str, Any] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self.built_in or name in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        """Yield all names: the built-in ones, then those of plugins."""
+        return iter(dict.fromkeys([*self.built_in, *self._entries]))
 
-    def register(self, name: str, *, flags: type | None = None) -> Callable[[Part], Part]:
+    def is_own(self, name: object) -> bool:
+        """Whether `name` is that of a plugin's part."""
+        return name in self._entries and name not in self.built_in
+
+    def declare(self, name: str, module: str, about: Any) -> None:
+        """Declare a built-in part, and what is to be known of it before its module is imported."""
+        self.built_in[name] = module
+        self._about[name] = about
+
+    def register(
+        self, name: str, *, flags: type | None = None, about: Any = None
+    ) -> Callable[[Part], Part]:
         """Return a decorator that adds a part under `name`.
 
         Registering the same definition once more replaces it, as a notebook's cell does.
 
+        Args:
+            flags: a frozen dataclass with the flags of the part.
+            about: what users of this registry need to know of it; see the registry.
+
         Raises:
-            ConfigError: another part has that name, of a plugin or of this package.
+            ConfigError: another part has that name, of a plugin or of this package; or the part
+                cannot be called as those of this registry are.
         """
 
         def add(part: Part) -> Part:
-            if name in self.built_in and not _origin(part).startswith("megatron."):
+            if name in self.built_in and _module(part) != self.built_in[name]:
                 raise ConfigError(
                     f"{self.kind} {name} of {_origin(part)} has the name of a built-in one: "
                     "take another name"
@@ -70,14 +103,50 @@ class Registry(Generic[Part]):
                     f"{self.kind} {name} is registered already, by {_origin(there.part)}: "
                     "take another name"
                 )
-            self._entries[name] = Entry(part, flags)
+            if flags is not None and not is_dataclass(flags):
+                raise ConfigError(
+                    f"{self.kind} {name}: flags={_origin(flags)} is not a dataclass: write "
+                    "@dataclass(frozen=True, kw_only=True) above it"
+                )
+            self._require_callable(name, part, flags)
+            self._entries[name] = Entry(part, flags, about)
             return part
 
         return add
 
+    def _require_callable(self, name: str, part: Any, flags: type | None) -> None:
+        """Refuse a part that its users could not call, before a run begins."""
+        if self._call is None:
+            return
+        positional, _, named = self._call.partition("*")
+        keywords = set(named.replace(",", " ").split())
+        keywords |= {"flags"} if flags else set()
+        expected = ", ".join([self._call] * bool(self._call) + ["flags=…"] * bool(flags))
+        try:
+            signature = inspect.signature(part)
+        except ValueError:
+            return  # of a compiled function nothing is known
+        try:
+            signature.bind(*positional.replace(",", " ").split(), **dict.fromkeys(keywords))
+        except TypeError as error:
+            raise ConfigError(
+                f"{self.kind} {name}: {_origin(part)} is called with ({expected}), which its "
+                f"signature {signature} does not accept: {error}"
+            ) from error
+
     def sections(self) -> Iterator[type]:
         """Yield the dataclasses of flags that parts brought."""
         yield from (entry.flags for entry in self._entries.values() if entry.flags)
+
+    def names_with(self, section: type) -> list[str]:
+        """Return the names of the parts that have this dataclass of flags."""
+        return [name for name, entry in self._entries.items() if entry.flags is section]
+
+    def about(self, name: str) -> Any:
+        """Return what was declared or registered about the part of that name; None if nothing."""
+        if name in self._about:
+            return self._about[name]
+        return self._entry(name).about if name in self else None
 
     def get(self, name: str, own: Iterable[tuple[str, Any]] = ()) -> Part:
         """Return the part of that name, with its flags bound as `flags=` if it has any.
@@ -88,15 +157,29 @@ class Registry(Generic[Part]):
         Raises:
             ConfigError: there is no such part.
         """
-        entry = self._entries.get(name)
-        if entry is None:
-            raise ConfigError(self.unknown(name))
+        entry = self._entry(name)
         if not entry.flags:
             return entry.part
         values = dict(own)
         flags = entry.flags(**{field.name: values[field.name] for field in fields(entry.flags)})
         part: Any = entry.part
         return cast(Part, partial(part, flags=flags))
+
+    def require(self, name: str) -> None:
+        """Refuse a name that is neither built in nor registered.
+
+        Raises:
+            ConfigError: with the names that are.
+        """
+        if name not in self:
+            raise ConfigError(self.unknown(name))
+
+    def _entry(self, name: str) -> Entry[Part]:
+        if name not in self._entries and self.built_in.get(name):
+            import_module(self.built_in[name])
+        if name not in self._entries:
+            raise ConfigError(self.unknown(name))
+        return self._entries[name]
 
     def flags_of(self, name: str, sections: Mapping[str, Any]) -> OwnFlags:
         """Return the flags of the part of that name; () if it has none or is unknown.
@@ -110,18 +193,22 @@ class Registry(Generic[Part]):
         section = sections[entry.flags.__name__]
         return tuple((field.name, getattr(section, field.name)) for field in fields(section))
 
-    def unknown(self, name: str, others: Iterable[str] = ()) -> str:
+    def unknown(self, name: str, names: Iterable[str] | None = None) -> str:
         """Return the message for a name that is not registered.
 
         Args:
-            others: further names that would be accepted.
+            names: those that would be accepted; default: all of this registry.
         """
-        names = list(dict.fromkeys([*others, *self._entries]))
-        near = difflib.get_close_matches(name, names, n=1)
+        known_names = list(dict.fromkeys([*(self if names is None else names)]))
+        near = difflib.get_close_matches(name, known_names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        known = f"known: {', '.join(names)}" if names else "none is registered"
+        known = f"known: {', '.join(known_names)}" if known_names else "none is registered"
         option = f"{self.option} {name}: " if self.option else ""
         return f"{option}unknown {self.kind} ({known}; --plugin MODULE adds others){hint}"
+
+
+def _module(part: Any) -> str:
+    return str(getattr(part, "__module__", ""))
 
 
 def _origin(part: Any) -> str:
@@ -131,50 +218,85 @@ def _origin(part: Any) -> str:
 POSITION_EMBEDDINGS: Registry[Any] = Registry(
     "position embedding",
     "--position-embedding-type",
-    ("learned_absolute", "absolute", "learned", "rotary", "rope", "alibi", "none"),
+    dict.fromkeys(
+        ("learned_absolute", "absolute", "learned", "rotary", "rope", "alibi", "none"), ""
+    ),
+    call="spec, *, number",
 )
 """Classes like megatron.model.layers.positions.PositionEmbedding."""
 
 ACTIVATIONS: Registry[Any] = Registry(
     "activation",
     "--activation",
-    (
-        *("gelu_tanh", "gelu_erf", "relu", "squared_relu"),
-        *("geglu", "geglu_tanh", "liglu", "reglu", "swiglu"),
+    dict.fromkeys(
+        (
+            *("gelu_tanh", "gelu_erf", "relu", "squared_relu"),
+            *("geglu", "geglu_tanh", "liglu", "reglu", "swiglu"),
+        ),
+        "megatron.model.layers.activations",
     ),
+    call="x, bias, kernels",
 )
-"""Functions (x, bias or None) -> activation(x + bias); a gated one, with "glu" in its name, halves
-the last dimension."""
+"""Functions (x, bias or None, kernels) -> activation(x + bias), which may compute with the kernels; a
+gated one, with "glu" in its name, halves the last dimension."""
 
-NORMS: Registry[Any] = Registry("norm", "--normalization", ("LayerNorm", "RMSNorm"))
+NORMS: Registry[Any] = Registry(
+    "norm",
+    "--normalization",
+    dict.fromkeys(("LayerNorm", "RMSNorm"), "megatron.model.layers.norms"),
+    call="width, *, eps, around_one, group, kernels",
+)
 """Classes like megatron.model.layers.norms.Norm."""
+
+ATTENTIONS: Registry[Any] = Registry(
+    "attention",
+    "--attention-impl",
+    {
+        "auto": "",
+        **dict.fromkeys(
+            ("sdpa", "flash", "fused-softmax", "reference"),
+            "megatron.model.layers.attention_kernels",
+        ),
+    },
+    call="query, key, value, how",
+)
+"""Functions like megatron.model.layers.attention_kernels.Attend: core attention, between the linear
+layers."""
 
 OPTIMIZERS: Registry[Any] = Registry(
     "optimizer",
     "--optimizer",
-    ("adam", "adamw", "fused_adam", "adam8bit", "sgd", "lion", "muon", "dist_muon"),
+    dict.fromkeys(
+        ("adam", "adamw", "fused_adam", "adam8bit", "sgd", "lion", "muon", "dist_muon"),
+        "megatron.optimizer.build",
+    ),
+    call="groups, lr, plan, *, tensor_group, dtype",
 )
-"""Functions (parameter groups, lr, plan: OptimizerPlan) -> torch.optim.Optimizer."""
+"""Functions (parameter groups, lr, plan: OptimizerPlan, *, tensor_group: tensor-parallel ranks, dtype:
+of the network) -> torch.optim.Optimizer."""
 
 SCHEDULES: Registry[Any] = Registry(
     "learning-rate schedule",
     "--lr-decay-style",
-    ("constant", "linear", "cosine", "inverse-square-root", "WSD"),
+    dict.fromkeys(
+        ("constant", "linear", "cosine", "inverse-square-root", "WSD"),
+        "megatron.optimizer.schedule",
+    ),
+    call="consumed, plan",
 )
-"""Functions of the progress from the end of the warm-up, 0, to the end of the decay, 1; they return
-the share of the way from --min-lr up to --lr."""
+"""Functions (samples or tokens that were trained on, plan: SchedulePlan) -> the learning rate, after
+the warm-up; megatron.optimizer.schedule.lr_decay makes one of a function of the progress."""
 
-HOOKS: Registry[Any] = Registry("hook", "--hook")
+HOOKS: Registry[Any] = Registry("hook", "--hook", call="run")
 """Functions of the Run that return a megatron.training.loop.loop.Hook, on every rank."""
 
-METRICS: Registry[Any] = Registry("metric", "--metric")
+METRICS: Registry[Any] = Registry("metric", "--metric", call="run")
 """Functions of the Run that return a function of the TrainState: numbers by name, after each step,
 on every rank."""
 
-OBJECTIVES: Registry[Any] = Registry(
-    "objective", "--objective", ("gpt", "prefix-lm", "multitask", "sft")
-)
-"""Classes like megatron.objectives.objective.Objective, with their `name`."""
+OBJECTIVES: Registry[Any] = Registry("objective", "--objective", call="")
+"""Classes like megatron.objectives.objective.Objective, with their `name`; `about` is a
+megatron.config.data.objective.Declaration, by default that of GPT."""
 
 DATASETS: Registry[Any] = Registry("dataset", "--dataset")
 """Classes like megatron.data.datasets.gpt_dataset.GPTDataset."""
@@ -182,14 +304,19 @@ DATASETS: Registry[Any] = Registry("dataset", "--dataset")
 TOKENIZERS: Registry[Any] = Registry(
     "tokenizer",
     "--tokenizer-type",
-    (
-        *("BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer", "PretrainedFromHF"),
-        *("HuggingFaceTokenizer", "SentencePieceTokenizer", "GPTSentencePieceTokenizer"),
-        *("Llama2Tokenizer", "TikTokenizer", "NullTokenizer"),
+    dict.fromkeys(
+        (
+            *("BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer"),
+            *("PretrainedFromHF", "HuggingFaceTokenizer", "SentencePieceTokenizer"),
+            *("GPTSentencePieceTokenizer", "Llama2Tokenizer", "TikTokenizer", "NullTokenizer"),
+        ),
+        "megatron.tokenizer.build",
     ),
+    call="options",
 )
 """Functions of megatron.tokenizer.build.TokenizerOptions, the flags of tokenizers, that return a
-megatron.tokenizer.types.tokenizer.Tokenizer."""
+megatron.tokenizer.types.tokenizer.Tokenizer; `about` is a megatron.tokenizer.build.Takes, without which
+all flags are accepted."""
 
 REGISTRIES = (
     OBJECTIVES,
@@ -198,6 +325,7 @@ REGISTRIES = (
     POSITION_EMBEDDINGS,
     ACTIVATIONS,
     NORMS,
+    ATTENTIONS,
     OPTIMIZERS,
     SCHEDULES,
     HOOKS,

@@ -22,6 +22,7 @@ _NAMED = {
     "model.rotary_interpolation": "--rotary-seq-len-interpolation-factor",
     "model.rope_scaling": "--rope-scaling-factor",
     "model.query_scalar": "--query-pre-attn-scalar",
+    "model.attention": "--attention-impl",
     "model.attention_softcap": "--attn-logit-softcapping",
     "model.logit_softcap": "--final-logit-softcapping",
     "model.layernorm_1p": "--apply-layernorm-1p",

@@ -8,6 +8,7 @@ from typing import Any
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import (
     ACTIVATIONS,
+    ATTENTIONS,
     DATASETS,
     NORMS,
     OBJECTIVES,
@@ -224,12 +225,15 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         tensor=tensor,
         norms_embedding=config.optimizer.use_bnb_optimizer,
     )
+    attention = config.kernels.attention_impl
+    attention = attention if ATTENTIONS.is_own(attention) else ""
     own = (
         *POSITION_EMBEDDINGS.flags_of(spec.position_embedding, config.extensions),
         *ACTIVATIONS.flags_of(spec.activation, config.extensions),
         *NORMS.flags_of(spec.normalization, config.extensions),
+        *ATTENTIONS.flags_of(attention, config.extensions),
     )
-    return replace(spec, own_flags=tuple(dict.fromkeys(own)))
+    return replace(spec, attention=attention, own_flags=tuple(dict.fromkeys(own)))
 
 
 def fewest_processes(config: Config) -> int:

@@ -4,11 +4,12 @@ import importlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import (
     ACTIVATIONS,
+    ATTENTIONS,
     DATASETS,
     HOOKS,
     METRICS,
@@ -35,9 +36,7 @@ class PluginConfig:
     """Import these modules before flags are parsed; they register parts of a run by name, and add
     the flags of these parts (docs/extending.md). Can be given several times."""
 
-    objective: Annotated[
-        Literal["gpt", "prefix-lm", "multitask", "sft"] | None, Names(OBJECTIVES)
-    ] = None
+    objective: Annotated[str | None, Names(OBJECTIVES)] = None
     """Train another objective than that of the script (gpt is pretrain_gpt.py's, prefix-lm
     pretrain_prefix_lm.py's, multitask finetune_t0_non_causal_decoder.py's, sft finetune_sft.py's),
     or one of a plugin; default in tools: that of the checkpoint in --load, or gpt."""
@@ -164,6 +163,7 @@ _SAVED: Mapping[tuple[str, str], Registry[Any]] = {
     ("model", "position_embedding_type"): POSITION_EMBEDDINGS,
     ("model", "activation"): ACTIVATIONS,
     ("model", "normalization"): NORMS,
+    ("kernels", "attention_impl"): ATTENTIONS,
     ("optimizer", "optimizer"): OPTIMIZERS,
     ("schedule", "lr_decay_style"): SCHEDULES,
     ("tokenizer", "tokenizer_type"): TOKENIZERS,

@@ -256,7 +256,7 @@ def owned_keys(
 def _objective_curriculum_problems(
     config: Config, user: dict[str, Any], objective: ObjectiveName
 ) -> Iterator[str]:
-    if has_curriculum(user) and objective != "gpt":
+    if has_curriculum(user) and not declaration_of(objective).takes_short_samples:
         yield (
             f"{config.deepspeed.deepspeed_config}: curriculum_learning cuts the ends of samples off, "
             "which this objective needs: take the block out of the JSON, or train with "

@@ -128,7 +128,7 @@ def core_attention(
     recompute: RecomputePlan,
 ) -> CoreAttention:
     """Return what computes attention in every layer: the kernels', recomputed, with Ulysses."""
-    attend = attention_of(kernels, caps=spec.attention_softcap > 0)
+    attend = attention_of(spec, kernels)
     if recompute.granularity == "selective":
         attend = recomputed_attention(attend)
     if parallel.sequence > 1:

@@ -112,7 +112,7 @@ def choose_kernels(plan: KernelsPlan, work: Workload) -> tuple[Kernels, tuple[Ch
         scaled_causal_softmax=partial(softmax.scaled_causal_softmax, in_fp32=plan.softmax_in_fp32),
         scaled_masked_softmax=partial(softmax.scaled_masked_softmax, in_fp32=plan.softmax_in_fp32),
     )
-    choices = [Choice("attention", plan.attention, _ATTENTION[plan.attention])]
+    choices = [Choice("attention", plan.attention, _ATTENTION.get(plan.attention, "a plugin's"))]
     obstacle = None
     if plan.source != "reference":
         obstacle = _obstacle(work.device)
@@ -148,7 +148,9 @@ def _operations(plan: KernelsPlan, spec: ModelSpec) -> Iterator[str]:
     if plan.attention == "fused-softmax":
         yield "softmax"
     yield "norm"
-    if spec.activation not in ("relu", "squared_relu", *ACTIVATIONS):
+    if spec.activation not in ("relu", "squared_relu") and not (
+        ACTIVATIONS.is_own(spec.activation)
+    ):
         yield "activation"
     yield "bias, dropout, residual"
     if spec.position_embedding == "rotary":

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
@@ -31,6 +32,7 @@ SPAN_FIELDS: Fields = {**CAUSAL_FIELDS, "attention_span": Field("bS2")}
 """A batch that says what each token sees; attention is over all positions, on every rank."""
 
 
+@OBJECTIVES.register("gpt")
 class GPT(Objective):
     """Next-token prediction; with --fim-rate on documents rearranged for fill-in-the-middle."""
 

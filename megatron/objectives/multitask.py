@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.objectives.gpt import GPT, PACKED, SPAN_FIELDS
@@ -13,6 +14,7 @@ from megatron.objectives.packed_texts import packed_batch
 from megatron.tensor_parallel.broadcast import Batch, Fields
 
 
+@OBJECTIVES.register("multitask")
 class Multitask(GPT):
     """Next-token prediction of targets; each sample holds several pairs."""
 

@@ -19,10 +19,10 @@ Collate = Callable[..., Batch]
 
 
 class Objective(ABC):
-    """What a run trains. A subclass is a file here, and an entry of `registry.OBJECTIVES`.
+    """What a run trains. A subclass is a file here, registered in OBJECTIVES.
 
-    What has to be known without torch (entry script, kind of token files, flags) stands in
-    `config/data/objective.py` and `data/datasets/views.py`.
+    What has to be known without torch (entry script, kind of token files, flags, view of samples) is
+    its `Declaration`, in `config/data/objective.py` or with a plugin's `register(…, about=…)`.
     """
 
     name: ObjectiveName

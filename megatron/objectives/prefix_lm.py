@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.model.loss import Loss, next_token_loss, num_expected_targets, position_weights
@@ -17,6 +18,7 @@ from megatron.objectives.objective import Collate
 from megatron.tensor_parallel.broadcast import Batch, Fields
 
 
+@OBJECTIVES.register("prefix-lm")
 class PrefixLM(GPT):
     """Next-token prediction in which the tokens of a prefix see each other."""
 

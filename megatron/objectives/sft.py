@@ -4,6 +4,7 @@ from functools import partial
 
 from torch import Tensor
 
+from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.objectives.gpt import GPT, PACKED, SPAN_FIELDS
@@ -12,6 +13,7 @@ from megatron.objectives.packed_texts import packed_batch
 from megatron.tensor_parallel.broadcast import Batch, Fields
 
 
+@OBJECTIVES.register("sft")
 class SFT(GPT):
     """Next-token prediction of answers; each sample holds several conversations."""
 

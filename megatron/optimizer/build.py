@@ -12,6 +12,9 @@ from megatron.optimizer.lion import Lion
 from megatron.optimizer.muon import Muon, muon_scale
 from megatron.optimizer.param_groups import plan_groups
 
+Groups = list[dict[str, Any]]
+"""Parameter groups of torch's optimizers."""
+
 
 def build_optimizer(
     model: nn.Module,
@@ -23,61 +26,80 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer of this rank's parameters; DeepSpeed's own are built by the engine.
 
-    adam is torch's fused AdamW.
-
     Args:
         tensor_group: tensor-parallel ranks.
         dtype: of the network.
+    """
+    build = OPTIMIZERS.get(plan.name, plan.own_flags)
+    optimizer: torch.optim.Optimizer = build(
+        plan_groups(model, plan), lr, plan, tensor_group=tensor_group, dtype=dtype
+    )
+    return optimizer
+
+
+@OPTIMIZERS.register("adam")
+@OPTIMIZERS.register("adamw")
+@OPTIMIZERS.register("fused_adam")
+def adam(groups: Groups, lr: float, plan: OptimizerPlan, **_: Any) -> torch.optim.Optimizer:
+    """Return torch's fused AdamW, or apex's.
 
     Source: arXiv:1711.05101, algorithm 2.
     """
-    groups = plan_groups(model, plan)
     betas = (plan.beta1, plan.beta2)
-    if plan.name in OPTIMIZERS:
-        return OPTIMIZERS.get(plan.name, plan.own_flags)(groups, lr, plan)
-    match plan.name, plan.impl:
-        case "sgd", _:
-            return torch.optim.SGD(groups, lr=lr, momentum=plan.momentum)
-        case "lion", _:
-            return Lion(groups, lr, betas=betas)
-        case "muon", _:
-            return Muon(
-                groups,
-                lr,
-                betas=betas,
-                eps=plan.eps,
-                momentum=plan.muon.momentum,
-                nesterov=plan.muon.nesterov,
-                steps=plan.muon.steps,
-                scale=muon_scale(plan.muon.scale_mode, plan.muon.extra_scale),
-                dim_of=shard_dim,
-                tensor_group=tensor_group,
-                dtype=dtype,
-            )
-        case "adam8bit", _:
-            return _bitsandbytes_adam(groups, lr, betas, plan.eps)
-        case _, "apex":
-            return _apex_adam(groups, lr, betas, plan.eps)
+    if plan.impl == "apex":
+        from apex.optimizers import FusedAdam
+
+        return FusedAdam(groups, lr=lr, betas=betas, eps=plan.eps, adam_w_mode=True)
     return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=plan.eps, fused=True)
+
+
+@OPTIMIZERS.register("adam8bit")
+def adam8bit(groups: Groups, lr: float, plan: OptimizerPlan, **_: Any) -> torch.optim.Optimizer:
+    """Return the AdamW of bitsandbytes, whose state has 8 bits."""
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(groups, lr=lr, betas=(plan.beta1, plan.beta2), eps=plan.eps)
+
+
+@OPTIMIZERS.register("sgd")
+def sgd(groups: Groups, lr: float, plan: OptimizerPlan, **_: Any) -> torch.optim.Optimizer:
+    """Return SGD with momentum."""
+    return torch.optim.SGD(groups, lr=lr, momentum=plan.momentum)
+
+
+@OPTIMIZERS.register("lion")
+def lion(groups: Groups, lr: float, plan: OptimizerPlan, **_: Any) -> torch.optim.Optimizer:
+    """Return Lion."""
+    return Lion(groups, lr, betas=(plan.beta1, plan.beta2))
+
+
+@OPTIMIZERS.register("muon")
+@OPTIMIZERS.register("dist_muon")
+def muon(
+    groups: Groups,
+    lr: float,
+    plan: OptimizerPlan,
+    *,
+    tensor_group: dist.ProcessGroup,
+    dtype: torch.dtype,
+) -> torch.optim.Optimizer:
+    """Return Muon for matrices with AdamW for the other parameters."""
+    return Muon(
+        groups,
+        lr,
+        betas=(plan.beta1, plan.beta2),
+        eps=plan.eps,
+        momentum=plan.muon.momentum,
+        nesterov=plan.muon.nesterov,
+        steps=plan.muon.steps,
+        scale=muon_scale(plan.muon.scale_mode, plan.muon.extra_scale),
+        dim_of=shard_dim,
+        tensor_group=tensor_group,
+        dtype=dtype,
+    )
 
 
 def shard_dim(parameter: Tensor) -> int | None:
     """Return the dimension along which `parameter` is sharded; None if it is replicated."""
     shard = getattr(parameter, "shard", None)
     return None if shard is None else shard.dim
-
-
-def _apex_adam(
-    groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
-) -> torch.optim.Optimizer:
-    from apex.optimizers import FusedAdam
-
-    return FusedAdam(groups, lr=lr, betas=betas, eps=eps, adam_w_mode=True)
-
-
-def _bitsandbytes_adam(
-    groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
-) -> torch.optim.Optimizer:
-    from bitsandbytes.optim import AdamW8bit
-
-    return AdamW8bit(groups, lr=lr, betas=betas, eps=eps)

@@ -2,6 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any
 
 from megatron.common.registry import SCHEDULES
 from megatron.config.optimization.lr_schedule import SchedulePlan
@@ -40,20 +43,76 @@ def learning_rate(plan: SchedulePlan, *, samples: int, tokens: int) -> float:
     )
     if span and rising <= span:
         return plan.init + (plan.peak - plan.init) * rising / span
-    if plan.style == "constant":
-        return plan.peak
+    rate: float = SCHEDULES.get(plan.style, plan.own_flags)(consumed, plan)
+    return rate
+
+
+def linear(progress: float) -> float:
+    """Return what is left of a value that falls evenly from 1, at progress 0, to 0, at progress 1."""
+    return 1 - progress
+
+
+def cosine(progress: float) -> float:
+    """Return what is left of a value that falls along half a cosine."""
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+_FALLS: Mapping[str, Callable[[float], float]] = {
+    "linear": linear,
+    "cosine": cosine,
+    "exponential": lambda progress: 2 * 0.5**progress - 1,
+    "minus_sqrt": lambda progress: 1 - math.sqrt(progress),
+}
+"""Shapes of the annealing of WSD and of the weight decay."""
+
+
+def lr_decay(share: Callable[..., float]) -> Callable[..., float]:
+    """Make a schedule, for SCHEDULES, of a function of the progress; a decorator.
+
+    The progress goes from 0 at the end of the warm-up to 1 at the end of the decay; the function
+    returns the share of the way from --min-lr up to --lr.
+    """
+
+    @wraps(share)
+    def rate(consumed: int, plan: SchedulePlan, **flags: Any) -> float:
+        if consumed > plan.decay:
+            return plan.floor
+        progress = (consumed - plan.warmup) / (plan.decay - plan.warmup)
+        return plan.floor + (plan.peak - plan.floor) * share(progress, **flags)
+
+    # Of `share` the registry has to see only whether it takes flags.
+    own = [each for each in signature(share).parameters.values() if each.kind == each.KEYWORD_ONLY]
+    first = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("consumed", "plan")]
+    rate.__signature__ = Signature([*first, *own])  # type: ignore[attr-defined]
+    return rate
+
+
+SCHEDULES.register("linear")(lr_decay(linear))
+SCHEDULES.register("cosine")(lr_decay(cosine))
+
+
+@SCHEDULES.register("constant")
+def constant(consumed: int, plan: SchedulePlan) -> float:
+    """Return the peak."""
+    return plan.peak
+
+
+@SCHEDULES.register("inverse-square-root")
+def inverse_square_root(consumed: int, plan: SchedulePlan) -> float:
+    """Return a rate that falls with the inverse square root of `consumed`, down to the floor."""
     if consumed > plan.decay:
         return plan.floor
-    if plan.style == "inverse-square-root":
-        rate = plan.peak * math.sqrt(max(plan.warmup, 1) / max(consumed, 1))
-        return max(plan.floor, rate)
-    if plan.style == "WSD":
-        progress = max(0.0, (consumed - (plan.decay - plan.anneal)) / plan.anneal)
-        share = _FALLS[plan.anneal_style](progress)
-    else:
-        is_own = plan.style in SCHEDULES
-        fall = SCHEDULES.get(plan.style, plan.own_flags) if is_own else _FALLS[plan.style]
-        share = fall((consumed - plan.warmup) / (plan.decay - plan.warmup))
+    rate = plan.peak * math.sqrt(max(plan.warmup, 1) / max(consumed, 1))
+    return max(plan.floor, rate)
+
+
+@SCHEDULES.register("WSD")
+def wsd(consumed: int, plan: SchedulePlan) -> float:
+    """Return the peak until the annealing begins, then its fall to the floor."""
+    if consumed > plan.decay:
+        return plan.floor
+    progress = max(0.0, (consumed - (plan.decay - plan.anneal)) / plan.anneal)
+    share = _FALLS[plan.anneal_style](progress)
     return plan.floor + (plan.peak - plan.floor) * share
 
 
@@ -68,12 +127,3 @@ def weight_decay(samples: int, plan: OptimizerPlan, train_samples: int) -> float
     if samples > train_samples:
         return end
     return start + (end - start) * (1 - _FALLS[plan.weight_decay_style](samples / train_samples))
-
-
-_FALLS: Mapping[str, Callable[[float], float]] = {
-    "linear": lambda progress: 1 - progress,
-    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
-    "exponential": lambda progress: 2 * 0.5**progress - 1,
-    "minus_sqrt": lambda progress: 1 - math.sqrt(progress),
-}
-"""What is left of a value, 1 at progress 0 and 0 at progress 1, by style."""

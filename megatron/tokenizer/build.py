@@ -1,7 +1,7 @@
 """Build a tokenizer from the flags of tokenizers."""
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -49,19 +49,57 @@ class TokenizerOptions:
 
 
 @dataclass(frozen=True)
-class _Type:
-    build: Callable[[TokenizerOptions], Tokenizer]
-    needs: tuple[tuple[str, ...], ...]  # of each tuple, one field must be given
+class Takes:
+    """The flags that a type of tokenizer takes.
+
+    Args:
+        needs: of each tuple, one field of `TokenizerOptions` must be given.
+        takes: further fields that may be given.
+        may_be_fast: whether --tokenizer-backend applies.
+    """
+
+    needs: tuple[tuple[str, ...], ...] = ()
     takes: tuple[str, ...] = ()
     may_be_fast: bool = False
 
 
-def _wordpiece(options: TokenizerOptions, *, lower_case: bool) -> Tokenizer:
+@TOKENIZERS.register(
+    "BertWordPieceLowerCase", about=Takes((("vocab_file",),), ("vocab_extra_ids",))
+)
+def _wordpiece_lower_case(options: TokenizerOptions) -> Tokenizer:
     return WordPieceTokenizer(
-        str(options.vocab_file), lower_case=lower_case, extra_ids=options.vocab_extra_ids
+        str(options.vocab_file), lower_case=True, extra_ids=options.vocab_extra_ids
     )
 
 
+@TOKENIZERS.register("BertWordPieceCase", about=Takes((("vocab_file",),), ("vocab_extra_ids",)))
+def _wordpiece(options: TokenizerOptions) -> Tokenizer:
+    return WordPieceTokenizer(
+        str(options.vocab_file), lower_case=False, extra_ids=options.vocab_extra_ids
+    )
+
+
+@TOKENIZERS.register(
+    "GPT2BPETokenizer", about=Takes((("vocab_file",), ("merge_file",)), may_be_fast=True)
+)
+def _gpt2(options: TokenizerOptions) -> Tokenizer:
+    return GPT2BPETokenizer(str(options.vocab_file), str(options.merge_file))
+
+
+_OF_PRETRAINED = (
+    "tokenizer_kwargs",
+    "vocab_extra_ids",
+    "tokenizer_hf_no_include_special_tokens",
+)
+
+
+@TOKENIZERS.register(
+    "PretrainedFromHF", about=Takes((("tokenizer_name_or_path",),), _OF_PRETRAINED, True)
+)
+@TOKENIZERS.register(
+    "HuggingFaceTokenizer",
+    about=Takes((("tokenizer_model", "tokenizer_name_or_path"),), _OF_PRETRAINED, True),
+)
 def _pretrained(options: TokenizerOptions) -> Tokenizer:
     return PretrainedFromHF(
         str(options.tokenizer_name_or_path or options.tokenizer_model),
@@ -71,6 +109,10 @@ def _pretrained(options: TokenizerOptions) -> Tokenizer:
     )
 
 
+@TOKENIZERS.register(
+    "SentencePieceTokenizer",
+    about=Takes((("tokenizer_model",),), ("vocab_extra_ids", "tokenizer_sentencepiece_legacy")),
+)
 def _sentencepiece(options: TokenizerOptions) -> Tokenizer:
     model = str(options.tokenizer_model)
     if options.tokenizer_sentencepiece_legacy:
@@ -78,6 +120,15 @@ def _sentencepiece(options: TokenizerOptions) -> Tokenizer:
     return SentencePieceTokenizer(model)
 
 
+_LEGACY_OR_NOT = Takes((("tokenizer_model",),), ("tokenizer_sentencepiece_legacy",))
+
+
+@TOKENIZERS.register("GPTSentencePieceTokenizer", about=_LEGACY_OR_NOT)
+def _gpt_sentencepiece(options: TokenizerOptions) -> Tokenizer:
+    return SentencePieceTokenizer(str(options.tokenizer_model))
+
+
+@TOKENIZERS.register("Llama2Tokenizer", about=_LEGACY_OR_NOT)
 def _llama(options: TokenizerOptions) -> Tokenizer:
     model = str(options.tokenizer_model)
     if options.tokenizer_sentencepiece_legacy:
@@ -85,6 +136,16 @@ def _llama(options: TokenizerOptions) -> Tokenizer:
     return SentencePieceTokenizer(model)
 
 
+@TOKENIZERS.register(
+    "TikTokenizer",
+    about=Takes(
+        (("tokenizer_model", "vocab_file"),),
+        (
+            *("vocab_size", "tiktoken_pattern"),
+            *("tiktoken_num_special_tokens", "tiktoken_special_tokens"),
+        ),
+    ),
+)
 def _tiktoken(options: TokenizerOptions) -> Tokenizer:
     return TikTokenizer(
         str(options.tokenizer_model or options.vocab_file),
@@ -95,59 +156,9 @@ def _tiktoken(options: TokenizerOptions) -> Tokenizer:
     )
 
 
-_OF_PRETRAINED = (
-    "tokenizer_kwargs",
-    "vocab_extra_ids",
-    "tokenizer_hf_no_include_special_tokens",
-)
-
-_TYPES: dict[str, _Type] = {
-    "BertWordPieceLowerCase": _Type(
-        lambda w: _wordpiece(w, lower_case=True), (("vocab_file",),), ("vocab_extra_ids",)
-    ),
-    "BertWordPieceCase": _Type(
-        lambda w: _wordpiece(w, lower_case=False), (("vocab_file",),), ("vocab_extra_ids",)
-    ),
-    "GPT2BPETokenizer": _Type(
-        lambda w: GPT2BPETokenizer(str(w.vocab_file), str(w.merge_file)),
-        (("vocab_file",), ("merge_file",)),
-        may_be_fast=True,
-    ),
-    "PretrainedFromHF": _Type(
-        _pretrained,
-        (("tokenizer_name_or_path",),),
-        _OF_PRETRAINED,
-        may_be_fast=True,
-    ),
-    "HuggingFaceTokenizer": _Type(
-        _pretrained,
-        (("tokenizer_model", "tokenizer_name_or_path"),),
-        _OF_PRETRAINED,
-        may_be_fast=True,
-    ),
-    "SentencePieceTokenizer": _Type(
-        _sentencepiece,
-        (("tokenizer_model",),),
-        ("vocab_extra_ids", "tokenizer_sentencepiece_legacy"),
-    ),
-    "GPTSentencePieceTokenizer": _Type(
-        lambda w: SentencePieceTokenizer(str(w.tokenizer_model)),
-        (("tokenizer_model",),),
-        ("tokenizer_sentencepiece_legacy",),
-    ),
-    "Llama2Tokenizer": _Type(_llama, (("tokenizer_model",),), ("tokenizer_sentencepiece_legacy",)),
-    "TikTokenizer": _Type(
-        _tiktoken,
-        (("tokenizer_model", "vocab_file"),),
-        (
-            "vocab_size",
-            "tiktoken_pattern",
-            "tiktoken_num_special_tokens",
-            "tiktoken_special_tokens",
-        ),
-    ),
-    "NullTokenizer": _Type(lambda w: NullTokenizer(w.vocab_size or 0), (("vocab_size",),)),
-}
+@TOKENIZERS.register("NullTokenizer", about=Takes((("vocab_size",),)))
+def _null(options: TokenizerOptions) -> Tokenizer:
+    return NullTokenizer(options.vocab_size or 0)
 
 
 _REFUSED = {
@@ -175,12 +186,10 @@ def build_tokenizer(**arguments: Any) -> Tokenizer:
     """
     raise_if_any(tokenizer_problems(**arguments))
     options = TokenizerOptions(**arguments)
-    if options.tokenizer_type in TOKENIZERS:
-        tokenizer: Tokenizer = TOKENIZERS.get(str(options.tokenizer_type))(options)
-        return tokenizer
-    kind = _TYPES[str(options.tokenizer_type)]
-    tokenizer = kind.build(options)
-    if kind.may_be_fast and options.tokenizer_backend != "reference":
+    kind = str(options.tokenizer_type)
+    tokenizer: Tokenizer = TOKENIZERS.get(kind)(options)
+    takes: Takes | None = TOKENIZERS.about(kind)
+    if takes and takes.may_be_fast and options.tokenizer_backend != "reference":
         return FastTokenizer(tokenizer, must_be_fast=options.tokenizer_backend == "fast")
     return tokenizer
 
@@ -188,11 +197,11 @@ def build_tokenizer(**arguments: Any) -> Tokenizer:
 def tokenizer_problems(**arguments: Any) -> Iterator[str]:
     """Yield one sentence for each thing that keeps `build_tokenizer` from starting."""
     options = TokenizerOptions(**arguments)
-    if options.tokenizer_type in TOKENIZERS:
-        return
-    kind = _TYPES.get(str(options.tokenizer_type))
-    if kind is None:
+    if options.tokenizer_type not in TOKENIZERS:
         yield f"--tokenizer-type {_unknown(options.tokenizer_type)}"
+        return
+    kind: Takes | None = TOKENIZERS.about(str(options.tokenizer_type))
+    if kind is None:
         return
     given = {f.name for f in fields(options) if getattr(options, f.name) != f.default}
     given -= {"tokenizer_type", "tokenizer_backend"}
@@ -218,9 +227,9 @@ def _unknown(name: str | None) -> str:
     """Return an unknown tokenizer type and the known ones, for a message."""
     if name in _REFUSED:
         return f"{name}: {_REFUSED[name]}"
-    names = [*_TYPES, *TOKENIZERS]
+    names = [*TOKENIZERS]
     known = f"{', '.join(names[:-1])} or {names[-1]}"
-    nearest = difflib.get_close_matches(name or "", [*_TYPES, *TOKENIZERS], n=1)
+    nearest = difflib.get_close_matches(name or "", names, n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"{name or 'is missing'}: give {known}{hint}"
 
@@ -242,7 +251,8 @@ def _value_problems(options: TokenizerOptions, *, may_be_fast: bool) -> Iterator
             "by turns, such as pad_token <pad>"
         )
     if options.tokenizer_backend == "fast" and not may_be_fast:
-        names = [name for name, kind in _TYPES.items() if kind.may_be_fast]
+        takes = {name: TOKENIZERS.about(name) for name in TOKENIZERS}
+        names = [name for name, each in takes.items() if each and each.may_be_fast]
         fast = f"{', '.join(names[:-1])} and {names[-1]}"
         yield (
             f"--tokenizer-backend fast: only {fast} have a fast backend, and not "

@@ -8,13 +8,13 @@ import torch.distributed as dist
 
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config
 from megatron.config.parallelism.kernels import KernelsConfig
 from megatron.config.plan import plan
 from megatron.config.run.checkpoint import CheckpointConfig
 from megatron.config.run.guards import GuardsConfig
 from megatron.engine.deepspeed.patches import any_dtype
-from megatron.objectives.registry import build_objective
 from megatron.tensor_parallel.rng import renewed_seed
 from megatron.training import setup
 from megatron.training.checkpoints.checkpoint_choice import with_saved_softmax
@@ -63,7 +63,7 @@ def save_in_layout(config: Config, manifest: Manifest, source: Path, launch: Lau
     Communication: every rank of the new layout must call this.
     """
     device, learned = torch.device("cpu"), manifest.plan["objective"]
-    objective = build_objective(learned["name"], learned.get("own_flags", ()))
+    objective = OBJECTIVES.get(learned["name"], learned.get("own_flags", ()))()
     decided = plan(
         config,
         world_size=launch.world_size,

@@ -79,12 +79,12 @@ def train(
         from megatron.training.process.device import prepare_process
 
         launch, device = prepare_process(config.parallel)
-        from megatron.objectives.registry import build_objective
         from megatron.training.pretrain import pretrain
 
         if isinstance(objective, str):
             own = OBJECTIVES.flags_of(objective, config.extensions)
-            objective = build_objective(objective, own)
+            built: Objective = OBJECTIVES.get(objective, own)()
+            objective = built
         return pretrain(
             config, notices, launch, device, objective, watchdog, valid=valid, hooks=hooks
         )

@@ -22,7 +22,6 @@ from megatron.engine.engine import Engine
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, package_problems
 from megatron.objectives.objective import Objective
-from megatron.objectives.registry import OBJECTIVES
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tokenizer.build import build_tokenizer, tokenizer_problems
 from megatron.tokenizer.fingerprint import common_chat_template, describe, require_same
@@ -53,7 +52,7 @@ def pretrain(
     notices: Sequence[str],
     launch: Launch,
     device: torch.device,
-    objective: Objective = OBJECTIVES["gpt"],
+    objective: Objective,
     watchdog: Watchdog | None = None,
     *,
     valid: Validated | None = None,

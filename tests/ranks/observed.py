@@ -31,8 +31,8 @@ from torch import Tensor
 
 from megatron.common import logging as log
 from megatron.common.errors import MegatronError
+from megatron.common.registry import OBJECTIVES
 from megatron.config.config import parse_config
-from megatron.objectives.registry import OBJECTIVES
 from megatron.training import pretrain, run
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
@@ -120,7 +120,7 @@ def observe(
             config, notices = parse_config(words)
             launch, device = prepare_process(config.parallel)
             log.configure(launch.rank)
-            pretrain.pretrain(config, notices, launch, device, OBJECTIVES[objective])
+            pretrain.pretrain(config, notices, launch, device, OBJECTIVES.get(objective)())
         except MegatronError as error:
             seen["error"] = str(error)
         except Exception:

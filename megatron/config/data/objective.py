@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.common.registry import OwnFlags
+from megatron.common.registry import OBJECTIVES, OwnFlags
 from megatron.config.parsing.flags import Spelling
 
 
@@ -79,33 +79,62 @@ ObjectiveName = str
 class Declaration:
     """An objective as far as it needs no torch; the rest is in `megatron/objectives/`."""
 
-    script: str  # which trains it
-    kind: str  # of the token files that samples are cut from: see `corpora.SUFFIXES`
-    flags: tuple[str, ...]  # those of objectives that it takes
+    script: str = ""  # which trains it; "": any, with --objective
+    kind: str = "documents"  # of the token files that samples are cut from: see `corpora.SUFFIXES`
+    flags: tuple[str, ...] = ()  # those of objectives that it takes
+    view: str = ""  # of the samples: see `data.datasets.views`; "": as they are
+    sees_prefix: bool = False  # tokens of a prefix see each other
+    targets_only: bool = False  # tokens of an input do not count
+    takes_short_samples: bool = False  # the ends of samples may be cut off (curriculum learning)
 
 
-DECLARATIONS: dict[ObjectiveName, Declaration] = {
-    "gpt": Declaration(script="pretrain_gpt.py", kind="documents", flags=("--fim-rate",)),
-    "prefix-lm": Declaration(
-        script="pretrain_prefix_lm.py",
-        kind="documents",
-        flags=("--loss-on-targets-only", "--reweight-loss-based-on-position-frequency"),
+def _declare(name: ObjectiveName, module: str, declaration: Declaration) -> None:
+    OBJECTIVES.declare(name, f"megatron.objectives.{module}", declaration)
+
+
+_declare(
+    "gpt",
+    "gpt",
+    Declaration(
+        script="pretrain_gpt.py", flags=("--fim-rate",), view="fim", takes_short_samples=True
     ),
-    "multitask": Declaration(
+)
+_declare(
+    "prefix-lm",
+    "prefix_lm",
+    Declaration(
+        script="pretrain_prefix_lm.py",
+        flags=("--loss-on-targets-only", "--reweight-loss-based-on-position-frequency"),
+        view="prefixes",
+        sees_prefix=True,
+    ),
+)
+_declare(
+    "multitask",
+    "multitask",
+    Declaration(
         script="finetune_t0_non_causal_decoder.py",
         kind="pairs",
         flags=("--norm-target-loss", "--prefixlm"),
+        targets_only=True,
     ),
-    "sft": Declaration(
-        script="finetune_sft.py", kind="conversations", flags=("--norm-target-loss",)
+)
+_declare(
+    "sft",
+    "sft",
+    Declaration(
+        script="finetune_sft.py",
+        kind="conversations",
+        flags=("--norm-target-loss",),
+        targets_only=True,
     ),
-}
-"""The objectives by name."""
+)
 
 
 def declaration_of(name: ObjectiveName) -> Declaration:
-    """Return what is known of an objective without torch; a plugin's is declared as GPT."""
-    return DECLARATIONS.get(name, DECLARATIONS["gpt"])
+    """Return what is known of an objective without torch."""
+    declaration: Declaration = OBJECTIVES.about(name) or Declaration()
+    return declaration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +167,11 @@ def plan_objective(
     objective: ObjectiveConfig, fim: FimConfig, name: ObjectiveName
 ) -> ObjectivePlan:
     """Return the objective of the script of `name`."""
+    declared = declaration_of(name)
     return ObjectivePlan(
         name=name,
-        sees_prefix=name == "prefix-lm" or objective.prefixlm,
-        targets_only=name in ("multitask", "sft") or objective.loss_on_targets_only,
+        sees_prefix=declared.sees_prefix or objective.prefixlm,
+        targets_only=declared.targets_only or objective.loss_on_targets_only,
         reweights=objective.reweight_loss_based_on_position_frequency,
         equal_targets=objective.norm_target_loss,
         fim=_plan_fim(fim),
@@ -164,8 +194,10 @@ def objective_problems(
     own = declaration_of(name)
     for flag, given in flags.items():
         if given and flag not in own.flags:
-            owners = (each.script for each in DECLARATIONS.values() if flag in each.flags)
-            yield f"{flag} is for {' and '.join(owners)}; {own.script} has no use for it"
+            owners = (each for each in map(declaration_of, OBJECTIVES) if flag in each.flags)
+            scripts = " and ".join(owner.script for owner in owners if owner.script)
+            this = own.script or f"--objective {name}"
+            yield f"{flag} is for {scripts}; {this} has no use for it"
     for flag, rate in (
         ("--fim-rate", fim.fim_rate),
         ("--fim-spm-rate", fim.fim_spm_rate),

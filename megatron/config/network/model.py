@@ -9,7 +9,7 @@ from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, t
 from megatron.config.network.experts import ExpertConfig, experts_of_layers
 from megatron.config.network.layer_pattern import is_of_layers, pattern_of
 from megatron.config.network.lora import LoraConfig, lora_targets
-from megatron.config.network.model_spec import Activation, ModelSpec
+from megatron.config.network.model_spec import ModelSpec
 from megatron.config.parsing.flags import Names, Spelling
 
 
@@ -134,7 +134,7 @@ class ModelConfig:
     rope_truncation: Annotated[bool, Spelling("--no-rope-truncation")] = True
     """YaRN's bounds between the wavelengths rounded outward to full pairs of features."""
 
-    normalization: Annotated[Literal["LayerNorm", "RMSNorm"], Names(NORMS)] = "LayerNorm"
+    normalization: Annotated[str, Names(NORMS)] = "LayerNorm"
     """Which norm stands in front of attention, of the MLP and of the head."""
 
     norm_epsilon: Annotated[float, Spelling("--layernorm-epsilon", ("--norm-epsilon",))] = 1e-5
@@ -184,7 +184,7 @@ class ModelConfig:
     relu: bool = False
     """ReLU in the MLP instead of GELU."""
 
-    activation: Annotated[Activation | None, Names(ACTIVATIONS)] = None
+    activation: Annotated[str | None, Names(ACTIVATIONS)] = None
     """Activation of the MLP by its name, which may be that of a plugin; default: that of the flags
     above, else GELU."""
 
@@ -353,7 +353,7 @@ def position_of(model: ModelConfig) -> str:
             return "rotary"
         case "alibi" | "none" as other:
             return other
-        case str() as name if name in POSITION_EMBEDDINGS:
+        case str() as name if POSITION_EMBEDDINGS.is_own(name):
             return name
         case None if model.use_rotary_position_embeddings:
             return "rotary"
@@ -362,7 +362,7 @@ def position_of(model: ModelConfig) -> str:
     return "learned"
 
 
-def activation_of(model: ModelConfig) -> Activation:
+def activation_of(model: ModelConfig) -> str:
     """Return the activation of the MLP."""
     if model.activation is not None:
         return model.activation

@@ -9,18 +9,6 @@ from typing import Any, Literal
 
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
-Activation = Literal[
-    "gelu_tanh",
-    "gelu_erf",
-    "relu",
-    "squared_relu",
-    "geglu",
-    "geglu_tanh",
-    "liglu",
-    "reglu",
-    "swiglu",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
@@ -46,13 +34,13 @@ class ModelSpec:
     rope_scaling: float  # by how much `rope_rule` stretches long wavelengths; 1: not at all
     window: int  # most tokens that a token sees, itself included; 0: no limit
     query_key_layer_scaling: bool
-    normalization: Literal["LayerNorm", "RMSNorm"]
+    normalization: str
     norm_epsilon: float
     layernorm_1p: bool
     embed_layernorm: bool
     qk_layernorm: bool
     residual_after_norm: bool
-    activation: Activation  # or the name of a plugin's
+    activation: str
     linear_bias: bool  # of the MLP, and of attention's output unless that is apart
     qkv_bias: bool
     tied_embeddings: bool
@@ -86,6 +74,7 @@ class ModelSpec:
     padded_vocab_in_softmax: bool = False  # whether the loss counts the columns of padding
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
     own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
+    attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
     mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
 
     @property

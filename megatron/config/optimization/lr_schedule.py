@@ -24,9 +24,7 @@ class ScheduleConfig:
     min_lr: float = 0.0
     """Least learning rate after the warm-up."""
 
-    lr_decay_style: Annotated[
-        Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"], Names(SCHEDULES)
-    ] = "linear"
+    lr_decay_style: Annotated[str, Names(SCHEDULES)] = "linear"
     """Shape of the decay from --lr to --min-lr; WSD stays at --lr until its last part."""
 
     lr_decay_iters: int | None = None

@@ -13,10 +13,7 @@ from megatron.config.parsing.flags import Names, Spelling
 class OptimizerConfig:
     """The optimizer, weight decay and gradient clipping."""
 
-    optimizer: Annotated[
-        Literal["adam", "adamw", "fused_adam", "adam8bit", "sgd", "lion", "muon", "dist_muon"],
-        Names(OPTIMIZERS),
-    ] = "adam"
+    optimizer: Annotated[str, Names(OPTIMIZERS)] = "adam"
     """adam is Adam with decoupled weight decay, and so are adamw and fused_adam; adam8bit keeps its
     state in 8 bits; muon, or dist_muon, is Muon for the layers' matrices and AdamW for the rest."""
 

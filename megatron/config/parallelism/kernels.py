@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from megatron.common.registry import ATTENTIONS
 from megatron.config.network.model import ModelConfig
-from megatron.config.parallelism.kernels_plan import AttentionName, KernelsPlan
+from megatron.config.parallelism.kernels_plan import KernelsPlan
 from megatron.config.parallelism.precision import PrecisionConfig
-from megatron.config.parsing.flags import Spelling
+from megatron.config.parsing.flags import Names, Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +19,10 @@ class KernelsConfig:
     """Fused kernels on GPUs: triton's, or those with apex's norms (apex); auto: triton's where it
     is installed; reference: plain PyTorch everywhere."""
 
-    attention_impl: Literal["auto", "sdpa", "flash", "fused-softmax", "reference"] = "auto"
+    attention_impl: Annotated[str, Names(ATTENTIONS)] = "auto"
     """Attention by PyTorch's scaled_dot_product_attention (sdpa), by the flash-attn package, by
-    written-out scores and the fused softmax, or by plain PyTorch in 32 bits. auto takes sdpa, and
-    fused-softmax with --attn-logit-softcapping."""
+    written-out scores and the fused softmax, by plain PyTorch in 32 bits, or by a plugin. auto takes
+    sdpa, and fused-softmax with --attn-logit-softcapping."""
 
     use_flash_attn: Annotated[
         bool,
@@ -104,7 +105,7 @@ def kernels_problems(
             yield f"{flag} takes heads of {_WIDEST_FLASH_HEAD} features at most, not {width}"
 
 
-def _attention(kernels: KernelsConfig, model: ModelConfig) -> AttentionName:
+def _attention(kernels: KernelsConfig, model: ModelConfig) -> str:
     if kernels.use_flash_attn:
         return "flash"
     if kernels.attention_impl != "auto":

@@ -4,10 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-AttentionName = Literal["sdpa", "flash", "fused-softmax", "reference"]
-"""PyTorch's scaled_dot_product_attention; the flash-attn package; written-out scores and the
-softmax kernels; the same in at least 32 bits with the reference softmax."""
-
 FLAGS: Mapping[str, str] = {
     "softmax": "--no-masked-softmax-fusion",
     "norm": "--no-layer-norm-fusion",
@@ -25,6 +21,6 @@ class KernelsPlan:
 
     source: Literal["auto", "triton", "apex", "reference"]
     unfused: tuple[str, ...]  # operations that are left to the reference
-    attention: AttentionName
+    attention: str  # a name in ATTENTIONS, but auto
     softmax_in_fp32: bool
     must_fuse: bool  # refuse to run where a wanted kernel cannot be used

@@ -199,24 +199,30 @@ def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, 
     if spelling.repeats:
         keywords["action"] = "extend"
     if get_origin(hint) is Literal:
-        names = get_args(hint)
-        kind = _name_in(registry, names) if registry else type(names[0])
-        choices = tuple(dict.fromkeys((*names, *(registry or ()))))
+        choices = get_args(hint)
+        kind: Callable[[str], Any] = type(choices[0])
+        if registry:
+            choices = (*choices, *filter(registry.is_own, registry))
+            kind = _name_in(registry, choices)
         return options, keywords | {"choices": choices, "type": kind}
-    if get_origin(hint) is list:
-        kind = _name_in(registry, ()) if registry else get_args(hint)[0]
-        return options, keywords | {"nargs": "+", "type": kind}
     if registry:
-        return options, keywords | {"type": _name_in(registry, ())}
+        choices = tuple(registry)
+        kind = _name_in(registry, choices)
+        keywords |= {"choices": choices} if registry.built_in else {}
+        return options, keywords | {"type": kind} | (
+            {"nargs": "+"} if get_origin(hint) is list else {}
+        )
+    if get_origin(hint) is list:
+        return options, keywords | {"nargs": "+", "type": get_args(hint)[0]}
     return options, keywords | {"type": finite if hint is float else hint}
 
 
-def _name_in(registry: Registry[Any], built_in: Sequence[str]) -> Callable[[str], str]:
-    """Return the argparse type of names that are built in or registered."""
+def _name_in(registry: Registry[Any], names: Sequence[str]) -> Callable[[str], str]:
+    """Return the argparse type of the names of registered parts."""
 
     def name(text: str) -> str:
-        if text not in built_in and text not in registry:
-            raise ConfigError(registry.unknown(text, built_in))
+        if text not in names:
+            raise ConfigError(registry.unknown(text, names))
         return str(text)  # a word of a file knows its line, which a config does not keep
 
     return name

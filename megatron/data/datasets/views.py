@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.config.data.masks import MaskPlan
-from megatron.config.data.objective import ObjectiveName, ObjectivePlan
+from megatron.config.data.objective import ObjectivePlan, declaration_of
 from megatron.data.datasets.datasets import View
 from megatron.data.datasets.fim import FimDataset, fim_tokens
 from megatron.data.sampling.provenance import Origin, TracedSource
@@ -68,7 +68,7 @@ def view_of(
     Raises:
         DataError: the tokenizer lacks a special token that is needed.
     """
-    view = _VIEWS.get(objective.name)
+    view = _VIEWS.get(declaration_of(objective.name).view)
     return view(objective, masks, tokenizer, seed) if view else None
 
 
@@ -92,4 +92,5 @@ def _prefixes(
     return partial(PrefixDataset, eod=eod, seed=seed)
 
 
-_VIEWS: Mapping[ObjectiveName, Callable[..., View | None]] = {"gpt": _fim, "prefix-lm": _prefixes}
+_VIEWS: Mapping[str, Callable[..., View | None]] = {"fim": _fim, "prefixes": _prefixes}
+"""Views by the name that objectives declare."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from megatron.config.parallelism.kernels_plan import AttentionName
 from megatron.fused_kernels.reference import cross_entropy, norms, softmax
 from megatron.fused_kernels.reference.bias_dropout_add import bias_dropout_add
 from megatron.fused_kernels.reference.bias_gelu import GeluForm, bias_gelu
@@ -33,7 +32,7 @@ class Kernels:
     glu: Callable[[Tensor, Tensor | None, GluKind], Tensor]
     rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
     cross_entropy: CrossEntropy
-    attention: AttentionName
+    attention: str
     activation_adds_bias: bool
 
 

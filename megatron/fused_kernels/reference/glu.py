@@ -17,13 +17,14 @@ from megatron.fused_kernels.reference.limits import unsupported_dtype
 GluKind = Literal["geglu", "geglu_tanh", "liglu", "reglu", "swiglu"]
 """What the gate goes through: GELU in its erf form or its tanh form, nothing, ReLU, or SiLU."""
 
-_GATES: Mapping[GluKind, Callable[[Tensor], Tensor]] = {
+GATES: Mapping[GluKind, Callable[[Tensor], Tensor]] = {
     "geglu": F.gelu,
     "geglu_tanh": partial(F.gelu, approximate="tanh"),
     "liglu": lambda gate: gate,
     "reglu": F.relu,
     "swiglu": F.silu,
 }
+"""What each gate goes through."""
 
 
 def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
@@ -35,7 +36,7 @@ def glu(x: Tensor, bias: Tensor | None, kind: GluKind) -> Tensor:
     """
     x = x if bias is None else x + bias
     gate, up = x.unflatten(-1, (-1, 2)).unbind(-1)
-    return _GATES[kind](gate) * up
+    return GATES[kind](gate) * up
 
 
 def unsupported(dtype: torch.dtype) -> str | None:

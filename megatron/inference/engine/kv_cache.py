@@ -128,9 +128,18 @@ class Decode:
     Args:
         positions: one for each of the first rows.
         max_length: of the cache.
+        by_plugin: whether core attention is a plugin's, which then attends to the cache too.
     """
 
-    def __init__(self, positions: Sequence[int], *, max_length: int, device: torch.device):
+    def __init__(
+        self,
+        positions: Sequence[int],
+        *,
+        max_length: int,
+        device: torch.device,
+        by_plugin: bool = False,
+    ):
+        self._lengths = [position + 1 for position in positions] if by_plugin else []
         self.positions = torch.tensor(positions, device=device)
         self.start, self.stop = min(positions), max(positions) + 1
         self.max_length = max_length
@@ -163,6 +172,16 @@ class Decode:
         else:
             for kept, new in ((keys, key), (values, value)):
                 kept.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
+        if self._lengths:
+            # Row by row: such attention takes queries to be the last positions of the keys.
+            return torch.cat(
+                [
+                    layer.attend(
+                        query[i, None], keys[i, None, :, :stop], values[i, None, :, :stop], how
+                    )
+                    for i, stop in enumerate(self._lengths)
+                ]
+            )
         visible = slice(view.first, self.stop)
         output = _attention(
             query.view(batch, groups, heads // groups, head_dim),

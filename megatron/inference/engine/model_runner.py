@@ -86,7 +86,7 @@ class ModelRunner:
                 dtype=dtype,
                 device=device,
             )
-            attend = attention_of(REFERENCE, caps=spec.attention_softcap > 0)
+            attend = attention_of(spec, REFERENCE)
             steps = gpt_layers(spec, **parts, core_attention=self.cache.core_attention(attend))
         own = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
         model = SequentialModel(own).to(dtype).to(device)
@@ -136,7 +136,12 @@ class ModelRunner:
         Communication: every rank must call this, in step.
         """
         assert self.cache, "decode steps need a KV cache"
-        self.cache.mode = mode = Decode(positions, max_length=self.max_length, device=self.device)
+        self.cache.mode = mode = Decode(
+            positions,
+            max_length=self.max_length,
+            device=self.device,
+            by_plugin=bool(self.spec.attention),
+        )
         tokens_b1 = torch.tensor(tokens, device=self.device)[:, None]
         return self._forward(tokens_b1, mode.positions[:, None], None)
 

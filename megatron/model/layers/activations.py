@@ -1,4 +1,4 @@
-"""What stands between the two matrices of an MLP."""
+"""Activations of the MLP: GELU, ReLU, gated linear units; registered by name in ACTIVATIONS."""
 
 from collections.abc import Callable
 
@@ -6,42 +6,55 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megatron.common.registry import ACTIVATIONS, OwnFlags
-from megatron.config.network.model_spec import Activation
 from megatron.fused_kernels.reference.dispatch import Kernels
+from megatron.fused_kernels.reference.glu import GATES, GluKind
 
 Activate = Callable[[Tensor, Tensor | None], Tensor]
 """(x, bias or None) -> activation(x + bias); a gated one halves the last dimension."""
 
 
-def activation_of(name: Activation, kernels: Kernels, own_flags: OwnFlags = ()) -> Activate:
+def activation_of(name: str, kernels: Kernels, own_flags: OwnFlags = ()) -> Activate:
     """Return the activation of that name, computed by `kernels` where they have it.
 
     Args:
         own_flags: the flags of a plugin's activation.
     """
-    match name:
-        case "gelu_tanh":
-            return lambda x, bias: kernels.bias_gelu(x, bias, "tanh")
-        case "gelu_erf":
-            return lambda x, bias: kernels.bias_gelu(x, bias, "erf")
-        case "relu":
-            return relu
-        case "squared_relu":
-            return squared_relu
-        case str() if name in ACTIVATIONS:
-            return ACTIVATIONS.get(name, own_flags)
-        case _:
-            return lambda x, bias: kernels.glu(x, bias, name)
+    activation = ACTIVATIONS.get(name, own_flags)
+    return lambda x, bias: activation(x, bias, kernels)
 
 
-def squared_relu(x: Tensor, bias: Tensor | None) -> Tensor:
+@ACTIVATIONS.register("gelu_tanh")
+def gelu_tanh(x: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
+    """Return GELU in its tanh form."""
+    return kernels.bias_gelu(x, bias, "tanh")
+
+
+@ACTIVATIONS.register("gelu_erf")
+def gelu_erf(x: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
+    """Return GELU in its exact form."""
+    return kernels.bias_gelu(x, bias, "erf")
+
+
+@ACTIVATIONS.register("relu")
+def relu(x: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
+    """Return relu(x + bias)."""
+    return F.relu(x if bias is None else x + bias)
+
+
+@ACTIVATIONS.register("squared_relu")
+def squared_relu(x: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
     """Return relu(x + bias) squared.
 
     Source: arXiv:2109.08668, section 4.
     """
-    return relu(x, bias).square()
+    return relu(x, bias, kernels).square()
 
 
-def relu(x: Tensor, bias: Tensor | None) -> Tensor:
-    """Return relu(x + bias)."""
-    return F.relu(x if bias is None else x + bias)
+def _register_gated(kind: GluKind) -> None:
+    @ACTIVATIONS.register(kind)
+    def gated(x: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
+        return kernels.glu(x, bias, kind)
+
+
+for _kind in GATES:  # geglu, geglu_tanh, liglu, reglu, swiglu
+    _register_gated(_kind)

@@ -60,9 +60,7 @@ class ParallelAttention(nn.Module):
         self.window = spec.window_of(number)
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
-        self.core_attention = core_attention or attention_of(
-            kernels, caps=spec.attention_softcap > 0
-        )
+        self.core_attention = core_attention or attention_of(spec, kernels)
         self.query_key_value = column_parallel(
             spec.hidden_size,
             (heads + 2 * groups) * head_dim,
@@ -122,6 +120,7 @@ class ParallelAttention(nn.Module):
                     slopes_a=self._slopes(query),
                     layer_scaling=self.layer_scaling,
                     dropout=drop,
+                    kernels=self.kernels,
                 ),
             )
 

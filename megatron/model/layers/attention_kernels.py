@@ -3,15 +3,16 @@
 Every implementation computes the same function of the same arguments (`Attend`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from megatron.common.registry import ATTENTIONS
+from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.flash_attention import flash_attention
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 
@@ -64,6 +65,7 @@ class Weighing:
         layer_scaling: products are kept divided by this, and softmax multiplies it back, so that
             those of deep layers stay inside the range of 16 bits. No other effect.
         dropout: probability that a weight is dropped.
+        kernels: what computes softmax where scores are written out.
     """
 
     mask: Mask
@@ -72,6 +74,7 @@ class Weighing:
     slopes_a: Tensor | None = None
     layer_scaling: float = 1.0
     dropout: float = 0.0
+    kernels: Kernels = REFERENCE
 
 
 class Attend(Protocol):
@@ -87,8 +90,14 @@ class Attend(Protocol):
         ...
 
 
+@ATTENTIONS.register("sdpa")
 def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
-    """Attend by torch's scaled_dot_product_attention, which picks its kernel by itself."""
+    """Attend by torch's scaled_dot_product_attention, which picks its kernel by itself.
+
+    It has no argument for soft caps: with one, scores are written out.
+    """
+    if how.softcap:
+        return explicit_attention(query, key, value, how)
     sq, sk = query.size(2), key.size(2)
     causal = how.mask.causal and how.mask.is_plain and sq == sk and how.slopes_a is None
     given = None if causal else how.mask.visible(sq, sk, query.device)
@@ -107,16 +116,15 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> 
     )
 
 
-def flash_or_other_attention(
-    query: Tensor, key: Tensor, value: Tensor, how: Weighing, *, other: Attend
-) -> Tensor:
-    """Attend by the flash-attn package, or by `other` where spans are given.
+@ATTENTIONS.register("flash")
+def flash_or_other_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    """Attend by the flash-attn package, or by `sdpa_attention` where spans are given.
 
     The package has no spans. Its ALiBi falls with the distance in both directions, which is the
     one meant here when nothing behind the query is seen.
     """
     if how.mask.spans_bs2 is not None or (how.slopes_a is not None and not how.mask.causal):
-        return other(query, key, value, how)
+        return sdpa_attention(query, key, value, how)
     return flash_attention(
         query,
         key,
@@ -130,10 +138,9 @@ def flash_or_other_attention(
     )
 
 
-def explicit_attention(
-    query: Tensor, key: Tensor, value: Tensor, how: Weighing, *, kernels: Kernels
-) -> Tensor:
-    """Attend by writing all scores down; `kernels` turn them into weights."""
+@ATTENTIONS.register("fused-softmax")
+def explicit_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
+    """Attend by writing all scores down; kernels turn them into weights."""
     sq, sk = query.size(2), key.size(2)
     group = query.size(1) // key.size(1)
     key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
@@ -142,13 +149,14 @@ def explicit_attention(
     if how.slopes_a is not None:
         scores = scores + (_alibi(how.slopes_a, sq, sk) / how.layer_scaling).to(scores.dtype)
     if how.mask.causal and how.mask.is_plain:
-        weights = kernels.scaled_causal_softmax(scores, how.layer_scaling)
+        weights = how.kernels.scaled_causal_softmax(scores, how.layer_scaling)
     else:
         seen = how.mask.visible(sq, sk, query.device)
-        weights = kernels.scaled_masked_softmax(scores, seen, how.layer_scaling)
+        weights = how.kernels.scaled_masked_softmax(scores, seen, how.layer_scaling)
     return F.dropout(weights, how.dropout) @ value
 
 
+@ATTENTIONS.register("reference")
 def reference_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
     """Attend in at least 32 bits, by plain torch operations."""
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -156,8 +164,7 @@ def reference_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing
         query.to(wide),
         key.to(wide),
         value.to(wide),
-        replace(how, layer_scaling=1.0),
-        kernels=REFERENCE,
+        replace(how, layer_scaling=1.0, kernels=REFERENCE),
     )
     return mixed.to(query.dtype)
 
@@ -174,22 +181,10 @@ CoreAttention = Callable[[int], Attend]
 """Returns what computes attention in the layer of a number, from 1 on."""
 
 
-def attention_of(kernels: Kernels, *, caps: bool = False) -> Attend:
-    """Return the implementation that `kernels` name.
-
-    Args:
-        caps: whether scores are soft-capped, for which PyTorch's kernels have no argument: where
-            they would be used, scores are written out.
-    """
-    written_out: Attend = partial(explicit_attention, kernels=kernels)
-    sdpa = written_out if caps else sdpa_attention
-    implementations: Mapping[str, Attend] = {
-        "sdpa": sdpa,
-        "flash": partial(flash_or_other_attention, other=sdpa),
-        "fused-softmax": written_out,
-        "reference": reference_attention,
-    }
-    return implementations[kernels.attention]
+def attention_of(spec: ModelSpec, kernels: Kernels) -> Attend:
+    """Return the core attention of a network: a plugin's, or the one that `kernels` name."""
+    attend: Attend = ATTENTIONS.get(spec.attention or kernels.attention, spec.own_flags)
+    return attend
 
 
 def _alibi(slopes_a: Tensor, sq: int, sk: int) -> Tensor:

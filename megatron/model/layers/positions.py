@@ -38,7 +38,8 @@ class PositionEmbedding(nn.Module):
 
 def own_position_embedding(spec: ModelSpec, *, number: int) -> PositionEmbedding | None:
     """Build the plugin's position embedding of a layer; None if the network has a built-in one."""
-    if spec.position_embedding in ("learned", "rotary", "alibi", "none"):
+    POSITION_EMBEDDINGS.require(spec.position_embedding)
+    if not POSITION_EMBEDDINGS.is_own(spec.position_embedding):
         return None
     return POSITION_EMBEDDINGS.get(spec.position_embedding, spec.own_flags)(spec, number=number)
 

@@ -80,12 +80,7 @@ def test_the_flags_of_a_plugins_part_of_the_network_are_taken(tmp_path, monkeypa
     class SteepConfig:
         steep: float = 1.5
 
-    monkeypatch.setattr(
-        "megatron.checkpointing.saved_run.plugin_sections", lambda: {"S": SteepConfig}
-    )
-    monkeypatch.setattr(
-        "megatron.checkpointing.saved_run.options_of", lambda sections: {"steep": "--steep"}
-    )
+    monkeypatch.setattr("megatron.checkpointing.saved_run.all_sections", lambda: {"S": SteepConfig})
     folder = tmp_path / "global_step1"
     folder.mkdir()
     plan = asdict(replace(tiny_plan().model, own_flags=(("steep", 2.0),)))

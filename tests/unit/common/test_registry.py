@@ -1,13 +1,14 @@
+import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import TOKENIZERS, Registry
+from megatron.common.registry import REGISTRIES, Registry
 from megatron.config.config import SECTIONS
 from megatron.config.parsing.flags import Names
-from megatron.tokenizer.build import _TYPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class WarpConfig:
 
 @pytest.fixture
 def drives():
-    registry = Registry("drive", "--drive", ("photon",))
+    registry = Registry("drive", "--drive", {"photon": "megatron.drives"}, call="x")
 
     @registry.register("impulse")
     def impulse(x):
@@ -50,7 +51,7 @@ def test_a_part_without_flags(drives):
 def test_an_unknown_name_is_refused_with_its_neighbour_and_the_list(drives):
     with pytest.raises(ConfigError) as error:
         drives.get("wrap")
-    for part in ("--drive wrap", "impulse, warp", "--plugin", "did you mean warp?"):
+    for part in ("--drive wrap", "photon, impulse, warp", "--plugin", "did you mean warp?"):
         assert part in str(error.value)
 
 
@@ -79,7 +80,6 @@ def test_registries_know_the_names_that_flags_accept():
                 if get_origin(hint.__origin__) is Literal:
                     names = {*get_args(hint.__origin__)}
                 assert names <= {*found[0].registry.built_in}, field
-    assert {*_TYPES} <= {*TOKENIZERS.built_in}
 
 
 def test_a_definition_that_runs_again_replaces_itself(drives):
@@ -91,3 +91,42 @@ def test_a_definition_that_runs_again_replaces_itself(drives):
     define(2)
     define(3)
     assert drives.get("again")(1) == 3
+
+
+def test_a_built_in_part_is_registered_by_its_module_when_it_is_needed(tmp_path, monkeypatch):
+    (tmp_path / "late_drives.py").write_text(
+        "import held\n\n\n@held.DRIVES.register('ion')\ndef ion(x):\n    return x + 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = Registry("drive", "--drive", {"ion": "late_drives"}, call="x")
+    monkeypatch.setitem(sys.modules, "held", SimpleNamespace(DRIVES=registry))
+    assert [*registry] == ["ion"]
+    assert "late_drives" not in sys.modules
+    assert registry.get("ion")(1) == 2
+    assert not registry.is_own("ion")
+    sys.modules.pop("late_drives")
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.kind)
+def test_every_built_in_name_of_a_flag_has_a_part(registry):
+    for name, module in registry.built_in.items():
+        assert not module or registry.get(name)
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (lambda: 1, "too many positional arguments"),
+        (lambda x, y: x, "missing a required argument: 'y'"),
+        (type("Warp", (), {"__init__": lambda self, x: None}), "flags"),
+    ],
+)
+def test_a_part_that_cannot_be_called_is_refused_when_it_is_registered(drives, part, says):
+    with pytest.raises(ConfigError, match=r"drive slow: .* is called with \(x, flags=…\)") as error:
+        drives.register("slow", flags=WarpConfig)(part)
+    assert says in str(error.value)
+
+
+def test_flags_are_a_dataclass(drives):
+    with pytest.raises(ConfigError, match="drive slow: flags=.* is not a dataclass"):
+        drives.register("slow", flags=int)(lambda x, flags: x)

@@ -26,6 +26,7 @@ MODULE = """
 from dataclasses import dataclass
 
 from megatron.common.registry import SCHEDULES
+from megatron.optimizer.schedule import lr_decay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class StairsConfig:
 
 
 @SCHEDULES.register("stairs", flags=StairsConfig)
+@lr_decay
 def stairs(progress, *, flags):
     return 1 - int(progress * flags.stairs) / flags.stairs
 """

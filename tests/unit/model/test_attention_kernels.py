@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny import tiny_spec
 from torch.testing import assert_close
 
+from megatron.common.registry import ATTENTIONS
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.reference.softmax import scaled_causal_softmax
 from megatron.model.layers.attention_kernels import Mask, Weighing, attention_of
@@ -54,7 +56,7 @@ def flash_package(monkeypatch):
 
 def attend(name, *inputs, **keywords):
     how = Weighing(scale=0.6, **keywords)
-    return attention_of(replace(REFERENCE, attention=name), caps=how.softcap > 0)(*inputs, how)
+    return ATTENTIONS.get(name)(*inputs, how)
 
 
 def written_out(query, key, value, seen, slopes_a=None, softcap=0.0):
@@ -156,8 +158,8 @@ def test_layer_scaling_keeps_products_inside_fp16():
     value = torch.tensor([[1.0] * 4, [3.0] * 4]).half()[None, None]
     wide = partial(scaled_causal_softmax, in_fp32=True)
     kernels = replace(REFERENCE, attention="fused-softmax", scaled_causal_softmax=wide)
-    core = attention_of(kernels)
-    mixed = core(query, key, value, Weighing(mask=Mask(), scale=1.0, layer_scaling=4.0))
+    how = Weighing(mask=Mask(), scale=1.0, layer_scaling=4.0, kernels=kernels)
+    mixed = attention_of(tiny_spec(), kernels)(query, key, value, how)
     assert_close(mixed[0, 0, :, 0], torch.tensor([1.0, 2.0]).half())
 
 

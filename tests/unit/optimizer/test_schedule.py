@@ -12,7 +12,7 @@ from megatron.common import registry
 from megatron.config.network import layer_pattern
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.optimizer import schedule
-from megatron.optimizer.schedule import learning_rate, weight_decay
+from megatron.optimizer.schedule import learning_rate, lr_decay, weight_decay
 
 
 def path(style, *, warmup=100, decay=1100, floor=0.1, peak=1.0, init=0.0, anneal=0, fall=""):
@@ -153,5 +153,5 @@ def test_the_examples_in_docstrings_hold(module):
 @pytest.mark.parametrize("name", ["exponential", "minus_sqrt"])
 def test_the_style_of_a_plugin_may_have_the_name_of_an_annealing(monkeypatch, name):
     monkeypatch.setattr(registry.SCHEDULES, "_entries", {})
-    registry.SCHEDULES.register(name)(lambda progress: 0.25)
+    registry.SCHEDULES.register(name)(lr_decay(lambda progress: 0.25))
     assert learning_rate(path(name, floor=0.0), samples=600, tokens=0) == 0.25

@@ -133,6 +133,7 @@ def _value(spec: ModelSpec, entry: str | bool | Callable[[ModelSpec], Any]) -> A
 def plain_values(spec: ModelSpec) -> Allowed:
     """Return the values of ModelSpec fields in an architecture that lists no others."""
     return {
+        "attention": ("",),
         "position_embedding": ("learned",),
         "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else None,
         "rotary_local_base": (0.0,),
@@ -164,6 +165,7 @@ _FLAGS = {
     "norm_epsilon": "--layernorm-epsilon",
     "attention_dropout": "--attention-dropout",
     "hidden_dropout": "--hidden-dropout",
+    "attention": "--attention-impl",
     "sandwich_norm": "--sandwich-norm",
     "query_scalar": "--query-pre-attn-scalar",
     "attention_softcap": "--attn-logit-softcapping",

@@ -4,7 +4,7 @@ import pytest
 from tiny import VOCAB_SIZE, tiny_config
 
 from megatron.common.errors import ConfigError
-from megatron.config.data.objective import DECLARATIONS
+from megatron.common.registry import OBJECTIVES
 from megatron.config.plan import plan
 from megatron.config.validation import validate
 
@@ -50,7 +50,7 @@ def test_every_objective_reads_its_kind_of_token_files():
         name: plan(
             tiny_config(), world_size=1, vocab_size=VOCAB_SIZE, device="cpu", objective=name
         ).data.prefixes
-        for name in DECLARATIONS
+        for name in OBJECTIVES.built_in
     }
     assert decided["gpt"] == decided["prefix-lm"] == ["corpus"]
     assert decided["multitask"] == ["corpus_inputs_document", "corpus_targets_document"]

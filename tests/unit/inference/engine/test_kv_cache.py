@@ -1,0 +1,35 @@
+"""Core attention of a plugin with a KV cache: decode steps call it as prefill does."""
+
+import torch
+from torch.testing import assert_close
+
+from megatron.inference.engine.kv_cache import Decode, KVCache, Prefill
+from megatron.model.layers.attention_kernels import Mask, Weighing
+
+HOW = Weighing(mask=Mask(), scale=0.5)
+LENGTHS = (3, 5)
+
+
+def sigmoid_attention(query, key, value, how):
+    """Weigh by sigmoids, which do not depend on the other keys: no softmax stands in for it."""
+    seen = how.mask.visible(query.size(2), key.size(2), query.device)
+    return (query @ key.mT * how.scale).sigmoid().masked_fill(~seen, 0) @ value
+
+
+def test_decode_steps_attend_by_the_plugin():
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 1, 6, 4)
+    sizes = {"groups": 1, "head_dim": 4, "rows": 2, "max_length": 8}
+    cache = KVCache(range(1, 2), **sizes, dtype=torch.float32, device=torch.device("cpu"))
+    core = cache.core_attention(sigmoid_attention)(1)
+    cache.mode = Prefill(0)
+    core(query, key, value, HOW)
+    # Each row goes on from a length of its own, with the token that stands there.
+    cache.mode = Decode(LENGTHS, max_length=8, device=torch.device("cpu"), by_plugin=True)
+    news = [
+        torch.stack([x[row, :, [p]] for row, p in enumerate(LENGTHS)]) for x in (query, key, value)
+    ]
+    expected = sigmoid_attention(query, key, value, HOW)
+    assert_close(
+        core(*news, HOW), torch.stack([expected[row, :, [p]] for row, p in enumerate(LENGTHS)])
+    )
