@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Write a checkpoint of Megatron-LM's for other ranks; default: for one.
+"""Reshard a Megatron-LM checkpoint: merge or split tensor and pipeline ranks; default: one rank.
 
-Flags of training say what its files do not. WORLD_SIZE and the sizes of the layout that it was
-saved in are read from the files; --tensor-model-parallel-size, if given, must be theirs.
+Flags of training add what the files do not contain. The world size and the layout are read from the
+files; --tensor-model-parallel-size, if given, must equal theirs.
 """
 
 import sys
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(f"--model-type {own.model_type}: only GPT is merged")
     if not folders.load:
         raise ConfigError("--load is missing: the directory of the checkpoint")
-    # Not above: torch is slow to import, and a wrong flag should not wait for it.
+    # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.megatron_lm.convert import Conversion, convert
     from megatron.checkpointing.megatron_lm.megatron import tensor_ranks
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     if size is not None and int(size) != ranks:
         raise ConfigError(
             f"--tensor-model-parallel-size {size}, but the files in {folders.load} are of {ranks} "
-            "tensor-parallel ranks; --target-tensor-model-parallel-size says those to write for"
+            "tensor-parallel ranks; --target-tensor-model-parallel-size sets the ranks to write for"
         )
     conversion = Conversion(
         source=Path(folders.load),

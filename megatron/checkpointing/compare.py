@@ -136,15 +136,15 @@ def require_same(
     refusals = []
     if found:
         refusals.append(
-            f"{folder} was saved by a run that differs in what must be equal; take what is in the "
+            f"{folder} was saved by a run with other values of options that must be equal; use those of the "
             "checkpoint (for the network, leave the flags out and write --use-checkpoint-args), "
             f"or give another --load:\n{table(found)}"
         )
     if with_schedule and (rates := _schedule_differences(then, now)):
         text = (
             f"{folder} was saved by a run with another learning-rate schedule; write "
-            "--override-opt_param-scheduler to go on with that of the flags, or "
-            "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint:\n"
+            "--override-opt_param-scheduler to continue with that of the flags, or "
+            "--use-checkpoint-opt_param-scheduler to continue with that of the checkpoint:\n"
             + table(rates)
         )
         if any(each.name in ("--lr-decay-samples", "--lr-decay-tokens") for each in rates):

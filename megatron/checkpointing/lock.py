@@ -34,7 +34,7 @@ class Owner:
     pid: int
     started: str  # distinguishes it from a later process with the same pid
     numbers: str  # see `pid_namespace`
-    since: str  # for people
+    since: str  # local time, for messages
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def _require_dead(file: Path, silence_s: float) -> None:
     if is_alive:
         stopped = ""
         if owner and is_running(owner.pid, owner.started) and _is_stopped(owner.pid):
-            stopped = f", and that process is stopped (kill -CONT {owner.pid} lets it go on)"
+            stopped = f", and that process is stopped (kill -CONT {owner.pid} resumes it)"
         raise BusyError(
             f"--save {file.parent}: another run writes there ({_describe(owner)}){stopped}; end it, or "
             f"give another directory (the lock is {file})"
@@ -122,7 +122,7 @@ def _require_dead(file: Path, silence_s: float) -> None:
 def require_not_taken(directory: Path) -> None:
     """Refuse to write to `directory` when another process has taken over its lock.
 
-    That happens when this process or its machine stood still for longer than the silence allowed.
+    This happens after the process or its machine was suspended for longer than the silence allowed.
 
     Raises:
         CheckpointError: another process holds the lock.
@@ -130,8 +130,8 @@ def require_not_taken(directory: Path) -> None:
     owner = _owner_in(directory / LOCK)
     if owner and owner != replace(_this_process(), since=owner.since):
         raise BusyError(
-            f"--save {directory}: another run writes there by now ({_describe(owner)}), which took this "
-            "one for dead; nothing more is written here: let that one go on"
+            f"--save {directory}: another run writes there now ({_describe(owner)}): it took over the "
+            "lock of this one, which gave no heartbeat; this run writes nothing more: leave the directory to the other"
         )
 
 

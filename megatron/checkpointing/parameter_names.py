@@ -10,7 +10,7 @@ FIRST_LAYER = 3
 
 _TIED, _UNTIED = "tied_modules.embed", "1"
 _FINAL_NORM, _OUTPUT = 1, 2
-"""Numbers behind the last transformer layer, counted from the number that follows it."""
+"""Numbers of the layers after the transformer layers, from the first free number on."""
 
 
 def module_name(name: str, num_layers: int) -> str:

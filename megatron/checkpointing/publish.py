@@ -216,9 +216,9 @@ def prune(directory: Path, tags: Sequence[str]) -> None:
         try:
             os.rename(directory / tag, directory / f"{PRUNED}{tag}")
         except OSError as error:
-            log.warning("%s is not needed any more and cannot be removed: %s", tag, error)
+            log.warning("the outdated checkpoint %s cannot be removed: %s", tag, error)
         else:
-            log.info("  removed %s, which is not to be kept", directory / tag)
+            log.info("  removed the outdated checkpoint %s", directory / tag)
     clear_pruned(directory)
 
 
@@ -251,7 +251,7 @@ def set_aside(directory: Path, iteration: int) -> list[str]:
         raise CheckpointError(f"--save {directory}: {reason(error, directory)}") from error
     if names:
         log.warning(
-            "%s: the checkpoints behind iteration %d are kept as %s; remove them when they are "
+            "%s: the checkpoints after iteration %d are kept as %s; remove them when they are "
             "not needed",
             *(directory, iteration, ", ".join(names)),
         )

@@ -52,7 +52,7 @@ def test_a_run_goes_on_in_another_layout(corpus: Corpus, tmp_path: Path) -> None
     assert f"reshaping {plain / 'six'} to this layout" in said
     assert losses(plain) == pytest.approx(expected[6:], rel=1e-5)
     (shown,) = tool("tools/checkpoint/inspect.py", str(plain), "--parameters").outputs
-    assert "parameters: 28 | numbers in them: 42880" in shown
+    assert "parameters: 28 | elements: 42880" in shown
     assert "6.bias [32] | fp32, exp_avg, exp_avg_sq | steps: 7" in shown
 
     words = ["--input_folder", str(moved / "global_step6"), "--output_folder", str(tmp_path / "tp")]

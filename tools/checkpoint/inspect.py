@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     if system is None:
         if not path.exists():
             raise WrongCheckpointError(f"{path}: there is no such file or directory{near(path)}")
-        raise WrongCheckpointError(f"{path} holds no checkpoint of a system that is known")
+        raise WrongCheckpointError(f"{path} holds no checkpoint of a known format")
     print(f"checkpoint: {SYSTEMS[system]}")
     if system == "own":
         lines = _own(path, each=config.parameters)
@@ -55,8 +55,8 @@ def _own(path: Path, *, each: bool) -> Iterator[str]:
     yield from _summary(folder, manifest)
     yield from _tensors(folder, manifest, each=each)
     directory = folder.parent
-    yield f"go on with: pretrain_gpt.py --use-checkpoint-args --load {directory} --save {directory} ..."
-    yield f"write with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT"
+    yield f"resume with: pretrain_gpt.py --use-checkpoint-args --load {directory} --save {directory} ..."
+    yield f"generate with: tools/generate_samples_gpt.py --load {directory} --prompt TEXT"
 
 
 def _summary(folder: Path, manifest: Manifest) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _tensors(folder: Path, manifest: Manifest, *, each: bool) -> Iterator[str]:
 
     checkpoint = read_checkpoint(folder, manifest)
     sizes = [parameter.weight.size for parameter in checkpoint.parameters.values()]
-    yield f"parameters: {len(sizes)} | numbers in them: {sum(sizes)}"
+    yield f"parameters: {len(sizes)} | elements: {sum(sizes)}"
     if each:
         for name, parameter in checkpoint.parameters.items():
             steps = "" if parameter.steps is None else f" | steps: {parameter.steps:g}"
@@ -89,9 +89,11 @@ def _foreign(path: Path, system: str, *, each: bool) -> Iterator[str]:
     found = find(path, system)
     known = "unknown" if found.vocab_size is None else found.vocab_size
     yield f"folder: {found.folder}"
-    yield " | ".join(f"{name}: {value}" for name, value in found.state.items()) or "no progress"
-    yield f"tokens: {known} | rows of their table: {found.rows}"
-    yield f"optimizer: {'with its states' if found.has_optimizer else 'not taken'}"
+    yield (
+        " | ".join(f"{name}: {value}" for name, value in found.state.items()) or "progress: unknown"
+    )
+    yield f"vocabulary: {known} | embedding rows: {found.rows}"
+    yield f"optimizer: {'states are read' if found.has_optimizer else 'states are not read'}"
     yield f"parameters: {len(found.checkpoint.parameters)}"
     yield f"flags: {shlex.join(found.flags)}"
     if each:

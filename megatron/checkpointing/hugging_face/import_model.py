@@ -192,7 +192,7 @@ def _read_config(source: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise WrongCheckpointError(
-                f"{source / 'config.json'} describes an architecture by Python code of its own, "
+                f"{source / 'config.json'} describes an architecture with its own Python code, "
                 "which is never run: only architectures of transformers are imported"
             ) from error
         raise CheckpointError(f"{source / 'config.json'} is not understood: {error}") from error

@@ -29,16 +29,16 @@ def new_folder(output: Path) -> Iterator[Path]:
     """
     target = output.resolve()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise WrongCheckpointError(f"--save {output} holds something already: give a new folder")
+        raise WrongCheckpointError(f"--save {output} is not empty: give a new folder")
     if target == Path.cwd():
         raise WrongCheckpointError(
-            f"--save {output} is the current folder, which the finished one would take from under "
-            "the shell: give a new folder"
+            f"--save {output} is the current folder of the shell, which the finished one would "
+            "replace: give a new folder"
         )
     if os.path.ismount(output):
         raise WrongCheckpointError(
-            f"--save {output} is where a disk is mounted, which no finished folder can take the "
-            f"place of: give a folder in it, such as {output / 'model'}"
+            f"--save {output} is a mount point, which the finished folder cannot replace: "
+            f"give a folder in it, such as {output / 'model'}"
         )
     try:
         with staged_folder(target.with_name(f"{STAGING}{target.name}"), target) as staging:

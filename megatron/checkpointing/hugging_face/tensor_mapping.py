@@ -67,7 +67,7 @@ class QueriesKeysValues:
         return query.flatten(0, 2), key.flatten(0, 2), value.flatten(0, 2)
 
     def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the rows of each group behind one another."""
+        """Concatenate the rows group by group."""
         heads = (self.queries, 1, 1)
         parts = [
             tensor.unflatten(0, (self.groups, count, self.head_dim))
@@ -97,7 +97,7 @@ class StackedTransposed:
         return Transposed().to_hugging_face(torch.cat(self._parts.to_hugging_face(tensor)))
 
     def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the rows of each head behind one another."""
+        """Concatenate the rows head by head."""
         return self._parts.from_hugging_face(Transposed().from_hugging_face(tensors).chunk(3))
 
 
@@ -110,7 +110,7 @@ class GateUp:
         return tensor[0::2], tensor[1::2]
 
     def from_hugging_face(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return them by turns."""
+        """Interleave them."""
         return torch.stack(tuple(tensors), 1).flatten(0, 1)
 
 

@@ -79,7 +79,7 @@ def find(source: Path, loader: str | None, *, heads: int | None = None) -> Forei
                 raise WrongCheckpointError(
                     f"{source}: there is no such file or directory{near(source)}"
                 )
-            raise WrongCheckpointError(f"{source} holds no checkpoint of a system that is known")
+            raise WrongCheckpointError(f"{source} holds no checkpoint of a known format")
         case system:
             raise WrongCheckpointError(
                 f"{source} is {SYSTEMS[str(system)]}: reading it is not supported"
@@ -140,8 +140,8 @@ def _next_steps(written: Path, conversion: Conversion, how: str = "--finetune") 
         how: flags for resuming with everything in it.
     """
     yield f"{written} holds {conversion.source}"
-    yield f"train on with: pretrain_gpt.py --use-checkpoint-args --load {conversion.output} {how} ..."
-    yield f"write with: tools/generate_samples_gpt.py --load {conversion.output} --prompt TEXT"
+    yield f"continue training with: pretrain_gpt.py --use-checkpoint-args --load {conversion.output} {how} ..."
+    yield f"generate with: tools/generate_samples_gpt.py --load {conversion.output} --prompt TEXT"
 
 
 def _from_transformers(conversion: Conversion, config: Config, saver: str) -> Iterator[str]:

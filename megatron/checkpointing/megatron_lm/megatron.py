@@ -136,7 +136,7 @@ def _files(folder: Path) -> list[list[Path]]:
     for own in folder.glob("mp_rank_*"):
         match = _RANK.fullmatch(own.name)
         if not match:
-            raise CheckpointError(f"{own}: experts in files of their own are not read")
+            raise CheckpointError(f"{own}: files of single experts are not supported")
         files[int(match[2] or 0), int(match[1])] = own / _FILE
     stages, ranks = (1 + max((key[axis] for key in files), default=-1) for axis in (0, 1))
     missing = [

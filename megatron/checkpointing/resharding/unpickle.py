@@ -165,9 +165,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or text
     if unsupported := _UNSUPPORTED_GLOBAL.search(text):
-        return (
-            f"it asks for {unsupported.group(1)}, which no checkpoint needs; nothing of it was run"
-        )
+        return f"it refers to {unsupported.group(1)}, which no checkpoint needs; none of its code was run"
     if _MACHINE_ERROR.search(text):
         return text.partition("\n")[0]
     return "it is no file that torch saved, or it is damaged or cut short"

@@ -55,8 +55,8 @@ def test_another_learning_rate_is_told_with_the_flags_that_choose():
             saved(), saved("--lr", "0.2", "--lr-warmup-iters", "3"), "f", with_schedule=True
         )
     first, *differences = str(caught.value).splitlines()
-    assert "--override-opt_param-scheduler to go on with that of the flags" in first
-    assert "--use-checkpoint-opt_param-scheduler to go on with that of the checkpoint" in first
+    assert "--override-opt_param-scheduler to continue with that of the flags" in first
+    assert "--use-checkpoint-opt_param-scheduler to continue with that of the checkpoint" in first
     assert differences == [
         "  flag                 in the checkpoint  now",
         "  --lr                 0.1                0.2",
@@ -104,7 +104,9 @@ def test_all_differences_are_told_at_once():
     with pytest.raises(CheckpointError) as caught:
         require_same(saved(), saved(*flags.split(), world_size=4), "runs/global_step5")
     first, *differences = str(caught.value).splitlines()
-    assert first.startswith("runs/global_step5 was saved by a run that differs in what must be")
+    assert first.startswith(
+        "runs/global_step5 was saved by a run with other values of options that must be"
+    )
     assert "leave the flags out and write --use-checkpoint-args)" in first
     assert first.endswith("or give another --load:")
     assert differences == [

@@ -118,7 +118,7 @@ def test_a_stopped_owner_of_the_lock_is_told(tmp_path):
             owner.send_signal(signal.SIGSTOP)
             while "State:\tT" not in Path(f"/proc/{owner.pid}/status").read_text():
                 time.sleep(0.01)
-            told = rf"that process is stopped \(kill -CONT {owner.pid} lets it go on\); end it, or"
+            told = rf"that process is stopped \(kill -CONT {owner.pid} resumes it\); end it, or"
             with pytest.raises(CheckpointError, match=told), locked(tmp_path):
                 pass
         finally:

@@ -69,7 +69,7 @@ def test_no_code_is_run_unasked(folder):
         build_tokenizer(**asked(folder))
     with pytest.raises(WrongDataError, match=needs):
         load_with_transformers(str(folder), {})
-    with pytest.raises(WrongCheckpointError, match="by Python code of its own, which is never run"):
+    with pytest.raises(WrongCheckpointError, match="with its own Python code, which is never run"):
         describe_model(folder, ImportOptions(), save=folder)
     assert not (folder.parent / "ran").exists()
 

@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi and a norm behind the token embedding; fused QKV in our order of rows."""
+"""BLOOM: ALiBi and a norm after the token embedding; fused QKV in our order of rows."""
 
 from collections.abc import Iterator
 from operator import attrgetter

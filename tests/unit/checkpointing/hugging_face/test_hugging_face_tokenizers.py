@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 import torch
+from architectures import tool
 from checkpoints import spread_network, write_checkpoint
-from test_hugging_face_models import tool
 from tiny import batch_of, tiny_config
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, pipeline

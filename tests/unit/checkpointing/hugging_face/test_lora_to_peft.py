@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import spread_network, write_checkpoint
-from safetensors.torch import load_file
-from test_hugging_face_models import (
+from architectures import (
     GROUPS,
     LLAMA,
     PIPELINE,
@@ -20,6 +18,8 @@ from test_hugging_face_models import (
     tokens,
     tool,
 )
+from checkpoints import spread_network, write_checkpoint
+from safetensors.torch import load_file
 from tiny import tiny_plan
 from transformers import AutoModelForCausalLM
 

@@ -33,7 +33,7 @@ def test_where_somebody_works_is_refused(tmp_path, monkeypatch):
     refused = (
         (".", "the current folder"),
         (tmp_path / "here", "the current folder"),
-        ("..", "holds something already"),
+        ("..", "is not empty"),
     )
     for output, told in refused:
         with pytest.raises(CheckpointError, match=told), new_folder(Path(output)):

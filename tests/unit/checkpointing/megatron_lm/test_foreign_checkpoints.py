@@ -311,7 +311,7 @@ def test_what_the_files_do_not_say_is_asked_for(gpt2, tmp_path):
     (theirs / "iter_0000007/mp_rank_00/model_optim_rng.pt").unlink()
     with pytest.raises(CheckpointError, match="lacks model_optim_rng.pt of mp_rank_00, stage 0"):
         find(theirs, None)
-    with pytest.raises(CheckpointError, match="holds no checkpoint of a system that is known"):
+    with pytest.raises(CheckpointError, match="holds no checkpoint of a known format"):
         find(tmp_path, None)
 
 
@@ -344,21 +344,21 @@ def test_every_checkpoint_is_told_with_the_command_that_opens_it(gpt2, llama, tm
     said = capsys.readouterr().out
     assert "checkpoint: Megatron-LM's\n" in said
     assert "iteration: 7 | samples: 70" in said
-    assert f"tokens: unknown | rows of their table: {ROWS}" in said
+    assert f"vocabulary: unknown | embedding rows: {ROWS}" in said
     assert "tied_modules.embed.position_embeddings.weight [16, 16] | fp32" in said
     command = said.splitlines()[-1].removeprefix("to use it: tools/")
     assert command.endswith("--save-dir NEW --true-vocab-size N")
     words = command.replace("NEW", str(tmp_path / "new")).replace(" N", f" {VOCAB}").split()
     tool(*words)
     tool("checkpoint/inspect.py", tmp_path / "new")
-    assert "go on with: pretrain_gpt.py --use-checkpoint-args --load" in capsys.readouterr().out
+    assert "resume with: pretrain_gpt.py --use-checkpoint-args --load" in capsys.readouterr().out
     tool("checkpoint/inspect.py", meta)
     assert "checkpoint: Llama in Meta's files\n" in capsys.readouterr().out
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub/config.json").write_text("{}")
     tool("checkpoint/inspect.py", tmp_path / "hub")
     assert "to use it: tools/convert_checkpoint/from_hf.py --load" in capsys.readouterr().out
-    with pytest.raises(CheckpointError, match="holds no checkpoint of a system that is known"):
+    with pytest.raises(CheckpointError, match="holds no checkpoint of a known format"):
         tool("checkpoint/inspect.py", tmp_path)
 
 

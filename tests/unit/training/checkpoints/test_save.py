@@ -360,7 +360,7 @@ def test_old_checkpoints_go_when_the_new_one_is_verified(job, told):
         checkpoints.after_step(TrainState(iteration=iteration), step(1.0))
     assert published_tags(job.directory) == [f"global_step{i}" for i in (40, 35, 20, 5)]
     assert (job.directory / "latest").read_text() == "global_step40"
-    assert f"  removed {job.directory / 'global_step10'}, which is not to be kept" in told
+    assert f"  removed the outdated checkpoint {job.directory / 'global_step10'}" in told
 
 
 def test_nothing_goes_when_the_new_one_is_not_what_was_written(job, monkeypatch):

@@ -1,0 +1,77 @@
+"""Networks and configs that the other side cannot express are refused."""
+
+import json
+
+import pytest
+import torch
+from architectures import GEMMAS, LLAMA, SIZES, THEIRS, tool
+from tiny import tiny_plan
+
+from megatron.checkpointing.hugging_face.families.registry import FAMILIES, family_of
+from megatron.common.errors import CheckpointError
+
+_LOCAL_STRETCHED = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+}
+
+
+def test_options_without_a_flag_are_refused(group, tmp_path):
+    for number, (case, changes, message) in enumerate(
+        [
+            ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True"),
+            ("gemma", {"use_bidirectional_attention": True}, "bidirectional_attention is True"),
+            ("gemma 3", {"use_bidirectional_attention": True}, "bidirectional_attention is True"),
+            ("gemma 3", {"attn_logit_softcapping": 5.0}, "attention_softcap is 5.0"),
+            ("gemma 3", {"rope_parameters": _LOCAL_STRETCHED}, "no flag for .* with a window"),
+            ("gpt2", {"activation_function": "silu"}, "no flag for the activation silu"),
+            (
+                "llama",
+                {
+                    "rope_parameters": {
+                        "rope_type": "longrope",
+                        "short_factor": [1.0] * 4,
+                        "long_factor": [2.0] * 4,
+                    }
+                },
+                "rotary positions of the kind",
+            ),
+        ]
+    ):
+        config = THEIRS[case].to_dict() | changes
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.save({}, folder / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match=message):
+            tool("from_hf", "--load", folder, "--save", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--qk-layernorm", r"GPT2LMHeadModel\):\s+qk_layernorm is True, and it has False"),
+        ("--final-logit-softcapping 5", r"logit_softcap is 5.0, and it has 0.0 \(--final-logit-s"),
+        (f"{LLAMA} --swiglu --rotary-percent 0.5", "rotary_dim is 2, and it has 4 .--rotary-per"),
+        ("--num-experts 2", r"num_experts is \(1, 2\), and it has \(\) \(--num-experts\)"),
+    ],
+)
+def test_a_network_that_no_architecture_expresses_is_refused(flags, message):
+    with pytest.raises(CheckpointError, match=message):
+        family_of(tiny_plan(*SIZES.split(), *flags.split()).model)
+
+
+def test_gemma_3_does_not_stretch_positions_in_the_window():
+    flags = f"{LLAMA} --glu-activation geglu_tanh {GEMMAS} --qk-layernorm --window-size 5,0"
+    stretched = f"{flags} --rotary-seq-len-interpolation-factor 2"
+    message = r"rotary_local_base is 0.0, and it has 10000.0 \(--rotary-local-base\)"
+    with pytest.raises(CheckpointError, match=message):
+        family_of(tiny_plan(*SIZES.split(), *stretched.split()).model, "gemma3_text")
+
+
+def test_only_gpt_neox_has_parallel_residuals():
+    spec = tiny_plan(*SIZES.split(), "--parallel-residual").model
+    problems = {each.model_type: "\n".join(each.problems(spec)) for each in FAMILIES}
+    refused = {name for name, why in problems.items() if "(--parallel-residual)" in why}
+    assert refused == problems.keys() - {"gpt_neox"}
