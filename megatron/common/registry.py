@@ -318,6 +318,15 @@ TOKENIZERS: Registry[Any] = Registry(
 megatron.tokenizer.types.tokenizer.Tokenizer; `about` is a megatron.tokenizer.build.Takes, without which
 all flags are accepted."""
 
+EXPORTERS: Registry[Any] = Registry(
+    "exporter",
+    "--exporter",
+    {"transformers": "megatron.checkpointing.hugging_face.export"},
+    call="job, folder",
+)
+"""Functions (job: megatron.checkpointing.export.Export, folder) that write a checkpoint in another
+format to a folder, and return the text that the tool prints of it."""
+
 REGISTRIES = (
     OBJECTIVES,
     DATASETS,
@@ -330,4 +339,5 @@ REGISTRIES = (
     SCHEDULES,
     HOOKS,
     METRICS,
+    EXPORTERS,
 )

@@ -37,12 +37,17 @@ def main(argv: Sequence[str]) -> None:
     arguments = gpt_tokenizer_arguments(saved.tokenizer)
     tokenizer = build_tokenizer(**arguments)
     # Imported here, after flags are checked: torch takes seconds.
-    from megatron.checkpointing.hugging_face.export import ExportOptions, export
+    from megatron.checkpointing.export import Export, ExportOptions, export
 
     output = Path(config.output_folder)
-    own = ExportOptions(for_release=config.for_release)
-    exported = export(source, manifest, output, tokenizer, arguments, own)
-    print(f"{output} holds {source} as {exported.family.architecture} in {exported.dtype}")
+    job = Export(
+        source=source,
+        manifest=manifest,
+        tokenizer=tokenizer,
+        tokenizer_arguments=arguments,
+        options=ExportOptions(for_release=config.for_release),
+    )
+    print(f"{output} holds {source} as {export(job, output)}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Export a checkpoint of any layout to Hugging Face transformers, on the CPU.
+"""Export a checkpoint of any layout to Hugging Face transformers, or by a plugin, on the CPU.
 
 Uses the tokenizer of the training; give its flags if its files have moved.
 """
@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs 
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.registry import EXPORTERS
 from megatron.config.config import plugins_in
 from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections, value_in
@@ -31,28 +32,32 @@ def main(argv: Sequence[str]) -> None:
     modules = plugins_in(argv)
     load_plugins(modules)
     raise_if_any(missing_plugins(saved.config if saved else {}, modules))
+    exporters = {section.__name__: section for section in EXPORTERS.sections()}
     parsed = parse_sections(
         argv,
-        {"export": ExportConfig, "tokenizer": TokenizerConfig, "plugins": PluginModulesConfig},
+        {
+            **{"export": ExportConfig, "tokenizer": TokenizerConfig},
+            **{"plugins": PluginModulesConfig, **exporters},
+        },
         description=__doc__ or "",
         defaults=_tokenizer_of(argv, saved) if saved else None,
     ).sections
     config: ExportConfig = parsed["export"]
+    own_flags = EXPORTERS.flags_of(config.exporter, parsed)
     max_bytes = _bytes(config.max_shard_size)
     arguments = gpt_tokenizer_arguments(parsed["tokenizer"])
     tokenizer = build_tokenizer(**arguments)
     template = read_chat_template(config.chat_template, None).source
     source = checkpoint_of(Path(config.load))
     # Imported here, after flags are checked: torch takes seconds.
-    from megatron.checkpointing.hugging_face.export import ExportOptions, export
+    from megatron.checkpointing.export import Export, ExportOptions, export
 
-    exported = export(
-        source,
-        read_manifest(source),
-        Path(config.save),
-        tokenizer,
-        arguments,
-        ExportOptions(
+    job = Export(
+        source=source,
+        manifest=read_manifest(source),
+        tokenizer=tokenizer,
+        tokenizer_arguments=arguments,
+        options=ExportOptions(
             dtype=config.target_dtype,
             max_shard_bytes=max_bytes,
             model_type=config.model_type,
@@ -61,13 +66,8 @@ def main(argv: Sequence[str]) -> None:
             verifies=config.verify,
         ),
     )
-    print(f"{config.save} holds {source} as {exported.family.architecture} in {exported.dtype}")
-    for measured in exported.measured:
-        print(measured)
-    if exported.chat_template:
-        print(f"its chat template is {exported.chat_template}")
-    if exported.tokenizer:
-        print(f"it holds no tokenizer: {exported.tokenizer}")
+    exported = export(job, Path(config.save), config.exporter, own_flags)
+    print(f"{config.save} holds {source} as {exported or config.exporter}")
 
 
 def _tokenizer_of(argv: Sequence[str], saved: Manifest) -> dict[str, object]:

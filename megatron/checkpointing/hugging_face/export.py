@@ -1,4 +1,4 @@
-"""Export a checkpoint to Hugging Face transformers: convert, compare logits, then publish."""
+"""Exporter to Hugging Face transformers: converts weights, and compares the logits of both models."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from megatron.checkpointing.export import Export, ExportOptions
 from megatron.checkpointing.hugging_face.families.family import Family, Part
 from megatron.checkpointing.hugging_face.families.registry import family_of
 from megatron.checkpointing.hugging_face.logit_check import (
@@ -17,45 +18,19 @@ from megatron.checkpointing.hugging_face.logit_check import (
     sample_tokens,
 )
 from megatron.checkpointing.hugging_face.model_card import model_card
-from megatron.checkpointing.hugging_face.model_folder import new_folder, write_weights
+from megatron.checkpointing.hugging_face.model_folder import write_weights
 from megatron.checkpointing.hugging_face.network import (
     parameters_of,
     require_parameters,
-    spec_of,
 )
-from megatron.checkpointing.hugging_face.peft import merge_adapters, without_adapters
 from megatron.checkpointing.manifest import Manifest
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
-from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import DataError, WrongDataError
+from megatron.common.registry import EXPORTERS
 from megatron.config.network.model_spec import ModelSpec
 from megatron.tensor_parallel.dtypes import TORCH_DTYPES
 from megatron.tokenizer.hugging_face_files import special_ids, write_hugging_face_files
 from megatron.tokenizer.types.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Options of the export to Hugging Face.
-
-    Args:
-        dtype: of the files; None for the dtype of the training.
-        max_shard_bytes: size of a file of weights.
-        model_type: the architecture; None for the first that fits.
-        chat_template: to write with the tokenizer; "" for the template of the training
-            conversations, or else the tokenizer's own, if any.
-        replaces_template: whether `chat_template` may differ from the one of the training.
-        verifies: whether to run both models and compare their logits.
-        for_release: whether the model card leaves out the training progress.
-    """
-
-    dtype: str | None = None
-    max_shard_bytes: int = 5_000_000_000
-    model_type: str | None = None
-    chat_template: str = ""
-    replaces_template: bool = False
-    verifies: bool = True
-    for_release: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,67 +48,59 @@ class ExportResult:
     measured: Sequence[LogitDifference]
     chat_template: str = ""
 
+    def __str__(self) -> str:
+        lines = [f"{self.family.architecture} in {self.dtype}", *map(str, self.measured)]
+        if self.chat_template:
+            lines.append(f"its chat template is {self.chat_template}")
+        if self.tokenizer:
+            lines.append(f"it holds no tokenizer: {self.tokenizer}")
+        return "\n".join(lines)
 
-def export(
-    source: Path,
-    manifest: Manifest,
-    output: Path,
-    tokenizer: Tokenizer,
-    tokenizer_arguments: Mapping[str, Any],
-    options: ExportOptions,
-) -> ExportResult:
-    """Export the checkpoint in `source` to `output`, a new or empty folder.
 
-    LoRA adapters are merged. The model is written to a staging folder, which is renamed after both
-    models have computed the same logits.
+@EXPORTERS.register("transformers")
+def export_to_transformers(job: Export, folder: Path) -> ExportResult:
+    """Write a model of transformers to `folder`, once both models compute the same logits.
 
     Memory: one file of weights and a parameter; while comparing, one fp32 model.
 
-    Args:
-        tokenizer_arguments: of build_tokenizer, for `tokenizer`.
-
     Raises:
-        CheckpointError: no architecture fits the network, `source` is damaged, `output` cannot be
-            written to, or the logits differ; nothing is left behind.
+        CheckpointError: no architecture fits the network, the checkpoint is damaged, or the logits
+            differ.
         DataError: the tokenizer has another vocabulary, `options.chat_template` is given but no
             tokenizer can be written, or it is not the template of the training.
     """
-    saved = spec_of(manifest.plan["model"])
-    spec = without_adapters(saved)
+    spec, dtype, options, manifest = job.spec, job.dtype, job.options, job.manifest
+    tokenizer = job.tokenizer
     family = family_of(spec, options.model_type)
-    dtype = options.dtype or manifest.plan["precision"]["dtype"]
     _require_same_vocabulary(tokenizer, spec, manifest)
     trained_with = chat_template_of(manifest)
     if options.chat_template not in ("", trained_with) and trained_with:
         _require_replacement_flag(options)
     template = options.chat_template or trained_with
-    with new_folder(output) as staging:
-        checkpoint = merge_adapters(saved, read_checkpoint(source, manifest, optimizer=False))
-        write_model(staging, spec, family, checkpoint, dtype, max_bytes=options.max_shard_bytes)
-        _write_json(staging / "config.json", _config(spec, family, dtype, tokenizer))
-        _write_json(staging / "generation_config.json", _generation_config(spec, tokenizer))
-        no_tokenizer = write_hugging_face_files(
-            staging, tokenizer, tokenizer_arguments, max_length=spec.max_position_embeddings
-        )
-        if template:
-            _write_template(staging, template, no_tokenizer if options.chat_template else "")
-        measured = (
-            _compare_logits(spec, checkpoint, staging, tokenizer, dtype) if options.verifies else []
-        )
-        card = model_card(
-            manifest,
-            spec,
-            family,
-            dtype=dtype,
-            measured=measured,
-            tokenizer=no_tokenizer,
-            chat_template=_template_origin(template, trained_with),
-            for_release=options.for_release,
-        )
-        (staging / "README.md").write_text(card, encoding="utf-8")
-    return ExportResult(
-        family, dtype, no_tokenizer, measured, _template_origin(template, trained_with)
+    write_model(folder, spec, family, job.checkpoint, dtype, max_bytes=options.max_shard_bytes)
+    _write_json(folder / "config.json", _config(spec, family, dtype, tokenizer))
+    _write_json(folder / "generation_config.json", _generation_config(spec, tokenizer))
+    no_tokenizer = write_hugging_face_files(
+        folder, tokenizer, job.tokenizer_arguments, max_length=spec.max_position_embeddings
     )
+    if template:
+        _write_template(folder, template, no_tokenizer if options.chat_template else "")
+    measured = (
+        _compare_logits(spec, job.checkpoint, folder, tokenizer, dtype) if options.verifies else []
+    )
+    origin = _template_origin(template, trained_with)
+    card = model_card(
+        manifest,
+        spec,
+        family,
+        dtype=dtype,
+        measured=measured,
+        tokenizer=no_tokenizer,
+        chat_template=origin,
+        for_release=options.for_release,
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    return ExportResult(family, dtype, no_tokenizer, measured, origin)
 
 
 def chat_template_of(manifest: Manifest) -> str:

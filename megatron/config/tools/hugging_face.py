@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from megatron.config.parsing.flags import Spelling
+from megatron.common.registry import EXPORTERS
+from megatron.config.parsing.flags import Names, Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,9 @@ class ExportConfig:
 
     save: str
     """Folder to write; it must be new or empty."""
+
+    exporter: Annotated[str, Names(EXPORTERS)] = "transformers"
+    """Format to write: transformers, or that of a plugin's exporter."""
 
     model_type: (
         Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"] | None

@@ -10,7 +10,7 @@ from checkpoints import whole_weights
 from tiny import tiny_config, tiny_plan
 from transformers import AutoModelForCausalLM
 
-from megatron.checkpointing.hugging_face.export import ExportOptions, export
+from megatron.checkpointing.export import Export, ExportOptions, export
 from megatron.checkpointing.hugging_face.import_model import ImportOptions, import_model
 from megatron.checkpointing.manifest import Manifest, read_manifest, record_file, write_manifest
 from megatron.checkpointing.resharding.universal import read_checkpoint
@@ -41,8 +41,15 @@ def test_what_an_engine_saved_is_evaluated_by_others(build, micro_batch, tmp_pat
         files=tuple(map(record_file, sorted(folder.iterdir()))),
     )
     write_manifest(folder, manifest)
-    wishes = {"tokenizer_type": "NullTokenizer", "vocab_size": 10}
-    written = export(folder, manifest, tmp_path / "hf", NullTokenizer(10), wishes, ExportOptions())
+    arguments = {"tokenizer_type": "NullTokenizer", "vocab_size": 10}
+    job = Export(
+        source=folder,
+        manifest=manifest,
+        tokenizer=NullTokenizer(10),
+        tokenizer_arguments=arguments,
+        options=ExportOptions(),
+    )
+    written = export(job, tmp_path / "hf")
     assert written.dtype == ("bf16" if "--bf16" in saving else "fp32")
     assert all(one.is_equal for one in written.measured)
 
