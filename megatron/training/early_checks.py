@@ -13,7 +13,7 @@ from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
 from megatron.config.validation import Validated, validate
-from megatron.data.token_files.indexed_dataset import existing_pair
+from megatron.data.token_files.pair_files import existing_pair
 from megatron.tokenizer.build import tokenizer_problems
 
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")

@@ -17,8 +17,7 @@ from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shar
 from megatron.data.sampling.index_cache import cached_sizes
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.splits import document_range, split_ranges
-from megatron.data.token_files.indexed_dataset import IndexedDataset
-from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from megatron.data.preprocessing.shard_writer import (
     ShardState,
     existing_files,
     finished_shards,
+    intact_shards,
     new_state,
     read_options,
     remove_folders,
@@ -41,8 +42,9 @@ from megatron.data.token_files.publish import (
 )
 
 _PUBLISH = "publish.json"
+_JOINED = ".joined"  # added to a key: how many bytes of its tokens are joined
 _BATCH_BYTES = 1 << 30  # tokens that lie on disk twice while shards are joined, at most
-_COPYING = 4  # processes; more do not copy faster
+_COPYING = 4  # threads; more do not copy faster
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,31 @@ def was_assembled(staging: Path) -> bool:
     return (staging / _PUBLISH).exists()
 
 
+def _read_assembled(staging: Path) -> dict[str, Any]:
+    """Return the list of assembled files.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    path = staging / _PUBLISH
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if content.keys() >= {"pairs", "moves", "report"}:
+            return content
+        problem = "entries are missing"
+    except (ValueError, AttributeError) as error:
+        problem = str(error)
+    raise DataError(
+        f"{path} is damaged ({problem}); remove it, and run the same command with --resume to join "
+        "the shards again"
+    )
+
+
 def forget_assembled(staging: Path) -> None:
     """Begin again: do not publish what is assembled. Called before shards change."""
     with write_errors_name(staging):
-        (staging / _PUBLISH).unlink(missing_ok=True)
+        for path in (staging / _PUBLISH, *staging.glob(f"*{_JOINED}")):
+            path.unlink(missing_ok=True)
 
 
 def require_assembled_of(spec: PreprocessSpec, options: Mapping[str, Any]) -> None:
@@ -78,7 +101,7 @@ def require_assembled_of(spec: PreprocessSpec, options: Mapping[str, Any]) -> No
         DataError: listing all that is different.
     """
     staging = spec.staging
-    content = json.loads((staging / _PUBLISH).read_text())
+    content = _read_assembled(staging)
     assembled = content.get("options")
     begin_again = f"remove {staging}, and convert again"
     if assembled is None:
@@ -190,7 +213,7 @@ def assemble(
 
 def publish_assembled(staging: Path) -> list[Written]:
     """Rename the assembled files to their names. If killed, the next run continues here."""
-    assembled = json.loads((staging / _PUBLISH).read_text())
+    assembled = _read_assembled(staging)
     for k, (bin_path, idx_path, prefix) in enumerate(assembled["pairs"]):
         publish_pair(Path(bin_path), Path(idx_path), _staged_digests(staging, k), prefix)
     for source, target in assembled["moves"]:
@@ -233,7 +256,7 @@ def _finished_of(
     Raises:
         DataError: shards are not finished, or were made with other options or inputs.
     """
-    finished = finished_shards(spec.staging)
+    finished = intact_shards(spec.staging, finished_shards(spec.staging))
     names: list[str] = []
     missing = []
     for shard in shards:
@@ -292,22 +315,25 @@ def _join_tokens(
 ) -> None:
     """Move the tokens of all shards into one file.
 
-    A shard's own file is removed when its tokens are on disk in the other, so that no disk need
-    hold all of them twice. After a kill, those that are left go on to the same positions.
+    The file of a shard is removed once its tokens are on disk in `target`, so that no disk need
+    hold all of them twice. A file beside it records up to which byte that is so, for a run that
+    goes on after a kill.
     """
-    extents, end = [], 0
+    target.touch()
+    record = target.with_suffix(_JOINED)
+    joined = min(_read_joined(record), target.stat().st_size)
+    left, end = [], 0
     for name, state in states.items():
         num_bytes = state.lengths.get(target.name, 0)
-        extents.append(Extent(staging / name / target.name, 0, end, num_bytes))
+        extent = Extent(staging / name / target.name, 0, end, num_bytes)
         end += num_bytes
-    target.touch()
-    left = [each for each in extents if each.source.exists()]
-    moved = [each for each in extents if each.num_bytes and not each.source.exists()]
-    if any(each.target_offset + each.num_bytes > target.stat().st_size for each in moved):
-        raise DataError(
-            f"tokens of finished shards are missing in {staging}; run without --resume to begin "
-            "again"
-        )
+        if extent.source.exists():
+            left.append(extent)
+        elif num_bytes and end > joined:
+            raise DataError(
+                f"tokens of finished shards are missing in {staging}; run without --resume to "
+                "convert all again"
+            )
     os.truncate(target, end)
     while left:
         batch, num_bytes = [], 0
@@ -316,8 +342,17 @@ def _join_tokens(
             num_bytes += batch[-1].num_bytes
         copy_extents(batch, target, workers=workers if num_bytes >= _BATCH_BYTES else 1)
         flush(target)
+        write_json(record, batch[-1].target_offset + batch[-1].num_bytes)
         for each in batch:
             each.source.unlink()
+
+
+def _read_joined(record: Path) -> int:
+    """Return up to which byte the joined tokens are on disk; 0 where nothing is recorded."""
+    try:
+        return int(record.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def _content(
@@ -368,6 +403,7 @@ def _staged_bad_lines(spec: PreprocessSpec, folders: Sequence[Path]) -> Iterator
         staged = Path(spec.bad_lines_path + ".new")
         staged.unlink(missing_ok=True)
         copy_extents(lay_end_to_end(_bad_lines_of(folders)), staged)
+        flush(staged)
     yield [str(staged), spec.bad_lines_path]
 
 

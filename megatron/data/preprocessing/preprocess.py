@@ -42,6 +42,7 @@ from megatron.data.preprocessing.shard_writer import (
     ShardState,
     ShardWriter,
     finished_shards,
+    intact_shards,
     record_options,
     remove_folders,
     staging_lock,
@@ -76,6 +77,7 @@ def preprocess(spec: PreprocessSpec) -> list[Written]:
         rules, options = _begin(spec)
         if was_assembled(spec.staging):
             require_assembled_of(spec, options)
+            log.info("--resume: all shards in %s are joined; publishes them", spec.staging)
             return publish_assembled(spec.staging)
         shards = plan_shards(spec.sources(), spec.shard_bytes)
         convert_shards(spec, rules, shards, options)
@@ -141,14 +143,19 @@ def convert_shards(
     finished = finished_shards(spec.staging) if spec.resume else {}
     require_same_options(spec.staging, finished.values(), options)
     require_no_bad_lines(spec, sum(state.bad for state in finished.values()))
+    names = {shard.name for shard in shards}
+    finished = intact_shards(
+        spec.staging,
+        {name: state for name, state in finished.items() if name.partition("-")[0] in names},
+    )
     convert = _Convert(spec, rules, record_options(spec.staging, options), finished)
     has_streams = any(shard.is_stream for shard in shards)  # of unknown length
     total_bytes = 0 if has_streams else sum(shard.num_bytes for shard in shards)
     progress = Progress(total_bytes, log_interval=spec.log_interval)
-    names = {shard.name for shard in shards}
-    for name, state in finished.items():
-        if name.partition("-")[0] in names:
-            progress.add_earlier(state.documents + state.dropped, state.tokens, state.file_bytes)
+    if spec.resume:
+        log.info("--resume: skips %d finished shards in %s", len(finished), spec.staging)
+    for state in finished.values():
+        progress.add_earlier(state.documents + state.dropped, state.tokens, state.file_bytes)
     num_named = 0
     try:
         for done in _converted(convert, shards):

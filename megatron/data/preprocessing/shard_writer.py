@@ -1,13 +1,13 @@
-"""Converts one shard of the input into token files of its own, with a marker when it is finished.
+"""Shard writer: converts one shard of the input into token files of its own, with a marker at the end.
 
-A shard without the marker counts for nothing and is converted again.
+A shard without the marker, or whose files differ from it, is converted again. So nothing waits for
+the disk: the marker has a digest of each file, and what a power failure took is found by it.
 """
 
 import fcntl
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,10 +15,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from numpy.typing import NDArray
+from xxhash import xxh3_128
+
 from megatron.common.atomic_files import replace_text
 from megatron.common.errors import BusyError, DataError
 from megatron.data.preprocessing.block_encoder import Encoded
 from megatron.data.preprocessing.quality import Tally
+from megatron.data.token_files.disk_file import file_digest
 from megatron.data.token_files.publish import write_errors_name
 
 log = logging.getLogger(__name__)
@@ -41,6 +45,7 @@ class ShardState:
     file_bytes: int = 0
     tokens: int = 0
     lengths: dict[str, int] = field(default_factory=dict)  # bytes of each file
+    digests: dict[str, str] = field(default_factory=dict)  # XXH3 of each file
     tallies: list[Tally] = field(default_factory=list)
     text_end: int = 0  # of a shard of unpacked text: its end in the text
     is_last: bool = True
@@ -73,6 +78,7 @@ class ShardWriter:
         self.state = new_state(num_keys)
         self.state.options = options
         self._files: dict[str, BinaryIO] = {}
+        self._digests: dict[str, xxh3_128] = {}
         self._closing = ExitStack()
         with write_errors_name(folder):
             folder.mkdir(exist_ok=True)
@@ -85,11 +91,11 @@ class ShardWriter:
         state = self.state
         with write_errors_name(self.folder):
             for k, key in enumerate(encoded.keys):
-                self._file(f"{k}.bin").write(key.tokens.data)
-                self._file(f"{k}.sizes").write(key.sizes.data)
-                self._file(f"{k}.hashes").write(key.hashes.data)
+                self._write(f"{k}.bin", key.tokens)
+                self._write(f"{k}.sizes", key.sizes)
+                self._write(f"{k}.hashes", key.hashes)
                 if key.counts is not None:
-                    self._file(f"{k}.counts").write(key.counts.data)
+                    self._write(f"{k}.counts", key.counts)
                 state.tallies[k].add(key.tally, state.written[k])
                 state.written[k] += key.num_documents
                 state.empty[k] += key.num_empty
@@ -103,16 +109,16 @@ class ShardWriter:
         """Add a bad line."""
         self.state.bad += 1
         with write_errors_name(self.folder):
-            self._file("bad").write(json.dumps(entry).encode() + b"\n")
+            self._write("bad", json.dumps(entry).encode() + b"\n")
 
     def finish(self) -> None:
-        """Flush all files to the disk, then write the marker."""
+        """Close all files, then write the marker."""
         with write_errors_name(self.folder):
             for name, file in self._files.items():
-                file.flush()
-                os.fsync(file.fileno())
                 self.state.lengths[name] = file.tell()
-            write_json(self.folder / FINISHED, asdict(self.state))
+                self.state.digests[name] = self._digests[name].hexdigest()
+                file.close()
+            write_json(self.folder / FINISHED, asdict(self.state), is_flushed=False)
             self._closing.close()
 
     def close(self) -> None:
@@ -120,25 +126,44 @@ class ShardWriter:
         with suppress(OSError):  # closing writes what is buffered, and the disk may be full
             self._closing.close()
 
-    def _file(self, name: str) -> BinaryIO:
+    def _write(self, name: str, content: NDArray | bytes) -> None:
         if name not in self._files:
             file = (self.folder / name).open("wb")
             self._files[name] = self._closing.enter_context(file)
-        return self._files[name]
+            self._digests[name] = xxh3_128()
+        data = memoryview(content)
+        self._files[name].write(data)
+        self._digests[name].update(data)
 
 
 def finished_shards(staging: Path) -> dict[str, ShardState]:
-    """Return the shards that are finished, by name; log those whose files are damaged."""
+    """Return the shards that have a marker and files of its lengths, by name; log the others."""
     found = {}
     for marker in sorted(staging.glob(f"*/{FINISHED}")):
-        try:
+        with _logged(marker.parent):
             state = _read_marker(marker)
             _require_lengths(marker.parent, state)
-        except DataError as error:
-            log.warning("%s counts as not finished: %s", marker.parent, error)
-        else:
             found[marker.parent.name] = state
     return found
+
+
+def intact_shards(staging: Path, finished: Mapping[str, ShardState]) -> dict[str, ShardState]:
+    """Return those of the finished shards whose files have the digests of the marker; log others."""
+    found = {}
+    for name, state in finished.items():
+        with _logged(staging / name):
+            _require_digests(staging / name, state)
+            found[name] = state
+    return found
+
+
+@contextmanager
+def _logged(folder: Path) -> Iterator[None]:
+    """Log what is wrong with a shard, which then counts as not finished."""
+    try:
+        yield
+    except DataError as error:
+        log.warning("%s counts as not finished: %s", folder, error)
 
 
 def _read_marker(marker: Path) -> ShardState:
@@ -174,6 +199,18 @@ def _require_lengths(folder: Path, state: ShardState) -> None:
                 raise DataError(f"{name} has {found} bytes instead of {length}")
 
 
+def _require_digests(folder: Path, state: ShardState) -> None:
+    """Check the content of the files that are left; an earlier version recorded no digests.
+
+    Raises:
+        DataError: a file is not what was written, or cannot be read.
+    """
+    for name, digest in state.digests.items():
+        path = folder / name
+        if path.exists() and file_digest(path) != digest:
+            raise DataError(f"{name} is not what was written")
+
+
 def remove_folders(folders: Iterable[Path]) -> None:
     """Remove shards, or all of the work in progress; of a shard the marker goes first."""
     for folder in folders:
@@ -182,10 +219,10 @@ def remove_folders(folders: Iterable[Path]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, *, is_flushed: bool = True) -> None:
     """Write `path` atomically."""
     text = json.dumps(value, indent=1) + "\n"
-    replace_text(path, text, has_one_writer=True, is_flushed=True)
+    replace_text(path, text, has_one_writer=True, is_flushed=is_flushed)
 
 
 def record_options(staging: Path, options: Mapping[str, Any]) -> str:
@@ -198,9 +235,18 @@ def record_options(staging: Path, options: Mapping[str, Any]) -> str:
 
 
 def read_options(staging: Path, digest: str) -> dict[str, Any]:
-    """Return the options that `record_options` wrote; empty if they are lost."""
+    """Return the options that `record_options` wrote; empty if they are lost.
+
+    Raises:
+        DataError: the file is damaged.
+    """
     path = staging / f"options-{digest}.json"
-    options: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        options: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); convert again without --resume") from error
     return options
 
 

@@ -167,6 +167,7 @@ def unpack(
                         f"--input {source.path} is shorter than it was when this run was "
                         "interrupted, or holds other lines"
                     )
+                read = position() or end
                 continue
             path = folder / f"{name}.text"
             with write_errors_name(path), path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""Index files (.idx) of token sequences, written in both formats with bounded memory."""
+"""Index files (.idx) of token sequences: headers read and indexes written, in both formats."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -8,6 +8,9 @@ from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from megatron.common.errors import DataError
+from megatron.data.token_files.pair_files import require_length
 
 CHUNK = 1 << 16  # entries of an index handled at a time: memory stays bounded, and in the cache
 
@@ -45,6 +48,68 @@ class IndexContent:
 def dtype_code(dtype: np.dtype) -> int:
     """Return the code of `dtype` in a header."""
     return {known: code for code, known in DTYPES.items()}[dtype]
+
+
+def read_mmap_header(idx_path: Path) -> tuple[np.dtype, int, int]:
+    """Return the dtype of the tokens and the numbers of sequences and of document entries.
+
+    Raises:
+        DataError: the file is not an index of `--dataset-impl mmap`, or has another length.
+    """
+    version, code, num_sequences, num_entries = _read_header(
+        idx_path, "mmap", MMAP_MAGIC, MMAP_HEADER
+    )
+    dtype = _dtype_of(idx_path, version, code)
+    require_length(idx_path, MMAP_HEADER.size + 12 * num_sequences + 8 * num_entries)
+    return dtype, num_sequences, num_entries
+
+
+def read_legacy_header(idx_path: Path) -> tuple[np.dtype, int, int]:
+    """Return the dtype of the tokens and the numbers of sequences and of document entries.
+
+    Raises:
+        DataError: the file is not an index of `--dataset-impl lazy` and `cached`, or has another
+            length.
+    """
+    version, code, itemsize, num_sequences, num_sizes, num_entries = _read_header(
+        idx_path, "lazy or cached", LEGACY_MAGIC, LEGACY_HEADER
+    )
+    dtype = _dtype_of(idx_path, version, code)
+    if dtype.itemsize != itemsize:
+        raise DataError(
+            f"{idx_path} has {itemsize} bytes a token, but its data type code {code} has "
+            f"{dtype.itemsize}; make the file again"
+        )
+    if num_sizes != num_sequences:
+        raise DataError(
+            f"{idx_path} holds {num_sizes} dimensions for {num_sequences} sequences; only "
+            "sequences of one dimension are token files"
+        )
+    require_length(idx_path, LEGACY_HEADER.size + 8 * (3 * num_sequences + 2 + num_entries))
+    return dtype, num_sequences, num_entries
+
+
+def _read_header(idx_path: Path, impl: str, magic: bytes, header: struct.Struct) -> list[int]:
+    """Return the fields behind the magic bytes."""
+    with idx_path.open("rb") as file:
+        content = file.read(header.size)
+    if content[: len(magic)] != magic[: len(content)]:
+        raise DataError(
+            f"{idx_path} is not an index of --dataset-impl {impl}: it starts with "
+            f"{content[: len(magic)]!r}, expected {magic!r}; leave --dataset-impl out, or make the "
+            "file again with tools/preprocess_data.py"
+        )
+    if len(content) < header.size:
+        raise DataError(f"{idx_path} is truncated: {len(content)} of {header.size} header bytes")
+    return [*header.unpack(content)[1:]]
+
+
+def _dtype_of(idx_path: Path, version: int, code: int) -> np.dtype:
+    if version != VERSION:
+        raise DataError(f"{idx_path} has format version {version}; this code reads {VERSION}")
+    if code not in DTYPES:
+        raise DataError(f"{idx_path} has unknown data type code {code}; known are 1 to 8")
+    return DTYPES[code]
 
 
 def write_mmap_index(file: BinaryIO, content: IndexContent) -> None:

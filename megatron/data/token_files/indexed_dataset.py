@@ -1,4 +1,4 @@
-"""Indexed dataset (.bin/.idx): token sequences on disk, independent of a tokenizer."""
+"""Indexed dataset (.bin/.idx): token sequences on disk, in the mmap format or the older one."""
 
 import mmap
 from contextlib import suppress
@@ -7,29 +7,28 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from xxhash import xxh3_128
 
 from megatron.common.atomic_files import temporary_beside
-from megatron.common.errors import DataError, WrongDataError
+from megatron.common.errors import DataError
 from megatron.data.token_files.block_digests import digests_path, write_digests
-from megatron.data.token_files.disk_file import cannot_open, cut_under_the_reader
+from megatron.data.token_files.disk_file import cannot_open, cut_under_the_reader, file_digest
 from megatron.data.token_files.index_files import (
-    DTYPES,
+    LEGACY_HEADER,
+    LEGACY_MAGIC,
     MMAP_HEADER,
-    MMAP_MAGIC,
-    VERSION,
     IndexContent,
     counting,
     dtype_code,
     pieces_of,
     pieces_of_file,
+    read_legacy_header,
+    read_mmap_header,
     starts_and_ends,
     write_mmap_index,
 )
+from megatron.data.token_files.pair_files import existing_pair, pair_of, require_length
 from megatron.data.token_files.publish import publish_pair, write_errors_name
 from megatron.data.token_files.token_file import TokenFile
-
-_HASHED_BYTES = 1 << 18  # of an index at a time, which stays in the processor's cache
 
 
 def best_dtype(vocab_size: int) -> np.dtype:
@@ -57,7 +56,7 @@ class IndexedDataset:
     def __init__(self, prefix: str | Path):
         self.prefix = str(prefix)
         self.bin_path, self.idx_path = existing_pair(self.prefix)
-        self.dtype, num_sequences, num_entries = _read_header(self.idx_path)
+        self.dtype, num_sequences, num_entries = read_mmap_header(self.idx_path)
 
         index = self._map_index()
         sizes_end = MMAP_HEADER.size + 4 * num_sequences
@@ -128,14 +127,7 @@ class IndexedDataset:
         Raises:
             DataError: the file cannot be read.
         """
-        digest, buffer = xxh3_128(), bytearray(_HASHED_BYTES)
-        try:
-            with self.idx_path.open("rb", buffering=0) as file:
-                while count := file.readinto(buffer):
-                    digest.update(memoryview(buffer)[:count])
-        except OSError as error:
-            raise DataError(f"cannot read {self.idx_path}: {error.strerror or error}") from error
-        return digest.hexdigest()
+        return file_digest(self.idx_path)
 
     def verify(self) -> None:
         """Check that sequences and documents follow one another without gap or overlap.
@@ -167,6 +159,104 @@ class IndexedDataset:
         return int(self.pointers[i]) // self.dtype.itemsize
 
 
+def verify_documents(idx_path: Path, document_starts: NDArray, num_sequences: int) -> None:
+    """Raise a DataError unless `document_starts` goes up from 0 to `num_sequences`."""
+    previous = 0
+    for i, piece in enumerate(pieces_of(document_starts)):
+        steps = np.diff(piece, prepend=previous)
+        if (steps < 0).any() or (i == 0 and piece[0] != 0):
+            previous = -1
+            break
+        previous = int(piece[-1])
+    if previous != num_sequences or not len(document_starts):
+        raise DataError(
+            f"{idx_path} is damaged: the starts of its documents do not go from 0 to "
+            f"{num_sequences}; make the file again"
+        )
+
+
+class LegacyIndexedDataset(IndexedDataset):
+    """Sequences of tokens in PREFIX.bin, found through a PREFIX.idx of the older format.
+
+    The index is mapped, so there is no difference between lazy and cached reading.
+
+    Raises:
+        DataError: a file is missing, truncated, too long, or of another format.
+
+    Shapes: sizes [sequences] int64; the others as in IndexedDataset.
+    """
+
+    def __init__(self, prefix: str | Path):
+        self.prefix = str(prefix)
+        self.bin_path, self.idx_path = existing_pair(self.prefix)
+        self.dtype, num_sequences, num_entries = read_legacy_header(self.idx_path)
+        index = np.frombuffer(self._map_index(), "<i8", offset=LEGACY_HEADER.size)
+        self._offsets = index[num_sequences + 1 : 2 * num_sequences + 2]
+        self.sizes = index[2 * num_sequences + 2 : 3 * num_sequences + 2]
+        self.document_starts = index[3 * num_sequences + 2 : 3 * num_sequences + 2 + num_entries]
+        require_length(self.bin_path, int(self._offsets[-1]) * self.dtype.itemsize)
+        self.tokens = TokenFile(self.bin_path, self.dtype)
+
+    @property
+    def pointers(self) -> NDArray:  # type: ignore[override]  # an array of the other format
+        """Byte at which each sequence starts; computed anew at every use."""
+        return self._offsets[:-1] * self.dtype.itemsize
+
+    def token_starts(self, sequences: NDArray) -> NDArray:
+        """Return the start of each of `sequences` in `tokens`. Shapes: [n] -> [n] int64."""
+        return self._offsets[sequences]
+
+    def _start(self, i: int) -> int:
+        return int(self._offsets[i])
+
+    def _verify_pointers(self) -> None:
+        first = 0
+        for starts, ends in starts_and_ends(pieces_of(self.sizes)):
+            offsets = self._offsets[first : first + len(starts) + 1]
+            wrong = (offsets[:-1] != starts) | (offsets[1:] != ends) | (ends < starts)
+            if wrong.any():
+                i = int(wrong.argmax())
+                raise DataError(
+                    f"{self.idx_path} is damaged: sequence {first + i} has size "
+                    f"{self.sizes[first + i]} and lies at tokens {offsets[i]} to "
+                    f"{offsets[i + 1]}, expected {starts[i]}; make the file again"
+                )
+            first += len(starts)
+
+
+FORMATS: dict[str, type[IndexedDataset]] = {
+    "lazy": LegacyIndexedDataset,
+    "cached": LegacyIndexedDataset,
+    "mmap": IndexedDataset,
+}
+"""Reader of a format, by the word of `--dataset-impl`."""
+
+
+def infer_format(prefix: str | Path) -> str:
+    """Return "mmap" or "cached", by the first bytes of PREFIX.idx.
+
+    Raises:
+        DataError: a file is missing, or the index is of neither format.
+    """
+    _, idx_path = existing_pair(str(prefix))
+    with idx_path.open("rb") as file:
+        magic = file.read(len(LEGACY_MAGIC))
+    return "cached" if magic == LEGACY_MAGIC else "mmap"
+
+
+def open_token_files(prefix: str | Path, dataset_impl: str = "infer") -> IndexedDataset:
+    """Return the token files at `prefix`, of either format.
+
+    Raises:
+        DataError: a file is missing, damaged, of another format than `dataset_impl`, or the disk
+            does not let it be read.
+    """
+    try:
+        return FORMATS[infer_format(prefix) if dataset_impl == "infer" else dataset_impl](prefix)
+    except OSError as error:
+        raise cannot_open(error.filename or f"{prefix}.bin or .idx", error) from error
+
+
 class IndexedDatasetWriter:
     """Writes a .bin/.idx pair of one sequence per document; memory does not grow with it.
 
@@ -185,7 +275,7 @@ class IndexedDatasetWriter:
         self.num_documents = 0
         self.num_tokens = 0
         self.prefix = str(prefix)
-        self._bin_path, self._idx_path = _pair(self.prefix)
+        self._bin_path, self._idx_path = pair_of(self.prefix)
         self._bin_temporary = temporary_beside(self._bin_path)
         self._idx_temporary = temporary_beside(self._idx_path)
         self._digests_temporary = temporary_beside(digests_path(self._bin_path))
@@ -275,73 +365,3 @@ class IndexedDatasetWriter:
                     f"{what} {value} does not fit {dtype.name} in {self._bin_path} "
                     f"({limits.min} to {limits.max})"
                 )
-
-
-def _pair(prefix: str) -> tuple[Path, Path]:
-    return Path(prefix + ".bin"), Path(prefix + ".idx")
-
-
-def existing_pair(prefix: str) -> tuple[Path, Path]:
-    """Return the paths of .bin and .idx, or raise a WrongDataError that says what is missing."""
-    pair = _pair(prefix)
-    missing = [str(path) for path in pair if not path.is_file()]
-    if not missing:
-        return pair
-    hint = "give the path of a .bin/.idx pair without its suffix"
-    if prefix.endswith((".bin", ".idx")):
-        hint = f"give the path without its suffix: {prefix[:-4]}"
-    elif prefix.endswith("_tokens_document"):
-        hint = (
-            "tools/preprocess_data.py --conversations makes them, for --data-path "
-            f"{prefix.removesuffix('_tokens_document')}"
-        )
-    raise WrongDataError(f"no token files at {prefix}: {' and '.join(missing)} missing; {hint}")
-
-
-def _read_header(idx_path: Path) -> tuple[np.dtype, int, int]:
-    """Return the tokens' type and the numbers of sequences and of document entries."""
-    with idx_path.open("rb") as file:
-        header = file.read(MMAP_HEADER.size)
-    if header[: len(MMAP_MAGIC)] != MMAP_MAGIC[: len(header)]:
-        raise DataError(
-            f"{idx_path} is not an index of the mmap format: it starts with {header[:9]!r}, "
-            f"expected {MMAP_MAGIC!r}; make it with tools/preprocess_data.py --dataset-impl mmap"
-        )
-    if len(header) < MMAP_HEADER.size:
-        raise DataError(
-            f"{idx_path} is truncated: {len(header)} of {MMAP_HEADER.size} header bytes"
-        )
-    version, code, num_sequences, num_entries = MMAP_HEADER.unpack(header)[1:]
-    if version != VERSION:
-        raise DataError(f"{idx_path} has format version {version}; this code reads {VERSION}")
-    if code not in DTYPES:
-        raise DataError(f"{idx_path} has unknown data type code {code}; known are 1 to 8")
-    require_length(idx_path, MMAP_HEADER.size + 12 * num_sequences + 8 * num_entries)
-    return DTYPES[code], num_sequences, num_entries
-
-
-def require_length(path: Path, expected_bytes: int) -> None:
-    """Raise a DataError if the file `path` is not of this length."""
-    found_bytes = path.stat().st_size
-    if found_bytes != expected_bytes:
-        state = "truncated" if found_bytes < expected_bytes else "not of this index"
-        raise DataError(
-            f"{path} is {state}: expected {expected_bytes} bytes, found {found_bytes}; "
-            "copy or make the .bin/.idx pair again"
-        )
-
-
-def verify_documents(idx_path: Path, document_starts: NDArray, num_sequences: int) -> None:
-    """Raise a DataError unless `document_starts` goes up from 0 to `num_sequences`."""
-    previous = 0
-    for i, piece in enumerate(pieces_of(document_starts)):
-        steps = np.diff(piece, prepend=previous)
-        if (steps < 0).any() or (i == 0 and piece[0] != 0):
-            previous = -1
-            break
-        previous = int(piece[-1])
-    if previous != num_sequences or not len(document_starts):
-        raise DataError(
-            f"{idx_path} is damaged: the starts of its documents do not go from 0 to "
-            f"{num_sequences}; make the file again"
-        )

@@ -12,8 +12,7 @@ from megatron.common.errors import DataError
 from megatron.data.token_files.block_digests import digests_path, write_digests
 from megatron.data.token_files.copying import copy_extents, lay_end_to_end
 from megatron.data.token_files.index_files import INDEX_WRITERS, IndexContent, pieces_of
-from megatron.data.token_files.indexed_dataset import IndexedDataset
-from megatron.data.token_files.legacy_indexed_dataset import infer_format, open_token_files
+from megatron.data.token_files.indexed_dataset import IndexedDataset, infer_format, open_token_files
 from megatron.data.token_files.publish import publish_pair, write_errors_name
 
 

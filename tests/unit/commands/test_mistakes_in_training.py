@@ -65,7 +65,7 @@ MISTAKES = [
     ("--deepspeed_config batch.json", ["batch.json", "gradient_clipping is 0.5", "--clip-grad is"]),
     ("--max-position-embeddings 5", ["--max-position-embeddings 5", "--seq-length 6"]),
     ("--data-path none", ["no token files at none", "none.bin", "none.idx"]),
-    ("--data-path corpus.bin", ["corpus.bin", "without its suffix: corpus"]),
+    ("--data-path corpus.bin", ["corpus.bin", "without its suffix", "did you mean corpus?"]),
     ("--data-path 0.3 corpus 0.7", ["--data-path", "3 values"]),
     ("--train-samples 3", ["--train-iters", "--train-samples"]),
     ("--tokenizer-type Bert", ["--tokenizer-type Bert", "GPT2BPETokenizer"]),

@@ -23,7 +23,7 @@ from megatron.checkpointing.resharding.unpickle import read_state
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.data.sampling.index_cache import cached_maps
 from megatron.data.sampling.index_size import MapRoom
-from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+from megatron.data.token_files.indexed_dataset import open_token_files
 from megatron.tensor_parallel.sharding import shard_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -194,5 +194,5 @@ def test_the_older_format_gives_the_same_samples(tmp_path):
         for i in range(20):
             assert np.array_equal(found[i]["tokens"], whole[i]["tokens"])
         assert found.origin(3).pieces == whole.origin(3).pieces
-    with pytest.raises(DataError, match="is not an index of the mmap format"):
+    with pytest.raises(DataError, match="is not an index of --dataset-impl mmap"):
         build("--data-path", older, "--data-impl", "mmap")

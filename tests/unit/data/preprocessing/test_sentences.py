@@ -13,7 +13,7 @@ from megatron.data.preprocessing import sentences
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.sentences import SentenceSplitter, build_splitter
-from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+from megatron.data.token_files.indexed_dataset import open_token_files
 
 punkt = pytest.importorskip("nltk.tokenize.punkt")
 

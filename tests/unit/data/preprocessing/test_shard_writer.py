@@ -19,6 +19,7 @@ from bytes_tokenizer import BytesTokenizer
 from megatron.common.errors import DataError
 from megatron.data.preprocessing.preprocess import convert_share, merge_shards, preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+from megatron.data.preprocessing.progress import Progress
 from megatron.data.preprocessing.shard_writer import ShardWriter
 from megatron.data.preprocessing.shards import plan_shards, shards_of_rank
 from megatron.data.readers.inputs import find_sources
@@ -245,6 +246,28 @@ def test_work_of_an_earlier_version_is_not_published_unseen(directory, monkeypat
         preprocess(wishes)
     preprocess(replace(wishes, resume=False))
     assert len(IndexedDataset(directory / "out_a_document")) == 290
+
+
+@pytest.mark.parametrize("content", ["", '{"pairs": []', '{"pairs": []}', "[]"])
+def test_a_damaged_list_of_assembled_files_is_an_error(directory, monkeypatch, content):
+    spec = conversion(directory)
+    with killed_before_rename_of(monkeypatch, "document.bin"):
+        preprocess(spec)
+    path = directory / "out.stage" / "publish.json"
+    path.write_text(content)
+    for again in (preprocess, merge_shards, lambda spec: convert_share(spec, 0, 1)):
+        with pytest.raises(DataError, match=r"publish\.json is damaged .* remove it"):
+            again(spec)
+    path.unlink()
+    assert preprocess(spec)[0].documents == 290
+
+
+def test_damaged_options_of_finished_shards_are_an_error(directory):
+    convert_share(conversion(directory), 0, 2)
+    (path,) = (directory / "out.stage").glob("options-*.json")
+    path.write_text(path.read_text()[:50])
+    with pytest.raises(DataError, match="options-.* is damaged .* without --resume"):
+        convert_share(conversion(directory, append_eod=True), 0, 2)
 
 
 def conversion(directory, **wishes):
@@ -503,6 +526,58 @@ def test_a_pipe_behind_files_belongs_to_the_only_rank(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     shards = plan_shards(find_sources([str(tmp_path / "a.jsonl"), str(tmp_path / "fifo")]))
     assert shards_of_rank(shards, 0, 1) == shards
+
+
+@pytest.mark.parametrize("name", ["0.bin", "0.sizes", "0.hashes"])
+def test_a_shard_whose_content_a_power_failure_took_is_converted_again(directory, caplog, name):
+    """Its length is as recorded, and what had not reached the disk is zero."""
+    spec = conversion(directory)
+    preprocess(replace(spec, resume=False))
+    expected = outputs(directory)
+    convert_share(spec, 0, 1)
+    damaged = directory / "out.stage" / "000001" / name
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    with pytest.raises(DataError, match=r"1 of \d+ shards in .* are not finished \(000001\)"):
+        merge_shards(spec)
+    assert f"out.stage/000001 counts as not finished: {name} is not what was written" in caplog.text
+    preprocess(spec)
+    assert outputs(directory) == expected
+
+
+def test_tokens_that_were_not_joined_before_a_power_failure_are_missed(directory, monkeypatch):
+    spec = conversion(directory)
+    with killed_before_rename_of(monkeypatch, "document.bin"):
+        preprocess(spec)
+    (directory / "out.stage" / "publish.json").unlink()
+    (directory / "out.stage" / "0.joined").write_text("9")
+    with pytest.raises(DataError, match="tokens of finished shards are missing"):
+        preprocess(spec)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_resumed_run_logs_the_shards_it_skips_and_counts_each_byte_once(
+    directory, caplog, monkeypatch, is_packed
+):
+    path = directory / "a.jsonl"
+    if is_packed:
+        path.write_bytes(gzip.compress(path.read_bytes(), compresslevel=0))
+    spec = conversion(directory, shard_bytes=1500)
+    num_bytes = []
+
+    class Counting(Progress):
+        def add(self, documents, tokens, num):
+            super().add(documents, tokens, num)
+            num_bytes.append(self.bytes)
+
+    monkeypatch.setattr("megatron.data.preprocessing.preprocess.Progress", Counting)
+    convert_share(spec, 0, 1)
+    finished = sorted((directory / "out.stage").glob("*/finished.json"))
+    finished[-1].unlink()
+    finished[-2].unlink()
+    with caplog.at_level("INFO", "megatron"):
+        convert_share(spec, 0, 1)
+    assert f"--resume: skips {len(finished) - 2} finished shards" in caplog.text
+    assert num_bytes[-1] == pytest.approx(path.stat().st_size, rel=0.01)
 
 
 @pytest.mark.parametrize("keep", [None, 4])

@@ -15,8 +15,11 @@ from megatron.data.sampling.index_cache import cached_sample_index, cached_sizes
 from megatron.data.sampling.index_map import BLOCK_ROWS, IndexMapFile, digests_of
 from megatron.data.sampling.sample_index import plan_epochs
 from megatron.data.token_files.index_files import IndexContent, counting, write_legacy_index
-from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+from megatron.data.token_files.indexed_dataset import (
+    IndexedDataset,
+    IndexedDatasetWriter,
+    open_token_files,
+)
 
 SIZES = [5, 3, 9, 1, 20, 7]
 

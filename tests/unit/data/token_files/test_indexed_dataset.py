@@ -17,8 +17,8 @@ from megatron.data.token_files.indexed_dataset import (
     IndexedDataset,
     IndexedDatasetWriter,
     best_dtype,
+    open_token_files,
 )
-from megatron.data.token_files.legacy_indexed_dataset import open_token_files
 
 DOCUMENTS = [[1, 2, 3], [], [65535], [7, 0, 7, 0, 7]]
 
@@ -135,7 +135,7 @@ def test_a_missing_file_is_named(tmp_path, removed):
 
 def test_a_path_with_suffix_is_explained(tmp_path):
     write(tmp_path / "c", DOCUMENTS)
-    with pytest.raises(DataError, match=r"give the path without its suffix: .*/c$"):
+    with pytest.raises(DataError, match=r"did you mean .*/c\?$"):
         IndexedDataset(tmp_path / "c.bin")
 
 
@@ -169,7 +169,7 @@ def test_a_file_that_is_too_long_is_named(tmp_path, suffix):
 @pytest.mark.parametrize(
     ("offset", "value", "message"),
     [
-        (0, b"TNTIDX\0\0", "not an index of the mmap format: it starts with b'TNTIDX"),
+        (0, b"TNTIDX\0\0", "not an index of --dataset-impl mmap: it starts with b'TNTIDX"),
         (9, b"\2", "format version 2; this code reads 1"),
         (17, b"\x09", "unknown data type code 9"),
     ],

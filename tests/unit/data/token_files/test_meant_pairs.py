@@ -1,12 +1,11 @@
-"""A path that is no pair of token files: the error names the pairs that may be meant."""
+"""A prefix without token files: the error names the pairs with the nearest names."""
 
 from pathlib import Path
 
 import pytest
 
 from megatron.common.errors import DataError
-from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
-from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter, open_token_files
 
 
 @pytest.mark.parametrize("impl", ["infer", "mmap", "cached"])
@@ -26,5 +25,23 @@ def test_the_prefix_of_preprocessing_is_no_pair_but_those_it_made_are_named(tmp_
         open_token_files(tmp_path / f"my [corpu]_text_document{suffix}", impl)
     with pytest.raises(DataError, match="without its suffix$"):
         open_token_files(tmp_path / "other", impl)
+    with pytest.raises(DataError, match="there is no folder .*missing$"):
+        open_token_files(tmp_path / "missing" / "other", impl)
     with pytest.raises(DataError, match="--conversations makes them, for --data-path .*/other$"):
         open_token_files(tmp_path / "other_tokens_document", impl)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        *("corpus", "corpus_text", "corpus_document", "corpus.jsonl", "corpus_text_sentence"),
+        *("corpus_text_document.bin", "Corpus_text_document", "corpus_txt_document", "../pairs/"),
+    ],
+)
+def test_a_near_miss_names_the_pair(tmp_path, monkeypatch, prefix):
+    (tmp_path / "pairs").mkdir()
+    monkeypatch.chdir(tmp_path / "pairs")
+    with IndexedDatasetWriter("corpus_text_document", "u2") as writer:
+        writer.append([1])
+    with pytest.raises(DataError, match="did you mean .*corpus_text_document[?]$"):
+        open_token_files(prefix)

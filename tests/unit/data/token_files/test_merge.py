@@ -18,8 +18,11 @@ from megatron.data.token_files import copying, index_files
 from megatron.data.token_files import merge as merge_module
 from megatron.data.token_files.copying import Extent, copy_extents, lay_end_to_end
 from megatron.data.token_files.index_files import INDEX_WRITERS, IndexContent
-from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+from megatron.data.token_files.indexed_dataset import (
+    IndexedDataset,
+    IndexedDatasetWriter,
+    open_token_files,
+)
 from megatron.data.token_files.merge import merge, merged_content
 
 DOCUMENTS = [[1, 2, 3], [], [65535], [7, 0, 7, 0, 7]]
@@ -104,10 +107,10 @@ def test_every_format_reads_alike(tmp_path, dataset_impl):
 
 
 LEGACY_DAMAGE = [
-    (slice(0, 8), b"PNGIDX\0\0", "is not an index of the lazy and cached format"),
+    (slice(0, 8), b"PNGIDX\0\0", "is not an index of --dataset-impl lazy"),
     (slice(8, 16), struct.pack("<Q", 2), "format version 2"),
-    (slice(16, 24), struct.pack("<Q", 9), "data type code 9 with 2 bytes"),
-    (slice(24, 32), struct.pack("<Q", 4), "data type code 8 with 4 bytes"),
+    (slice(16, 24), struct.pack("<Q", 9), "unknown data type code 9"),
+    (slice(24, 32), struct.pack("<Q", 4), "has 4 bytes a token, but its data type code 8 has 2"),
     (slice(32, 40), struct.pack("<Q", 4), "holds 3 dimensions for 4 sequences"),
     (slice(30, None), b"", "is truncated: 30 of 56 header bytes"),
     (slice(-8, None), b"", "is truncated: expected"),

@@ -14,8 +14,11 @@ from megatron.common.errors import DataError
 from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.data.token_files import block_digests, disk_file
 from megatron.data.token_files.block_digests import BLOCK_BYTES, digests_path
-from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
-from megatron.data.token_files.legacy_indexed_dataset import open_token_files
+from megatron.data.token_files.indexed_dataset import (
+    IndexedDataset,
+    IndexedDatasetWriter,
+    open_token_files,
+)
 from megatron.data.token_files.merge import merge
 from megatron.data.token_files.token_file import TokenFile
 
