@@ -81,7 +81,7 @@ def preprocess(spec: PreprocessSpec) -> list[Written]:
             return publish_assembled(spec.staging)
         shards = plan_shards(spec.sources(), spec.shard_bytes)
         convert_shards(spec, rules, shards, options)
-        return assemble(spec, rules, shards, options)
+        return assemble(spec, rules, shards, options, verify=False)
 
 
 def convert_share(spec: PreprocessSpec, rank: int, num_ranks: int) -> None:
@@ -126,7 +126,7 @@ def merge_shards(spec: PreprocessSpec) -> list[Written]:
             written = publish_assembled(staging)
         else:
             shards = plan_shards(spec.sources(), spec.shard_bytes)
-            written = assemble(spec, rules, shards, options)
+            written = assemble(spec, rules, shards, options, verify=True)
         remove_published(staging)
     return written
 

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from numpy.typing import NDArray
 from xxhash import xxh3_128
 
 from megatron.common.atomic_files import replace_text
@@ -91,11 +90,11 @@ class ShardWriter:
         state = self.state
         with write_errors_name(self.folder):
             for k, key in enumerate(encoded.keys):
-                self._write(f"{k}.bin", key.tokens)
-                self._write(f"{k}.sizes", key.sizes)
-                self._write(f"{k}.hashes", key.hashes)
+                self._write(f"{k}.bin", key.tokens.data)
+                self._write(f"{k}.sizes", key.sizes.data)
+                self._write(f"{k}.hashes", key.hashes.data)
                 if key.counts is not None:
-                    self._write(f"{k}.counts", key.counts)
+                    self._write(f"{k}.counts", key.counts.data)
                 state.tallies[k].add(key.tally, state.written[k])
                 state.written[k] += key.num_documents
                 state.empty[k] += key.num_empty
@@ -126,14 +125,13 @@ class ShardWriter:
         with suppress(OSError):  # closing writes what is buffered, and the disk may be full
             self._closing.close()
 
-    def _write(self, name: str, content: NDArray | bytes) -> None:
+    def _write(self, name: str, content: memoryview | bytes) -> None:
         if name not in self._files:
             file = (self.folder / name).open("wb")
             self._files[name] = self._closing.enter_context(file)
             self._digests[name] = xxh3_128()
-        data = memoryview(content)
-        self._files[name].write(data)
-        self._digests[name].update(data)
+        self._files[name].write(content)
+        self._digests[name].update(content)
 
 
 def finished_shards(staging: Path) -> dict[str, ShardState]:
