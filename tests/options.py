@@ -412,6 +412,13 @@ OBJECTIVE = {
     "prefixlm": Turned("--prefixlm", "losses", **_PAIRS),
 }
 
+MASKED_LM = {
+    "mask_prob": Turned("--mask-prob 0.3", "error", says="is for pretrain_bert.py"),
+    "short_seq_prob": Turned("--short-seq-prob 0.3", "error", says="is for pretrain_bert.py"),
+    "bert_binary_head": Turned("--bert-no-binary-head", "error", says="is for pretrain_bert.py"),
+    "decoder_seq_length": Turned("--decoder-seq-length 8", "error", says="is for pretrain_t5.py"),
+}
+
 FIM = {
     "fim_rate": Turned("--fim-rate 1", "batches", on=_SLOW_TEXT, **_TRANSFER),
     "fim_spm_rate": Turned("--fim-spm-rate 0", "batches", on=_FIM, **_TRANSFER),

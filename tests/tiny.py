@@ -75,7 +75,9 @@ def tiny_config(*flags: str, without: tuple[str, ...] = ()) -> Config:
 def tiny_objective(name: ObjectiveName, *flags: str) -> ObjectivePlan:
     """Return the objective `name` of the smallest run, `flags` at its end."""
     config = tiny_config(*flags)
-    return plan_objective(config.objective, config.fim, name)
+    return plan_objective(
+        config.objective, config.fim, config.masked_lm, name, seq_length=config.model.seq_length
+    )
 
 
 def tiny_plan(

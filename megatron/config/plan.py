@@ -19,6 +19,7 @@ from megatron.common.registry import (
 from megatron.config.config import Config
 from megatron.config.data.corpora import DataPlan, data_problems, plan_data
 from megatron.config.data.corpora import with_some_data as _with_some_data
+from megatron.config.data.masked_lm import plan_sentences
 from megatron.config.data.masks import MaskPlan, plan_masks
 from megatron.config.data.objective import (
     ObjectiveName,
@@ -155,7 +156,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
     model = plan_model(config, vocab_size=vocab_size, tensor=tensor)
     raise_if_any(size_problems(config.training, model.num_parameters))
     learned = replace(
-        plan_objective(config.objective, config.fim, objective),
+        _plan_objective(config, objective),
         own_flags=OBJECTIVES.flags_of(objective, config.extensions),
     )
     storage = storage_of(config, user, world_size=world_size, device=device)
@@ -180,6 +181,7 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
                 evaluation,
                 steps.batch.global_batch_size,
                 kind=declaration_of(objective).kind,
+                sentences=plan_sentences(config.masked_lm, objective),
             ),
         ),
         masks=plan_masks(config.masks),
@@ -279,7 +281,13 @@ def plan_samples(
         chain(
             length_problems(config, user, data=replicas),
             data_problems(config.data),
-            objective_problems(config.objective, config.fim, objective),
+            objective_problems(
+                config.objective,
+                config.fim,
+                config.masked_lm,
+                objective,
+                seq_length=config.model.seq_length,
+            ),
             evaluation_problems(
                 config.evaluation,
                 config.checkpoint,
@@ -301,10 +309,21 @@ def plan_samples(
                 plan_evaluation(config.evaluation),
                 batch.global_batch_size,
                 kind=declaration_of(objective).kind,
+                sentences=plan_sentences(config.masked_lm, objective),
             ),
         ),
         masks=plan_masks(config.masks),
-        objective=plan_objective(config.objective, config.fim, objective),
+        objective=_plan_objective(config, objective),
+    )
+
+
+def _plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
+    return plan_objective(
+        config.objective,
+        config.fim,
+        config.masked_lm,
+        name,
+        seq_length=config.model.seq_length,
     )
 
 

@@ -83,7 +83,13 @@ def validate(
         problems += error.problems
         user = {}
     problems += _problems(config, user, world_size=world_size, device=device)
-    problems += objective_problems(config.objective, config.fim, objective)
+    problems += objective_problems(
+        config.objective,
+        config.fim,
+        config.masked_lm,
+        objective,
+        seq_length=config.model.seq_length,
+    )
     kind = declaration_of(objective).kind
     if config.plugins.dataset and kind != "documents":
         problems.append(f"--dataset {config.plugins.dataset} reads documents, not {kind}")

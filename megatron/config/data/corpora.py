@@ -7,6 +7,7 @@ from typing import Literal
 
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import OwnFlags
+from megatron.config.data.masked_lm import NO_SENTENCES, SentencePlan
 from megatron.config.data.split_paths import (
     SplitGroup,
     SplitPart,
@@ -76,6 +77,7 @@ SUFFIXES = {
     "documents": ("",),
     "pairs": ("_inputs_document", "_targets_document"),
     "conversations": ("_tokens_document", "_loss_mask_document"),
+    "sentences": ("",),
 }
 """Suffixes of the token files of each kind, after their prefix."""
 
@@ -116,6 +118,7 @@ class DataPlan:
     cache_path: str  # "": beside the token files
     dataset: str = ""  # of a plugin, that cuts documents into samples; "": GPT's
     own_flags: OwnFlags = ()  # of that dataset
+    sentences: SentencePlan = NO_SENTENCES  # how documents of sentences are cut into samples
     chat_template: str = ""  # Jinja that wrote the conversations, as the token files record it
 
     @property
@@ -133,6 +136,7 @@ def plan_data(
     global_batch_size: int,
     *,
     kind: str = "documents",
+    sentences: SentencePlan = NO_SENTENCES,
 ) -> DataPlan:
     """Return the decided data, once `data_problems` finds nothing.
 
@@ -141,6 +145,7 @@ def plan_data(
 
     Args:
         kind: what samples are cut from; see SUFFIXES.
+        sentences: how documents of sentences are cut.
     """
     iters = evaluation.iters
     evaluations = evaluation.number_in(training.train_iters)
@@ -158,6 +163,7 @@ def plan_data(
         sample_order=data.sample_order,
         blend_surplus=data.mid_level_dataset_surplus,
         cache_path=data.data_cache_path or "",
+        sentences=sentences,
     )
 
 

@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from megatron.common.registry import OBJECTIVES, OwnFlags
+from megatron.config.data.masked_lm import (
+    MaskedLMConfig,
+    MaskedLMPlan,
+    masked_lm_problems,
+    plan_masked_lm,
+)
 from megatron.config.parsing.flags import Spelling
 
 
@@ -86,6 +92,8 @@ class Declaration:
     sees_prefix: bool = False  # tokens of a prefix see each other
     targets_only: bool = False  # tokens of an input do not count
     takes_short_samples: bool = False  # the ends of samples may be cut off (curriculum learning)
+    tokenizer: str = "GPT2BPETokenizer"  # its type without --tokenizer-type
+    extra_ids: int = 0  # without --vocab-extra-ids
 
 
 def _declare(name: ObjectiveName, module: str, declaration: Declaration) -> None:
@@ -129,6 +137,29 @@ _declare(
         targets_only=True,
     ),
 )
+_declare(
+    "bert",
+    "bert",
+    Declaration(
+        script="pretrain_bert.py",
+        kind="sentences",
+        flags=("--mask-prob", "--short-seq-prob", "--bert-no-binary-head"),
+        view="bert",
+        tokenizer="BertWordPieceLowerCase",
+    ),
+)
+_declare(
+    "t5",
+    "t5",
+    Declaration(
+        script="pretrain_t5.py",
+        kind="sentences",
+        flags=("--mask-prob", "--short-seq-prob", "--decoder-seq-length"),
+        view="t5",
+        tokenizer="BertWordPieceLowerCase",
+        extra_ids=100,
+    ),
+)
 
 
 def declaration_of(name: ObjectiveName) -> Declaration:
@@ -160,13 +191,19 @@ class ObjectivePlan:
     reweights: bool  # by how often a position is behind the prefix
     equal_targets: bool  # each target counts as one, whatever its length
     fim: FimPlan
+    masked: MaskedLMPlan
     own_flags: OwnFlags = ()  # of a plugin's objective
 
 
 def plan_objective(
-    objective: ObjectiveConfig, fim: FimConfig, name: ObjectiveName
+    objective: ObjectiveConfig,
+    fim: FimConfig,
+    masked: MaskedLMConfig,
+    name: ObjectiveName,
+    *,
+    seq_length: int,
 ) -> ObjectivePlan:
-    """Return the objective of the script of `name`."""
+    """Return the objective of the script of `name` on samples of `seq_length` tokens."""
     declared = declaration_of(name)
     return ObjectivePlan(
         name=name,
@@ -175,13 +212,19 @@ def plan_objective(
         reweights=objective.reweight_loss_based_on_position_frequency,
         equal_targets=objective.norm_target_loss,
         fim=_plan_fim(fim),
+        masked=plan_masked_lm(masked, name, seq_length=seq_length),
     )
 
 
 def objective_problems(
-    objective: ObjectiveConfig, fim: FimConfig, name: ObjectiveName
+    objective: ObjectiveConfig,
+    fim: FimConfig,
+    masked: MaskedLMConfig,
+    name: ObjectiveName,
+    *,
+    seq_length: int,
 ) -> Iterator[str]:
-    """Yield every flag of another objective, and every rate outside 0 to 1."""
+    """Yield every flag of another objective, and every value out of its range."""
     flags = {
         "--loss-on-targets-only": objective.loss_on_targets_only,
         "--reweight-loss-based-on-position-frequency": (
@@ -190,6 +233,10 @@ def objective_problems(
         "--norm-target-loss": objective.norm_target_loss,
         "--prefixlm": objective.prefixlm,
         "--fim-rate": fim.fim_rate > 0,
+        "--mask-prob": masked.mask_prob != MaskedLMConfig.mask_prob,
+        "--short-seq-prob": masked.short_seq_prob != MaskedLMConfig.short_seq_prob,
+        "--bert-no-binary-head": not masked.bert_binary_head,
+        "--decoder-seq-length": masked.decoder_seq_length is not None,
     }
     own = declaration_of(name)
     for flag, given in flags.items():
@@ -205,6 +252,8 @@ def objective_problems(
     ):
         if not 0 <= rate <= 1:
             yield f"{flag} {rate} must be from 0 to 1"
+    if own.kind == "sentences":
+        yield from masked_lm_problems(masked, name, seq_length=seq_length)
 
 
 def objective_notices(objective: ObjectivePlan) -> Iterator[str]:

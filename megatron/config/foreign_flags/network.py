@@ -10,7 +10,7 @@ _EQUAL = (
     "copies of a weight on tensor-parallel ranks begin equal, get equal gradients and stay equal: "
     "there is nothing to synchronise"
 )
-_MASKED = "masked language models are not built: this is a flag of BERT and T5"
+_SPANS = "the lengths of T5's spans are those of Megatron-LM; --mask-prob sets their share"
 _TWO_STACKS = "encoder-decoder models are not built: this is a flag of T5"
 _ATTENTION = "this kind of attention is not built; leave this flag out"
 _EIGHT_BITS = "networks do not compute in 8 bits; write --bf16 instead"
@@ -67,7 +67,6 @@ MODEL_LEGACY = (
         "it only set in how many parts DeepSpeed recomputes a network; "
         "--checkpoint-activations decides",
     ),
-    Legacy("--bert-no-binary-head", "a GPT has no binary head"),
     Legacy("--mup", _MUP, refused=True),
     *(
         Legacy(option, _MUP, takes=1, refused=True)
@@ -78,18 +77,12 @@ MODEL_LEGACY = (
         for option in ("--num-classes", "--img-dim", "--num-channels", "--patch-dim")
     ),
     *(
-        Legacy(option, _MASKED, takes=1, refused=True)
-        for option in (
-            "--mask-prob",
-            "--short-seq-prob",
-            "--noise-density",
-            "--mean-noise-span-length",
-        )
+        Legacy(option, _SPANS, takes=1, refused=True)
+        for option in ("--noise-density", "--mean-noise-span-length")
     ),
     *(
         Legacy(option, _TWO_STACKS, takes=1, refused=True)
         for option in (
-            "--decoder-seq-length",
             "--encoder-num-layers",
             "--decoder-num-layers",
             "--pipeline-model-parallel-split-rank",

@@ -18,6 +18,7 @@ TITLES = {
     "TrainingConfig": "Steps and batches",
     "MaskConfig": "Masks",
     "FimConfig": "Fill in the middle",
+    "MaskedLMConfig": "Masked language modelling",
     "DeepSpeedConfig": "DeepSpeed",
     "PluginConfig": "Plugins",
     "PluginModulesConfig": "Plugins of a checkpoint",

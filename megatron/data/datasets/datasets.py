@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from megatron.common.registry import DATASETS
 from megatron.config.data.corpora import SUFFIXES, DataPlan, DatasetPlan, SourcePlan
 from megatron.data.datasets.gpt_dataset import GPTDataset
 from megatron.data.datasets.packed_dataset import ChatDataset, MTFDataset, PackedDataset
+from megatron.data.datasets.sentence_dataset import SentenceDataset
 from megatron.data.sampling.batch_sampler import Sample
 from megatron.data.sampling.blending import BlendedDataset, samples_wanted, shares_of
 from megatron.data.sampling.index_cache import cached_sizes
 from megatron.data.sampling.provenance import Origin, TracedSource
+from megatron.data.sampling.sentence_mapping import has_usable_document
 from megatron.data.sampling.splits import document_range, split_ranges
 from megatron.data.token_files.indexed_dataset import IndexedDataset, open_token_files
 
@@ -23,10 +26,11 @@ log = logging.getLogger(__name__)
 
 _ROLES = ("train", "valid", "test")
 
-KINDS: Mapping[str, Callable[..., GPTDataset | PackedDataset]] = {
+KINDS: Mapping[str, Callable[..., GPTDataset | PackedDataset | SentenceDataset]] = {
     "documents": GPTDataset,
     "pairs": MTFDataset,
     "conversations": ChatDataset,
+    "sentences": SentenceDataset,
 }
 """Builder of a dataset of samples: called with the token files of a prefix."""
 
@@ -146,7 +150,11 @@ class _Builder:
             surplus = self._plan.blend_surplus
             wanted = samples_wanted(weights, plan.num_samples, order, surplus)
         # Uncut texts are packed in turn: no epoch of theirs is shuffled by itself.
-        rules = {"sample_order": order} if self._plan.kind == "documents" else {}
+        rules: dict[str, Any] = {}
+        if self._plan.kind == "documents":
+            rules = {"sample_order": order}
+        elif self._plan.kind == "sentences":
+            rules = {"sentences": self._plan.sentences}
         cut = KINDS[self._plan.kind]
         if self._plan.dataset:
             cut = DATASETS.get(self._plan.dataset, self._plan.own_flags)
@@ -191,23 +199,32 @@ class _Builder:
 
     def _documents(self, source: SourcePlan, role: str) -> range:
         dataset = self._open_all(source)[0]
-        if not len(dataset):
+        size = len(dataset)
+        if self._plan.kind == "sentences":
+            size = len(dataset.document_starts) - 1
+        if not size:
             raise DataError(
                 f"{source.prefix} has no documents: 0 tokens, one sample needs "
                 f"{self._seq_length + 1}"
             )
         if self._plan.split:
-            ranges = split_ranges(self._plan.split, len(dataset), self._plan.sample_order)
+            ranges = split_ranges(self._plan.split, size, self._plan.sample_order)
             return ranges[_ROLES.index(role)]
-        return document_range(source.start, source.end, len(dataset))
+        return document_range(source.start, source.end, size)
 
     def _lack(self, source: SourcePlan, documents: range, role: str) -> str:
         """Return why a corpus gives no sample, or an empty text; of training, that is an error."""
         if not documents:
             return "no documents"
-        if role == "train" or self._plan.kind != "documents":
+        if role == "train" or self._plan.kind not in ("documents", "sentences"):
             return ""
         (dataset,) = self._open_all(source)
+        if self._plan.kind == "sentences":
+            fewest = self._plan.sentences.min_sentences
+            starts = dataset.document_starts[documents.start : documents.stop + 1]
+            if has_usable_document(dataset.sizes, starts, fewest):
+                return ""
+            return f"no document of {fewest} or more sentences"
         num_tokens = cached_sizes(dataset, documents, directory=self._cache_directory).num_tokens
         if num_tokens > self._seq_length:
             return ""

@@ -1,6 +1,7 @@
 """Check at resume that the sample order equals that of the run that saved the checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from megatron.config.data.corpora import DataPlan
@@ -28,6 +29,10 @@ def other_order(
     for name, flag in _OF_ORDER.items():
         if name in then and then[name] != getattr(now, name):
             yield f"{flag} was {then[name]} and is {getattr(now, name)}"
+    if now.kind == "sentences" and then.get("sentences", asdict(now.sentences)) != asdict(
+        now.sentences
+    ):
+        yield "documents are cut into samples by another --short-seq-prob or --bert-no-binary-head"
     train = then.get("train", {})
     if "num_samples" not in train:
         return
@@ -38,7 +43,7 @@ def other_order(
         reason = f"--mid-level-dataset-surplus was {surpluses[0]} and is {surpluses[1]}"
     elif now.order == "cyclic" and _permutes_others(now, uses, *counts):
         yield f"{reason}, which --dataloader-type cyclic permutes"
-    if now.kind != "documents":
+    if now.kind not in ("documents", "sentences"):
         return
     weights = [use.weight for use in uses]
     wanted = [
@@ -46,6 +51,11 @@ def other_order(
         for n, surplus in zip(counts, surpluses, strict=True)
     ]
     for use, *numbers in zip(uses, *wanted, strict=True):
+        if now.kind == "sentences":
+            sizes = [use.size_for(n) for n in numbers]
+            if sizes[0] != sizes[1]:
+                yield f"{reason}: {use.prefix} is shuffled over another number of epochs"
+            continue
         before, after = (
             plan_epochs(
                 use.tokens, num_samples=n, seq_length=seq_length, sample_order=now.sample_order

@@ -1,4 +1,4 @@
-"""Dataset wrappers of objectives, by name and without torch: prefixes, and fill-in-the-middle."""
+"""Dataset wrappers of objectives, by name and without torch: prefixes, fill-in-the-middle, masks."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -6,10 +6,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from megatron.common.errors import DataError
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectivePlan, declaration_of
+from megatron.data.datasets.bert_dataset import BertDataset
 from megatron.data.datasets.datasets import View
 from megatron.data.datasets.fim import FimDataset, fim_tokens
+from megatron.data.datasets.masking import MaskingVocabulary
+from megatron.data.datasets.t5_dataset import T5Dataset
 from megatron.data.sampling.provenance import Origin, TracedSource
 from megatron.data.sampling.sample_rng import sample_rng
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -92,5 +96,25 @@ def _prefixes(
     return partial(PrefixDataset, eod=eod, seed=seed)
 
 
-_VIEWS: Mapping[str, Callable[..., View | None]] = {"fim": _fim, "prefixes": _prefixes}
+def _bert(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
+    vocabulary = MaskingVocabulary.of(tokenizer, "cls", "sep", "mask", "pad")
+    return partial(BertDataset, plan=objective.masked, vocabulary=vocabulary, seed=seed)
+
+
+def _t5(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
+    vocabulary = MaskingVocabulary.of(tokenizer, "pad", "bos", "eos")
+    if not vocabulary.sentinels:
+        raise DataError(
+            f"the tokenizer {tokenizer.name} has no sentinels <extra_id_0>, <extra_id_1> and so on, "
+            "which stand for spans in T5's samples: add --vocab-extra-ids 100"
+        )
+    return partial(T5Dataset, plan=objective.masked, vocabulary=vocabulary, seed=seed)
+
+
+_VIEWS: Mapping[str, Callable[..., View | None]] = {
+    "fim": _fim,
+    "prefixes": _prefixes,
+    "bert": _bert,
+    "t5": _t5,
+}
 """Views by the name that objectives declare."""

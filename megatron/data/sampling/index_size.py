@@ -69,6 +69,22 @@ def packing_room(prefix: str, noun: str, num_samples: int) -> MapRoom:
     )
 
 
+def sentence_mapping_room(
+    prefix: str, num_samples: int, *, documents: int, sentences: int, tokens: int, max_length: int
+) -> MapRoom:
+    """Return the memory and disk space that `build_sentence_mapping` needs.
+
+    The last epoch is finished, however few of its samples are wanted: about one for each
+    `max_length` tokens and one for the rest of each document, and never more than sentences.
+    """
+    rows = num_samples + min(documents + tokens // max_length, sentences)
+    row = 3 * (4 if sentences <= np.iinfo(np.uint32).max else 8)
+    # The shuffle has six arrays of 8 bytes beside the rows, and the rows are copied in its order.
+    return MapRoom(
+        rows * (row + 48), rows * row, f"{num_samples} samples of the sentences of {prefix}"
+    )
+
+
 def require_memory(room: MapRoom) -> None:
     """Check that the maps can be built here.
 

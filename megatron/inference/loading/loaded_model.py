@@ -191,7 +191,10 @@ def fim_tokens_of(source: ModelSource, tokenizer: Tokenizer) -> FimTokens | None
     name = source.manifest.plan.get("objective", {}).get("name")
     if name != "gpt":
         return None
-    objective = plan_objective(source.config.objective, source.config.fim, name)
+    config = source.config
+    objective = plan_objective(
+        config.objective, config.fim, config.masked_lm, name, seq_length=config.model.seq_length
+    )
     if not objective.fim.rate or objective.fim.spm_rate == 1:
         return None
     return fim_tokens(objective.fim, tokenizer)

@@ -196,7 +196,7 @@ def test_a_spelling_of_tutorials_means_what_it_says(flags, path, value, tmp_path
         ("--data-parallel-sharding-strategy optim_grads", "--zero-stage"),
         ("--iterations-to-skip 4 5", "--skip-train-iteration-range"),
         ("--load-tag global_step100", "--ckpt-step with the iteration"),
-        ("--mask-prob 0.15", "BERT"),
+        ("--noise-density 0.15", "--mask-prob"),
     ],
 )
 def test_what_cannot_be_done_ends_with_what_to_write(flags, instead):

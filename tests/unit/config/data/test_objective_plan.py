@@ -46,12 +46,18 @@ def test_what_may_surprise_is_told(name, flags, notice):
 
 
 def test_every_objective_reads_its_kind_of_token_files():
+    own = {"t5": ("--decoder-seq-length", "4")}
     decided = {
         name: plan(
-            tiny_config(), world_size=1, vocab_size=VOCAB_SIZE, device="cpu", objective=name
+            tiny_config(*own.get(name, ())),
+            world_size=1,
+            vocab_size=VOCAB_SIZE,
+            device="cpu",
+            objective=name,
         ).data.prefixes
         for name in OBJECTIVES.built_in
     }
     assert decided["gpt"] == decided["prefix-lm"] == ["corpus"]
+    assert decided["bert"] == decided["t5"] == ["corpus"]
     assert decided["multitask"] == ["corpus_inputs_document", "corpus_targets_document"]
     assert decided["sft"] == ["corpus_tokens_document", "corpus_loss_mask_document"]

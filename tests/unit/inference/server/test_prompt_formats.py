@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 from chat_models import TEMPLATE, write_tokenizer
 from servers import Bytes
-from tiny import tiny_config
+from tiny import tiny_config, tiny_objective
 
-from megatron.config.data.objective import plan_objective
 from megatron.inference.loading.loaded_model import chat_prompts_of, fim_tokens_of
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 from megatron.tokenizer.types.tokenizer import Vocabulary
@@ -16,7 +15,7 @@ from megatron.tokenizer.types.tokenizer import Vocabulary
 
 def source_of(*flags, data=None):
     config = tiny_config(*flags)
-    objective = asdict(plan_objective(config.objective, config.fim, "gpt"))
+    objective = asdict(tiny_objective("gpt", *flags))
     manifest = SimpleNamespace(plan={"objective": objective, "data": data or {}})
     return SimpleNamespace(config=config, manifest=manifest)
 
