@@ -97,7 +97,7 @@ class Declaration:
 
 
 def _declare(name: ObjectiveName, module: str, declaration: Declaration) -> None:
-    OBJECTIVES.declare(name, f"megatron.objectives.{module}", declaration)
+    OBJECTIVES.declare(name, module and f"megatron.objectives.{module}", declaration)
 
 
 _declare(
@@ -139,7 +139,7 @@ _declare(
 )
 _declare(
     "bert",
-    "bert",
+    "",
     Declaration(
         script="pretrain_bert.py",
         kind="sentences",
@@ -150,7 +150,7 @@ _declare(
 )
 _declare(
     "t5",
-    "t5",
+    "",
     Declaration(
         script="pretrain_t5.py",
         kind="sentences",
