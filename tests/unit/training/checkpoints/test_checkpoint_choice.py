@@ -1,0 +1,233 @@
+"""Which checkpoint a run resumes from, and which it refuses."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tiny import tiny_plan
+
+from megatron.checkpointing.manifest import MANIFEST
+from megatron.checkpointing.saved_run import checkpoint_flags
+from megatron.common.errors import (
+    CheckpointError,
+    ExitCode,
+    UnreadableCheckpointError,
+    WrongCheckpointError,
+)
+from megatron.training import pretrain
+from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
+from megatron.training.checkpoints.save_directory import sole_writer
+from megatron.training.loop.state import TrainState
+from megatron.training.process.failure import FailureFile
+from megatron.training.process.watchdog import Watchdog
+
+
+def test_a_run_resumes_from_the_newest(job, told):
+    job.save(5)
+    job.save(10)
+    assert job.resume() == TrainState(iteration=10, samples=20)
+    assert job.engine.loaded == [(job.directory, "global_step10")]
+    assert told[-1] == (f"  successfully loaded checkpoint from {job.directory} at iteration 10")
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(job, told):
+    job.save(5)
+    job.save(10)
+    (job.directory / "global_step10" / "weights.pt").write_bytes(b"")
+    assert job.resume("--seed", "99") == TrainState(iteration=5, samples=10)
+    assert job.engine.loaded == [(job.directory, "global_step5")]
+    (settings,) = [text for text in told if "other settings" in text]
+    assert "going on from" in settings and "global_step5 " in settings
+    (warning,) = [text for text in told if "passed over" in text]
+    assert "global_step10 is passed over: " in warning
+    assert "weights.pt has 0 bytes instead of " in warning
+
+
+def test_a_damaged_manifest_is_skipped_with_a_warning(job, told):
+    job.save(5)
+    job.save(10)
+    (job.directory / "global_step10" / MANIFEST).write_text("{")
+    assert job.resume().iteration == 5
+    assert [text for text in told if "global_step10" in text and "passed over" in text]
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied"), "manifest.json"),
+        (OSError(errno.EIO, "Input/output error"), "manifest.json"),
+        (PermissionError(errno.EACCES, "Permission denied"), ""),
+    ],
+)
+def test_an_unreadable_checkpoint_is_not_skipped_as_damaged(job, monkeypatch, error, name):
+    job.save(5)
+    job.save(10)
+    file = job.directory / "global_step10" / name
+    asks, opens = Path.stat, Path.open
+
+    def refused(self, usual, *words, **how):
+        if self == file or file in self.parents:
+            raise error
+        return usual(self, *words, **how)
+
+    monkeypatch.setattr(Path, "open", lambda self, *words: refused(self, opens, *words))
+    if not name:
+        monkeypatch.setattr(Path, "stat", lambda self, **how: refused(self, asks, **how))
+    told = rf"global_step10/manifest.json cannot be read: {error.strerror}"
+    with pytest.raises(UnreadableCheckpointError, match=told) as raised:
+        job.resume()
+    assert raised.value.exit_code is ExitCode.FAILED
+    with pytest.raises(UnreadableCheckpointError, match=told):
+        checkpoint_flags(["--use-checkpoint-args", "--load", str(job.directory)])
+    monkeypatch.undo()
+    assert job.resume().iteration == 10
+
+
+def test_an_unreadable_directory_is_not_an_empty_one(job, monkeypatch):
+    job.save(5)
+
+    def refused(place):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(UnreadableCheckpointError, match="runs cannot be read: Permission denied"):
+        job.resume()
+
+
+@pytest.mark.parametrize("hint", [None, "global_step900", "\0\xff", "global_step5\n"])
+def test_the_newest_folder_is_taken_whatever_latest_names(job, told, hint):
+    job.save(5)
+    job.save(10)
+    latest = job.directory / "latest"
+    latest.unlink() if hint is None else latest.write_text(hint)
+    assert job.resume().iteration == 10
+    (warning,) = [text for text in told if "latest in" in text]
+    assert "the newest is global_step10" in warning
+
+
+def test_the_first_job_of_a_chain_starts_from_the_beginning(job, told):
+    assert job.resume() == TrainState()
+    assert job.engine.loaded == []
+    assert told == [f"no checkpoint in {job.directory} yet: training starts from the beginning"]
+
+
+def test_an_empty_load_directory_is_an_error_unless_it_is_the_save_directory(job, tmp_path):
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(CheckpointError, match="--load .*nowhere: there is no such directory"):
+        job.resume("--load", str(nowhere))
+    nowhere.mkdir()
+    with pytest.raises(CheckpointError, match="nowhere holds no complete checkpoint; give"):
+        job.resume("--load", str(nowhere))
+
+
+def test_exit_on_missing_checkpoint(job):
+    assert job.resume() == TrainState()
+    with pytest.raises(CheckpointError, match="there is no such directory"):
+        job.resume("--exit-on-missing-checkpoint")
+
+
+def test_only_damaged_checkpoints_are_an_error(job):
+    # Starting over would replace them one by one.
+    job.save(5)
+    (job.directory / "global_step5" / "weights.pt").unlink()
+    with pytest.raises(CheckpointError, match="global_step5"):
+        job.resume()
+
+
+def test_many_damaged_checkpoints_give_a_few_log_lines(job, told):
+    job.save(5)
+    for iteration in range(1000, 1300):
+        folder = job.directory / f"global_step{iteration}"
+        shutil.copytree(job.directory / "global_step5", folder)
+        # Every other one has an intact manifest.
+        (folder / ("weights.pt" if iteration % 2 else MANIFEST)).write_bytes(b"?")
+    assert job.resume().iteration == 5
+    assert len([text for text in told if "is passed over" in text]) == 11
+    shutil.rmtree(job.directory / "global_step5")
+    told.clear()
+    with pytest.raises(CheckpointError, match="is whole") as error:
+        job.resume()
+    assert "and 290 others are damaged" in str(error.value)
+    assert len([text for text in told if "is passed over" in text]) == 11
+    with pytest.raises(CheckpointError, match="but .* and 290 others"):
+        job.resume("--ckpt-step", "7")
+
+
+def test_ckpt_step_of_a_damaged_checkpoint_is_an_error(job):
+    job.save(5)
+    job.save(10)
+    (job.directory / "global_step10" / "weights.pt").unlink()
+    with pytest.raises(WrongCheckpointError, match=r"is whole \(global_step10 is damaged\)"):
+        job.resume("--ckpt-step", "10")
+
+
+def test_a_replaced_checkpoint_is_restored_unless_another_run_writes(job, tmp_path):
+    job.save(5)
+    (job.directory / "global_step5").rename(job.directory / "replaced-global_step5")
+    reads = ["--save", str(tmp_path / "elsewhere")]
+    with sole_writer(job.plan), pytest.raises(CheckpointError, match="no complete checkpoint"):
+        job.resume(*reads)
+    assert job.resume(*reads).iteration == 5
+
+
+def test_a_read_only_load_directory_suffices_unless_a_rename_is_needed(job, tmp_path, monkeypatch):
+    job.save(5)
+    job.save(10)
+
+    def refused(source, target):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(source))
+
+    monkeypatch.setattr(os, "rename", refused)
+    monkeypatch.setattr(shutil, "rmtree", lambda folder: refused(folder, None))
+    replaced = job.directory / "replaced-global_step10"
+    replaced.mkdir()
+    reads = ["--save", str(tmp_path / "elsewhere")]
+    assert job.resume(*reads).iteration == 10
+    replaced.rmdir()
+    (job.directory / "global_step10").replace(replaced)
+    with pytest.raises(WrongCheckpointError, match="lost its name.* Read-only file system: .*re"):
+        job.resume(*reads)
+
+
+def test_another_network_is_refused_before_anything_is_loaded(job):
+    job.save(5)
+    with pytest.raises(CheckpointError, match="--num-layers +2 +4"):
+        job.resume("--num-layers", "4")
+    assert job.engine.loaded == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-layers", "4"], "--num-layers +2 +4"),
+        (["--bf16"], "--bf16|--fp16|dtype"),
+        (["--optimizer", "sgd"], "--optimizer +adam +sgd"),
+    ],
+)
+def test_a_wrong_load_is_refused_before_data_and_network_are_built(
+    job, monkeypatch, flags, message
+):
+    job.save(5)
+
+    def too_late(*words):
+        raise AssertionError("something was built before")
+
+    for name in ("build_process_groups", "read_datasets", "build_engine"):
+        monkeypatch.setattr(pretrain.setup, name, too_late)
+    words = dict.fromkeys(("padding_counts", "tokenizer", "objective", "kernels", "device"))
+    words["watchdog"] = Watchdog(FailureFile(""), rank=0)
+    with pytest.raises(CheckpointError, match=message):
+        pretrain._build(tiny_plan(*job.flags, *flags), **words)
+
+
+def test_another_sample_order_is_refused_before_loading(job):
+    job.save(5)
+    other = (*job.flags, "--sample-order", "megatron-core", "--override-opt_param-scheduler")
+    with pytest.raises(
+        WrongCheckpointError, match="write --sample-order bigscience, or --finetune"
+    ):
+        choose_checkpoint(tiny_plan(*other))
+    assert choose_checkpoint(tiny_plan(*other, "--finetune", "--save", "elsewhere"))
+    assert choose_checkpoint(tiny_plan(*other, "--eval-only"))

@@ -1,0 +1,103 @@
+"""What a run restores from a checkpoint, and which checkpoints it renames."""
+
+import pytest
+from tiny import tiny_plan
+
+from megatron.checkpointing.manifest import MANIFEST, published_tags
+from megatron.common.errors import (
+    CheckpointError,
+)
+from megatron.data.datasets.datasets import CorpusUse
+from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
+from megatron.training.checkpoints.resume import resume
+from megatron.training.checkpoints.save import Checkpoints
+from megatron.training.guards.loss_spikes import Spike, go_back
+from megatron.training.loop.journal import Journal, read_journal
+from megatron.training.loop.state import TrainState
+
+
+def test_reset_progress_and_finetune_start_at_iteration_0(job, tmp_path):
+    job.save(5)
+    elsewhere = ["--save", str(tmp_path / "elsewhere")]
+    assert job.resume("--reset-progress", *elsewhere) == TrainState()
+    assert job.engine.parts == {"optimizer": True, "streams": True}
+    assert job.resume("--finetune", *elsewhere) == TrainState()
+    assert job.engine.parts == {"optimizer": False, "streams": False}
+
+
+def test_finetune_allows_another_optimizer(job, tmp_path):
+    job.save(5)
+    with pytest.raises(CheckpointError, match="--optimizer +adam +sgd"):
+        job.resume("--optimizer", "sgd")
+    elsewhere = ["--save", str(tmp_path / "elsewhere")]
+    assert job.resume("--optimizer", "sgd", "--finetune", *elsewhere) == TrainState()
+
+
+def test_ckpt_step_renames_the_later_checkpoints(job, told):
+    for iteration in (5, 10, 15):
+        job.save(iteration)
+    assert job.resume("--ckpt-step", "5") == TrainState(iteration=5, samples=10)
+    assert published_tags(job.directory) == ["global_step5"]
+    assert (job.directory / "latest").read_text() == "global_step5"
+    assert (job.directory / "aside-global_step15" / MANIFEST).exists()
+    assert "aside-global_step15, aside-global_step10" in told[-1]
+    # Once more, after the same steps were taken again.
+    job.checkpoints = Checkpoints(job.engine, job.plan, job.config, saved=5)
+    job.save(10)
+    job.resume("--ckpt-step", "5")
+    assert (job.directory / "aside-2-global_step10" / MANIFEST).exists()
+    with pytest.raises(CheckpointError, match="--ckpt-step 10: .* but global_step5$"):
+        job.resume("--ckpt-step", "10")
+
+
+def test_eval_only_renames_nothing(job):
+    job.save(5)
+    job.save(10)
+    assert job.resume("--ckpt-step", "5", "--eval-only") == TrainState(iteration=5, samples=10)
+    assert published_tags(job.directory) == ["global_step10", "global_step5"]
+
+
+def test_ckpt_step_with_another_save_renames_nothing(job, tmp_path):
+    job.save(5)
+    job.save(10)
+    job.resume("--ckpt-step", "5", "--save", str(tmp_path / "elsewhere"))
+    assert published_tags(job.directory) == ["global_step10", "global_step5"]
+
+
+def test_a_rollback_skips_damaged_checkpoints(job, told):
+    for iteration in (5, 10, 15, 20):
+        job.save(iteration)
+    (job.directory / "global_step15" / "weights.pt").write_bytes(b"")
+    (job.directory / "global_step10" / MANIFEST).write_text("{")
+    state = TrainState(iteration=17, spikes=((2, 3),))
+    plan = tiny_plan(*job.flags, "--spike-policy", "rollback=1")
+    journal = Journal(job.directory)
+    go_back(job.engine, plan, state, Spike(17, "loss 9"), journal)
+    assert state == TrainState(iteration=5, samples=10, spikes=((2, 3), (17, 17)))
+    assert job.engine.loaded == [(job.directory, "global_step5")]
+    assert len([text for text in told if "passed over: " in text]) == 2
+    (record,) = read_journal(job.directory)
+    assert record["passed_over"] == [17, 17]
+    assert record["all_passed_over"] == [[2, 3], [17, 17]]
+
+
+def test_skipped_spikes_are_part_of_the_state(job):
+    job.checkpoints.save(TrainState(iteration=5, spikes=((3, 4),)))
+    assert job.resume() == TrainState(iteration=5, spikes=((3, 4),))
+
+
+def test_another_order_of_samples_gives_a_warning(job, told):
+    job.save(5)
+    use = CorpusUse("corpus", 1.0, 1.0, 4, tokens=61, samples_wanted=20, epochs=2.0, size_for=int)
+    for flags, reason in (
+        ([], ""),
+        (["--seed", "7"], "--seed was 1234 and is 7"),
+        (["--train-iters", "5"], "corpus is shuffled over 1 epoch, and was over 2"),
+        (["--train-iters", "5", "--finetune", "--save", "elsewhere"], ""),
+    ):
+        told.clear()
+        plan = tiny_plan(*job.flags, "--override-opt_param-scheduler", *flags)
+        resume(job.engine, plan, TrainState(), choose_checkpoint(plan), uses=[use])
+        warnings = [line for line in told if "come in another order" in line]
+        assert len(warnings) == bool(reason)
+        assert all(reason in line and "--exit-interval" in line for line in warnings)
