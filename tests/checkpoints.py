@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from networks import gpt_steps
 from tiny import VOCAB_SIZE, tiny_config
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from megatron.checkpointing.manifest import Manifest, record_file, write_manifes
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import plan
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -25,7 +25,7 @@ _PROGRESS = {"global_steps": 3, "global_samples": 6, "skipped_steps": 0, "optimi
 
 def spread_network(spec: ModelSpec, group, *, seed: int = 1) -> SequentialModel:
     """Return a network whose biases and norms are not all zeros and ones."""
-    model = SequentialModel(gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False))
+    model = SequentialModel(gpt_steps(spec, group=group, rng=OrdinaryStream(), mixed=False))
     initialise(model, seed=seed, std=0.2, num_layers=spec.num_layers)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

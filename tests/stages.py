@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from networks import gpt_steps
 from tiny import batch_of
 from torch import nn
 
@@ -12,7 +13,6 @@ from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.loading.loaded_model import lone_groups
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.process_groups import Groups
@@ -21,7 +21,7 @@ from megatron.tensor_parallel.rng import OrdinaryStream
 
 def random_model(group: object, spec: ModelSpec) -> SequentialModel:
     """Return a network with large random weights, its norms and biases too."""
-    model = SequentialModel(gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False))
+    model = SequentialModel(gpt_steps(spec, group=group, rng=OrdinaryStream(), mixed=False))
     initialise(model, seed=1, std=0.4, num_layers=spec.num_layers)
     torch.manual_seed(1)
     with torch.no_grad():

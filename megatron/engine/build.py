@@ -25,7 +25,7 @@ from megatron.engine.engine import Engine
 from megatron.engine.loss_terms import LossTerms
 from megatron.engine.optimizers import lay_out_matrices
 from megatron.engine.pipeline_engine import PipelineEngine
-from megatron.engine.pipeline_module import RECOMPUTED, pipeline_module
+from megatron.engine.pipeline_module import pipeline_module
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.layers.attention_kernels import CoreAttention, attention_of
 from megatron.model.layers.layer_list import SequentialModel, Step
@@ -63,8 +63,7 @@ def build_engine(
     initialise: Callable[[nn.Module], None],
     build_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
     config: dict[str, Any],
-    batch_fields: Sequence[str] = (),
-    carried: Sequence[str] = ("hidden",),
+    batch_fields: Sequence[str],
     timers: Timers | None = None,
     counts_zeros: bool = False,
     num_padding: int = 0,
@@ -78,7 +77,6 @@ def build_engine(
         build_optimizer: None for a model that is only evaluated.
         config: DeepSpeed's JSON.
         batch_fields: the fields of a batch, for pipeline stages.
-        carried: the fields of `LayerInput` that travel between them.
         timers: measures the parts of a step.
         counts_zeros: whether `Engine.num_zeros` is asked for.
         num_padding: trained weights whose gradient is always zero, which it leaves out.
@@ -101,7 +99,6 @@ def build_engine(
             partition_method=parallel.partition_method,
             recompute=recompute,
             batch_fields=batch_fields,
-            carried=carried,
         )
         if parallel.sequence_parallel:
             all_reduce_replicated_gradients(pipeline, groups.tensor)
@@ -112,7 +109,7 @@ def build_engine(
             **watching,
         )
     with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
-        model = SequentialModel(steps, recomputation=recomputation(recompute, RECOMPUTED))
+        model = SequentialModel(steps, recomputation=recomputation(recompute))
     if parallel.sequence_parallel:
         all_reduce_replicated_gradients(model, groups.tensor)
     engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)

@@ -21,6 +21,7 @@ class PipelineEngine(Engine):
     def __init__(self, engine: Any, groups: Groups, *, timers: Timers, **watching: Any):
         super().__init__(engine, groups, timers=timers, **watching)
         self._seq_length = 0
+        patches.join_backward_passes(engine)
         if timers.is_on:
             patches.wrap_instructions(engine, partial(timed_instruction, timers))
 

@@ -21,16 +21,11 @@ from megatron.engine.deepspeed.patches import TiedPipelineModule
 from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
 from megatron.model.layers.layer_input import LayerInput, Tensors
-from megatron.model.layers.layer_list import Layer, Recomputation, Step, in_turn
-from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
+from megatron.model.layers.layer_list import Block, Layer, Recomputation, Step, carried_to, in_turn
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology
 
 log = logging.getLogger(__name__)
-
-RECOMPUTED = [ParallelTransformerLayerPipe.__name__]
-"""Classes of layers whose activations may be computed again."""
-
 
 _PARTS = {
     "OptimizerStep": "optimizer",
@@ -55,14 +50,12 @@ def pipeline_module(
     partition_method: str,
     recompute: RecomputePlan,
     batch_fields: Sequence[str],
-    carried: Sequence[str] = ("hidden",),
 ) -> PipelineModule:
     """Return DeepSpeed's view of `steps`: this rank's stage, with its weights allocated.
 
     Args:
         loss: called with the last layer's output and a batch.
         batch_fields: the fields of a batch, in the order in which the engine hands them over.
-        carried: the fields of `LayerInput` that travel between stages.
 
     Raises:
         ConfigError: the partition leaves a stage without a transformer layer.
@@ -73,9 +66,9 @@ def pipeline_module(
     # DeepSpeed prints the partition to stdout; ours is a line of the log.
     with contextlib.redirect_stdout(io.StringIO()):
         module = Stage(
-            recomputation(recompute, RECOMPUTED),
+            steps,
+            recomputation(recompute),
             batch_fields,
-            carried,
             layers=[_spec(step) for step in steps],
             topology=PipeModelDataParallelTopology(
                 num_pp=topology.pipeline, num_dp=topology.data, num_mp=topology.tensor
@@ -117,9 +110,9 @@ def _log_stages(steps: Sequence[Step], module: PipelineModule, topology: Topolog
 class Stage(TiedPipelineModule):
     """DeepSpeed's stage: named tensors inside, tuples at its edges, recomputation as without stages.
 
-    The first stage gets the fields of a batch. Between stages travel those of a `LayerInput`, in its
-    order: `carried`, the same at every edge. Each of them that is of floating point must get a
-    gradient.
+    The first stage gets the fields of a batch. Between stages travel the tensors of a `LayerInput`
+    that the layers in front of the edge declare (`Layer.carried`), each with a shape of its own. One
+    of floating point must get a gradient from what follows.
 
     DeepSpeed's own recomputation cuts a stage into chunks of so many entries and leaves those out that begin
     with something else than a transformer layer; it knows no "block".
@@ -127,14 +120,17 @@ class Stage(TiedPipelineModule):
 
     def __init__(
         self,
+        steps: Sequence[Step],
         recomputation: Recomputation,
         batch_fields: Sequence[str],
-        carried: Sequence[str],
         **arguments: Any,
     ):
         super().__init__(**arguments)
-        self.batch_fields, self._carried = batch_fields, carried
+        self.batch_fields = batch_fields
+        start, stop = self.parts[self.stage_id : self.stage_id + 2]
+        self._received, self._sent = carried_to(steps, start), carried_to(steps, stop)
         self._calls = recomputation.applied(self.forward_funcs)
+        _require_whole_ties(self)
 
     def forward(self, forward_input: Tensors) -> Tensors:
         """Pass the input through this stage's layers."""
@@ -142,9 +138,16 @@ class Stage(TiedPipelineModule):
         if self.stage_id == 0:
             inputs = dict(zip(self.batch_fields, forward_input, strict=True))
         else:
-            inputs = LayerInput.unpack(self._carried, forward_input)
+            inputs = LayerInput.unpack(self._received, forward_input)
         output = in_turn(self._calls, inputs)
-        return output.pack() if isinstance(output, LayerInput) else output
+        if not isinstance(output, LayerInput):
+            return output
+        if tuple(output.tensors()) != self._sent:
+            raise ValueError(
+                f"stage {self.stage_id} ends with the tensors {', '.join(output.tensors())}; its "
+                f"layers declare {', '.join(self._sent)}: see Layer.carried"
+            )
+        return output.pack()
 
 
 def _of_batch(loss: Callable[..., Any], fields: Sequence[str]) -> Callable[..., Any]:
@@ -177,14 +180,27 @@ def _require_match(steps: Sequence[Step], method: str) -> None:
         )
 
 
+def _require_whole_ties(stage: PipelineModule) -> None:
+    """Refuse a tied layer with a weight of its own: each stage would train another copy of it."""
+    for key, module in stage.tied_modules.items():
+        if key not in stage.tied_comms or stage.tied_comms[key]["ranks"][0] == stage.global_rank:
+            continue
+        own = {name for name, _ in module.named_parameters()} - {*stage.tied_weight_attrs[key]}
+        if own:
+            raise ValueError(
+                f"{type(module).__name__} on stage {stage.stage_id} shares the weight of {key} and "
+                f"has its own {', '.join(sorted(own))}; make two layers of it"
+            )
+
+
 def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> None:
     """Refuse a stage without a transformer layer: DeepSpeed's gradient norm would wait forever.
 
     It takes one collective per parameter group, and such a stage has fewer groups.
     """
     for stage, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
-        names = [step.cls.__name__ for step in steps[start:stop] if isinstance(step, Layer)]
-        if not set(names) & set(RECOMPUTED):
+        layers = [step.cls for step in steps[start:stop] if isinstance(step, Layer)]
+        if not any(issubclass(cls, Block) for cls in layers):
             raise ConfigError(
                 f"--pp-partition-method {method} leaves stage {stage} (layers {start} to "
                 f"{stop - 1}) without a transformer layer; write type:transformer, or fewer stages"

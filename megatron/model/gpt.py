@@ -1,5 +1,6 @@
 """GPT, front to back, as a list. Numbers and names are BLOOM's, so its checkpoints open."""
 
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -26,10 +27,11 @@ def gpt_layers(
     group: dist.ProcessGroup,
     rng: RngTracker,
     mixed: bool,
+    core_attention: CoreAttention,
+    batch_fields: Collection[str],
     kernels: Kernels = REFERENCE,
     build_mixture: MixtureBuilder | None = None,
     sequence_parallel: bool = False,
-    core_attention: CoreAttention | None = None,
 ) -> list[Step]:
     """Return the network: a batch with tokens and positions in, logits_bsv [b, s, V/t] out.
 
@@ -39,11 +41,11 @@ def gpt_layers(
         group: the tensor-parallel ranks.
         rng: the stream for what differs between them.
         mixed: whether weights are 16-bit, so that logits are cast up at the end.
+        core_attention: returns what computes attention in the layer of a number.
+        batch_fields: names of the fields of a batch.
         kernels: what computes the operations inside the layers.
         build_mixture: builds the MLPs of layers with experts.
         sequence_parallel: whether the ranks of `group` divide the sequence between layers.
-        core_attention: returns what computes attention in the layer of a number; the kernels' if
-            None.
     """
     weight, tied = "word_embeddings.weight", spec.tied_embeddings
     embedding = Layer(
@@ -55,6 +57,11 @@ def gpt_layers(
             "sequence_parallel": sequence_parallel,
         },
         tie=Tie("embed", weight) if tied else None,
+        carried=(
+            "hidden",
+            *(["positions"] if spec.layers_read_positions else []),
+            *(["attention_span"] if "attention_span" in batch_fields else []),
+        ),
     )
     blocks = [
         Layer(
@@ -110,20 +117,6 @@ def to_sequence_first(inputs: LayerInput) -> LayerInput:
 def to_batch_first(inputs: LayerInput) -> Tensor:
     """Return the activations alone, [b, s, h]."""
     return SwapFirstTwo.apply(inputs.hidden)
-
-
-def carried_fields(spec: ModelSpec, *, attention_span: bool) -> tuple[str, ...]:
-    """Return the fields of `LayerInput` that are present between transformer layers of a GPT.
-
-    Args:
-        attention_span: whether batches hold spans.
-    """
-    fields = {
-        "hidden": True,
-        "positions": spec.layers_read_positions,
-        "attention_span": attention_span,
-    }
-    return tuple(name for name, is_present in fields.items() if is_present)
 
 
 class SwapFirstTwo(torch.autograd.Function):

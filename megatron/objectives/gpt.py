@@ -1,6 +1,6 @@
 """GPT: next-token prediction from all tokens before, or from those of the same document."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.config.data.objective import ObjectiveName, ObjectivePlan
 from megatron.config.network.model_spec import ModelSpec
-from megatron.model.gpt import carried_fields, gpt_layers
+from megatron.model.gpt import gpt_layers
 from megatron.model.layers.layer_list import Step
 from megatron.model.loss import Loss, next_token_loss
 from megatron.objectives.objective import Collate, Objective
@@ -49,10 +49,6 @@ class GPT(Objective):
     def layers(self, spec: ModelSpec, **parts: Any) -> list[Step]:
         """Return the layers of a decoder."""
         return gpt_layers(spec, **parts)
-
-    def carried(self, spec: ModelSpec, batch_fields: Sequence[str]) -> tuple[str, ...]:
-        """Return hidden, and of positions and attention span what layers need."""
-        return carried_fields(spec, attention_span="attention_span" in batch_fields)
 
     def loss(self, plan: ObjectivePlan) -> Callable[..., Loss]:
         """Return the mean cross-entropy of the tokens that count."""

@@ -1,7 +1,7 @@
 """The interface of a training objective: dataset view, batch fields, layers, loss."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from megatron.config.data.masks import MaskPlan
@@ -42,6 +42,10 @@ class Objective(ABC):
     def batch_fields(self, masks: MaskPlan) -> Fields:
         """Return the fields of a batch, with their shapes and dtypes."""
 
+    def letters(self, spec: ModelSpec) -> Mapping[str, int]:
+        """Return the sizes of letters in the shapes of `batch_fields`, besides b, s and S."""
+        return {}
+
     @abstractmethod
     def collate(self, plan: ObjectivePlan, masks: MaskPlan, eod: int | None) -> Collate:
         """Return a function that makes a batch of samples.
@@ -55,12 +59,9 @@ class Objective(ABC):
         """Return the network as a list of layers that are not built yet.
 
         Args:
-            parts: what layers are built with: see `gpt_layers`.
+            parts: what layers are built with, and the names of the batch's fields: see
+                `gpt_layers`.
         """
-
-    @abstractmethod
-    def carried(self, spec: ModelSpec, batch_fields: Sequence[str]) -> tuple[str, ...]:
-        """Return the fields of `LayerInput` that travel between pipeline stages."""
 
     def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
         """Return the names of the terms that the loss returns beside its total: see `Losses`."""

@@ -3,15 +3,15 @@
 import pytest
 import torch
 from golden import require_golden
+from networks import gpt_steps
 from tiny import Shards, tiny_spec
 
-from megatron.model.gpt import gpt_layers
 from megatron.model.layers.layer_list import Layer, SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def steps_of(count, *, mixed=False, **changes):
-    return gpt_layers(
+    return gpt_steps(
         tiny_spec(**changes), group=Shards(0, count), rng=OrdinaryStream(), mixed=mixed
     )
 

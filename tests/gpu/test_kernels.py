@@ -16,12 +16,12 @@ from kernel_checks import (
     check_dropout,
     check_sliced_cross_entropy,
 )
+from networks import gpt_steps
 from tiny import tiny_spec
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
@@ -98,7 +98,7 @@ def test_a_gpt_of_kernels_is_a_gpt_of_references(group, attention):
     for kernels in (TRITON, REFERENCE):
         spec = tiny_spec()
         model = SequentialModel(
-            gpt_layers(
+            gpt_steps(
                 spec,
                 group=group,
                 rng=OrdinaryStream(),

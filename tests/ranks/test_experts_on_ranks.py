@@ -10,6 +10,7 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups as deepspeed_groups
+from networks import gpt_steps
 from plain_mixture import PlainMixture
 from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
@@ -20,12 +21,11 @@ from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.experts import mixture_builder
 from megatron.engine.optimizers import engine_optimizer
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
 from megatron.model.moe_aux_loss import AuxiliaryLoss
-from megatron.objectives.gpt import gpt_batch
+from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
 from megatron.optimizer.build import build_optimizer
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -69,7 +69,7 @@ def engine_of(*flags, device="cpu"):
     rng = start_streams(groups, seed=5, activation_checkpointing={})
     auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient)
     engine = build_engine(
-        gpt_layers(
+        gpt_steps(
             plan.model,
             group=groups.tensor,
             rng=rng,
@@ -87,6 +87,7 @@ def engine_of(*flags, device="cpu"):
             engine_optimizer, plan=plan.optimizer, lr=LR, tensor_group=groups.tensor
         ),
         config=plan.deepspeed,
+        batch_fields=tuple(CAUSAL_FIELDS),
         counts_zeros=True,
         auxiliary=auxiliary,
     )
@@ -99,7 +100,7 @@ class PlainRun:
     def __init__(self, plan):
         self.plan, self.terms, alone = plan, [], lone_group()
         mixture = partial(PlainMixture, terms=self.terms)
-        steps = gpt_layers(
+        steps = gpt_steps(
             plan.model, group=alone, rng=OrdinaryStream(), mixed=False, build_mixture=mixture
         )
         self.model, self.loss = SequentialModel(steps), next_token_loss(alone)

@@ -6,6 +6,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import pytest
 import torch
+from networks import gpt_steps
 from ranks import outcomes_on_ranks, require_passed
 from tiny import GEMMA_2, GEMMA_3, batch_of, tiny_spec
 from torch.testing import assert_close
@@ -19,7 +20,6 @@ from megatron.engine.deepspeed.recompute import (
     start_streams,
     stream_states,
 )
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import Recomputation, SequentialModel
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
@@ -86,8 +86,8 @@ def streams(groups, seed=5):
 def model_of(group, rng, *, wrap=None, **changes):
     spec = tiny_spec(init_std=0.3, **changes)
     model = SequentialModel(
-        gpt_layers(spec, group=group, rng=rng, mixed=False),
-        recomputation=wrap and Recomputation(NAMES, every_one, wrap),
+        gpt_steps(spec, group=group, rng=rng, mixed=False),
+        recomputation=wrap and Recomputation(every_one, wrap),
     )
     initialise(model, seed=1, std=spec.init_std, num_layers=spec.num_layers)
     return model

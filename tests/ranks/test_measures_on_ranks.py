@@ -8,12 +8,12 @@ from itertools import repeat
 
 import pytest
 import torch
+from networks import gpt_steps
 from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan
 
 from megatron.engine.deepspeed import distributed
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
@@ -40,7 +40,7 @@ def micro_batch():
 
 def norm_of_the_whole(plan):
     model = SequentialModel(
-        gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+        gpt_steps(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
     )
     spec = plan.model
     initialise(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from networks import gpt_steps
 from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_objective, tiny_plan
 from torch.testing import assert_close
@@ -20,7 +21,6 @@ from megatron.data.datasets.views import PrefixDataset
 from megatron.engine.build import build_engine
 from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
-from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.objectives.gpt import SPAN_FIELDS
@@ -63,11 +63,12 @@ def tokens_see_what_they_should_in_a_pipeline(rank):
         return of_prefixes(logits, target)
 
     engine = build_engine(
-        gpt_layers(
+        gpt_steps(
             plan.model,
             group=groups.tensor,
             rng=start_streams(groups, seed=5, activation_checkpointing={}),
             mixed=False,
+            batch_fields=tuple(SPAN_FIELDS),
         ),
         loss=loss,
         groups=groups,
@@ -77,10 +78,9 @@ def tokens_see_what_they_should_in_a_pipeline(rank):
         build_optimizer=lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
         config=plan.deepspeed,
         batch_fields=tuple(SPAN_FIELDS),
-        carried=carried_fields(plan.model, attention_span=True),
     )
     whole = SequentialModel(
-        gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+        gpt_steps(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
     )
     fill(whole)
 

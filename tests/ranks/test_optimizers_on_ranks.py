@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from networks import gpt_steps
 from ranks import outcomes_on_ranks, require_passed
 from tiny import tiny_plan, tiny_spec
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -28,7 +29,6 @@ from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.deepspeed.zero3 import GatheredModel
 from megatron.engine.optimizers import engine_optimizer
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
@@ -64,7 +64,7 @@ def engine_of(*flags, device="cpu", fill_with=fill, zero=MappingProxyType({}), *
     mixed = plan.precision.is_mixed
     dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     engine = build_engine(
-        gpt_layers(plan.model, group=groups.tensor, rng=rng, mixed=mixed),
+        gpt_steps(plan.model, group=groups.tensor, rng=rng, mixed=mixed),
         loss=next_token_loss(groups.tensor),
         groups=groups,
         parallel=plan.parallel,
@@ -85,7 +85,7 @@ def engine_of(*flags, device="cpu", fill_with=fill, zero=MappingProxyType({}), *
 
 
 def plain_model(dtype=torch.float32):
-    steps = gpt_layers(
+    steps = gpt_steps(
         tiny_spec(), group=lone_group(), rng=OrdinaryStream(), mixed=dtype != torch.float32
     )
     model = SequentialModel(steps)

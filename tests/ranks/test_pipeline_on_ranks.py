@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from networks import gpt_steps
 from ranks import outcomes_on_ranks, require_passed
 from tiny import GEMMA, tiny_plan
 from torch.testing import assert_close
@@ -21,7 +22,6 @@ from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.optimizers import engine_optimizer
 from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import pipeline_module
-from megatron.model.gpt import carried_fields, gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
@@ -55,7 +55,7 @@ def engine_of(*flags):
     distributed.start("gloo")
     groups, plan = build_groups(GRID), tiny_plan(*FLAGS, *flags, world_size=2)
     return build_engine(
-        gpt_layers(
+        gpt_steps(
             plan.model,
             group=groups.tensor,
             rng=start_streams(groups, seed=5, activation_checkpointing={}),
@@ -71,14 +71,13 @@ def engine_of(*flags):
         ),
         config=plan.deepspeed,
         batch_fields=tuple(CAUSAL_FIELDS),
-        carried=carried_fields(plan.model, attention_span=False),
     )
 
 
 def plain(*flags):
     plan = tiny_plan(*FLAGS, *flags, world_size=2)
     model = SequentialModel(
-        gpt_layers(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+        gpt_steps(plan.model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
     )
     fill(model)
     return model, torch.optim.SGD(param_groups(model, 0.1), lr=0.1, momentum=0.9)
@@ -177,7 +176,7 @@ def layers_are_numbered_and_named_as_in_one_process(rank):
 
 
 def module_of(method):
-    steps = gpt_layers(tiny_plan().model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+    steps = gpt_steps(tiny_plan().model, group=lone_group(), rng=OrdinaryStream(), mixed=False)
     return pipeline_module(
         steps,
         topology=GRID,

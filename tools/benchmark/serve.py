@@ -35,6 +35,7 @@ from megatron.inference.server.served_model import ServedModel
 from megatron.inference.server.server import Server
 from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
+from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -128,7 +129,15 @@ def engine(args: Namespace, *, rows: int) -> Engine:
     )
     parsed, _ = parse_config(flags.split())
     spec = plan_model(parsed, vocab_size=args.vocab + 1, tensor=1)
-    model = SequentialModel(gpt_layers(spec, group=lone_group(), rng=OrdinaryStream(), mixed=False))
+    layers = gpt_layers(
+        spec,
+        group=lone_group(),
+        rng=OrdinaryStream(),
+        mixed=False,
+        core_attention=core_attention_of(spec),
+        batch_fields=(),
+    )
+    model = SequentialModel(layers)
     initialise(model, seed=1, std=0.02, num_layers=spec.num_layers)
     weights = {
         name: ParameterState(weight=unsharded(tensor))

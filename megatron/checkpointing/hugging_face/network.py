@@ -17,6 +17,7 @@ from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import Plan
 from megatron.model.gpt import gpt_layers
+from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -80,7 +81,14 @@ def require_parameters(wanted: Mapping[str, nn.Parameter], checkpoint: FullCheck
 
 
 def _model(spec: ModelSpec) -> SequentialModel:
-    steps = gpt_layers(spec, group=lone_group(), rng=OrdinaryStream(), mixed=False)
+    steps = gpt_layers(
+        spec,
+        group=lone_group(),
+        rng=OrdinaryStream(),
+        mixed=False,
+        core_attention=core_attention_of(spec),
+        batch_fields=(),
+    )
     return SequentialModel(steps)
 
 

@@ -310,6 +310,46 @@ def wrap_instructions(
     engine._INSTRUCTION_MAP = {kind: wrap(kind.__name__, f) for kind, f in instructions.items()}
 
 
+def join_backward_passes(engine: Any) -> None:
+    """Run one backward pass for all outputs of a pipeline stage (`pipe_buffers`, `grad_layer`).
+
+    DeepSpeed calls backward for each output in turn. Layers that several of them depend on would
+    compute their gradients as often, and recomputed ones have dropped their inputs the second time.
+    """
+
+    def join(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        if name != "BackwardPass":
+            return call
+
+        def backward(engine: Any, buffer_id: int) -> None:
+            outputs, gradients = engine.pipe_buffers["outputs"], engine.grad_layer
+            if engine.is_last_stage() or not isinstance(outputs[buffer_id], tuple):
+                call(engine, buffer_id)
+                return
+            floating = [tensor for tensor in outputs[buffer_id] if tensor.is_floating_point()]
+            outputs[buffer_id] = joined = _Joined.apply(gradients, *floating)
+            engine.grad_layer = torch.ones_like(joined)
+            call(engine, buffer_id)
+            engine.grad_layer = gradients
+
+        return backward
+
+    wrap_instructions(engine, join)
+
+
+class _Joined(torch.autograd.Function):
+    """A scalar whose backward pass gives each of `tensors` its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Tensor], *tensors: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return tensors[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *ctx.gradients)
+
+
 class TiedPipelineModule(PipelineModule):
     """A PipelineModule that broadcasts tied weights without gradients.
 

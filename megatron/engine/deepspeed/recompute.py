@@ -1,7 +1,7 @@
 """Recomputation and the random streams it has to rewind, both DeepSpeed's."""
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -67,9 +67,9 @@ def recompute(layer: Callable[..., Any], *inputs: Tensor) -> Any:
     return checkpointing.non_reentrant_checkpoint(layer, *inputs)
 
 
-def recomputation(plan: RecomputePlan, names: Collection[str]) -> Recomputation:
-    """Return which layers, of classes called `names`, are computed again as a whole."""
-    return Recomputation(names=names, groups=plan.groups, call=recompute)
+def recomputation(plan: RecomputePlan) -> Recomputation:
+    """Return which blocks are computed again as a whole."""
+    return Recomputation(groups=plan.groups, call=recompute)
 
 
 def recomputed_attention(attend: Attend) -> Attend:

@@ -11,12 +11,11 @@ from torch import Tensor
 from megatron.checkpointing.resharding.sharded_tensor import ParameterState, fill_from
 from megatron.common.errors import CheckpointError, MegatronError
 from megatron.config.network.model_spec import ModelSpec
-from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.inference.engine.kv_cache import Decode, KVCache, Prefill
 from megatron.inference.engine.onednn_weights import pack_weights
 from megatron.inference.engine.sampling import TokenLogprob, with_logprobs
 from megatron.model.gpt import gpt_layers, to_batch_first
-from megatron.model.layers.attention_kernels import attention_of
+from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import SequentialModel, in_turn
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
@@ -68,8 +67,10 @@ class ModelRunner:
             "group": groups.tensor,
             "rng": OrdinaryStream(),
             "mixed": dtype != torch.float32,
+            "batch_fields": (),
         }
-        steps = gpt_layers(spec, **parts)
+        plain = core_attention_of(spec)
+        steps = gpt_layers(spec, **parts, core_attention=plain)
         is_block = [getattr(step, "cls", None) is ParallelTransformerLayerPipe for step in steps]
         start, stop = stage_bounds(is_block, groups.topology.pipeline)[groups.stage]
         self.cache = None
@@ -86,8 +87,9 @@ class ModelRunner:
                 dtype=dtype,
                 device=device,
             )
-            attend = attention_of(spec, REFERENCE)
-            steps = gpt_layers(spec, **parts, core_attention=self.cache.core_attention(attend))
+            steps = gpt_layers(
+                spec, **parts, core_attention=self.cache.core_attention(plain(first))
+            )
         own = [step if start <= i < stop else _pass_on for i, step in enumerate(steps)]
         model = SequentialModel(own).to(dtype).to(device)
         _fill(model, weights)

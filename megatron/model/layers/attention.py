@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.layers.attention_kernels import Attend, Mask, Weighing, attention_of
+from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
 from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.positions import alibi_slopes, own_position_embedding, rotary_tables
@@ -28,9 +28,9 @@ class ParallelAttention(nn.Module):
         number: the layer's, from 1 on.
         group: the tensor-parallel ranks.
         rng: the stream that differs between them.
-        kernels: what computes it.
+        core_attention: computes attention between the linear layers.
+        kernels: what computes the rest.
         sequence_parallel: whether the ranks of `group` divide the sequence between layers.
-        core_attention: computes attention between the linear layers; the kernels' if None.
 
     Shapes: x_sbh [s, b, h], positions_bs [b, s] with rotary positions, spans_bs2 [b, s, 2] or None
         -> (y_sbh [s, b, h], bias [h] or None).
@@ -47,9 +47,9 @@ class ParallelAttention(nn.Module):
         number: int = 1,
         group: dist.ProcessGroup,
         rng: RngTracker,
+        core_attention: Attend,
         kernels: Kernels = REFERENCE,
         sequence_parallel: bool = False,
-        core_attention: Attend | None = None,
     ):
         super().__init__()
         heads, groups, head_dim = spec.num_attention_heads, spec.num_query_groups, spec.head_dim
@@ -60,7 +60,7 @@ class ParallelAttention(nn.Module):
         self.window = spec.window_of(number)
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
-        self.core_attention = core_attention or attention_of(spec, kernels)
+        self.core_attention = core_attention
         self.query_key_value = column_parallel(
             spec.hidden_size,
             (heads + 2 * groups) * head_dim,

@@ -187,6 +187,12 @@ def attention_of(spec: ModelSpec, kernels: Kernels) -> Attend:
     return attend
 
 
+def core_attention_of(spec: ModelSpec, kernels: Kernels = REFERENCE) -> CoreAttention:
+    """Return the implementation that `kernels` name, for every layer."""
+    attend = attention_of(spec, kernels)
+    return lambda number: attend
+
+
 def _alibi(slopes_a: Tensor, sq: int, sk: int) -> Tensor:
     """Return [1, a, sq, sk]: position of the key less that of the query, times the slope.
 

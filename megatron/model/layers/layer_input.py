@@ -6,7 +6,7 @@ up to it, or a prefix in full. So two numbers for each token are enough, and the
 changes; they travel when they do not follow from the order of the tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,7 +28,8 @@ class LayerInput(NamedTuple):
             attention.
         encoder_hidden: output of an encoder, for cross-attention.
         encoder_span: as attention_span, of positions of `encoder_hidden`.
-        neighbors: retrieved chunks, for chunked cross-attention.
+        batch: fields of the batch that a layer further on reads, such as the tokens of a decoder
+            behind an encoder. Only the first stage has the batch itself.
     """
 
     hidden: Tensor
@@ -36,25 +37,27 @@ class LayerInput(NamedTuple):
     attention_span: Tensor | None = None
     encoder_hidden: Tensor | None = None
     encoder_span: Tensor | None = None
-    neighbors: Tensor | None = None
+    batch: Mapping[str, Tensor] | None = None
 
-    @property
-    def present(self) -> tuple[str, ...]:
-        """Names of the fields that are not None, in their fixed order."""
-        return tuple(name for name, tensor in self._asdict().items() if tensor is not None)
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the present tensors by name, in a fixed order; those of `batch` come last."""
+        own = {name: x for name, x in self._asdict().items() if isinstance(x, Tensor)}
+        return own | dict(sorted((self.batch or {}).items()))
 
     def pack(self) -> Tensors:
         """Return the present tensors without their names: a tuple, or `hidden` if it is alone."""
-        tensors = tuple(tensor for tensor in self if tensor is not None)
+        tensors = tuple(self.tensors().values())
         return tensors if len(tensors) > 1 else self.hidden
 
     @classmethod
     def unpack(cls, names: Iterable[str], tensors: Tensors) -> "LayerInput":
-        """Return what `pack` was called on, given the names of its present fields.
+        """Return what `pack` was called on, given the names of its tensors in their order.
 
         Raises:
             ValueError: there are more or fewer tensors than names.
         """
         if isinstance(tensors, Tensor):
             tensors = (tensors,)
-        return cls(**dict(zip(names, tensors, strict=True)))
+        named = dict(zip(names, tensors, strict=True))
+        batch = {name: named.pop(name) for name in [*named] if name not in cls._fields}
+        return cls(**named, batch=batch or None)

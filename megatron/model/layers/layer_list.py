@@ -1,18 +1,21 @@
 """A model as a list of layers that are not built yet, and the plain reader of such a list."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from megatron.model.layers.layer_input import LayerInput, Tensors
+from megatron.model.layers.layer_input import LayerInput
 
 
 @dataclass(frozen=True)
 class Tie:
     """Layers with the same key share one weight; `forward` says how this one uses it.
+
+    Any number of layers may, on any stages; each stage has one module for them, the first of its
+    layers. A layer that shares two weights with different layers is two layers, each with a key.
 
     Args:
         key: name of the shared weight's owner among the tied modules.
@@ -29,17 +32,29 @@ class Tie:
 class Layer:
     """A layer not built yet. Only the pipeline stage that owns it allocates its weights.
 
-    Its place in the list is its number in the checkpoint (layer_03-model_00-...), and the
+    Its index in the list is its number in the checkpoint (layer_03-model_00-...), and the
     name of its class is what --pp-partition-method matches: both are interfaces.
+
+    Args:
+        carried: names of the tensors of a `LayerInput` that are present behind this layer, and
+            travel between pipeline stages from there on; None: the same as in front of it.
     """
 
     cls: type[nn.Module]
     kwargs: dict[str, Any] = field(default_factory=dict)
     tie: Tie | None = None
+    carried: tuple[str, ...] | None = None
 
     def build(self) -> nn.Module:
         """Return the layer itself, its weights allocated."""
         return self.cls(**self.kwargs)
+
+
+class Block(nn.Module):
+    """Transformer layer: the unit of activation checkpointing, of which each stage has one at least.
+
+    It takes a `LayerInput` and replaces `hidden` alone.
+    """
 
 
 Call = Callable[[Any], Any]
@@ -51,38 +66,37 @@ Step = Layer | Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Recomputation:
-    """Which layers of a stage are computed again in backward, together with which others.
+    """Activation checkpointing: which blocks of a stage are computed again in backward.
 
     Args:
-        names: of the layer classes that this is about.
-        groups: which of so many such layers make a group each, by their order.
+        groups: which of so many blocks make a group each, by their order.
         call: calls its first argument with the others and keeps those alone.
     """
 
-    names: Collection[str]
     groups: Callable[[int], Iterable[range]]
     call: Callable[..., Any]
 
     def applied(self, calls: Sequence[Call]) -> list[Call]:
         """Return what does the same as `calls` in turn: each group is one call, the rest stays."""
-        places = [i for i, call in enumerate(calls) if type(call).__name__ in self.names]
+        blocks = [i for i, call in enumerate(calls) if isinstance(call, Block)]
         joined: list[Call] = list(calls)
-        for group in self.groups(len(places)):
-            for run in _runs([places[i] for i in group]):
-                inner = [calls[place] for place in run]
+        for group in self.groups(len(blocks)):
+            for run in _runs([blocks[i] for i in group]):
+                inner = [calls[index] for index in run]
                 joined[run[0]] = partial(self._recomputed, inner)
                 joined[run[0] + 1 : run[-1] + 1] = [_nothing] * (len(run) - 1)
         return [call for call in joined if call is not _nothing]
 
     def _recomputed(self, calls: Sequence[Call], inputs: LayerInput) -> LayerInput:
-        """Return the output of `calls`, which has the same fields as `inputs`."""
+        """Return the output of `calls`, which are blocks."""
+        named = inputs.tensors()
 
-        def run(*tensors: Tensor) -> Tensors:
-            return in_turn(calls, LayerInput.unpack(inputs.present, tensors)).pack()
+        def run(*tensors: Tensor) -> Tensor:
+            hidden: Tensor = in_turn(calls, LayerInput.unpack(named, tensors)).hidden
+            return hidden
 
         # Checkpointing functions take and return tensors, not tuples of them.
-        tensors = [tensor for tensor in inputs if tensor is not None]
-        return LayerInput.unpack(inputs.present, self.call(run, *tensors))
+        return inputs._replace(hidden=self.call(run, *named.values()))
 
 
 def in_turn(calls: Iterable[Call], inputs: Any) -> Any:
@@ -96,15 +110,21 @@ def _nothing(inputs: Any) -> Any:
     return inputs
 
 
-def _runs(places: Iterable[int]) -> list[list[int]]:
-    """Return `places` cut where one does not follow the one before."""
+def _runs(indices: Iterable[int]) -> list[list[int]]:
+    """Return `indices` cut where one does not follow the one before."""
     runs: list[list[int]] = []
-    for place in places:
-        if runs and place == runs[-1][-1] + 1:
-            runs[-1].append(place)
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
         else:
-            runs.append([place])
+            runs.append([index])
     return runs
+
+
+def carried_to(steps: Sequence[Step], index: int) -> tuple[str, ...]:
+    """Return the names of the tensors that a pipeline stage beginning at `index` receives."""
+    declared = [step.carried for step in steps[:index] if isinstance(step, Layer) and step.carried]
+    return declared[-1] if declared else ("hidden",)
 
 
 class SequentialModel(nn.Module):

@@ -8,12 +8,13 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention import ParallelAttention
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.layer_list import Block
 from megatron.model.layers.mlp import MixtureBuilder, build_mlp
 from megatron.model.layers.norms import norm_layer
 from megatron.tensor_parallel.rng import RngTracker
 
 
-class ParallelTransformerLayerPipe(nn.Module):
+class ParallelTransformerLayerPipe(Block):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
     With sandwich norms the outputs of attention and of the MLP are normed too, in front of dropout.
@@ -28,11 +29,10 @@ class ParallelTransformerLayerPipe(nn.Module):
         number: the layer's, from 1 on.
         group: the tensor-parallel ranks.
         rng: the stream that differs between them.
+        core_attention: returns what computes attention in the layer of a number.
         kernels: what computes the operations.
         build_mixture: builds the MLP of a layer with experts.
         sequence_parallel: whether the ranks of `group` divide the sequence of `hidden`.
-        core_attention: returns what computes attention in the layer of a number; see
-            `ParallelAttention`.
 
     Shapes: hidden [s, b, h] -> [s, b, h], in its dtype.
     Communication: two all-reduces of [s, b, h] over `group` forward, two backward.
@@ -48,10 +48,10 @@ class ParallelTransformerLayerPipe(nn.Module):
         number: int = 1,
         group: dist.ProcessGroup,
         rng: RngTracker,
+        core_attention: CoreAttention,
         kernels: Kernels = REFERENCE,
         build_mixture: MixtureBuilder | None = None,
         sequence_parallel: bool = False,
-        core_attention: CoreAttention | None = None,
     ):
         super().__init__()
         self.spec, self.kernels, self.number = spec, kernels, number
@@ -64,7 +64,7 @@ class ParallelTransformerLayerPipe(nn.Module):
             rng=rng,
             kernels=kernels,
             sequence_parallel=sequence_parallel,
-            core_attention=core_attention(number) if core_attention else None,
+            core_attention=core_attention(number),
         )
         self.post_attention_layernorm = norm.build()
         self.mlp = build_mlp(

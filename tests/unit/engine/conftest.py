@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import gpt_steps
 from tiny import tiny_plan, tiny_spec
 
 from megatron.engine.build import build_engine, core_attention
@@ -18,11 +19,10 @@ from megatron.engine.deepspeed import distributed
 from megatron.engine.deepspeed.recompute import start_streams
 from megatron.engine.optimizers import engine_optimizer
 from megatron.fused_kernels.reference.dispatch import REFERENCE
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
-from megatron.objectives.gpt import gpt_batch
+from megatron.objectives.gpt import CAUSAL_FIELDS, gpt_batch
 from megatron.tensor_parallel.process_groups import Groups
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.topology import Topology
@@ -75,7 +75,7 @@ def build(alone):
         plan = tiny_plan("--init-method-std", "0.3", *flags, without=without, device=device)
         rng = start_streams(alone, seed=plan.training.seed, activation_checkpointing={})
         return build_engine(
-            gpt_layers(
+            gpt_steps(
                 plan.model,
                 group=alone.tensor,
                 rng=rng,
@@ -100,6 +100,7 @@ def build(alone):
             if optimizer
             else None,
             config=with_small_buckets(plan.deepspeed),
+            batch_fields=tuple(CAUSAL_FIELDS),
         )
 
     return build_from
@@ -109,7 +110,7 @@ def build(alone):
 def plain_model(group):
     """Return the model that engines begin with, for plain PyTorch."""
     spec = tiny_spec()
-    steps = gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False)
+    steps = gpt_steps(spec, group=group, rng=OrdinaryStream(), mixed=False)
     model = SequentialModel(steps)
     initialise(model, seed=1, std=0.3, num_layers=spec.num_layers)
     return model

@@ -1,25 +1,26 @@
 """What DeepSpeed looks at without being told: names of classes, functions and attributes."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
+import torch
+from networks import gpt_steps
 from tiny import Shards, tiny_spec
 
 from megatron.common.errors import ConfigError
-from megatron.engine.pipeline_module import RECOMPUTED, _require_work
-from megatron.model.gpt import gpt_layers
-from megatron.model.layers.layer_list import Layer
+from megatron.engine.pipeline_module import _require_whole_ties, _require_work
+from megatron.model.layers.layer_list import Block, Layer
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def steps(**changes):
-    return gpt_layers(tiny_spec(**changes), group=Shards(0, 1), rng=OrdinaryStream(), mixed=True)
+    return gpt_steps(tiny_spec(**changes), group=Shards(0, 1), rng=OrdinaryStream(), mixed=True)
 
 
 def test_the_recomputed_layer_has_the_name_that_deepspeed_looks_for():
-    (name,) = RECOMPUTED
-    assert name == "ParallelTransformerLayerPipe"
-    assert name in {step.cls.__name__ for step in steps() if isinstance(step, Layer)}
+    blocks = {s.cls.__name__ for s in steps() if isinstance(s, Layer) and issubclass(s.cls, Block)}
+    assert blocks == {"ParallelTransformerLayerPipe"}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,20 @@ def test_the_path_of_the_tied_weight_leads_to_it_in_every_tied_layer():
             weight = getattr(weight, name)
         assert weight.shape == (12, 8)
         assert weight.tensor_model_parallel is True
+
+
+def test_a_weight_beside_a_tied_one_is_refused_where_it_would_be_a_copy():
+    stage = SimpleNamespace(
+        tied_modules={"embed": torch.nn.Linear(2, 2)},
+        tied_comms={"embed": {"ranks": [0, 2]}},
+        tied_weight_attrs={"embed": ["weight"]},
+        global_rank=0,
+        stage_id=1,
+    )
+    _require_whole_ties(stage)
+    stage.global_rank = 2
+    with pytest.raises(ValueError, match="Linear on stage 1 .* its own bias"):
+        _require_whole_ties(stage)
 
 
 def test_every_stage_with_a_transformer_layer_is_accepted():

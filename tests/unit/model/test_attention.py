@@ -12,13 +12,16 @@ from tiny import tiny_spec
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.reference.softmax import scaled_causal_softmax
 from megatron.model.layers.attention import ParallelAttention
+from megatron.model.layers.attention_kernels import attention_of
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def attention(group, *, dropout=0.0):
     torch.manual_seed(0)
     spec = tiny_spec(head_dim=3, attention_dropout=dropout)
-    layer = ParallelAttention(spec, group=group, rng=OrdinaryStream())
+    layer = ParallelAttention(
+        spec, group=group, rng=OrdinaryStream(), core_attention=attention_of(spec, REFERENCE)
+    )
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     return layer
@@ -96,7 +99,14 @@ def test_layer_scaling_keeps_written_out_scores_inside_the_range_of_fp16(
     softmax = partial(scaled_causal_softmax, in_fp32=True)
     kernels = replace(REFERENCE, attention="fused-softmax", scaled_causal_softmax=softmax)
     spec = tiny_spec(num_attention_heads=1, head_dim=4, query_key_layer_scaling=layer_scaling)
-    layer = ParallelAttention(spec, number=32, group=group, rng=OrdinaryStream(), kernels=kernels)
+    layer = ParallelAttention(
+        spec,
+        number=32,
+        group=group,
+        rng=OrdinaryStream(),
+        core_attention=attention_of(spec, kernels),
+        kernels=kernels,
+    )
     query = torch.full((1, 1, 2, 4), 245.0, dtype=torch.float16)
     value = torch.randn(1, 1, 2, 4).half()
     mixed = layer.core(query, query, value, None)

@@ -3,25 +3,26 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import gpt_steps
 from tiny import Shards, batch_of, tiny_spec
 
 from megatron.model.gpt import (
-    gpt_layers,
     take_tokens,
     to_batch_first,
     to_float32,
     to_sequence_first,
 )
+from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.embedding import EmbeddingPipe, OutputEmbeddingPipe, tied_logits
 from megatron.model.layers.layer_input import LayerInput
-from megatron.model.layers.layer_list import Layer, Recomputation, SequentialModel, Tie
+from megatron.model.layers.layer_list import Block, Layer, Recomputation, SequentialModel, Tie
 from megatron.model.layers.mlp import ParallelMLP
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 
 def test_a_printed_network_shows_sizes_and_layout():
-    layers = gpt_layers(
+    layers = gpt_steps(
         tiny_spec(padded_vocab_size=12, num_query_groups=2),
         group=Shards(0, 2),
         rng=OrdinaryStream(),
@@ -40,7 +41,7 @@ def test_a_printed_network_shows_sizes_and_layout():
         "tensor_parallel=2, sequence_parallel=True)",
     ):
         assert line in text
-    alone = gpt_layers(tiny_spec(), group=Shards(0, 1), rng=OrdinaryStream(), mixed=False)
+    alone = gpt_steps(tiny_spec(), group=Shards(0, 1), rng=OrdinaryStream(), mixed=False)
     assert "sequence_parallel" not in str(SequentialModel(alone))
 
 
@@ -53,7 +54,14 @@ def filled(module):
 
 def block(group, **changes):
     spec = tiny_spec(**changes)
-    return filled(ParallelTransformerLayerPipe(spec=spec, group=group, rng=OrdinaryStream()))
+    return filled(
+        ParallelTransformerLayerPipe(
+            spec=spec,
+            group=group,
+            rng=OrdinaryStream(),
+            core_attention=core_attention_of(spec),
+        )
+    )
 
 
 def embedding(group, dropout=0.0):
@@ -67,7 +75,7 @@ def test_a_block_is_two_residuals_behind_norms(group):
     narrowed, bias = layer.mlp(layer.post_attention_layernorm(middle))
     output = layer(LayerInput(x))
     torch.testing.assert_close(output.hidden, middle + narrowed + bias)
-    assert output.present == ("hidden",)
+    assert [*output.tensors()] == ["hidden"]
 
 
 def test_a_block_drops_features_in_training_only(group):
@@ -79,7 +87,7 @@ def test_a_block_drops_features_in_training_only(group):
 def test_the_epsilon_of_the_norms_is_the_one_asked_for(group):
     layer = block(group, norm_epsilon=0.25)
     assert (layer.input_layernorm.eps, layer.post_attention_layernorm.eps) == (0.25, 0.25)
-    steps = gpt_layers(tiny_spec(norm_epsilon=0.25), group=group, rng=OrdinaryStream(), mixed=False)
+    steps = gpt_steps(tiny_spec(norm_epsilon=0.25), group=group, rng=OrdinaryStream(), mixed=False)
     assert steps[6].kwargs["eps"] == 0.25
 
 
@@ -146,7 +154,7 @@ def test_tied_layers_are_built_once():
     torch.testing.assert_close(model(tokens), table[tokens].tanh() @ table.T)
 
 
-class Linear(torch.nn.Linear):
+class Linear(torch.nn.Linear, Block):
     """A layer between transformer layers."""
 
     def forward(self, inputs):
@@ -168,7 +176,7 @@ def test_a_wrapper_goes_around_the_named_classes_only():
 
     linear = Layer(Linear, {"in_features": 2, "out_features": 2})
     steps = [linear, linear, Layer(Tanh), linear, linear, linear]
-    recomputation = Recomputation(["Linear"], lambda count: [range(1, 4), range(4, count)], wrap)
+    recomputation = Recomputation(lambda count: [range(1, 4), range(4, count)], wrap)
     model = SequentialModel(steps, recomputation=recomputation)
     x = LayerInput(torch.rand(1, 2))
     y = model(x).hidden

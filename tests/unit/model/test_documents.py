@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from networks import gpt_steps
 from tiny import tiny_spec
 
 from megatron.config.data.masks import MaskPlan
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import next_token_loss
@@ -18,7 +18,7 @@ TOKENS = torch.tensor([[3, 1, EOD, 4, 5, EOD, 2], [EOD, EOD, 6, 7, 1, 2, 3]])
 
 
 def network(group):
-    model = SequentialModel(gpt_layers(tiny_spec(), group=group, rng=OrdinaryStream(), mixed=False))
+    model = SequentialModel(gpt_steps(tiny_spec(), group=group, rng=OrdinaryStream(), mixed=False))
     initialise(model, seed=1, std=0.5, num_layers=2)
     return model
 

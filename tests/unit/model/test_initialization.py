@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+from networks import gpt_steps
 from tiny import Shards, tiny_spec
 
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -38,7 +38,7 @@ OTHERS = {
 
 def model_of(index=0, count=1, seed=3, **changes):
     spec = tiny_spec(**(SIZES | changes))
-    steps = gpt_layers(spec, group=Shards(index, count), rng=OrdinaryStream(), mixed=False)
+    steps = gpt_steps(spec, group=Shards(index, count), rng=OrdinaryStream(), mixed=False)
     model = SequentialModel(steps)
     initialise(
         model,

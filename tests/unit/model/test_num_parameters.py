@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from networks import gpt_steps
 from test_options import OPTIONS
 from tiny import tiny_spec
 
-from megatron.model.gpt import gpt_layers
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -24,7 +24,7 @@ from megatron.tensor_parallel.rng import OrdinaryStream
 def test_the_count_is_that_of_the_module(group, changes):
     spec = tiny_spec(**changes)
     with torch.device("meta"):
-        model = SequentialModel(gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False))
+        model = SequentialModel(gpt_steps(spec, group=group, rng=OrdinaryStream(), mixed=False))
     counts = {name: p.numel() for name, p in model.named_parameters()}
     assert spec.num_parameters == sum(counts.values())
     without = sum(count for name, count in counts.items() if "embed" not in name)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from networks import gpt_steps
 from plain_gpt import plain_logits
 from tiny import GEMMA_2, GEMMA_3, LLAMA, ROTARY, batch_of, tiny_spec
 
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.layers.norms import RMSNorm
@@ -109,7 +109,7 @@ ROTARY_TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}  # angles are 32-bit numbers
 
 def network(group, spec):
     """Return ours in float64, with norms and biases that are not all ones and zeros."""
-    model = SequentialModel(gpt_layers(spec, group=group, rng=OrdinaryStream(), mixed=False))
+    model = SequentialModel(gpt_steps(spec, group=group, rng=OrdinaryStream(), mixed=False))
     initialise(model, seed=1, std=0.3, num_layers=spec.num_layers)
     model.double()
     torch.manual_seed(1)

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from networks import gpt_steps
 from tiny import tiny_plan, tiny_spec
 from torch import nn
 
 from megatron.common.errors import ConfigError
-from megatron.model.gpt import gpt_layers
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.optimizer.build import build_optimizer
 from megatron.optimizer.muon import orthogonalize
@@ -19,7 +19,7 @@ from megatron.tensor_parallel.rng import OrdinaryStream
 
 @pytest.fixture
 def model(group):
-    return SequentialModel(gpt_layers(tiny_spec(), group=group, rng=OrdinaryStream(), mixed=False))
+    return SequentialModel(gpt_steps(tiny_spec(), group=group, rng=OrdinaryStream(), mixed=False))
 
 
 def test_matrices_are_decayed_biases_and_norms_are_not(model):

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
+from networks import gpt_steps
 from plain_mixture import PlainMixture
 from tiny import tiny_config, tiny_plan, tiny_spec
 
 from megatron.common.errors import ConfigError
 from megatron.config.network.experts import experts_of_layers
-from megatron.model.gpt import gpt_layers
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.tensor_parallel.rng import OrdinaryStream
 
@@ -144,7 +144,7 @@ def test_the_count_is_that_of_the_module(group, changes):
         return PlainMixture(spec, terms=[], **place)
 
     with torch.device("meta"):
-        steps = gpt_layers(
+        steps = gpt_steps(
             spec, group=group, rng=OrdinaryStream(), mixed=False, build_mixture=mixture
         )
         model = SequentialModel(steps)

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from networks import gpt_steps
 from tiny import tiny_objective, tiny_spec
 
 from megatron.common.registry import OBJECTIVES
 from megatron.config.data.masks import MaskPlan
 from megatron.data.datasets.views import PrefixDataset
-from megatron.model.gpt import gpt_layers
 from megatron.model.initialization import initialise
 from megatron.model.layers.layer_list import SequentialModel
 from megatron.model.loss import num_expected_targets, position_weights
@@ -191,7 +191,7 @@ def logits_of(model, rows, masks, name, *flags):
 def changed_by(group):
     """Return a function that tells at which positions logits change with the token at a place."""
     model = SequentialModel(
-        gpt_layers(
+        gpt_steps(
             tiny_spec(seq_length=8, max_position_embeddings=8),
             group=group,
             rng=OrdinaryStream(),

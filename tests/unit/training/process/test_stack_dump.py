@@ -7,6 +7,7 @@ import time
 import torch
 from tiny import Shards, tiny_spec
 
+from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.training.process.stack_dump import (
@@ -65,7 +66,14 @@ class Passes(torch.nn.Module):
 
 def test_a_thread_in_compiled_code_has_a_place_and_a_block():
     stuck = Stuck()
-    layer = ParallelTransformerLayerPipe(spec=tiny_spec(), number=4, group=Shards(0, 1), rng=None)
+    spec = tiny_spec()
+    layer = ParallelTransformerLayerPipe(
+        spec=spec,
+        number=4,
+        group=Shards(0, 1),
+        rng=None,
+        core_attention=core_attention_of(spec),
+    )
     layer.input_layernorm = stuck
     layer.self_attention = layer.mlp = Passes()
     thread = threading.Thread(target=layer, args=(LayerInput(torch.zeros(6, 1, 8)),), daemon=True)
