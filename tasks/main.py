@@ -58,7 +58,7 @@ def measure_text(
 ) -> str:
     """Return the result line of a text's perplexity."""
     from megatron.inference.evaluation.perplexity import perplexity, read_text
-    from megatron.inference.evaluation.windows import sliding_windows
+    from megatron.inference.evaluation.scoring import sliding_windows
 
     text = read_text(Path(options.valid_data[0]), tokenizer)
     windows = sliding_windows(

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Examine the machines of a run: all that a report of a bug needs, and what is wrong with them.
+"""Check the machines of a run: a report for bugs, and a list of problems with remedies.
 
-Give the flags of a run to learn which kernels and tokenizer it would use. Under srun or a launcher
-it examines all hosts, what they exchange and their clocks. The exit code is 1 if a line begins with
-PROBLEM.
+Give the flags of a run to see which kernels and tokenizer it would use. Under srun or a launcher
+it checks all hosts, the network between them and their clocks. The exit code is 1 if a line begins
+with PROBLEM.
 """
 
 import json
@@ -30,17 +30,17 @@ from megatron.training.process.environment import Launch, export_launch, places_
 from megatron.training.process.launchers import write_root_cause
 
 EXAMPLE = "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --bf16"
-"""The run that kernels are chosen for when no flags of one are given."""
+"""Flags of the run whose kernels are reported by default."""
 
 NOT_NEEDED = {"schedule": {"lr": 1e-4}, "training": {"micro_batch_size": 1, "train_iters": 1}}
-"""Values for required flags of training that change nothing here."""
+"""Values for required flags of training, which have no effect here."""
 
 _OF_NO_RUN = {"--device", "--local_rank", "--local-rank"}
 """Flags of training that may stand beside the example."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what was found; exit with 1 if a problem was."""
+    """Print the report; exit with 1 if there is a problem."""
     given = {word.partition("=")[0] for word in argv}
     is_example = given.isdisjoint(switch_words(SECTIONS).keys() - _OF_NO_RUN)
     words = [*EXAMPLE.split(), *argv] if is_example else argv
@@ -82,7 +82,7 @@ def without_torch(launch: Launch) -> list[Examined]:
 
 
 def report(examined: Sequence[Examined], file: str | None) -> None:
-    """Print the report, write it to `file`, and leave."""
+    """Print the report, write it to `file`, and exit."""
     if examined:
         print(*report_lines(examined), sep="\n", flush=True)
         if file:
@@ -94,7 +94,7 @@ def write(file: Path, text: str) -> None:
     """Write `text` to `file`.
 
     Raises:
-        ConfigError: that cannot be done.
+        ConfigError: the file cannot be written.
     """
     try:
         file.write_text(text + "\n", encoding="utf-8")
@@ -105,10 +105,10 @@ def write(file: Path, text: str) -> None:
 def start_processes(number: int, argv: Sequence[str]) -> int:
     """Run this program in `number` processes here; return 1 if any of them did not return 0.
 
-    One that fails, whichever is the first, ends the others: they would wait for it.
+    When one fails, the others are killed: they would wait for it.
     """
     words = [sys.executable, str(Path(__file__).resolve()), *argv]
-    processes = [subprocess.Popen(words, env=place) for place in places_here(number)]
+    processes = [subprocess.Popen(words, env=environment) for environment in places_here(number)]
     with ThreadPoolExecutor(number) as threads:
         ranks = {threads.submit(process.wait): rank for rank, process in enumerate(processes)}
         try:
@@ -117,7 +117,7 @@ def start_processes(number: int, argv: Sequence[str]) -> int:
         finally:
             for process in processes:
                 process.kill()
-    if code < 0:  # it could not say so itself
+    if code < 0:  # a killed process prints nothing
         print(f"error: rank {rank} was ended by {Signals(-code).name}", file=sys.stderr)
     return int(code != 0)
 

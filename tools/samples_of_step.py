@@ -33,20 +33,20 @@ def main(argv: Sequence[str]) -> None:
         description=__doc__ or "",
     )
     options: StepSamplesConfig = own["steps"]
-    decided = plan_samples(
+    resolved = plan_samples(
         config,
         world_size=config.parallel.world_size or run.world_size,
         objective=config.plugins.objective or run.objective,
     )
-    first, last = step_range(options.steps, decided.training.train_iters)
-    plan = replace(decided.data, valid=(), test=())
-    train = build_datasets(plan, seq_length=decided.seq_length, seed=decided.training.seed).train
+    first, last = step_range(options.steps, resolved.training.train_iters)
+    plan = replace(resolved.data, valid=(), test=())
+    train = build_datasets(plan, seq_length=resolved.seq_length, seed=resolved.training.seed).train
     for step in range(first, last + 1):
-        start, stop = (decided.batch.samples_before(count) for count in (step - 1, step))
+        start, stop = (resolved.batch.samples_before(count) for count in (step - 1, step))
         print(f"step {step}: samples {start} to {stop - 1}")
         for i in range(start, stop):
             print(
-                f"  sample {i} | {reader(decided.batch, i - start)} | {described(train.origin(i))}"
+                f"  sample {i} | {reader(resolved.batch, i - start)} | {described(train.origin(i))}"
             )
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Look at a run, while it trains or afterwards: `watch.py RUN_DIR`, where RUN_DIR is its --save."""
+"""Monitor a run, live or afterwards: `watch.py RUN_DIR`, where RUN_DIR is its --save."""
 
 import shutil
 import sys
@@ -15,17 +15,16 @@ from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import CheckpointError, ConfigError, MegatronError
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.diagnostics import WatchConfig
-from megatron.diagnostics.monitor.history import History
+from megatron.diagnostics.monitor.history import History, JournalReader
 from megatron.diagnostics.monitor.html_page import write_page
-from megatron.diagnostics.monitor.journal_reader import JournalReader
-from megatron.diagnostics.monitor.terminal import view
+from megatron.diagnostics.monitor.summary import view
 from megatron.training.process.failure import failures_of
 
 _CLEAR = "\x1b[H\x1b[2J"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Show the run that the command line `argv` names."""
+    """Show the run named on the command line `argv`."""
     argv = with_flag(argv, "--run-dir", "the directory that a run saves to")
     parsed = parse_sections(argv, {"watch": WatchConfig}, description=__doc__ or "").sections
     config: WatchConfig = parsed["watch"]
@@ -33,9 +32,9 @@ def main(argv: Sequence[str]) -> None:
         raise ConfigError(f"--every {config.every:g} must be more than 0 seconds")
     directory = Path(config.run_dir)
     reader, history = JournalReader(directory), History()
-    history.add(news(reader, directory))
+    history.add(new_records(reader, directory))
     if history.is_empty and not failures_of(directory):
-        # Of no kind that would end so again: a run may write its first step later.
+        # Not a permanent error: the run may write its first step later.
         raise MegatronError(f"{directory}: the journal has no step yet")
     if config.html:
         write_page(Path(config.html), history, directory, datetime.now().astimezone())
@@ -46,11 +45,11 @@ def main(argv: Sequence[str]) -> None:
         if config.once:
             return
         time.sleep(config.every)
-        history.add(news(reader, directory))
+        history.add(new_records(reader, directory))
 
 
-def news(reader: JournalReader, directory: Path) -> Iterator[dict[str, Any]]:
-    """Yield the journal's next records: none of a run that failed before it had one."""
+def new_records(reader: JournalReader, directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield the next records of the journal; none if the run failed before it had one."""
     try:
         yield from reader.new_records()
     except CheckpointError:
@@ -59,7 +58,7 @@ def news(reader: JournalReader, directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def show(history: History, directory: Path) -> None:
-    """Print how the run stands; on a terminal, in place of what stood there."""
+    """Print the view of the run; on a terminal, clear the screen first."""
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
     text = view(history, directory, datetime.now().astimezone(), width=width)

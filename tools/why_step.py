@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Print the samples that a step of a run saw, and the step's metrics.
+"""Print the samples of a training step, and the step's metrics.
 
     python tools/why_step.py STEP --load DIR
 
-DIR is where the run saved. Of a step that was taken more than once, every attempt is printed, with
-what it saw by its own flags.
+DIR is the run's --save. For a step that was taken more than once, every attempt is printed, with
+the samples of its own flags.
 """
 
 import re
@@ -36,27 +36,27 @@ _SHOWN = ("lm_loss", "grad_norm", "learning_rate", "loss_scale", "skipped", "sec
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print what the step that `argv` names saw and did."""
+    """Print samples and metrics of the step named in `argv`."""
     if "-h" in argv or "--help" in argv:
         print(__doc__)
         return
     load = value_in(argv, "--load")
     if not load or not argv[0].isdigit():
-        raise ConfigError("write: why_step.py STEP --load DIR, where the run saved")
+        raise ConfigError("usage: why_step.py STEP --load DIR, the --save of the run")
     step, directory = int(argv[0]), Path(load)
     records = [r for r in every_attempt(directory, step) if r["event"] == STEP]
     if not records:
-        raise ConfigError(f"step {step}: the journal in --load {load} does not tell of it")
-    for line in how_it_went(records, list(read_journal(directory, warns=False))):
+        raise ConfigError(f"step {step}: the journal in --load {load} has no record of it")
+    for line in metric_lines(records, list(read_journal(directory, warns=False))):
         print(line)
-    for line in what_was_seen(argv[1:], load, records):
+    for line in sample_lines(argv[1:], load, records):
         print(line)
 
 
-def how_it_went(
+def metric_lines(
     records: Sequence[dict[str, Any]], journal: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
-    """Yield a line for each attempt at a step, and one of the steps around it."""
+    """Yield the metrics of each attempt at a step, and the medians of the steps around it."""
     for record in records:
         known = {"run": "?", "attempt": "?", "host": "?", "at": "?"} | record
         yield (
@@ -64,7 +64,7 @@ def how_it_went(
             f"on {known['host']} at {known['at']}"
         )
         values = (
-            f"{name} {'no number' if record[name] is None else record[name]}"
+            f"{name} {'NaN' if record[name] is None else record[name]}"
             for name in _SHOWN
             if name in record
         )
@@ -78,33 +78,33 @@ def how_it_went(
             yield f"  median {name} of the {len(values)} steps around it: {median(values):.6g}"
 
 
-def what_was_seen(
+def sample_lines(
     argv: Sequence[str], load: str, records: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
-    """Yield the samples of the step; those of an attempt that saw others, by themselves."""
+    """Yield the samples of the step, once for all attempts with equal samples."""
     starts = {start.get("attempt"): start for start in starts_of(Path(load), warns=False)}
     newest = read_saved_run(load)
     runs = [run_of(starts.get(record.get("attempt"), {}), newest) for record in records]
     flags = {name: None for run in runs for name in flatten(run.config)}
     if unknown := flags.keys() - options_of(SECTIONS).keys():
-        yield f"  flags that this version does not know, and leaves out: {', '.join(sorted(unknown))}"
-    seen: dict[tuple[str, ...], dict[str, None]] = {}  # by what: the attempts, each once
+        yield f"  flags of another version, ignored: {', '.join(sorted(unknown))}"
+    seen: dict[tuple[str, ...], dict[str, None]] = {}  # attempts by their lines, in order
     for record, run in zip(records, runs, strict=True):
         try:
-            lines = tuple(what_it_saw(argv, run, record["first_sample"], record["samples"]))
+            lines = tuple(samples_of_attempt(argv, run, record["first_sample"], record["samples"]))
         except MegatronError as error:
             if run == runs[-1]:
                 raise
-            lines = (f"  what it saw cannot be told: {error}",)
+            lines = (f"  its samples cannot be read: {error}",)
         seen.setdefault(lines, {})[str(record.get("attempt"))] = None
     for lines, attempts in seen.items():
         if len(seen) > 1:
-            yield f"attempt {' and '.join(attempts)} saw"
+            yield f"samples of attempt {' and '.join(attempts)}:"
         yield from lines
 
 
 def run_of(start: dict[str, Any], newest: Run) -> Run:
-    """Return a start's flags, by the journal; without a record those of the newest start."""
+    """Return the flags of a start from the journal; without a record, those of the newest start."""
     flags = start.get("flags")
     if not flags:
         return newest
@@ -112,26 +112,26 @@ def run_of(start: dict[str, Any], newest: Run) -> Run:
     fields = {names.get(flag, flag): value for flag, value in flags.items()}
     devices = re.findall(r"(?:^|, )(\d+) x ", start.get("with", {}).get("devices", ""))
     world_size = sum(map(int, devices)) or newest.world_size
-    return Run({"said": fields}, world_size, newest.objective)
+    return Run({"flags": fields}, world_size, newest.objective)
 
 
-def what_it_saw(argv: Sequence[str], run: Run, first: int, last: int) -> Iterator[str]:
-    """Yield where each sample from `first` to before `last` comes from, and its text."""
+def samples_of_attempt(argv: Sequence[str], run: Run, first: int, last: int) -> Iterator[str]:
+    """Yield source and text of the samples from `first` to before `last`."""
     config, _ = parse_config_for_checkpoint(argv, run.config, {}, description=__doc__ or "")
     tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
-    decided = plan_samples(config, world_size=run.world_size, objective=run.objective)
-    seed = decided.training.seed
-    plan = replace(decided.data, valid=(), test=())
-    view = view_of(decided.objective, decided.masks, tokenizer, seed)
-    sources = build_datasets(plan, seq_length=decided.seq_length, seed=seed).train
-    texts = build_datasets(plan, seq_length=decided.seq_length, seed=seed, view=view).train
+    resolved = plan_samples(config, world_size=run.world_size, objective=run.objective)
+    seed = resolved.training.seed
+    plan = replace(resolved.data, valid=(), test=())
+    view = view_of(resolved.objective, resolved.masks, tokenizer, seed)
+    sources = build_datasets(plan, seq_length=resolved.seq_length, seed=seed).train
+    texts = build_datasets(plan, seq_length=resolved.seq_length, seed=seed, view=view).train
     yield from lines_of_step(
         first,
         last,
         sources=sources,
         texts=texts,
         tokenizer=tokenizer,
-        batch=decided.batch,
+        batch=resolved.batch,
     )
 
 

@@ -12,8 +12,7 @@ from tiny import tiny_spec
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Completion, Request
 from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
-from megatron.inference.evaluation.scoring import Score
-from megatron.inference.evaluation.windows import Window
+from megatron.inference.evaluation.scoring import Score, Window
 from megatron.tensor_parallel.process_groups import build_groups, lone_group
 from megatron.tensor_parallel.topology import Topology
 

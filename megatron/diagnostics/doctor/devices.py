@@ -1,41 +1,43 @@
-"""GPUs, their driver, and whether they compute what is right."""
+"""Check GPUs: driver, CUDA and NCCL versions, free memory, and results of a matrix product."""
 
 from collections.abc import Iterator
 
 import torch
 
-from megatron.diagnostics.doctor.findings import Problem, Section
-from megatron.diagnostics.doctor.host import nodes_of_gpus
-from megatron.diagnostics.doctor.sizes import told_bytes
+from megatron.diagnostics.doctor.findings import Problem, Section, format_bytes
+from megatron.diagnostics.doctor.host import num_nvidia_devices
 from megatron.training.checkpoints.system_info import driver
 
 
 def devices_section() -> Section:
     """Return the GPUs that this process sees."""
     number = torch.cuda.device_count()
-    told = driver()
+    driver_version = driver()
     facts = {
-        "NVIDIA driver": told or "none",
+        "NVIDIA driver": driver_version or "none",
         "CUDA of PyTorch": str(torch.version.cuda or "none: a build for CPUs"),
         "NCCL of PyTorch": nccl_version(),
         "visible GPUs": str(number),
         "backends": ", ".join(backends()),
-        **{f"GPU {index}": _told(index) for index in range(number)},
+        **{f"GPU {index}": _describe(index) for index in range(number)},
     }
     problems = device_problems(
-        driver=told, build=str(torch.version.cuda or ""), nodes=nodes_of_gpus(), visible=number
+        driver=driver_version,
+        build=str(torch.version.cuda or ""),
+        nodes=num_nvidia_devices(),
+        visible=number,
     )
     wrong = (p for index in range(number) for p in product_problems(torch.device("cuda", index)))
     return Section("devices", facts, (*problems, *wrong))
 
 
 def device_problems(*, driver: str, build: str, nodes: int, visible: int) -> Iterator[Problem]:
-    """Yield why PyTorch does not see GPUs that are there.
+    """Yield a problem if PyTorch does not see the GPUs of this machine.
 
     Args:
         driver: version of NVIDIA's; "" without one.
         build: version of CUDA that PyTorch was built for; "" for CPUs.
-        nodes: GPUs that the system shows as files.
+        nodes: GPUs with a device file.
         visible: GPUs that PyTorch sees.
     """
     if not nodes or visible:
@@ -55,10 +57,10 @@ def device_problems(*, driver: str, build: str, nodes: int, visible: int) -> Ite
 
 
 def product_problems(device: torch.device) -> Iterator[Problem]:
-    """Yield whether `device` multiplies small matrices wrongly or not at all."""
+    """Yield a problem if `device` multiplies small matrices wrongly or not at all."""
     draw = torch.Generator().manual_seed(0)
     a, b = (torch.randn(256, 256, dtype=torch.float64, generator=draw) for _ in range(2))
-    mend = "use another device, and show this one to whoever looks after the machine"
+    mend = "use another device, and report this one to the administrator of the machine"
     try:
         product = (a.to(device) @ b.to(device)).cpu()
     except RuntimeError as error:
@@ -70,14 +72,14 @@ def product_problems(device: torch.device) -> Iterator[Problem]:
 
 
 def nccl_version() -> str:
-    """Return the version of NCCL that PyTorch brings."""
+    """Return the version of NCCL in PyTorch."""
     if not torch.cuda.is_available():
         return "none in use"
     return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def backends() -> Iterator[str]:
-    """Yield what processes can talk through."""
+    """Yield the communication backends of PyTorch."""
     if torch.distributed.is_gloo_available():
         yield "gloo"
     if torch.distributed.is_nccl_available():
@@ -86,10 +88,10 @@ def backends() -> Iterator[str]:
         yield "mpi"
 
 
-def _told(index: int) -> str:
+def _describe(index: int) -> str:
     device = torch.cuda.get_device_properties(index)
     free, total = torch.cuda.mem_get_info(index)
     return (
-        f"{device.name}, {told_bytes(free)} of {told_bytes(total)} free, capability "
+        f"{device.name}, {format_bytes(free)} of {format_bytes(total)} free, capability "
         f"{device.major}.{device.minor}, {device.uuid}"
     )

@@ -1,4 +1,4 @@
-"""How fast a disk takes and gives bytes, and how many it has room for."""
+"""Measure a disk: free space, write and read bandwidth."""
 
 import os
 import time
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from megatron.diagnostics.doctor.findings import Problem, Section
-from megatron.diagnostics.doctor.sizes import GIB, MIB, told_bytes
+from megatron.diagnostics.doctor.findings import GIB, MIB, Problem, Section, format_bytes
 
 _CHUNK = 16 * MIB
 _MOST = 2 * GIB
@@ -18,7 +17,7 @@ _LEAST_FREE = GIB
 
 @dataclass(frozen=True)
 class Disk:
-    """What a disk gives.
+    """Free space and bandwidth of a disk.
 
     Args:
         written, read: bytes per second.
@@ -30,12 +29,12 @@ class Disk:
 
 
 def disk_section(folder: Path, *, seconds: float = 1.0) -> Section:
-    """Return what the disk of `folder` gives; what is written there is removed again.
+    """Measure the disk of `folder` with a temporary file.
 
     Args:
-        seconds: how long it is written to, and read from.
+        seconds: length of the writing, and of the reading.
     """
-    # A fact, not a part of the title: hosts may have been given different folders.
+    # A fact, not a part of the title: hosts may have different folders.
     where = {"folder": str(folder)}
     try:
         disk = measure_disk(folder, seconds=seconds)
@@ -43,28 +42,28 @@ def disk_section(folder: Path, *, seconds: float = 1.0) -> Section:
         why = error.strerror or str(error)
         problem = Problem(
             f"--path {folder}: cannot be written to ({why})",
-            "make the folder, give it to this user, or give another one",
+            "create the folder, make it writable for this user, or name another one",
         )
         return Section("disk", where | {"state": why}, (problem,))
     facts = where | {
-        "free": told_bytes(disk.free_bytes),
-        "write": f"{told_bytes(disk.written)}/s, flushed to the disk",
-        "read": f"{told_bytes(disk.read)}/s",
+        "free": format_bytes(disk.free_bytes),
+        "write": f"{format_bytes(disk.written)}/s, flushed to the disk",
+        "read": f"{format_bytes(disk.read)}/s",
     }
     return Section("disk", facts, tuple(disk_problems(folder, disk)))
 
 
 def disk_problems(folder: Path, disk: Disk) -> Iterator[Problem]:
-    """Yield whether the disk is full."""
+    """Yield a problem if the disk is nearly full."""
     if disk.free_bytes < _LEAST_FREE:
         yield Problem(
-            f"the disk of {folder} has only {told_bytes(disk.free_bytes)} free",
-            "make room: a run writes 16 bytes for each parameter and checkpoint, or so",
+            f"the disk of {folder} has only {format_bytes(disk.free_bytes)} free",
+            "free some space: a checkpoint takes about 16 bytes for each parameter",
         )
 
 
 def measure_disk(folder: Path, *, seconds: float) -> Disk:
-    """Return what the disk of `folder` gives.
+    """Measure the disk of `folder`.
 
     Raises:
         OSError: it cannot be written to.
@@ -79,7 +78,7 @@ def measure_disk(folder: Path, *, seconds: float) -> Disk:
             # All at once at the end could take minutes.
             os.fdatasync(file.fileno())
         written = size / (time.perf_counter() - began_at)
-        # Otherwise it would come out of memory.
+        # Otherwise it would be read from the page cache.
         with suppress(OSError):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         began_at, position = time.perf_counter(), 0

@@ -1,7 +1,8 @@
-"""All examinations of a host, and of what its ranks and those of other hosts exchange."""
+"""Run all checks of the doctor on every host: software, hardware, network, and kernels of a run."""
 
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from megatron.diagnostics.doctor.devices import devices_section
 from megatron.diagnostics.doctor.disk import disk_section
 from megatron.diagnostics.doctor.findings import Examined, Problem, Section
 from megatron.diagnostics.doctor.host import compilers_section, host_section
-from megatron.diagnostics.doctor.network import clock_section, meet, network_section
+from megatron.diagnostics.doctor.network import clock_section, join_ranks, network_section
 from megatron.diagnostics.doctor.run import compilers_needed, kernels_section, tokenizer_section
 from megatron.diagnostics.doctor.versions import versions_section
 from megatron.training.process.device import choose_device
@@ -23,42 +24,48 @@ from megatron.training.process.environment import Launch, compiled_extensions
 
 
 def examine(
-    config: Config, wishes: DoctorConfig, launch: Launch, *, is_example: bool
+    config: Config,
+    options: DoctorConfig,
+    launch: Launch,
+    *,
+    is_example: bool,
+    join: Callable[[Launch], Section | None] = join_ranks,
 ) -> list[Examined]:
-    """Return what was found on every host; nothing on other ranks than 0.
+    """Return the findings of every host on rank 0, and nothing on the other ranks.
 
-    Where ranks do not meet, the first of each host returns what it found there.
+    If the rendezvous fails, the first rank of each host returns the findings of its host.
 
     Args:
-        is_example: whether the flags of training are not those of a run.
+        is_example: whether the flags of training are an example, not those of a run.
+        join: joins the process group, and returns the problem if that fails.
 
     Communication: every rank must call this.
     """
-    device, doubts = _device(config, launch)
+    device, unavailable = _device(config, launch)
     if launch.world_size == 1:
-        return [_host(config, wishes, launch, device, *doubts, is_example=is_example)]
-    if failed := meet(launch):
+        return [_host(config, options, launch, device, *unavailable, is_example=is_example)]
+    if failed := join(launch):
         if launch.local_rank:
             return []
-        return [_host(config, wishes, launch, device, *doubts, failed, is_example=is_example)]
-    places: list[Any] = [None] * launch.world_size
-    dist.all_gather_object(places, (launch.local_rank == 0, doubts))
-    firsts = [rank for rank, (is_first, _) in enumerate(places) if is_first and rank]
+        return [_host(config, options, launch, device, *unavailable, failed, is_example=is_example)]
+    records: list[Any] = [None] * launch.world_size
+    dist.all_gather_object(records, (launch.local_rank == 0, unavailable))
+    firsts = [rank for rank, (is_first, _) in enumerate(records) if is_first and rank]
     exchanged = [network_section(launch, device), clock_section(firsts)]
     own = None
     if launch.local_rank == 0:
-        # What is about all ranks is told once.
-        everyones = [section for _, sections in places for section in sections]
-        more = [*everyones, *exchanged] if launch.rank == 0 else []
-        own = _host(config, wishes, launch, device, *more, is_example=is_example)
+        # Findings about all ranks are reported once, by rank 0.
+        of_all_ranks = [section for _, sections in records for section in sections]
+        more = [*of_all_ranks, *exchanged] if launch.rank == 0 else []
+        own = _host(config, options, launch, device, *more, is_example=is_example)
     found: list[Examined | None] | None = [None] * launch.world_size if launch.rank == 0 else None
     dist.gather_object(own, found)
     dist.destroy_process_group()
-    return _named_apart([one for one in found or [] if one])
+    return _with_unique_names([one for one in found or [] if one])
 
 
 def _device(config: Config, launch: Launch) -> tuple[torch.device, list[Section]]:
-    """Return the device of this process in a run, and what is to be told where there is none."""
+    """Return the device that a run would use in this process, and a problem if there is none."""
     try:
         return choose_device(config.parallel.device, launch), []
     except ConfigError as error:
@@ -68,7 +75,7 @@ def _device(config: Config, launch: Launch) -> tuple[torch.device, list[Section]
 
 def _host(
     config: Config,
-    wishes: DoctorConfig,
+    options: DoctorConfig,
     launch: Launch,
     device: torch.device,
     *more: Section,
@@ -83,12 +90,12 @@ def _host(
             extensions=compiled_extensions(),
             now=time.time(),
         ),
-        disk_section(Path(wishes.path).absolute()),
+        disk_section(Path(options.path).absolute()),
         kernels_section(
             config,
             device,
             is_example=is_example,
-            # One process examines a machine; the run will have more.
+            # The doctor may run in one process, and the run in more.
             processes=launch.world_size if launch.world_size > 1 else None,
         ),
         tokenizer_section(config),
@@ -96,12 +103,12 @@ def _host(
     return Examined(socket.gethostname(), [*sections, *more])
 
 
-def _named_apart(examined: list[Examined]) -> list[Examined]:
+def _with_unique_names(examined: list[Examined]) -> list[Examined]:
     """Number hosts that have the same name."""
     names = [one.host for one in examined]
     return [
-        Examined(f"{one.host} #{names[:place].count(one.host) + 1}", one.sections)
+        Examined(f"{one.host} #{names[:index].count(one.host) + 1}", one.sections)
         if names.count(one.host) > 1
         else one
-        for place, one in enumerate(examined)
+        for index, one in enumerate(examined)
     ]

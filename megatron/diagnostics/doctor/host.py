@@ -1,4 +1,4 @@
-"""What a machine offers: cores, memory, limits, compilers."""
+"""Check a host: CPU cores, memory, shared memory, resource limits, compilers."""
 
 import os
 import platform
@@ -9,12 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from megatron.common.host_memory import available_bytes
-from megatron.diagnostics.doctor.findings import Problem, Section
-from megatron.diagnostics.doctor.sizes import GIB, MIB, told_bytes
+from megatron.diagnostics.doctor.findings import GIB, MIB, Problem, Section, format_bytes
 
 _LEAST_MEMORY = GIB
 _LEAST_SHARED = 64 * MIB
-_LEAST_SHARED_OF_GPUS = GIB  # NCCL's processes on a node talk through it
+_LEAST_SHARED_OF_GPUS = GIB  # NCCL's transport between processes of a node
 _LEAST_FILES = 1024
 _FILES_PER_PROCESS = 16  # sockets to each of the others, in the groups of a run
 _STALE_LOCK_S = 3600.0
@@ -35,14 +34,14 @@ def host_section(*, processes: int) -> Section:
     facts = {
         "machine": f"{platform.machine()}, load {os.getloadavg()[0]:.1f}",
         "cores": f"{usable} of {os.cpu_count()} usable",
-        "memory": f"{told_bytes(memory)} available",
-        "shared memory (/dev/shm)": told_bytes(shared) if shared is not None else "none",
+        "memory": f"{format_bytes(memory)} available",
+        "shared memory (/dev/shm)": format_bytes(shared) if shared is not None else "none",
         "open files": f"{_limit(files)}, at most {_limit(most_files)}",
         "locked memory": _limit(locked, is_bytes=True),
     }
     problems = (
         *memory_problems(memory),
-        *shared_memory_problems(shared, num_gpus=nodes_of_gpus()),
+        *shared_memory_problems(shared, num_gpus=num_nvidia_devices()),
         *open_file_problems(files, most_files, processes=processes),
         *locked_memory_problems(locked, has_infiniband=Path("/sys/class/infiniband").exists()),
     )
@@ -50,11 +49,10 @@ def host_section(*, processes: int) -> Section:
 
 
 def compilers_section(*, needs: Mapping[str, str], extensions: Path, now: float) -> Section:
-    """Return which compilers there are.
+    """Return the installed compilers.
 
     Args:
-        needs: what something needs, as its compiler or compilers by turns such as "gcc or clang",
-            and what needs it.
+        needs: required compilers, such as "gcc or clang" for either of them, each with its user.
         extensions: folder of compiled extensions.
         now: seconds since the epoch.
     """
@@ -68,28 +66,28 @@ def compilers_section(*, needs: Mapping[str, str], extensions: Path, now: float)
 
 
 def memory_problems(available: int) -> Iterator[Problem]:
-    """Yield whether a process of a run would hardly start."""
+    """Yield a problem if the memory is too small for a process of a run."""
     if available < _LEAST_MEMORY:
         yield Problem(
-            f"only {told_bytes(available)} of memory are available",
-            f"end what uses it, or raise the limit of the container or the job: a process takes "
-            f"{told_bytes(_LEAST_MEMORY)} before it has read a model",
+            f"only {format_bytes(available)} of memory is available",
+            f"end other programs, or raise the limit of the container or the job: a process takes "
+            f"{format_bytes(_LEAST_MEMORY)} before it has read a model",
         )
 
 
 def shared_memory_problems(size: int | None, *, num_gpus: int) -> Iterator[Problem]:
-    """Yield whether /dev/shm is too small for what processes of a node exchange."""
+    """Yield a problem if /dev/shm is too small for the communication of a node's processes."""
     least = _LEAST_SHARED_OF_GPUS if num_gpus > 1 else _LEAST_SHARED
     if size is None or size < least:
         yield Problem(
-            f"/dev/shm holds {told_bytes(size or 0)}, and should hold {told_bytes(least)}",
+            f"/dev/shm holds {format_bytes(size or 0)}, and should hold {format_bytes(least)}",
             "start the container with --shm-size=8g or --ipc=host, or run `mount -o "
             "remount,size=8g /dev/shm`",
         )
 
 
 def open_file_problems(soft: int, hard: int, *, processes: int) -> Iterator[Problem]:
-    """Yield whether processes could not open their files and connections."""
+    """Yield a problem if the limit of open files is too low for files and connections."""
     least = max(_LEAST_FILES, _FILES_PER_PROCESS * processes)
     if soft != resource.RLIM_INFINITY and soft < least:
         higher = hard == resource.RLIM_INFINITY or hard >= least
@@ -102,35 +100,35 @@ def open_file_problems(soft: int, hard: int, *, processes: int) -> Iterator[Prob
 
 
 def locked_memory_problems(soft: int, *, has_infiniband: bool) -> Iterator[Problem]:
-    """Yield whether InfiniBand could not register its buffers."""
+    """Yield a problem if the limit of locked memory is too low for InfiniBand's buffers."""
     if has_infiniband and soft != resource.RLIM_INFINITY:
         yield Problem(
-            f"a process may lock {told_bytes(soft)} of memory; InfiniBand needs more",
+            f"a process may lock {format_bytes(soft)} of memory; InfiniBand needs more",
             "run `ulimit -l unlimited`, or set memlock in /etc/security/limits.conf or SLURM's "
             "PropagateResourceLimitsExcept",
         )
 
 
 def compiler_problems(present: set[str], needs: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield which compilers are missing that something needs."""
+    """Yield the required compilers that are missing."""
     for wanted, user in needs.items():
         if present.isdisjoint(wanted.split(" or ")):
             yield Problem(f"{user} needs {wanted}, which is not on PATH", f"install {wanted}")
 
 
 def lock_problems(extensions: Path, *, now: float) -> Iterator[Problem]:
-    """Yield locks that a killed compilation has left, for which all later ones wait for ever."""
+    """Yield stale locks of killed compilations, for which all later compilations wait."""
     for lock in sorted([*extensions.glob("*/lock"), *extensions.glob("*/*/lock")]):
         with suppress(OSError):
             if now - lock.stat().st_mtime > _STALE_LOCK_S:
                 yield Problem(
-                    f"{lock} is left of a compilation that began over an hour ago",
-                    f"unless it still runs, `rm {lock}`: the next waits for that file to go",
+                    f"{lock} is left from a compilation that began over an hour ago",
+                    f"unless it still runs, `rm {lock}`: the next compilation waits until the file is removed",
                 )
 
 
-def nodes_of_gpus(folder: Path = Path("/dev")) -> int:
-    """Return how many NVIDIA GPUs the system shows, whether or not PyTorch can use them."""
+def num_nvidia_devices(folder: Path = Path("/dev")) -> int:
+    """Return the number of NVIDIA GPUs of the system, whether or not PyTorch can use them."""
     return len([*folder.glob("nvidia[0-9]*")])
 
 
@@ -146,4 +144,4 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> int | None:
 def _limit(number: int, *, is_bytes: bool = False) -> str:
     if number == resource.RLIM_INFINITY:
         return "unlimited"
-    return told_bytes(number) if is_bytes else str(number)
+    return format_bytes(number) if is_bytes else str(number)

@@ -1,4 +1,4 @@
-"""What ranks exchange: how fast, whether rightly, and whether their clocks agree."""
+"""Check the network: rendezvous, bandwidth and results of all-reduces, and clock skew."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,21 +7,20 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from megatron.diagnostics.doctor.findings import Problem, Section
-from megatron.diagnostics.doctor.sizes import MIB, told_bytes
+from megatron.diagnostics.doctor.findings import MIB, Problem, Section, format_bytes
 from megatron.training.process.environment import Launch
 
 _TIMEOUT = timedelta(seconds=120)
 _SIZES = ((4096, 20), (MIB, 10), (64 * MIB, 3))
-"""Bytes of an all-reduce, and how often it is measured."""
+"""Bytes of an all-reduce, and number of measurements."""
 
 _PINGS = 5
 _MOST_SKEW_S = 1.0
-_MOST_CLOCKS = 8  # that are told one by one
+_MOST_CLOCKS = 8  # listed one by one
 
 
-def meet(launch: Launch) -> Section | None:
-    """Join the other ranks; return why that fails, if it does.
+def join_ranks(launch: Launch) -> Section | None:
+    """Join the process group of all ranks; return the problem if that fails.
 
     Communication: waits for every rank.
     """
@@ -30,16 +29,16 @@ def meet(launch: Launch) -> Section | None:
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().partition("\n")[0]
         problem = Problem(
-            f"rank {launch.rank} did not meet the other {launch.world_size - 1}: {first}",
-            "all must reach MASTER_ADDR:MASTER_PORT, past firewalls; GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME name the interface that they share, such as eth0",
+            f"rank {launch.rank} could not join the other {launch.world_size - 1} ranks: {first}",
+            "every host must reach MASTER_ADDR:MASTER_PORT, also through firewalls; set "
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to their common interface, such as eth0",
         )
-        return Section("network", {"state": "not met"}, (problem,))
+        return Section("network", {"state": "not connected"}, (problem,))
     return None
 
 
 def network_section(launch: Launch, device: torch.device) -> Section:
-    """Return how fast all ranks together sum up, through gloo and, with GPUs, through NCCL.
+    """Measure all-reduces over all ranks, with gloo and, on GPUs, with NCCL.
 
     Args:
         device: that this rank computes on.
@@ -52,18 +51,18 @@ def network_section(launch: Launch, device: torch.device) -> Section:
     if all_agree(device.type == "cuda"):
         torch.cuda.set_device(device)
         devices["nccl"] = device
-    mend = "look for errors of the network and the devices; NCCL_DEBUG=INFO tells which NCCL takes"
-    for backend, place in devices.items():
+    mend = "look for errors of the network and the devices; NCCL_DEBUG=INFO logs which devices NCCL uses"
+    for backend, own in devices.items():
         group = dist.new_group(backend=backend, timeout=_TIMEOUT)
         for size, times in _SIZES:
-            what = f"{backend} all-reduce of {told_bytes(size)}"
+            what = f"{backend} all-reduce of {format_bytes(size)}"
             try:
-                seconds, is_right = time_all_reduce(size, times, group=group, device=place)
+                seconds, is_right = time_all_reduce(size, times, group=group, device=own)
             except RuntimeError as error:
                 last = str(error).strip().splitlines()[-1]
                 problems.append(Problem(f"the {what} fails: {last}", mend))
                 break
-            facts[what] = told_speed(size, seconds, dist.get_world_size())
+            facts[what] = format_speed(size, seconds, dist.get_world_size())
             if not is_right:
                 problems.append(Problem(f"the {what} gives wrong sums", mend))
     return Section("network", facts, tuple(problems))
@@ -72,10 +71,10 @@ def network_section(launch: Launch, device: torch.device) -> Section:
 def time_all_reduce(
     size: int, times: int, *, group: dist.ProcessGroup, device: torch.device
 ) -> tuple[float, bool]:
-    """Return the seconds that one takes, the shortest of some, and whether its sums are right.
+    """Return the shortest time of several all-reduces in seconds, and whether all sums are right.
 
     Args:
-        size: bytes of each rank's float32 numbers.
+        size: bytes of each rank's float32 tensor.
 
     Communication: all-reduces over `group`.
     """
@@ -96,18 +95,18 @@ def time_all_reduce(
     return shortest, is_right
 
 
-def told_speed(size: int, seconds: float, world_size: int) -> str:
-    """Return how fast an all-reduce is.
+def format_speed(size: int, seconds: float, world_size: int) -> str:
+    """Format time and bus bandwidth of an all-reduce.
 
-    Source: bus bandwidth as the documentation of NVIDIA's nccl-tests defines it: what each rank
-    must send, 2 (n - 1) / n of the size, over the time.
+    Source: bus bandwidth as NVIDIA's nccl-tests define it: the bytes that each rank must send,
+    2 (n - 1) / n of the size, over the time.
     """
     bus = size / seconds * 2 * (world_size - 1) / world_size
     return f"{seconds * 1e3:.3g} ms, bus bandwidth {bus / 1e9:.3g} GB/s"
 
 
 def clock_section(ranks: Sequence[int], *, clock: Callable[[], float] = time.time) -> Section:
-    """Return how far the clocks of `ranks` are from that of rank 0, which alone is told.
+    """Measure the clock skew of `ranks` to rank 0; the result is on rank 0 only.
 
     Args:
         ranks: one of each host but rank 0's.
@@ -117,14 +116,14 @@ def clock_section(ranks: Sequence[int], *, clock: Callable[[], float] = time.tim
     """
     if dist.get_rank():
         if dist.get_rank() in ranks:
-            _answer(clock)
+            _answer_pings(clock)
         return Section("clocks", {})
-    skews = {rank: _skew_of(rank, clock) for rank in ranks}
+    skews = {rank: _measure_skew(rank, clock) for rank in ranks}
     return Section("clocks", clock_facts(skews), tuple(clock_problems(skews)))
 
 
 def clock_facts(skews: Mapping[int, float]) -> dict[str, str]:
-    """Return how far the worst clocks are, and how many there are.
+    """Return the largest clock skews, and the number of the others.
 
     Args:
         skews: seconds that the clock of a rank is ahead of that of rank 0.
@@ -132,12 +131,12 @@ def clock_facts(skews: Mapping[int, float]) -> dict[str, str]:
     worst = _worst_first(skews)[:_MOST_CLOCKS]
     facts = {f"rank {rank}": f"{1e3 * skews[rank]:+.3g} ms" for rank in worst}
     if len(skews) > len(worst):
-        facts |= {"the others": f"{len(skews) - len(worst)}, no further from that of rank 0"}
+        facts |= {"the others": f"{len(skews) - len(worst)}, with smaller skews"}
     return facts
 
 
 def clock_problems(skews: Mapping[int, float]) -> Iterator[Problem]:
-    """Yield whose clock is wrong, the worst first."""
+    """Yield the clocks that are wrong, the worst first."""
     wrong = [rank for rank in _worst_first(skews) if abs(skews[rank]) > _MOST_SKEW_S]
     mend = "synchronise the clocks of all hosts, with chrony or another NTP client"
     for rank in wrong[:_MOST_CLOCKS]:
@@ -151,16 +150,16 @@ def _worst_first(skews: Mapping[int, float]) -> list[int]:
 
 
 def all_agree(own: bool) -> bool:
-    """Return whether every rank says yes.
+    """Return whether `own` is true on every rank.
 
     Communication: one all-reduce.
     """
-    said = torch.tensor([int(own)])
-    dist.all_reduce(said, op=dist.ReduceOp.MIN)
-    return bool(said.item())
+    result = torch.tensor([int(own)])
+    dist.all_reduce(result, op=dist.ReduceOp.MIN)
+    return bool(result.item())
 
 
-def _answer(clock: Callable[[], float]) -> None:
+def _answer_pings(clock: Callable[[], float]) -> None:
     now = torch.zeros(1, dtype=torch.float64)
     for _ in range(_PINGS):
         dist.recv(now, src=0)
@@ -168,8 +167,8 @@ def _answer(clock: Callable[[], float]) -> None:
         dist.send(now, dst=0)
 
 
-def _skew_of(rank: int, clock: Callable[[], float]) -> float:
-    """Return how far the clock of `rank` is ahead, by the ping that took least time.
+def _measure_skew(rank: int, clock: Callable[[], float]) -> float:
+    """Return the clock skew of `rank` in seconds, by the ping with the shortest round trip.
 
     Source: the offset of NTP (RFC 5905, section 8), with one time stamp at the other end.
     """

@@ -1,4 +1,4 @@
-"""What a run with the given flags would use: kernels, compilers, tokenizer."""
+"""Check a run's flags: the kernels, compilers and tokenizer that it would use."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -20,10 +20,10 @@ _VOCABULARY = 50257  # of GPT-2; the tokenizer's files are not read for kernels
 def plan_of(
     config: Config, device: torch.device, *, processes: int | None = None
 ) -> Plan | Problem:
-    """Return the run of `config` in so many processes, or why there is none.
+    """Return the plan of `config` on `processes` processes, or the problem that rules it out.
 
     Args:
-        processes: None for --world-size, or else the fewest that the flags allow.
+        processes: default: --world-size, or else the fewest that the flags allow.
     """
     try:
         return plan(
@@ -33,9 +33,9 @@ def plan_of(
             device=device.type,
         )
     except ConfigError as error:
-        by = f" by {processes} processes" if processes else ""
+        by = f" with {processes} processes" if processes else ""
         return Problem(
-            f"the flags of the run cannot be honoured{by}: " + "; ".join(error.problems),
+            f"the flags of the run are impossible{by}: " + "; ".join(error.problems),
             "change them, or leave them out",
         )
 
@@ -43,19 +43,20 @@ def plan_of(
 def kernels_section(
     config: Config, device: torch.device, *, is_example: bool, processes: int | None = None
 ) -> Section:
-    """Return what computes each operation, as the start of a run tells it.
+    """Return the implementation of each operation, as a run logs it at its start.
 
     Args:
-        is_example: whether the flags are not those of a run.
-        processes: that the run is to have; the fewest that the flags allow when None.
+        is_example: whether the flags are an example, not those of a run.
+        processes: of the run; see `plan_of`.
     """
-    decided = plan_of(config, device, processes=processes)
-    if isinstance(decided, Problem):
-        return Section("kernels", {}, (decided,))
-    network = decided.model
+    resolved = plan_of(config, device, processes=processes)
+    if isinstance(resolved, Problem):
+        return Section("kernels", {}, (resolved,))
+    network = resolved.model
     facts = {
         "network": f"{network.num_layers} layers of width {network.hidden_size}, "
-        f"{decided.precision.dtype}" + (" (an example: no flags of a run)" if is_example else "")
+        f"{resolved.precision.dtype}"
+        + (" (an example: no flags of a run were given)" if is_example else "")
     }
     problems = [
         Problem(*(text.strip() for text in problem.rsplit(":", 1)))
@@ -64,11 +65,11 @@ def kernels_section(
     try:
         from megatron.training.setup import choose
 
-        _, choices = choose(decided, device)
+        _, choices = choose(resolved, device)
     except ConfigError as error:
         problem = Problem("; ".join(error.problems), "leave the flag out")
         return Section("kernels", facts, (*problems, problem))
-    except Exception as error:  # of any type: libraries that do not fit each other
+    except Exception as error:  # of any type: incompatible libraries
         problem = Problem(
             f"the libraries of a run cannot be imported: {type(error).__name__}: {error}",
             "install the versions of requirements.txt",
@@ -79,37 +80,39 @@ def kernels_section(
 
 
 def compilers_needed(config: Config, device: torch.device) -> Mapping[str, str]:
-    """Return which compilers a run calls, and for what.
+    """Return the compilers that a run calls, each with its use.
 
     DeepSpeed's kernels for GPUs need CUDA's compiler as well, and are compiled with ninja.
     """
     needs = {}
     if device.type == "cuda" and find_spec("triton") and config.kernels.kernels != "reference":
         needs["gcc or clang"] = "Triton, whose kernels are compiled at their first use,"
-    decided = plan_of(config, device)
-    if isinstance(decided, Plan) and decided.optimizer.impl == "deepspeed":
-        user = f"DeepSpeed's {decided.optimizer.name}, which is compiled at its first use,"
+    resolved = plan_of(config, device)
+    if isinstance(resolved, Plan) and resolved.optimizer.impl == "deepspeed":
+        user = f"DeepSpeed's {resolved.optimizer.name}, which is compiled at its first use,"
         needs |= dict.fromkeys(("g++ or clang", "ninja"), user)
-        if device.type == "cuda" and not decided.optimizer.on_cpu:
+        if device.type == "cuda" and not resolved.optimizer.on_cpu:
             needs["nvcc"] = user
     return needs
 
 
 def tokenizer_section(config: Config) -> Section:
-    """Return who would encode text."""
+    """Return the tokenizer of a run, and the library that encodes its text."""
     has_library = find_spec("gigatoken") is not None
     facts = {
         "fast backend (gigatoken)": "installed" if has_library else "not installed",
         "reference (tokenizers)": "installed" if find_spec("tokenizers") else "not installed",
     }
-    wished = gpt_tokenizer_arguments(config.tokenizer)
+    arguments = gpt_tokenizer_arguments(config.tokenizer)
     if config.tokenizer.tokenizer_type is None and not config.tokenizer.vocab_file:
-        facts["of the run"] = "not said: give its flags to learn which of them encodes"
+        facts["of the run"] = (
+            "unknown: give the tokenizer flags of the run to see which library encodes"
+        )
         return Section("tokenizer", facts)
     try:
-        tokenizer = build_tokenizer(**wished)
+        tokenizer = build_tokenizer(**arguments)
     except MegatronError as error:
-        problem = Problem(f"the tokenizer cannot be used: {error}", "correct its flags")
+        problem = Problem(f"the tokenizer cannot be loaded: {error}", "correct its flags")
         return Section("tokenizer", facts, (problem,))
     facts["of the run"] = f"{tokenizer.name}, {tokenizer.vocab_size} tokens"
     if isinstance(tokenizer, FastTokenizer):

@@ -1,4 +1,4 @@
-"""Which version of everything is installed."""
+"""Installed versions of this project, Python and its libraries."""
 
 import platform
 import re
@@ -20,10 +20,10 @@ _REQUIREMENTS = Path(__file__).resolve().parents[3] / "requirements.txt"
 
 
 def versions_section(requirements: Path = _REQUIREMENTS) -> Section:
-    """Return the versions of this program, of Python and of libraries.
+    """Return the versions of this project, of Python and of libraries.
 
     Args:
-        requirements: file that says which versions this program is tested with.
+        requirements: file with the versions that this project is tested with.
     """
     installed = {name: installed_version(name) for name in _PACKAGES}
     tested = pinned_versions(requirements)
@@ -42,7 +42,7 @@ def versions_section(requirements: Path = _REQUIREMENTS) -> Section:
 
 
 def version_problems(installed: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what keeps every run from starting."""
+    """Yield the missing packages without which no run starts."""
     for name in _NEEDED:
         if installed[name] == ABSENT:
             yield Problem(

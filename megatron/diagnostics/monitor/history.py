@@ -1,4 +1,4 @@
-"""What a run did, put together from the records of its journal."""
+"""History of a run: curves, events and checkpoints, from the records of its journal."""
 
 import math
 from array import array
@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing.manifest import MANIFEST, iteration_of, published_tags
-from megatron.common.errors import UnreadableCheckpointError
-from megatron.training.loop.journal import END, ROLLBACK, START, time_of
+from megatron.common.atomic_files import open_regular
+from megatron.common.errors import UnreadableCheckpointError, WrongCheckpointError, near
+from megatron.training.loop.journal import END, JOURNAL, ROLLBACK, START, time_of
+from megatron.training.loop.journal_records import RecordParser
 from megatron.training.process.failure import FAILURE, Failure, failures_of
 
 _STEP, _TRAIN, _EVALUATION, _RANKS = "step", "train", "evaluation", "ranks"
@@ -21,11 +23,11 @@ _CURVES = ("loss", "grad_norm", "learning_rate", "seconds", "tokens_per_second")
 
 @dataclass(frozen=True)
 class Event:
-    """Something of a run that is no ordinary step.
+    """Event of a run, such as a start, a skipped step, a rollback or a failure.
 
     Args:
-        at: when; None where the journal does not tell.
-        is_bad: whether somebody should look at it.
+        at: time; None if the journal does not record it.
+        is_bad: whether the event needs attention.
     """
 
     at: datetime | None
@@ -37,7 +39,7 @@ class Event:
 
 @dataclass
 class Steps:
-    """Curves over the iterations of a run that count; a value that is no number is NaN."""
+    """Curves over the iterations of a run, without iterations that were rolled back. Null is NaN."""
 
     iterations: "array[float]" = field(default_factory=lambda: array("d"))
     curves: "dict[str, array[float]]" = field(
@@ -52,7 +54,7 @@ class Steps:
             curve.append(math.nan if value is None else value)
 
     def forget_after(self, iteration: int) -> None:
-        """Leave out the steps behind `iteration`, which are taken again."""
+        """Remove the steps after `iteration`, which are repeated."""
         kept = bisect_right(self.iterations, iteration)
         for column in (self.iterations, *self.curves.values()):
             del column[kept:]
@@ -60,7 +62,7 @@ class Steps:
 
 @dataclass
 class History:
-    """A run up to now. Steps that were taken again stand in it once, events always."""
+    """History of a run. A repeated step is contained once, all events are kept."""
 
     run: str = ""
     attempt: int = 0
@@ -73,22 +75,22 @@ class History:
     ranks: list[dict[str, Any]] = field(default_factory=list)
     starts: list[dict[str, Any]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    end: dict[str, Any] | None = None  # of the last start, if it ended in its own time
+    end: dict[str, Any] | None = None  # of the last start, if that ended normally
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is told of the run."""
+        """Whether there is no record of the run."""
         return not (self.starts or len(self.steps.iterations) or self.intervals or self.events)
 
     @property
     def iteration(self) -> int:
-        """The last step taken."""
+        """The last completed step."""
         known = [int(self.steps.iterations[-1])] if self.steps.iterations else []
         known += [records[-1]["iteration"] for records in (self.intervals, self.starts) if records]
         return max(known, default=0)
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Go on with what the journal tells next."""
+        """Add the next records of the journal."""
         for record in records:
             self.last_at = time_of(record.get("at")) or self.last_at
             self._add(dict(record))
@@ -97,19 +99,19 @@ class History:
         event = record["event"]
         kept = {_TRAIN: self.intervals, _EVALUATION: self.evaluations, _RANKS: self.ranks}
         if event == _STEP:
-            self._take_step(record)
+            self._add_step(record)
         elif event in kept:
             kept[event].append(record)
         else:
             if event in (START, ROLLBACK):
-                self._go_back(record["iteration"])
+                self._roll_back(record["iteration"])
             if event == START:
                 self.starts.append(record)
                 self.run, self.attempt = str(record.get("run", "")), len(self.starts)
             self.end = record if event == END else None
             self.events.append(_event_of(record, self.last_at, self.starts))
 
-    def _take_step(self, record: dict[str, Any]) -> None:
+    def _add_step(self, record: dict[str, Any]) -> None:
         samples = record.get("samples", 0) - record.get("first_sample", 0)
         seconds = record.get("seconds") or math.nan
         self.steps.append(
@@ -126,23 +128,23 @@ class History:
         self.consumed = {name: record[name] for name in ("samples", "tokens") if name in record}
         self.end = None
         if record.get("skipped") or record.get("lm_loss") is None:
-            why = "thrown away" if record.get("skipped") else "the loss is no number"
-            self._tell_bad_step(record["iteration"], why)
+            why = "skipped" if record.get("skipped") else "the loss is NaN or infinite"
+            self._add_bad_step(record["iteration"], why)
 
-    def _tell_bad_step(self, iteration: int, why: str) -> None:
-        """Add an event, or make the last one longer when it is of the step before."""
+    def _add_bad_step(self, iteration: int, why: str) -> None:
+        """Add an event, or extend the last one if it is about the preceding step."""
         first, last = iteration, self.events[-1] if self.events else None
         was_before = last and last.kind == "step" and last.iteration == iteration - 1
         if last and was_before and last.text.endswith(why):
             first = int(last.text.split()[1].rstrip(":"))
             self.events.pop()
-        upto = f" to {iteration}" if first < iteration else ""
-        text = f"iteration {first}{upto}: {why}"
+        until = f" to {iteration}" if first < iteration else ""
+        text = f"iteration {first}{until}: {why}"
         self.events.append(Event(self.last_at, iteration, "step", text, is_bad=True))
 
-    def _go_back(self, iteration: int) -> None:
+    def _roll_back(self, iteration: int) -> None:
         if iteration < self.iteration:
-            self.consumed = {}  # until the next step tells
+            self.consumed = {}  # known after the next step
         self.steps.forget_after(iteration)
         for records in (self.intervals, self.evaluations, self.ranks):
             records[:] = [r for r in records if r["iteration"] <= iteration]
@@ -150,7 +152,7 @@ class History:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that counts: its name is in the directory, with a manifest."""
+    """A complete checkpoint, with a manifest."""
 
     iteration: int
     at: datetime
@@ -161,21 +163,21 @@ def checkpoints_in(directory: Path) -> list[Checkpoint]:
     try:
         tags = published_tags(directory)
     except UnreadableCheckpointError:
-        return []  # the next look may find what the disk does not give in this moment
+        return []  # the disk may answer the next time
     found = []
     for tag in tags:
         iteration = iteration_of(tag)
         try:
             seconds = (directory / tag / MANIFEST).stat().st_mtime
         except OSError:
-            continue  # removed in this moment
+            continue  # removed meanwhile
         if iteration is not None:
             found.append(Checkpoint(iteration, datetime.fromtimestamp(seconds).astimezone()))
     return found
 
 
 def events_in(history: History, directory: Path) -> list[Event]:
-    """Return the events of a run, its failures among them, the oldest first."""
+    """Return the events of a run with its failures, the oldest first."""
     known = list(_with_times(history.events))
     for failure in failures_of(directory):
         at = failure.at.timestamp() if failure.at else math.inf
@@ -185,12 +187,12 @@ def events_in(history: History, directory: Path) -> list[Event]:
 
 
 def failure_now(history: History, directory: Path) -> Failure | None:
-    """Return what ended the last start, if that has failed."""
+    """Return the failure that ended the last start, if there is one."""
     if not (directory / FAILURE).exists():
-        return None  # a start puts those of earlier ones away
+        return None  # each start moves earlier failures away
     for failure in failures_of(directory)[-1:]:
         began = time_of(history.starts[-1].get("at")) if history.starts else None
-        # Failures are told in whole seconds.
+        # The time of a failure is rounded down to seconds.
         if not (began and failure.at) or failure.at >= began.replace(microsecond=0):
             return failure
     return None
@@ -209,32 +211,65 @@ def _event_of(
 ) -> Event:
     kind, iteration = record["event"], record["iteration"]
     if kind == START:
-        return Event(at, iteration, kind, _about_start(starts))
+        return Event(at, iteration, kind, _describe_start(starts))
     if kind == ROLLBACK:
         text = f"back to iteration {iteration}: {record.get('why', 'a spike')}"
         if passed := record.get("passed_over"):
-            text += f"; iterations {passed[0]} to {passed[1]} are passed over"
+            text += f"; iterations {passed[0]} to {passed[1]} are skipped"
         return Event(at, iteration, kind, text, is_bad=True)
     if kind == END:
         return Event(at, iteration, kind, str(record.get("reason", "")))
-    told = {k: v for k, v in record.items() if k not in ("event", "iteration", "run", "attempt")}
+    values = {k: v for k, v in record.items() if k not in ("event", "iteration", "run", "attempt")}
     text = ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in told.items()
+        for name, value in values.items()
     )
     return Event(at, iteration, kind, text, is_bad=kind != "rank keeps up")
 
 
-def _about_start(starts: list[dict[str, Any]]) -> str:
-    """Return which attempt begins where, and what is asked for otherwise than at the one before."""
+def _describe_start(starts: list[dict[str, Any]]) -> str:
+    """Describe a start: number of the attempt, iteration, and flags changed since the last start."""
     record, attempt = starts[-1], len(starts)
-    text = f"attempt {attempt} begins behind iteration {record['iteration']}"
+    text = f"attempt {attempt} starts after iteration {record['iteration']}"
     if attempt > 1 and "flags" in record and "flags" in starts[-2]:
         before, now = starts[-2]["flags"], record["flags"]
         changed = [
-            f"{flag} {now.get(flag, 'not said')} (before: {before.get(flag, 'not said')})"
+            f"{flag} {now.get(flag, 'not set')} (before: {before.get(flag, 'not set')})"
             for flag in {**before, **now}
             if before.get(flag) != now.get(flag)
         ]
-        text += f"; other flags: {', '.join(changed)}" if changed else ""
+        text += f"; changed flags: {', '.join(changed)}" if changed else ""
     return text
+
+
+class JournalReader:
+    """Reads the new records of `directory`/journal.jsonl, each of them once."""
+
+    def __init__(self, directory: Path):
+        self._file = directory / JOURNAL
+        self._parser = RecordParser(self._file, warns=True)
+        self._read_bytes = 0
+
+    def new_records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records written since the last call.
+
+        A damaged line is skipped, with a warning unless a killed run left half of it; a last line
+        without a line end is read in the next call.
+
+        Raises:
+            WrongCheckpointError: there is no journal, or it cannot be read.
+        """
+        try:
+            with open_regular(self._file) as stream:
+                stream.seek(self._read_bytes)
+                for line in stream:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._read_bytes += len(line)
+                    if record := self._parser.parse(line):
+                        yield record
+        except OSError as error:
+            raise WrongCheckpointError(
+                f"{self._file.parent}: the journal of a run cannot be read ({error.strerror}); name "
+                f"the directory that the run has as --save{near(self._file.parent)}"
+            ) from error

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from megatron.common.errors import DataError, reason
-from megatron.inference.evaluation.windows import Window, last_window
+from megatron.inference.evaluation.scoring import Window, last_window
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

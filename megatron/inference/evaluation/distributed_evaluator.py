@@ -8,8 +8,7 @@ import torch.distributed as dist
 from megatron.inference.engine.continuous_batching import Engine
 from megatron.inference.engine.model_runner import ModelRunner
 from megatron.inference.engine.sequence import Completion, Request
-from megatron.inference.evaluation.scoring import Score, score_windows
-from megatron.inference.evaluation.windows import Window
+from megatron.inference.evaluation.scoring import Score, Window, score_windows
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _BATCHES = 32

@@ -10,7 +10,7 @@ from megatron.common.errors import DataError
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request, cut_at_stop_string
 from megatron.inference.evaluation.distributed_evaluator import DistributedEvaluator
-from megatron.inference.evaluation.windows import full_windows, last_window
+from megatron.inference.evaluation.scoring import full_windows, last_window
 from megatron.tokenizer.chat_prompt import ChatPrompts
 from megatron.tokenizer.continuation import text_after
 from megatron.tokenizer.special import encode_alone

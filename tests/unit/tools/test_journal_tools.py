@@ -85,9 +85,9 @@ def tool(name, *words):
 def test_rebuilt_curves_are_those_that_were_written_live(run):
     done = tool("tb/rebuild.py", "--load", run, "--tensorboard-dir", run / "anew")
     assert done.returncode == 0, done.stderr
-    told = curves(run / "anew")
-    assert told == curves(run / "live")
-    assert [step for step, _ in told["lm-loss-training/lm loss"]] == [1, 2, 3, 4]
+    rebuilt = curves(run / "anew")
+    assert rebuilt == curves(run / "live")
+    assert [step for step, _ in rebuilt["lm-loss-training/lm loss"]] == [1, 2, 3, 4]
     again = tool("tb/rebuild.py", "--load", run, "--tensorboard-dir", run / "anew")
     assert again.returncode == 2
     assert "holds event files" in again.stderr
@@ -100,24 +100,24 @@ def test_a_folder_that_is_not_there_is_a_mistake_of_the_command(name, tmp_path):
     assert done.stderr.startswith(f"error: {tmp_path / 'none'}: ")
 
 
-def test_a_step_that_the_journal_does_not_tell_of(run):
+def test_a_step_without_a_record_is_an_error(run):
     done = tool("why_step.py", 5, "--load", run)
     assert done.returncode == 2
-    assert f"step 5: the journal in --load {run} does not tell of it" in done.stderr
+    assert f"step 5: the journal in --load {run} has no record" in done.stderr
 
 
-def test_every_attempt_at_a_step_is_told(run):
+def test_every_attempt_at_a_step_is_printed(run):
     lines = tool("why_step.py", 3, "--load", run).stdout.splitlines()
     assert [line.split(", on")[0].split(", ")[-1] for line in lines[:4:2]] == [
         "attempt 1",
         "attempt 2",
     ]
     assert "lm_loss 9.0" in lines[1]
-    assert "lm_loss no number | grad_norm no number" in lines[3]
+    assert "lm_loss NaN | grad_norm NaN" in lines[3]
     assert "median lm_loss of the 3 steps around it: 2.5" in lines[4]
 
 
-def test_each_attempt_is_told_what_it_saw_by_its_own_flags(tmp_path):
+def test_each_attempt_has_the_samples_of_its_own_flags(tmp_path):
     letters = {letter: i for i, letter in enumerate([*string.ascii_letters, "<|endoftext|>"])}
     (tmp_path / "vocab.json").write_text(json.dumps(letters))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
@@ -143,14 +143,14 @@ def test_each_attempt_is_told_what_it_saw_by_its_own_flags(tmp_path):
     done = tool("why_step.py", 7, "--load", tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    heads = [i for i, line in enumerate(lines) if line.endswith(" saw")]
-    assert [lines[i] for i in heads] == ["attempt 1 and 3 saw", "attempt 2 saw"]
+    heads = [i for i, line in enumerate(lines) if line.startswith("samples of attempt ")]
+    assert [lines[i] for i in heads] == ["samples of attempt 1 and 3:", "samples of attempt 2:"]
     for head, documents in zip(heads, samples, strict=False):
         for line, there in zip(lines[head + 1 : head + 5 : 2], documents, strict=True):
-            told = line.partition(" documents ")[2].split()
-            assert [int(piece.partition("[")[0]) for piece in told] == there
+            pieces = line.partition(" documents ")[2].split()
+            assert [int(piece.partition("[")[0]) for piece in pieces] == there
 
-    # An attempt that cannot be told hides no other.
+    # An unreadable attempt hides no other.
     for length in ("21", "50"):
         journal = Journal(tmp_path)
         prefix = str(tmp_path / "corpus") if length == "50" else "gone"
@@ -160,10 +160,9 @@ def test_each_attempt_is_told_what_it_saw_by_its_own_flags(tmp_path):
         StepRecords(journal).after_step(state, taken(2.0))
         done = tool("why_step.py", 7, "--load", tmp_path)
         assert done.returncode == (2 if prefix == "gone" else 0)
-    told = done.stdout.splitlines()
-    unknown = "  flags that this version does not know, and leaves out: --of-another-version"
-    assert [line for line in told if "does not know" in line] == [unknown]
-    assert "does not know" not in "".join(lines)
-    at = told.index("attempt 4 saw")
-    assert told[at + 1].startswith("  what it saw cannot be told: no token files at gone")
-    assert "attempt 1 and 3 and 5 saw" in told
+    printed = done.stdout.splitlines()
+    assert sum(line.endswith("ignored: --of-another-version") for line in printed) == 1
+    assert "ignored" not in "".join(lines)
+    at = printed.index("samples of attempt 4:")
+    assert "no token files at gone" in printed[at + 1]
+    assert "samples of attempt 1 and 3 and 5:" in printed

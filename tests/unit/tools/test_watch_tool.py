@@ -18,8 +18,8 @@ def watch(*words):
 
 
 def step(iteration):
-    told = {"event": "step", "iteration": iteration, "lm_loss": 2.5, "seconds": 0.5}
-    return json.dumps(told) + "\n"
+    record = {"event": "step", "iteration": iteration, "lm_loss": 2.5, "seconds": 0.5}
+    return json.dumps(record) + "\n"
 
 
 @pytest.fixture
@@ -29,16 +29,16 @@ def journal(tmp_path):
     return file
 
 
-def test_a_run_is_told_once_and_as_a_page(journal, tmp_path):
-    told = watch(tmp_path, "--once")
-    assert told.returncode == 0, told.stderr
-    assert "iteration      1\n" in told.stdout and "\x1b" not in told.stdout
+def test_a_run_is_printed_once_and_as_a_page(journal, tmp_path):
+    done = watch(tmp_path, "--once")
+    assert done.returncode == 0, done.stderr
+    assert "iteration      1\n" in done.stdout and "\x1b" not in done.stdout
     done = watch("--run-dir", tmp_path, "--html", tmp_path / "page.html")
     assert done.stdout == f"written to {tmp_path / 'page.html'}\n"
     assert "</html>" in (tmp_path / "page.html").read_text()
 
 
-def test_what_cannot_be_watched_is_told_in_a_line(journal, tmp_path):
+def test_what_cannot_be_watched_is_an_error_of_one_line(journal, tmp_path):
     missing = watch(tmp_path / "none", "--once")
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
     journal.write_text("")
@@ -51,10 +51,12 @@ def test_what_cannot_be_watched_is_told_in_a_line(journal, tmp_path):
     assert "the directory that a run saves to is missing" in watch().stderr
 
 
-def test_a_run_that_failed_before_it_had_a_journal_is_told_whole(tmp_path):
+def test_a_run_that_failed_before_it_had_a_journal_is_shown(tmp_path):
     message = "CheckpointError: " + "a table " * 40 + "and the cause"
-    told = {"kind": "error", "rank": 0, "iteration": 0, "stage": "start", "message": message}
-    (tmp_path / "failure.json").write_text(json.dumps(told | {"time": "2026-01-02T03:04:05+00:00"}))
+    record = {"kind": "error", "rank": 0, "iteration": 0, "stage": "start", "message": message}
+    (tmp_path / "failure.json").write_text(
+        json.dumps(record | {"time": "2026-01-02T03:04:05+00:00"})
+    )
     done = watch(tmp_path, "--once")
     assert done.returncode == 0, done.stderr
     first, state, next_step = done.stdout.splitlines()[:3]
@@ -85,7 +87,7 @@ def test_a_run_is_followed_while_it_writes(journal, tmp_path):
 
 
 def wait_for(process, line):
-    for said in process.stdout:
-        if said == line:
+    for printed in process.stdout:
+        if printed == line:
             return
-    raise AssertionError(f"never told: {line}")
+    raise AssertionError(f"never printed: {line}")

@@ -1,4 +1,4 @@
-"""What is wrong with a machine is found, and told with how to mend it."""
+"""The doctor finds problems of a machine, and reports each with its remedy."""
 
 import json
 import os
@@ -14,16 +14,21 @@ import torch
 from tiny import tiny_config
 
 from megatron.common.errors import ConfigError
-from megatron.diagnostics.doctor import devices, disk, examine, host, network, run, versions
+from megatron.config.tools.diagnostics import DoctorConfig
+from megatron.diagnostics.doctor import devices, disk, host, network, run, versions
+from megatron.diagnostics.doctor.examine import examine
 from megatron.diagnostics.doctor.findings import (
+    GIB,
+    MIB,
     Examined,
     Problem,
     Section,
     as_json,
+    format_bytes,
     problems_of,
     report_lines,
 )
-from megatron.diagnostics.doctor.sizes import GIB, MIB, told_bytes
+from megatron.training.process.environment import read_launch
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 CPU = torch.device("cpu")
@@ -31,7 +36,7 @@ GPU = torch.device("cuda", 0)
 UNLIMITED = resource.RLIM_INFINITY
 
 
-def told(problems):
+def lines_of(problems):
     return [f"{problem.what}: {problem.mend}" for problem in problems]
 
 
@@ -39,7 +44,7 @@ def told(problems):
     ("problems", "words"),
     [
         (host.memory_problems(GIB), []),
-        (host.memory_problems(GIB // 2), ["only 512 MiB of memory are available"]),
+        (host.memory_problems(GIB // 2), ["only 512 MiB of memory"]),
         (host.shared_memory_problems(64 * MIB, num_gpus=0), []),
         (host.shared_memory_problems(GIB, num_gpus=8), []),
         (host.shared_memory_problems(64 * MIB, num_gpus=8), ["/dev/shm holds 64 MiB", "--shm-s"]),
@@ -83,18 +88,18 @@ def told(problems):
         (disk.disk_problems(Path("/d"), disk.Disk(MIB, 1, 1)), ["of /d has only 1 MiB free"]),
     ],
 )
-def test_a_problem_is_told_with_what_mends_it_and_nothing_else_is(problems, words):
-    found = told(problems)
+def test_a_problem_is_reported_with_its_remedy(problems, words):
+    found = lines_of(problems)
     assert len(found) == bool(words)
     assert [word for word in words if word not in found[0]] == []
 
 
-def test_a_device_that_multiplies_wrongly_is_told(monkeypatch):
+def test_a_device_that_multiplies_wrongly_is_reported(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "cpu", lambda product: product + 1e-3)
-    assert told(devices.product_problems(CPU))[0].startswith("cpu multiplies matrices wrongly")
+    assert lines_of(devices.product_problems(CPU))[0].startswith("cpu multiplies matrices wrongly")
 
 
-def test_a_lock_that_a_killed_compilation_left_is_told(tmp_path):
+def test_a_lock_of_a_killed_compilation_is_reported(tmp_path):
     for name, age_s in (("old", 7200), ("fresh", 10)):
         lock = tmp_path / "py311" / name / "lock"
         lock.parent.mkdir(parents=True)
@@ -103,9 +108,9 @@ def test_a_lock_that_a_killed_compilation_left_is_told(tmp_path):
     (found,) = host.lock_problems(tmp_path, now=1e9)
     assert "old/lock is left" in found.what
     assert "rm " in found.mend
-    assert told(host.compilers_section(needs={}, extensions=tmp_path, now=1e9).problems) == told(
-        [found]
-    )
+    assert lines_of(
+        host.compilers_section(needs={}, extensions=tmp_path, now=1e9).problems
+    ) == lines_of([found])
 
 
 def test_limits_of_this_machine_are_found(monkeypatch):
@@ -115,51 +120,52 @@ def test_limits_of_this_machine_are_found(monkeypatch):
     assert any("may open 100 files" in problem.what for problem in section.problems)
 
 
-def test_of_many_clocks_the_worst_are_told_and_the_others_counted():
+def test_of_many_clocks_the_worst_are_listed_and_the_others_counted():
     skews = {rank: 0.001 * rank * (-1) ** rank for rank in range(1, 1001)}
     facts = network.clock_facts(skews)
     assert [*facts] == [*(f"rank {rank}" for rank in range(1000, 992, -1)), "the others"]
     assert (facts["rank 999"], facts["the others"][:5]) == ("-999 ms", "992, ")
     assert network.clock_facts({1: 0.5}) == {"rank 1": "+500 ms"}
     assert [*network.clock_problems(skews)] == []
-    problems = told(network.clock_problems({rank: 2 * skew for rank, skew in skews.items()}))
+    problems = lines_of(network.clock_problems({rank: 2 * skew for rank, skew in skews.items()}))
     assert len(problems) == 9
     assert problems[0].startswith("the clock of rank 1000 is +2.0 s")
     assert problems[-1].startswith("the clocks of 492 more hosts are over 1 s off")
 
 
 @pytest.mark.parametrize(
-    ("rank", "is_told", "is_written"), [(0, True, True), (1, False, False), (2, True, False)]
+    ("rank", "is_reported", "is_written"), [(0, True, True), (1, False, False), (2, True, False)]
 )
-def test_ranks_that_do_not_meet_examine_each_host_once(
-    monkeypatch, tmp_path, capsys, rank, is_told, is_written
+def test_ranks_without_a_rendezvous_examine_each_host_once(
+    monkeypatch, tmp_path, capsys, rank, is_reported, is_written
 ):
-    """Of four ranks on two hosts; only the first of all writes the file."""
+    """Four ranks on two hosts."""
     place = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_WORLD_SIZE": 2}
     place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1, "DS_ACCELERATOR": "cpu"}
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
-    apart = Section("network", {"state": "not met"}, (Problem("they did not meet", "look"),))
-    monkeypatch.setattr(examine, "meet", lambda launch: apart)
+    apart = Section("network", {"state": "not connected"}, (Problem("no rendezvous", "look"),))
+    options = DoctorConfig(path=str(tmp_path / "none"))
+    launch = read_launch(None)
+    examined = examine(tiny_config(), options, launch, is_example=False, join=lambda launch: apart)
     report = tmp_path / "report.json"
-    words = ["--device", "cpu", "--path", str(tmp_path / "none"), "--json", str(report)]
     tool = runpy.run_path(str(REPOSITORY / "tools" / "doctor.py"))
     with pytest.raises(SystemExit) as left:
-        tool["main"](words)
-    assert left.value.code == int(is_told)
+        tool["report"](examined, str(report) if rank == 0 else None)
+    assert left.value.code == int(is_reported)
     lines = capsys.readouterr().out
-    assert ("PROBLEM: they did not meet: look" in lines) == is_told
-    assert (lines != "") == is_told
+    assert ("PROBLEM: no rendezvous: look" in lines) == is_reported
+    assert (lines != "") == is_reported
     assert report.exists() == is_written
 
 
 def test_gpus_are_counted_whether_or_not_they_can_be_used(tmp_path):
     for name in ("nvidia0", "nvidia11", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    assert host.nodes_of_gpus(tmp_path) == 2
+    assert host.num_nvidia_devices(tmp_path) == 2
 
 
-def test_versions_are_those_installed_and_tell_of_what_was_tested(tmp_path):
+def test_versions_are_those_installed_beside_those_tested(tmp_path):
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("torch==0.4.1\nregex\nnumpy>=1\n")
     facts = versions.versions_section(requirements).facts
@@ -173,7 +179,7 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path):
     assert set(section.facts) == {"folder", "free", "write", "read"}
     assert [*tmp_path.iterdir()] == []
     missing = disk.disk_section(tmp_path / "none", seconds=0.01)
-    assert "cannot be written to (No such file or directory)" in told(missing.problems)[0]
+    assert "cannot be written to (No such file or directory)" in lines_of(missing.problems)[0]
 
 
 def test_kernels_are_those_of_the_run():
@@ -188,17 +194,16 @@ def test_kernels_are_those_of_the_run():
     "words",
     ["--slow-rank-factor 2", "--num-experts 4 --moe-expert-parallel-size 4", "--world-size 2"],
 )
-def test_flags_that_need_several_replicas_are_honoured(words):
+def test_flags_that_need_several_replicas_are_possible(words):
     assert run.kernels_section(tiny_config(*words.split()), CPU, is_example=False).problems == ()
 
 
-def test_flags_that_cannot_be_honoured_are_told():
+def test_impossible_flags_are_reported():
     config = tiny_config("--hidden-size", "9")
     (problem,) = run.kernels_section(config, CPU, is_example=False).problems
-    assert "the flags of the run cannot be honoured" in problem.what
-    assert "9" in problem.what
-    asked = tiny_config("--kernels", "apex")
-    (problem,) = run.kernels_section(asked, GPU, is_example=False).problems
+    assert "--hidden-size 9" in problem.what
+    config = tiny_config("--kernels", "apex")
+    (problem,) = run.kernels_section(config, GPU, is_example=False).problems
     assert "apex is not installed" in f"{problem.what}: {problem.mend}"
 
 
@@ -207,10 +212,10 @@ def test_flags_must_suit_the_processes_that_examine():
     assert run.kernels_section(config, CPU, is_example=False).problems == ()
     assert run.kernels_section(config, CPU, is_example=False, processes=4).problems == ()
     (problem,) = run.kernels_section(config, CPU, is_example=False, processes=2).problems
-    assert "cannot be honoured by 2 processes: 2 processes cannot hold" in problem.what
+    assert "2 processes" in problem.what and "--pipeline-model-parallel-size 4" in problem.what
 
 
-def test_a_misspelt_flag_of_the_doctor_does_not_ask_for_those_of_a_run():
+def test_a_misspelt_flag_of_the_doctor_needs_no_flags_of_a_run():
     tool = runpy.run_path(str(REPOSITORY / "tools" / "doctor.py"))
     with pytest.raises(ConfigError) as refused:
         tool["main"](["--npoc", "2"])
@@ -228,7 +233,7 @@ def test_compilers_are_needed_by_what_compiles(monkeypatch):
 
 def test_the_tokenizer_of_the_run_is_tried(tmp_path):
     config = tiny_config()
-    assert "not said" in run.tokenizer_section(config).facts["of the run"]
+    assert "encodes" not in run.tokenizer_section(config).facts
     null = tiny_config("--tokenizer-type", "NullTokenizer", "--vocab-size", "60")
     assert "no fast backend" in run.tokenizer_section(null).facts["encodes"]
     missing = tiny_config("--vocab-file", str(tmp_path / "v"), "--merge-file", str(tmp_path / "m"))
@@ -240,14 +245,14 @@ HERE = Examined("a", [Section("versions", {"torch": "2.1"}), Section("host", {"c
 FULL = Problem("the disk is full", "make room")
 
 
-def test_hosts_that_agree_are_told_once():
+def test_equal_facts_of_hosts_are_reported_once():
     there = replace(HERE, host="b", sections=[*HERE.sections, Section("clocks", {})])
     assert [*report_lines([HERE, there])] == [
         *("versions:", "  torch  2.1", "host:", "  cores  8", "no problems found")
     ]
 
 
-def test_what_differs_is_told_by_host_and_versions_must_not():
+def test_different_facts_are_reported_by_host_and_versions_must_be_equal():
     sections = [Section("versions", {"torch": "2.0"}), Section("host", {"cores": "8"}, (FULL,))]
     examined = [HERE, Examined("b", sections), Examined("c", sections)]
     lines = [*report_lines(examined)]
@@ -267,7 +272,7 @@ def test_what_differs_is_told_by_host_and_versions_must_not():
     assert len(problems_of(examined)) == 2
 
 
-def test_different_disks_are_told_by_host(tmp_path):
+def test_different_disks_are_reported_by_host(tmp_path):
     examined = []
     for host_name in ("a", "b"):
         folder = tmp_path / host_name
@@ -280,13 +285,13 @@ def test_different_disks_are_told_by_host(tmp_path):
 
 
 def test_sizes_have_units():
-    assert [told_bytes(n) for n in (0, 2048, 64 * MIB, 3 * GIB // 2)] == [
+    assert [format_bytes(n) for n in (0, 2048, 64 * MIB, 3 * GIB // 2)] == [
         *("0 B", "2 KiB", "64 MiB", "1.5 GiB")
     ]
 
 
 def test_the_tool_examines_two_processes_and_fails_on_a_problem(tmp_path):
-    """Of a problem that this machine has besides, nothing is asked here."""
+    """Other problems of this machine do not matter here."""
     report = tmp_path / "report.json"
     done = subprocess.run(
         [
@@ -307,17 +312,18 @@ def test_the_tool_examines_two_processes_and_fails_on_a_problem(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("dies", "told"), [("os.kill(os.getpid(), 9)", "rank 1 was ended by SIGKILL"), ("exit(1)", "")]
+    ("dies", "message"),
+    [("os.kill(os.getpid(), 9)", "rank 1 was ended by SIGKILL"), ("exit(1)", "")],
 )
-def test_a_process_that_dies_ends_those_that_wait_for_it(tmp_path, capfd, dies, told):
+def test_a_process_that_dies_ends_those_that_wait_for_it(tmp_path, capfd, dies, message):
     tool = runpy.run_path(str(REPOSITORY / "tools" / "doctor.py"))
     script = tmp_path / "rank.py"
     script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {dies}\ntime.sleep(600)\n")
     start = tool["start_processes"]
     start.__globals__["__file__"] = str(script)
     assert start(3, []) == 1
-    assert told in (said := capfd.readouterr().err)
-    assert bool(said) == bool(told)
+    printed = capfd.readouterr().err
+    assert message in printed and bool(printed) == bool(message)
 
 
 def test_processes_are_not_started_beside_those_of_a_launcher():

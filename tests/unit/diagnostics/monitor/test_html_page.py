@@ -14,9 +14,8 @@ import pytest
 from browser import CHROMIUM, browser
 
 from megatron.common.errors import ConfigError
-from megatron.diagnostics.monitor.chart import Line, chart
 from megatron.diagnostics.monitor.history import History
-from megatron.diagnostics.monitor.html_page import page, write_page
+from megatron.diagnostics.monitor.html_page import Line, chart, page, write_page
 
 ARTIFACTS = Path(os.environ.get("TEST_ARTIFACTS") or Path(__file__).parents[3] / "artifacts")
 NOW = datetime(2026, 1, 2, 4, tzinfo=timezone.utc)
@@ -35,10 +34,10 @@ def records():
     }
     for i in range(1, 201):
         loss = None if i == 150 else 2 + 8 / i + (i == 120) * 3
-        told = {"iteration": i, "lm_loss": loss, "grad_norm": 100 / i, "learning_rate": i / 1e5}
+        record = {"iteration": i, "lm_loss": loss, "grad_norm": 100 / i, "learning_rate": i / 1e5}
         counted = {"first_sample": 4 * i - 4, "samples": 4 * i, "tokens": 128 * i}
-        told |= {**counted, "seq_length": 32, "seconds": 0.02, "at": began["at"], "host": "n"}
-        yield {"event": "step", **told}
+        record |= {**counted, "seq_length": 32, "seconds": 0.02, "at": began["at"], "host": "n"}
+        yield {"event": "step", **record}
         if i % 20 == 0:
             use = {"tflops": 1.0, "mfu": 0.3 + i / 1e3, "hfu": 0.4, "resident_gib": 1 + i / 100}
             yield {"event": "train", "iteration": i, "train_iters": 200, "eta_s": 1.0, **use}
@@ -57,9 +56,9 @@ def records():
 
 @pytest.fixture
 def history(tmp_path):
-    told = {"kind": EVIL, "iteration": 180, "message": EVIL, "time": "2026-01-02T03:30:00+00:00"}
-    told |= {"rank": 0, "stage": EVIL}
-    (tmp_path / "failure.json").write_text(json.dumps(told))
+    record = {"kind": EVIL, "iteration": 180, "message": EVIL, "time": "2026-01-02T03:30:00+00:00"}
+    record |= {"rank": 0, "stage": EVIL}
+    (tmp_path / "failure.json").write_text(json.dumps(record))
     (tmp_path / "global_step100").mkdir()
     (tmp_path / "global_step100" / "manifest.json").write_text(EVIL)
     made = History()
@@ -86,9 +85,7 @@ def curves(picture):
     return [[(command, float(x), float(y)) for command, x, y in points] for points in found]
 
 
-def test_checkpoints_that_cannot_be_looked_at_are_told_and_the_rest_stays(
-    history, tmp_path, monkeypatch
-):
+def test_unreadable_checkpoints_are_reported_and_the_rest_stays(history, tmp_path, monkeypatch):
     def refused(place):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -125,8 +122,12 @@ def test_curves_are_those_of_the_journal(history, tmp_path):
     drawn = figures(parsed(page(history, tmp_path, NOW)))
     assert [*drawn] == [
         *("Loss", "Validation loss", "Gradient norm, logarithmic", "Learning rate"),
-        *("Tokens per second", "Seconds per step", "Use of the device (part of its peak)"),
-        *("TFLOPs per process", "Memory, of the rank that takes most (GiB)"),
+        *(
+            "Tokens per second",
+            "Seconds per step",
+            "Utilization of the device (fraction of its peak)",
+        ),
+        *("TFLOPs per process", "Memory of the rank that uses most (GiB)"),
     ]
     ((*points,),) = curves(drawn["Loss"])
     # Up to the iteration that was gone back to, with a gap where the loss was NaN.
@@ -191,7 +192,7 @@ def test_nothing_to_draw_is_no_picture():
     assert chart("t", [Line("a", [1, 2], [math.nan, math.nan]), Line("b", [], [])]) == ""
 
 
-def test_a_page_that_cannot_be_written_is_told(history, tmp_path):
+def test_a_page_that_cannot_be_written_is_an_error(history, tmp_path):
     with pytest.raises(ConfigError, match="--html .*none/page.html: No such file"):
         write_page(tmp_path / "none" / "page.html", history, tmp_path, NOW)
 

@@ -17,8 +17,7 @@ from megatron.common.errors import CheckpointError, ConfigError, MegatronError
 from megatron.inference.engine.beam_search import BeamSearchRequest
 from megatron.inference.engine.sampling import SamplingParams
 from megatron.inference.engine.sequence import Request
-from megatron.inference.evaluation.scoring import score_windows
-from megatron.inference.evaluation.windows import Window
+from megatron.inference.evaluation.scoring import Window, score_windows
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 SIZES = {

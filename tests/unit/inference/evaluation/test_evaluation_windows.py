@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron.inference.evaluation.cloze import passage_windows
-from megatron.inference.evaluation.windows import full_windows, last_window, sliding_windows
+from megatron.inference.evaluation.scoring import full_windows, last_window, sliding_windows
 
 
 def judged_with_context(windows):

@@ -9,7 +9,7 @@ import pytest
 from tiny import tiny_config
 
 from megatron.common.errors import CheckpointError
-from megatron.diagnostics.monitor.journal_reader import JournalReader
+from megatron.diagnostics.monitor.history import JournalReader
 from megatron.training.loop.journal import Journal, every_attempt, now, read_journal
 from megatron.training.loop.loop import StepResult
 from megatron.training.loop.state import TrainState
