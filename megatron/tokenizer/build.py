@@ -311,10 +311,10 @@ def _compared(
 
 
 def _built_again(record: TokenizerRecord) -> tuple[Tokenizer | None, str]:
-    if not record.wishes:
+    if not record.arguments:
         return None, f"{record.name}; {_flags_for({})}"
     try:
-        tokenizer = build_tokenizer(**record.wishes)
+        tokenizer = build_tokenizer(**record.arguments)
         found = differences(record, describe(tokenizer))
     except (MegatronError, TypeError) as error:
         found = [str(error)]
@@ -322,7 +322,7 @@ def _built_again(record: TokenizerRecord) -> tuple[Tokenizer | None, str]:
         reasons = "; ".join(found)
         return (
             None,
-            f"{record.name}, cannot be built again ({reasons}); {_flags_for(record.wishes)}",
+            f"{record.name}, cannot be built again ({reasons}); {_flags_for(record.arguments)}",
         )
     return tokenizer, f"{record.name}, as recorded"
 

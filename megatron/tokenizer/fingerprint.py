@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from megatron.common.atomic_files import replace_text
 from megatron.common.errors import DataError, WrongDataError
 from megatron.config.data.tokenizer import with_sentencepiece_form
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -19,8 +18,10 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 SUFFIX = ".tokenizer.json"
 FORMAT = 1
 
-_NOT_IN_HASH = ("wishes", "chat_template")
-"""Keys of a record that older files lack, and that the fingerprint does not depend on."""
+_NOT_IN_HASH = ("arguments", "chat_template")
+"""Fields of a record that older files lack, and that the fingerprint does not depend on."""
+
+_KEYS = {"arguments": "wishes"}  # keys in the file of the fields that have another name here
 
 _SHOWN = 5  # differing tokens that a message names
 
@@ -43,8 +44,8 @@ class TokenizerRecord:
     rules_sha256: str  # of the merges in order, or of the scores
     probe: Sequence[int]  # ids of a fixed text, which show how words are cut
     tokens: Sequence[str]  # text of each id; empty where ids have none
-    wishes: Mapping[str, Any] = field(default_factory=dict)  # that `build_tokenizer` took
-    chat_template: str = ""  # Jinja that wrote the messages; "": there were none, or it is unknown
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # of `build_tokenizer`
+    chat_template: str = ""  # Jinja template of the messages; "": no messages, or unknown
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -55,12 +56,12 @@ def fingerprint(tokenizer: Tokenizer) -> str:
     return describe(tokenizer).fingerprint
 
 
-def describe(tokenizer: Tokenizer, wishes: Mapping[str, Any] | None = None) -> TokenizerRecord:
+def describe(tokenizer: Tokenizer, arguments: Mapping[str, Any] | None = None) -> TokenizerRecord:
     """Return the record of `tokenizer`.
 
     Args:
-        wishes: the arguments of `build_tokenizer` that make it again; those that name files are
-            kept as absolute paths.
+        arguments: of `build_tokenizer`, to build it again; file names are recorded as absolute
+            paths.
     """
     vocabulary = tokenizer.vocabulary()
     content: dict[str, Any] = {
@@ -71,10 +72,10 @@ def describe(tokenizer: Tokenizer, wishes: Mapping[str, Any] | None = None) -> T
         "tokens": list(vocabulary.tokens),
     }
     recorded = {
-        name: _lasting(value) for name, value in (wishes or {}).items() if value is not None
+        name: _lasting(value) for name, value in (arguments or {}).items() if value is not None
     }
     return TokenizerRecord(
-        fingerprint=_hash(content), name=tokenizer.name, wishes=recorded, **content
+        fingerprint=_hash(content), name=tokenizer.name, arguments=recorded, **content
     )
 
 
@@ -83,18 +84,10 @@ def record_path(prefix: str | Path) -> Path:
     return Path(f"{prefix}{SUFFIX}")
 
 
-def write_record(prefix: str | Path, record: TokenizerRecord) -> None:
-    """Write the record beside the token files `prefix`, by an atomic rename."""
-    path = record_path(prefix)
-    try:
-        replace_text(path, to_text(record), is_flushed=True)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from error
-
-
 def to_text(record: TokenizerRecord) -> str:
     """Return the content of a record's file."""
-    return json.dumps({"format": FORMAT} | asdict(record))
+    content = {_KEYS.get(name, name): value for name, value in asdict(record).items()}
+    return json.dumps({"format": FORMAT} | content)
 
 
 def read_record(prefix: str | Path) -> TokenizerRecord | None:
@@ -127,17 +120,17 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
     record = TokenizerRecord(**{name: content_of_file[name] for name in names})
     content = {name: content_of_file[name] for name in names if name not in ("fingerprint", "name")}
     if _hash(content) != record.fingerprint:
-        raise DataError(f"{path} is damaged: its content does not have the hash that it says")
-    wishes = content_of_file.get("wishes")
-    wishes = with_sentencepiece_form(wishes, is_legacy=True) if isinstance(wishes, dict) else {}
-    template = content_of_file.get("chat_template", "")
-    return replace(record, wishes=wishes, chat_template=template)
+        raise DataError(f"{path} is damaged: its content does not match its hash")
+    arguments = content_of_file.get(_KEYS["arguments"])
+    if isinstance(arguments, dict):
+        record = replace(record, arguments=with_sentencepiece_form(arguments, is_legacy=True))
+    return replace(record, chat_template=content_of_file.get("chat_template", ""))
 
 
 def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
     """Return the differences that make ids of the one wrong for the other; empty for none.
 
-    A role that only one of them knows is no difference: tokens of the data have the same meaning.
+    A role that only one of them has is no difference: the tokens of the data mean the same.
     """
     if stored.fingerprint == current.fingerprint:
         return []
@@ -156,7 +149,7 @@ def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
         found.append("the same tokens, joined by other merges or scores")
     if list(stored.probe) != list(current.probe) and not found:
         found.append("the same tokens, but texts are cut into words in another way")
-    return [*found, *_other_form(stored.wishes, current.wishes)]
+    return [*found, *_other_form(stored.arguments, current.arguments)]
 
 
 def _other_form(stored: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[str]:
@@ -170,7 +163,7 @@ def _other_form(stored: Mapping[str, Any], current: Mapping[str, Any]) -> Iterat
 
 
 def require_same(prefix: str | Path, current: TokenizerRecord) -> None:
-    """Raise if the token files `prefix` say that another tokenizer made them.
+    """Raise if another tokenizer made the token files `prefix`, by their record.
 
     Raises:
         WrongDataError: it names what differs. Files without a record pass.

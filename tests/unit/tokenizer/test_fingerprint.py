@@ -10,8 +10,9 @@ from megatron.tokenizer.fingerprint import (
     differences,
     fingerprint,
     read_record,
+    record_path,
     require_same,
-    write_record,
+    to_text,
 )
 from megatron.tokenizer.types.fast import FastTokenizer
 from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
@@ -111,7 +112,7 @@ def test_words_cut_in_another_way_are_a_difference(gpt2, tmp_path):
 
 def test_a_record_is_read_as_it_was_written(gpt2, tmp_path):
     prefix = tmp_path / "data.v1_text_document"
-    write_record(prefix, describe(gpt2))
+    record_path(prefix).write_text(to_text(describe(gpt2)))
     assert [path.name for path in tmp_path.iterdir()] == ["data.v1_text_document.tokenizer.json"]
     assert read_record(prefix) == describe(gpt2)
     require_same(prefix, describe(gpt2))
@@ -123,7 +124,7 @@ def test_data_without_a_record_pass(gpt2, tmp_path):
 
 
 def test_data_of_another_tokenizer_are_an_error(gpt2, tmp_path):
-    write_record(tmp_path / "data", describe(gpt2))
+    record_path(tmp_path / "data").write_text(to_text(describe(gpt2)))
     message = (
         r"data.bin was made with another tokenizer \(.*vocab.json\) than .* run \(NullTok.*: v"
     )
@@ -145,16 +146,14 @@ def test_data_of_another_tokenizer_are_an_error(gpt2, tmp_path):
     ],
 )
 def test_a_damaged_record_is_an_error(gpt2, tmp_path, edit, message):
-    write_record(tmp_path / "data", describe(gpt2))
+    record_path(tmp_path / "data").write_text(to_text(describe(gpt2)))
     path = tmp_path / "data.tokenizer.json"
     path.write_text(edit(path.read_text()))
     with pytest.raises(DataError, match=f"data.tokenizer.json {message}"):
         read_record(tmp_path / "data")
 
 
-def test_a_place_that_cannot_be_used_is_named(gpt2, tmp_path):
-    with pytest.raises(DataError, match="cannot write .*none/data.tokenizer.json: No such file"):
-        write_record(tmp_path / "none" / "data", describe(gpt2))
+def test_a_record_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "data.tokenizer.json").mkdir()
     with pytest.raises(DataError, match="cannot read .*data.tokenizer.json: Is a directory"):
         read_record(tmp_path / "data")

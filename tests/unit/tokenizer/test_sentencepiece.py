@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.tokenizer.build import build_tokenizer, tokenizer_for
-from megatron.tokenizer.fingerprint import describe, differences, require_same, write_record
+from megatron.tokenizer.fingerprint import describe, differences, record_path, require_same, to_text
 from megatron.tokenizer.types.sentencepiece import (
     LegacyLlama2Tokenizer,
     LegacySentencePieceTokenizer,
@@ -204,10 +204,10 @@ def test_the_two_forms_do_not_mix(files, tmp_path, kind, is_recorded):
 
     legacy, now = made(True), made(False)
     if not is_recorded:
-        older = {k: v for k, v in legacy.wishes.items() if "legacy" not in k}
-        legacy = dataclasses.replace(legacy, wishes=older)
-    write_record(tmp_path / "old", legacy)
-    write_record(tmp_path / "new", now)
+        older = {k: v for k, v in legacy.arguments.items() if "legacy" not in k}
+        legacy = dataclasses.replace(legacy, arguments=older)
+    record_path(tmp_path / "old").write_text(to_text(legacy))
+    record_path(tmp_path / "new").write_text(to_text(now))
     require_same(tmp_path / "old", made(True))
     require_same(tmp_path / "new", made(False))
     with pytest.raises(DataError, match="write --tokenizer-sentencepiece-legacy"):

@@ -17,7 +17,7 @@ from megatron.data.datasets.datasets import build_datasets
 from megatron.data.sampling.batch_sampler import micro_batches
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.tokenizer.build import build_tokenizer
-from megatron.tokenizer.fingerprint import describe, write_record
+from megatron.tokenizer.fingerprint import describe, record_path, to_text
 from megatron.tokenizer.types.null import NullTokenizer
 
 TOOLS = Path(__file__).parents[3] / "tools"
@@ -138,7 +138,7 @@ def test_long_samples_are_shown_in_part_unless_all_is_asked_for(directory):
 
 
 def test_another_tokenizer_than_made_the_tokens_shows_no_text_of_them(directory):
-    write_record("corpus", describe(NullTokenizer(300)))
+    record_path("corpus").write_text(to_text(describe(NullTokenizer(300))))
     line = f"{RUN} {TOKENIZER} --sample-id-range 3 9"
     done = run("sample_idxs_to_text.py", line)
     assert (done.returncode, done.stdout) == (2, "")
@@ -273,7 +273,7 @@ def about_tokenizer(line):
 def test_documents_are_shown_as_text_with_the_recorded_tokenizer(directory, tmp_path_factory):
     wishes = {"tokenizer_type": "GPT2BPETokenizer"}
     wishes |= {"vocab_file": "vocab.json", "merge_file": "merges.txt"}
-    write_record("corpus", describe(build_tokenizer(**wishes), wishes))
+    record_path("corpus").write_text(to_text(describe(build_tokenizer(**wishes), wishes)))
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     done = subprocess.run(
         [sys.executable, TOOLS / "inspect_data.py", directory / "corpus"],
@@ -298,7 +298,7 @@ def test_documents_are_shown_as_text_with_the_recorded_tokenizer(directory, tmp_
 def test_a_tokenizer_with_other_ids_than_recorded_does_not_decode(directory):
     wishes = {"tokenizer_type": "NullTokenizer", "vocab_size": 300}
     other = {"tokenizer_type": "NullTokenizer", "vocab_size": 400}
-    write_record("corpus", describe(build_tokenizer(**wishes), other))
+    record_path("corpus").write_text(to_text(describe(build_tokenizer(**wishes), other)))
     about = about_tokenizer("corpus")
     assert "cannot be built again (vocabulary of 301 tokens, and 401 now" in about
 
@@ -308,7 +308,7 @@ def test_what_nothing_is_recorded_of_is_said(directory):
     assert about_tokenizer("corpus") == f"corpus.tokenizer.json is missing; {needs}"
     about = about_tokenizer(f"corpus {TOKENIZER}")
     assert about == "vocab.json; corpus.tokenizer.json, to compare it with, is missing"
-    write_record("corpus", describe(NullTokenizer(300)))
+    record_path("corpus").write_text(to_text(describe(NullTokenizer(300))))
     assert about_tokenizer("corpus") == f"NullTokenizer; {needs}"
 
 

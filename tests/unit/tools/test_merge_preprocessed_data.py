@@ -13,7 +13,7 @@ from megatron.common.errors import DataError
 from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDatasetWriter
 from megatron.data.token_files.merge import merge
 from megatron.data.token_files.publish import staged_record
-from megatron.tokenizer.fingerprint import describe, read_record, record_path, write_record
+from megatron.tokenizer.fingerprint import describe, read_record, record_path, to_text
 from megatron.tokenizer.types.null import NullTokenizer
 
 TOOL = Path(__file__).parents[3] / "tools" / "merge_preprocessed_data.py"
@@ -59,7 +59,7 @@ def test_the_command_of_old_scripts_merges_in_the_order_given(directory, how):
 def test_an_older_pair_is_replaced_not_in_silence_and_without_its_record(directory):
     with IndexedDatasetWriter(directory / "all", "u2") as writer:
         writer.append([7])
-    write_record(directory / "all", describe(NullTokenizer(10)))
+    record_path(directory / "all").write_text(to_text(describe(NullTokenizer(10))))
     done = run(directory, LINE)
     assert "replaces all.bin and all.idx when the new files are complete\n" in done.stdout
     assert len(IndexedDataset(directory / "all")) == 6
@@ -71,7 +71,7 @@ def test_a_failed_merge_leaves_an_older_pair_with_its_record(directory, index, m
     """It fails on what it reads, or when it is about to give the new files their names."""
     with IndexedDatasetWriter(directory / "all", "u2") as writer:
         writer.append([7])
-    write_record(directory / "all", describe(NullTokenizer(10)))
+    record_path(directory / "all").write_text(to_text(describe(NullTokenizer(10))))
     before = {path.name: path.read_bytes() for path in directory.glob("all*")}
     if index:
         (directory / "p1_text_document.idx").write_bytes(index)
@@ -90,7 +90,7 @@ def full_disk(*arguments):
 def test_the_record_of_the_tokenizer_is_carried_on(directory):
     record = describe(NullTokenizer(10), {"tokenizer_type": "NullTokenizer", "vocab_size": 10})
     for i in range(3):
-        write_record(directory / f"p{i}_text_document", record)
+        record_path(directory / f"p{i}_text_document").write_text(to_text(record))
     assert run(directory, LINE).returncode == 0
     assert read_record(directory / "all") == record
     assert not [*directory.glob("*.new")]
@@ -99,7 +99,9 @@ def test_the_record_of_the_tokenizer_is_carried_on(directory):
 def test_the_chat_template_is_carried_on(directory):
     record = describe(NullTokenizer(10))
     for i, template in enumerate(("", "{{ a }}", "{{ a }}")):
-        write_record(directory / f"p{i}_text_document", replace(record, chat_template=template))
+        record_path(directory / f"p{i}_text_document").write_text(
+            to_text(replace(record, chat_template=template))
+        )
     assert run(directory, LINE).returncode == 0
     assert read_record(directory / "all").chat_template == "{{ a }}"
 
@@ -108,7 +110,7 @@ def test_conversations_of_different_templates_do_not_mix(directory):
     record = describe(NullTokenizer(10))
     for i in range(3):
         own = replace(record, chat_template=f"{{{{ {i // 2} }}}}")
-        write_record(directory / f"p{i}_text_document", own)
+        record_path(directory / f"p{i}_text_document").write_text(to_text(own))
     done = run(directory, LINE)
     assert done.returncode == 2
     assert "p2_text_document and p1_text_document hold conversations" in done.stderr
@@ -118,7 +120,9 @@ def test_conversations_of_different_templates_do_not_mix(directory):
 
 def test_tokens_of_different_tokenizers_do_not_mix(directory):
     for i in range(3):
-        write_record(directory / f"p{i}_text_document", describe(NullTokenizer(10 + i // 2)))
+        record_path(directory / f"p{i}_text_document").write_text(
+            to_text(describe(NullTokenizer(10 + i // 2)))
+        )
     done = run(directory, LINE)
     assert done.returncode == 2
     assert "p2_text_document was made with another tokenizer than p1_text_document: " in done.stderr
