@@ -51,8 +51,9 @@ BLOOM = Family(
     layer={
         name: name
         for name in (
-            *("input_layernorm", "self_attention.query_key_value", "self_attention.dense"),
-            *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+            *("input_layernorm", "post_attention_layernorm"),
+            *("self_attention.query_key_value", "self_attention.dense"),
+            *("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
         )
     },
     layers="transformer.h.{}.",

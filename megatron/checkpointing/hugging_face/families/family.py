@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from megatron.checkpointing.hugging_face.network import parameters_of
@@ -102,26 +104,32 @@ class Family:
         yield from self.flags_of(config)
 
     def parts(self, spec: ModelSpec) -> Iterator[Part]:
-        """Yield all parameters, front to back.
+        """Yield all parameters, front to back; those of a layer in the order of `layer`.
 
         Raises:
             CheckpointError: the architecture does not have one of them.
         """
-        for ours in parameters_of(spec):
-            module, _, kind = module_name(ours, spec.num_layers).rpartition(".")
-            table, prefix = self.network, ""
-            if module.startswith("layers."):
-                _, number, module = module.split(".", 2)
-                table, prefix = self.layer, self.layers.format(number)
-            if module not in table:
-                raise CheckpointError(f"{self.architecture} has no tensor for {ours}")
-            theirs = table[module]
-            names = (theirs,) if isinstance(theirs, str) else theirs.names
-            mapping = Identity() if isinstance(theirs, str) else theirs.mapping(spec)
-            is_norm_weight = module.endswith("norm") and kind == "weight"
-            if is_norm_weight and spec.layernorm_1p and not self.norms_around_one:
-                mapping = OffsetByOne()
-            yield Part(ours, tuple(f"{prefix}{name}.{kind}" for name in names), mapping)
+        parts = (self._part(ours, spec) for ours in parameters_of(spec))
+        for _, layer in groupby(parts, key=itemgetter(0)):
+            yield from (part for *_, part in sorted(layer, key=itemgetter(1)))
+
+    def _part(self, ours: str, spec: ModelSpec) -> tuple[str, int, Part]:
+        """Return the prefix of a parameter's layer, its position in the table, and its tensors."""
+        module, _, kind = module_name(ours, spec.num_layers).rpartition(".")
+        table, prefix = self.network, ""
+        if module.startswith("layers."):
+            _, number, module = module.split(".", 2)
+            table, prefix = self.layer, self.layers.format(number)
+        if module not in table:
+            raise CheckpointError(f"{self.architecture} has no tensor for {ours}")
+        theirs = table[module]
+        names = (theirs,) if isinstance(theirs, str) else theirs.names
+        mapping = Identity() if isinstance(theirs, str) else theirs.mapping(spec)
+        is_norm_weight = module.endswith("norm") and kind == "weight"
+        if is_norm_weight and spec.layernorm_1p and not self.norms_around_one:
+            mapping = OffsetByOne()
+        part = Part(ours, tuple(f"{prefix}{name}.{kind}" for name in names), mapping)
+        return prefix, [*table].index(module), part
 
 
 def _value(spec: ModelSpec, entry: str | bool | Callable[[ModelSpec], Any]) -> Any:

@@ -15,7 +15,9 @@ from megatron.checkpointing.hugging_face.families.family import (
     bias_flags,
 )
 from megatron.checkpointing.hugging_face.families.llama import (
+    ATTENTION,
     KEYS,
+    MLP,
     NAMES,
     common_flags,
     common_needs,
@@ -114,10 +116,11 @@ _NAMES: dict[str, Any] = {**NAMES, "norms_around_one": True}
 _SANDWICH_NAMES: dict[str, Any] = {
     **_NAMES,
     "layer": {
-        **NAMES["layer"],
+        **ATTENTION,
         "attention_output_layernorm": "post_attention_layernorm",
         "post_attention_layernorm": "pre_feedforward_layernorm",
         "mlp_output_layernorm": "post_feedforward_layernorm",
+        **MLP,
     },
 }
 

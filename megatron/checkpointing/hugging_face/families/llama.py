@@ -13,6 +13,7 @@ from megatron.checkpointing.hugging_face.families.family import (
     Family,
     HuggingFaceConfig,
     Modules,
+    Table,
     activation_flags,
     activation_name,
     bias_flags,
@@ -164,6 +165,21 @@ def _gate_up(_: ModelSpec) -> GateUp:
     return GateUp()
 
 
+ATTENTION: Table = {
+    "input_layernorm": "input_layernorm",
+    "self_attention.query_key_value": Modules(
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _qkv
+    ),
+    "self_attention.q_layernorm": "self_attn.q_norm",
+    "self_attention.k_layernorm": "self_attn.k_norm",
+    "self_attention.dense": "self_attn.o_proj",
+}
+MLP: Table = {
+    "mlp.dense_h_to_4h": Modules(("mlp.gate_proj", "mlp.up_proj"), _gate_up),
+    "mlp.dense_4h_to_h": "mlp.down_proj",
+}
+"""Modules of a layer; see Family."""
+
 NAMES: dict[str, Any] = {
     "layers": "model.layers.{}.",
     "network": {
@@ -171,18 +187,7 @@ NAMES: dict[str, Any] = {
         "final_layernorm": "model.norm",
         "output_layer": "lm_head",
     },
-    "layer": {
-        "input_layernorm": "input_layernorm",
-        "self_attention.query_key_value": Modules(
-            ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), _qkv
-        ),
-        "self_attention.q_layernorm": "self_attn.q_norm",
-        "self_attention.k_layernorm": "self_attn.k_norm",
-        "self_attention.dense": "self_attn.o_proj",
-        "post_attention_layernorm": "post_attention_layernorm",
-        "mlp.dense_h_to_4h": Modules(("mlp.gate_proj", "mlp.up_proj"), _gate_up),
-        "mlp.dense_4h_to_h": "mlp.down_proj",
-    },
+    "layer": {**ATTENTION, "post_attention_layernorm": "post_attention_layernorm", **MLP},
 }
 """Module names of these architectures; see Family."""
 
