@@ -35,9 +35,9 @@ from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import CurriculumPlan
-from megatron.config.optimization.lr_schedule import SchedulePlan, plan_schedule
+from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.optimization.optimizer import OptimizerPlan, plan_optimizer
-from megatron.config.optimization.training import TrainingPlan, size_problems
+from megatron.config.optimization.training import StepsPlan, TrainingPlan, size_problems
 from megatron.config.parallelism.deepspeed_json import merge_ds_config, read_ds_config
 from megatron.config.parallelism.kernels import plan_kernels
 from megatron.config.parallelism.kernels_plan import KernelsPlan
@@ -50,7 +50,7 @@ from megatron.config.parallelism.layout import (
 from megatron.config.parallelism.precision import PrecisionPlan, plan_precision, precision_notices
 from megatron.config.parallelism.recompute import plan_recompute
 from megatron.config.parallelism.recompute_plan import RecomputePlan
-from megatron.config.parallelism.zero import ZeroPlan, zero_notices
+from megatron.config.parallelism.zero import zero_notices
 from megatron.config.plugins import PluginPlan, plan_plugins
 from megatron.config.run.checkpoint import CheckpointPlan, checkpoint_notices, plan_checkpoint
 from megatron.config.run.evaluation import EvaluationPlan, evaluation_problems, plan_evaluation
@@ -63,7 +63,6 @@ from megatron.config.validation import (
     length_problems,
     owned_keys,
     steps_of,
-    storage_of,
     validate,
     zero_of,
 )
@@ -136,30 +135,19 @@ def resolve(valid: Validated, *, vocab_size: int) -> Plan:
 
 
 def _resolve(valid: Validated, vocab_size: int) -> Plan:
-    config, user, objective = valid.config, valid.deepspeed, valid.objective
-    world_size, device = valid.world_size, valid.device
-    tensor = config.parallel.tensor_model_parallel_size
-    precision = plan_precision(config.precision)
-    zero = zero_of(config, user)
-    optimizer = replace(
-        plan_optimizer(config.optimizer, on_cpu=zero.optimizer_device != "none"),
-        own_flags=OPTIMIZERS.flags_of(config.optimizer.optimizer, config.extensions),
-    )
+    config, steps = valid.config, valid.steps
+    optimizer = plan_optimizer(config.optimizer, on_cpu=valid.zero.optimizer_device != "none")
     parallel = plan_parallel(
         config.parallel,
-        world_size=world_size,
-        zero_stage=zero.stage,
+        world_size=valid.world_size,
+        zero_stage=valid.zero.stage,
         expert=config.experts.moe_expert_parallel_size,
     )
-    steps = steps_of(config, user, data=parallel.data)
     evaluation = plan_evaluation(config.evaluation)
-    model = plan_model(config, vocab_size=vocab_size, tensor=tensor)
+    model = plan_model(config, vocab_size=vocab_size, tensor=parallel.tensor)
     raise_if_any(size_problems(config.training, model.num_parameters))
-    learned = replace(
-        _plan_objective(config, objective),
-        own_flags=OBJECTIVES.flags_of(objective, config.extensions),
-    )
-    storage = storage_of(config, user, world_size=world_size, device=device)
+    objective = _plan_objective(config, valid.objective)
+    own_flags = config.extensions
     return Plan(
         model=model,
         experts=plan_experts(config.experts),
@@ -168,24 +156,16 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         training=steps.training,
         curriculum=steps.curriculum,
         schedule=replace(
-            plan_schedule(config.schedule, steps, seq_length=config.model.seq_length),
-            own_flags=SCHEDULES.flags_of(config.schedule.lr_decay_style, config.extensions),
+            valid.schedule,
+            own_flags=SCHEDULES.flags_of(config.schedule.lr_decay_style, own_flags),
         ),
-        optimizer=optimizer,
-        precision=precision,
-        data=_with_own_dataset(
-            config,
-            plan_data(
-                config.data,
-                steps.training,
-                evaluation,
-                steps.batch.global_batch_size,
-                kind=declaration_of(objective).kind,
-                sentences=plan_sentences(config.masked_lm, objective),
-            ),
+        optimizer=replace(
+            optimizer, own_flags=OPTIMIZERS.flags_of(config.optimizer.optimizer, own_flags)
         ),
+        precision=plan_precision(config.precision),
+        data=_plan_data(config, valid.objective, steps, evaluation),
         masks=plan_masks(config.masks),
-        objective=learned,
+        objective=replace(objective, own_flags=OBJECTIVES.flags_of(valid.objective, own_flags)),
         evaluation=evaluation,
         checkpoint=plan_checkpoint(config.checkpoint, trains=not evaluation.only),
         logging=plan_logging(config.logging, config.profiling),
@@ -197,22 +177,30 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         ),
         kernels=plan_kernels(config.kernels, config.model),
         plugins=plan_plugins(config.plugins, config.extensions),
-        deepspeed=merge_ds_config(
-            user,
-            owned_keys(config, user, zero, steps.batch),
-            zero_stage=zero.stage,
-            dtype=precision.dtype,
-            fp32_gradients=precision.fp32_gradients,
-            compiles_optimizer=optimizer.impl == "deepspeed",
-            activation_checkpointing=storage.block,
-            divides_sequence=parallel.pipeline > 1 and parallel.sequence_parallel,
-        ),
+        deepspeed=_merge_ds_config(valid, parallel, optimizer),
         notices=(
-            *_notices(config, user, zero),
+            *_notices(valid),
             *vocab_notices(config.tokenizer, padded=model.padded_vocab_size),
-            *objective_notices(learned),
-            *storage.notices,
+            *objective_notices(objective),
+            *valid.storage.notices,
         ),
+    )
+
+
+def _merge_ds_config(
+    valid: Validated, parallel: ParallelPlan, optimizer: OptimizerPlan
+) -> dict[str, Any]:
+    """Return the JSON for DeepSpeed: the user's with the keys that flags own."""
+    precision = plan_precision(valid.config.precision)
+    return merge_ds_config(
+        valid.deepspeed,
+        owned_keys(valid.config, valid.deepspeed, valid.zero, valid.steps.batch),
+        zero_stage=valid.zero.stage,
+        dtype=precision.dtype,
+        fp32_gradients=precision.fp32_gradients,
+        compiles_optimizer=optimizer.impl == "deepspeed",
+        activation_checkpointing=valid.storage.block,
+        divides_sequence=parallel.pipeline > 1 and parallel.sequence_parallel,
     )
 
 
@@ -296,22 +284,11 @@ def plan_samples(
         )
     )
     steps = steps_of(config, user, data=replicas)
-    batch, training = steps.batch, steps.training
     return SamplesPlan(
         seq_length=config.model.seq_length,
-        batch=batch,
-        training=training,
-        data=_with_own_dataset(
-            config,
-            plan_data(
-                config.data,
-                training,
-                plan_evaluation(config.evaluation),
-                batch.global_batch_size,
-                kind=declaration_of(objective).kind,
-                sentences=plan_sentences(config.masked_lm, objective),
-            ),
-        ),
+        batch=steps.batch,
+        training=steps.training,
+        data=_plan_data(config, objective, steps, plan_evaluation(config.evaluation)),
         masks=plan_masks(config.masks),
         objective=_plan_objective(config, objective),
     )
@@ -327,15 +304,26 @@ def _plan_objective(config: Config, name: ObjectiveName) -> ObjectivePlan:
     )
 
 
-def _with_own_dataset(config: Config, data: DataPlan) -> DataPlan:
+def _plan_data(
+    config: Config, objective: ObjectiveName, steps: StepsPlan, evaluation: EvaluationPlan
+) -> DataPlan:
+    data = plan_data(
+        config.data,
+        steps.training,
+        evaluation,
+        steps.batch.global_batch_size,
+        kind=declaration_of(objective).kind,
+        sentences=plan_sentences(config.masked_lm, objective),
+    )
     name = config.plugins.dataset or ""
     return replace(data, dataset=name, own_flags=DATASETS.flags_of(name, config.extensions))
 
 
-def _notices(config: Config, user: dict[str, Any], zero: ZeroPlan) -> Iterator[str]:
+def _notices(valid: Validated) -> Iterator[str]:
+    config = valid.config
     yield from parallel_notices(config.parallel)
     yield from checkpoint_notices(config.checkpoint)
-    yield from precision_notices(config.precision, user)
-    yield from zero_notices(zero, config.optimizer)
-    if "optimizer" in user:
+    yield from precision_notices(config.precision, valid.deepspeed)
+    yield from zero_notices(valid.zero, config.optimizer)
+    if "optimizer" in valid.deepspeed:
         yield "the optimizer block of the DeepSpeed JSON is not used: --optimizer and its flags decide"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megatron.common.errors import ConfigError, raise_if_any
+from megatron.common.errors import ConfigError
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
 from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
@@ -14,7 +14,12 @@ from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import model_problems
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
-from megatron.config.optimization.lr_schedule import plan_schedule, schedule_problems, unit_problems
+from megatron.config.optimization.lr_schedule import (
+    SchedulePlan,
+    plan_schedule,
+    schedule_problems,
+    unit_problems,
+)
 from megatron.config.optimization.optimizer import optimizer_problems, plan_optimizer
 from megatron.config.optimization.training import StepsPlan, plan_steps, step_problems
 from megatron.config.parallelism.deepspeed_json import (
@@ -48,13 +53,17 @@ from megatron.config.run.watchdog import watch_problems
 
 @dataclass(frozen=True, kw_only=True)
 class Validated:
-    """A config without problems on these processes, and DeepSpeed's JSON as it was read for that."""
+    """A config without problems on these processes, and what was resolved to find that out."""
 
     config: Config
     deepspeed: dict[str, Any]  # the JSON of --deepspeed_config; {} without one
     world_size: int
     device: str
     objective: ObjectiveName
+    zero: ZeroPlan
+    storage: Storage
+    steps: StepsPlan
+    schedule: SchedulePlan
 
 
 def validate(
@@ -82,7 +91,12 @@ def validate(
     except ConfigError as error:
         problems += error.problems
         user = {}
-    problems += _problems(config, user, world_size=world_size, device=device)
+    zero = zero_of(config, user)
+    storage = _storage_of(config, user, world_size=world_size, device=device)
+    steps, schedule = _plan_valid_steps(config, user, world_size=world_size)
+    problems += _problems(
+        config, user, zero, storage, steps, schedule, world_size=world_size, device=device
+    )
     problems += objective_problems(
         config.objective,
         config.fim,
@@ -94,16 +108,34 @@ def validate(
     if config.plugins.dataset and kind != "documents":
         problems.append(f"--dataset {config.plugins.dataset} reads documents, not {kind}")
     problems += _objective_curriculum_problems(config, user, objective)
-    raise_if_any([*problems, *others])
+    problems += others
+    if problems or steps is None or schedule is None:
+        raise ConfigError(*problems)
     return Validated(
-        config=config, deepspeed=user, world_size=world_size, device=device, objective=objective
+        config=config,
+        deepspeed=user,
+        world_size=world_size,
+        device=device,
+        objective=objective,
+        zero=zero,
+        storage=storage,
+        steps=steps,
+        schedule=schedule,
     )
 
 
 def _problems(
-    config: Config, user: dict[str, Any], *, world_size: int, device: str
+    config: Config,
+    user: dict[str, Any],
+    zero: ZeroPlan,
+    storage: Storage,
+    steps: StepsPlan | None,
+    schedule: SchedulePlan | None,
+    *,
+    world_size: int,
+    device: str,
 ) -> Iterator[str]:
-    parallel, zero = config.parallel, zero_of(config, user)
+    parallel = config.parallel
     zero_stage = zero.given_stage
     tensor = max(1, parallel.tensor_model_parallel_size)
     yield from model_problems(config.model, tensor=tensor)
@@ -128,12 +160,11 @@ def _problems(
     yield from data_problems(config.data)
     yield from evaluation_problems(config.evaluation, config.checkpoint, zero_stage=zero_stage)
     yield from checkpoint_problems(config.checkpoint, user, zero_stage=zero_stage)
-    replicas, left_over = divmod(world_size, replica_size(parallel))
     yield from logging_problems(
         config.logging,
         config.profiling,
         world_size=world_size,
-        replicas=replicas,
+        replicas=world_size // replica_size(parallel),
         experts=config.experts.moe_expert_parallel_size,
         device=device,
         zero_stage=zero_stage,
@@ -148,31 +179,44 @@ def _problems(
             "the flag out"
         )
     yield from recompute_problems(config.recompute)
-    yield from storage_of(config, user, world_size=world_size, device=device).problems
-    # With a wrong number of processes only what holds for every number is listed.
-    fewest = max(1, config.experts.moe_expert_parallel_size)
-    yield from _step_problems(config, user, zero, fewest if left_over else max(1, replicas))
+    yield from storage.problems
+    data = _replicas_of(config, world_size)
+    if steps is None:
+        # A schedule counted in wrong units has no path that could be checked.
+        yield from length_problems(config, user, data=data)
+    elif schedule is None:
+        yield (
+            f"--train-samples {steps.training.train_samples} is less than one global batch of "
+            f"{steps.batch.size_at(0)} samples"
+        )
+    else:
+        yield from schedule_problems(config.schedule, config.training, schedule)
+        yield from _step_problems(config, user, zero, steps, data)
+
+
+def _replicas_of(config: Config, world_size: int) -> int:
+    """Return the number of replicas; of a wrong number of processes the least that is possible."""
+    replicas, left_over = divmod(world_size, replica_size(config.parallel))
+    return max(1, config.experts.moe_expert_parallel_size if left_over else replicas)
+
+
+def _plan_valid_steps(
+    config: Config, user: dict[str, Any], *, world_size: int
+) -> tuple[StepsPlan | None, SchedulePlan | None]:
+    """Return the steps and the learning-rate schedule, None for each that cannot be resolved."""
+    data = _replicas_of(config, world_size)
+    if any(length_problems(config, user, data=data)):
+        return None, None
+    steps = steps_of(config, user, data=data)
+    if steps.training.train_iters < 1:
+        return steps, None
+    return steps, plan_schedule(config.schedule, steps, seq_length=config.model.seq_length)
 
 
 def _step_problems(
-    config: Config, user: dict[str, Any], zero: ZeroPlan, data: int
+    config: Config, user: dict[str, Any], zero: ZeroPlan, steps: StepsPlan, data: int
 ) -> Iterator[str]:
-    """Yield what is wrong with batches, length and learning rate for `data` replicas."""
-    first = [*length_problems(config, user, data=data)]
-    yield from first
-    if first:
-        # A schedule counted in wrong units has no path that could be checked.
-        return
-    steps = steps_of(config, user, data=data)
-    batch, training = steps.batch, steps.training
-    if training.train_iters < 1:
-        yield (
-            f"--train-samples {training.train_samples} is less than one global batch of "
-            f"{batch.size_at(0)} samples"
-        )
-        return
-    schedule = plan_schedule(config.schedule, steps, seq_length=config.model.seq_length)
-    yield from schedule_problems(config.schedule, config.training, schedule)
+    """Yield what is wrong with ZeRO, experts and DeepSpeed's JSON for `data` replicas."""
     precision, pipeline = (
         plan_precision(config.precision),
         config.parallel.pipeline_model_parallel_size,
@@ -197,12 +241,12 @@ def _step_problems(
         dtype=precision.dtype,
         zero_stage=zero.stage,
         data=data,
-        tokens=batch.micro_batch_size * steps.curriculum.start,
+        tokens=steps.batch.micro_batch_size * steps.curriculum.start,
     )
     yield from ds_config_problems(
         user,
-        owned_keys(config, user, zero, batch),
-        batch,
+        owned_keys(config, user, zero, steps.batch),
+        steps.batch,
         config.deepspeed.deepspeed_config,
         pipeline=pipeline,
     )
@@ -237,7 +281,7 @@ def zero_of(config: Config, user: dict[str, Any]) -> ZeroPlan:
     return plan_zero(config.deepspeed, config.optimizer, plan_precision(config.precision), user)
 
 
-def storage_of(config: Config, user: dict[str, Any], *, world_size: int, device: str) -> Storage:
+def _storage_of(config: Config, user: dict[str, Any], *, world_size: int, device: str) -> Storage:
     """Return how the activations that recomputation keeps are stored."""
     return plan_storage(
         config.recompute,
