@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TypeVar
@@ -19,18 +20,32 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ANSWER_S = 30.0
-"""Time limit for resolving the host name, and for an open port to answer as a TCPStore."""
-
-_SILENCE_S = 10.0
-"""Waiting time before a log line names the master address."""
-
-_PAUSE_S = 0.5
 _MOST_NAMED = 8
 
 
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """Time limits of a rendezvous, in seconds.
+
+    Args:
+        answer_s: for resolving the host name, and for an open port to answer as a TCPStore.
+        silence_s: waiting time before a log line names the ranks that are missing.
+        repeat_s: time between two such lines.
+        pause_s: between two looks.
+    """
+
+    answer_s: float = 30.0
+    silence_s: float = 10.0
+    repeat_s: float = 60.0
+    pause_s: float = 0.5
+
+
 def rendezvous(
-    master: MasterAddress, timeout: timedelta, *, look: Callable[[], None] = lambda: None
+    master: MasterAddress,
+    timeout: timedelta,
+    *,
+    look: Callable[[], None] = lambda: None,
+    patience: Patience = Patience(),
 ) -> Store:
     """Wait for all processes and return their store.
 
@@ -40,6 +55,7 @@ def rendezvous(
     Args:
         timeout: for other processes.
         look: called about twice a second while waiting; may raise.
+        patience: the other time limits.
 
     Raises:
         TrainingError: the rendezvous failed.
@@ -48,198 +64,217 @@ def rendezvous(
     """
     if master.world_size == 1:
         return HashStore()
-    reminder = threading.Timer(
-        _SILENCE_S,
-        log.info,
-        ("waiting at %s until all %d processes have come", master, master.world_size),
-    )
-    reminder.daemon = True
-    reminder.start()
-    try:
-        _require_name(master, look)
-        if not master.hosts:
-            _wait_for_port(master, timeout, look)
-        store = _open(master, look)
-        store.set_timeout(timeout)
-        _check_in(store, master, timeout, look)
-    finally:
-        reminder.cancel()
-    return store
+    return _Rendezvous(master, timeout, look, patience).store()
 
 
-def _require_name(master: MasterAddress, look: Callable[[], None]) -> None:
-    """Wait until MASTER_ADDR resolves: the name of a starting host may be added late."""
-    give_up_at = time.monotonic() + ANSWER_S
-    while True:
+class _Rendezvous:
+    """The steps of a rendezvous: resolve the name, open the store, count the ranks."""
+
+    def __init__(
+        self,
+        master: MasterAddress,
+        timeout: timedelta,
+        look: Callable[[], None],
+        patience: Patience,
+    ):
+        self.master, self.timeout, self.look, self.patience = master, timeout, look, patience
+        self._reminds_at = time.monotonic() + patience.silence_s
+
+    def store(self) -> Store:
+        """Return the store when all ranks have connected to it."""
+        self._require_name()
+        if not self.master.hosts:
+            self._wait_for_port()
+        store = self._open()
+        store.set_timeout(self.timeout)
+        self._check_in(store)
+        return store
+
+    def _require_name(self) -> None:
+        """Wait until MASTER_ADDR resolves: the name of a starting host may be added late."""
+        master = self.master
+        give_up_at = time.monotonic() + self.patience.answer_s
+        while True:
+            try:
+                resolve = partial(socket.getaddrinfo, master.host, master.port)
+                self._bounded(resolve, self.patience.answer_s, "no name server answers")
+            except (OSError, UnicodeError) as error:
+                if time.monotonic() > give_up_at:
+                    reason = getattr(error, "strerror", None) or error
+                    raise TrainingError(
+                        f"MASTER_ADDR={master.host} does not resolve on {socket.gethostname()} "
+                        f"({reason}): set it to the name or address of the host of rank 0"
+                    ) from error
+            else:
+                return
+            self._pause(lambda: f"the address of {master}")
+
+    def _wait_for_port(self) -> None:
+        """Wait until the port is open: rank 0 may start later."""
+        master = self.master
+        give_up_at = time.monotonic() + self.timeout.total_seconds()
+        while True:
+            try:
+                socket.create_connection((master.host, master.port), timeout=5.0).close()
+            except OSError as error:
+                if time.monotonic() > give_up_at:
+                    raise TrainingError(
+                        f"rank {master.rank} waited {_readable(self.timeout)} for rank 0 at {master}, where "
+                        f"nothing listens ({error.strerror or error}); check that rank 0 was started, "
+                        "that MASTER_ADDR is its host, and that no firewall closes the port"
+                    ) from error
+            else:
+                return
+            self._pause(lambda: f"rank 0 at {master}")
+
+    def _pause(self, waiting: Callable[[], str]) -> None:
+        """Wait a moment; log what is missing, the first time after some seconds."""
+        self.look()
+        if time.monotonic() > self._reminds_at:
+            log.info("waiting for %s", waiting())
+            self._reminds_at = time.monotonic() + self.patience.repeat_s
+        time.sleep(self.patience.pause_s)
+
+    def _open(self) -> TCPStore:
+        """Start or connect to the TCPStore.
+
+        A torch client waits without a limit for a program that accepts connections and does not
+        answer.
+        """
+        master = self.master
+        open_store = partial(
+            TCPStore,
+            master.host,
+            master.port,
+            master.world_size,
+            master.hosts,
+            timeout=timedelta(seconds=self.patience.answer_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+        foreign = (
+            f"what listens at {master} (MASTER_ADDR:MASTER_PORT) does not answer as rank 0 of this run: "
+            "another program has the port, or rank 0 has stopped; start all processes with a port "
+            "that is free where rank 0 runs"
+        )
         try:
-            resolve = partial(socket.getaddrinfo, master.host, master.port)
-            _bounded(resolve, ANSWER_S, look, "no name server answers")
-        except (OSError, UnicodeError) as error:
-            if time.monotonic() > give_up_at:
-                reason = getattr(error, "strerror", None) or error
-                raise TrainingError(
-                    f"MASTER_ADDR={master.host} does not resolve on {socket.gethostname()} "
-                    f"({reason}): set it to the name or address of the host of rank 0"
-                ) from error
-        else:
-            return
-        look()
-        time.sleep(_PAUSE_S)
+            # The store's own timeout comes first.
+            return self._bounded(open_store, 1.5 * self.patience.answer_s, foreign)
+        except TimeoutError as error:
+            raise TrainingError(str(error)) from error
+        except (dist.DistStoreError, dist.DistNetworkError) as error:
+            reason = str(error).partition("\n")[0]
+            if "EADDRINUSE" in reason:
+                message = (
+                    f"MASTER_PORT={master.port} is taken on {socket.gethostname()} by another program, "
+                    f"or by another run: start all {master.world_size} processes with a port that is "
+                    "free"
+                )
+            elif master.hosts:
+                message = (
+                    f"rank 0 on {socket.gethostname()} cannot be reached at {master} ({reason}): set "
+                    "MASTER_ADDR to the name or address of its host, and MASTER_PORT to a free port"
+                )
+            else:
+                message = f"{foreign} ({reason})"
+            raise TrainingError(message) from error
 
-
-def _wait_for_port(master: MasterAddress, timeout: timedelta, look: Callable[[], None]) -> None:
-    """Wait until the port is open: rank 0 may start later."""
-    give_up_at = time.monotonic() + timeout.total_seconds()
-    while True:
-        try:
-            socket.create_connection((master.host, master.port), timeout=5.0).close()
-        except OSError as error:
-            if time.monotonic() > give_up_at:
-                raise TrainingError(
-                    f"rank {master.rank} waited {_readable(timeout)} for rank 0 at {master}, where "
-                    f"nothing listens ({error.strerror or error}); check that rank 0 was started, "
-                    "that MASTER_ADDR is its host, and that no firewall closes the port"
-                ) from error
-        else:
-            return
-        look()
-        time.sleep(_PAUSE_S)
-
-
-def _open(master: MasterAddress, look: Callable[[], None]) -> TCPStore:
-    """Start or connect to the TCPStore.
-
-    A torch client waits without a limit for a program that accepts connections and does not answer.
-    """
-    open_store = partial(
-        TCPStore,
-        master.host,
-        master.port,
-        master.world_size,
-        master.hosts,
-        timeout=timedelta(seconds=ANSWER_S),
-        wait_for_workers=False,
-        multi_tenant=True,
-    )
-    foreign = (
-        f"what listens at {master} (MASTER_ADDR:MASTER_PORT) does not answer as rank 0 of this run: "
-        "another program has the port, or rank 0 has stopped; start all processes with a port "
-        "that is free where rank 0 runs"
-    )
-    try:
-        # The store's own timeout comes first.
-        return _bounded(open_store, 1.5 * ANSWER_S, look, foreign)
-    except TimeoutError as error:
-        raise TrainingError(str(error)) from error
-    except (dist.DistStoreError, dist.DistNetworkError) as error:
-        reason = str(error).partition("\n")[0]
-        if "EADDRINUSE" in reason:
-            message = (
-                f"MASTER_PORT={master.port} is taken on {socket.gethostname()} by another program, "
-                f"or by another run: start all {master.world_size} processes with a port that is "
-                "free"
+    def _check_in(self, store: Store) -> None:
+        """Wait until every rank of this run, and of no other run, has connected to `store`."""
+        master, keys = self.master, PrefixStore("meeting", store)
+        size = str(master.world_size)
+        if master.rank == 0:
+            keys.set("size", size)
+        # Rank 0 sets the key right after opening the store; a launcher opens it before rank 0 starts.
+        first = self.timeout if master.is_hosted else timedelta(seconds=self.patience.answer_s)
+        stranger = (
+            f"the store at {master} (MASTER_ADDR:MASTER_PORT) is not of this run: rank 0 has not come "
+            f"there for {_readable(first)}; start all processes with a port that is free where rank 0 runs"
+        )
+        self._poll(
+            lambda: keys.check(["size"]), first, lambda: stranger, lambda: f"rank 0 at {master}"
+        )
+        if (there := keys.get("size").decode()) != size:
+            raise TrainingError(
+                f"{master} (MASTER_ADDR:MASTER_PORT) is of a run of {there} processes, and this one has "
+                f"{size}: give each run its own port"
             )
-        elif master.hosts:
-            message = (
-                f"rank 0 on {socket.gethostname()} cannot be reached at {master} ({reason}): set "
-                "MASTER_ADDR to the name or address of its host, and MASTER_PORT to a free port"
+        if keys.add(f"rank {master.rank}", 1) > 1 and not master.is_hosted:
+            raise TrainingError(
+                f"another process has come to {master} as rank {master.rank}: give each run its own "
+                "MASTER_PORT, and each process its own RANK"
             )
-        else:
-            message = f"{foreign} ({reason})"
-        raise TrainingError(message) from error
+        keys.add("come", 1)
 
+        def missing() -> str:
+            ranks = [r for r in range(master.world_size) if not keys.check([f"rank {r}"])]
+            named = ", ".join(map(str, ranks[:_MOST_NAMED])) + ", ..." * (len(ranks) > _MOST_NAMED)
+            return f"{len(ranks)} of {size} processes (ranks {named})"
 
-def _check_in(
-    store: Store, master: MasterAddress, timeout: timedelta, look: Callable[[], None]
-) -> None:
-    """Wait until every rank of this run, and of no other run, has connected to `store`."""
-    keys = PrefixStore("meeting", store)
-    size = str(master.world_size)
-    if master.rank == 0:
-        keys.set("size", size)
-    # Rank 0 sets the key right after opening the store; a launcher opens it before rank 0 starts.
-    first = timeout if master.is_hosted else timedelta(seconds=ANSWER_S)
-    stranger = (
-        f"the store at {master} (MASTER_ADDR:MASTER_PORT) is not of this run: rank 0 has not come "
-        f"there for {_readable(first)}; start all processes with a port that is free where rank 0 runs"
-    )
-    _poll(lambda: keys.check(["size"]), first, look, lambda: stranger)
-    if (there := keys.get("size").decode()) != size:
-        raise TrainingError(
-            f"{master} (MASTER_ADDR:MASTER_PORT) is of a run of {there} processes, and this one has "
-            f"{size}: give each run its own port"
-        )
-    if keys.add(f"rank {master.rank}", 1) > 1 and not master.is_hosted:
-        raise TrainingError(
-            f"another process has come to {master} as rank {master.rank}: give each run its own "
-            "MASTER_PORT, and each process its own RANK"
-        )
-    keys.add("come", 1)
+        def late() -> str:
+            return (
+                f"{missing()} have not come to {master} in {_readable(self.timeout)}: check that all were started and none has failed, and that every "
+                "host reaches that address and port (a firewall, the network interface in "
+                "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME); --distributed-timeout-minutes is how long "
+                "they wait"
+            )
 
-    def missing() -> str:
-        ranks = [r for r in range(master.world_size) if not keys.check([f"rank {r}"])]
-        named = ", ".join(map(str, ranks[:_MOST_NAMED])) + ", ..." * (len(ranks) > _MOST_NAMED)
-        return (
-            f"of {size} processes {len(ranks)} (ranks {named}) have not come to {master} in "
-            f"{_readable(timeout)}: check that all were started and none has failed, and that every "
-            "host reaches that address and port (a firewall, the network interface in "
-            "GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME); --distributed-timeout-minutes is how long "
-            "they wait"
-        )
+        def waiting() -> str:
+            # On rank 0 alone: it takes a request for each rank.
+            return f"{missing() if master.rank == 0 else 'the other processes'} at {master}"
 
-    _poll(lambda: keys.add("come", 0) >= master.world_size, timeout, look, missing)
+        self._poll(lambda: keys.add("come", 0) >= master.world_size, self.timeout, late, waiting)
 
+    def _poll(
+        self,
+        is_so: Callable[[], bool],
+        limit: timedelta,
+        late: Callable[[], str],
+        waiting: Callable[[], str],
+    ) -> None:
+        """Poll a store until `is_so`; each request has a time limit too.
 
-def _poll(
-    is_so: Callable[[], bool],
-    limit: timedelta,
-    look: Callable[[], None],
-    late: Callable[[], str],
-) -> None:
-    """Poll a store until `is_so`; each request has a time limit too.
-
-    Raises:
-        TrainingError: not within `limit`, with the message of `late`.
-    """
-    give_up_at = time.monotonic() + limit.total_seconds()
-    silent = f"rank 0 does not answer any more for {ANSWER_S:g} s: it has stopped or lost its host"
-    try:
-        while not _bounded(is_so, ANSWER_S, look, silent):
-            if time.monotonic() > give_up_at:
-                raise TrainingError(_bounded(late, ANSWER_S, look, silent))
-            look()
-            time.sleep(_PAUSE_S)
-    except TimeoutError as error:
-        raise TrainingError(str(error)) from error
-
-
-def _bounded(make: Callable[[], T], limit_s: float, look: Callable[[], None], late: str) -> T:
-    """Call `make` in a thread with a time limit; return its result or raise its exception.
-
-    Raises:
-        TimeoutError: with the message `late`.
-    """
-    made: list[T] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
+        Raises:
+            TrainingError: `is_so` is not reached within `limit`, with the message of `late`.
+        """
+        give_up_at = time.monotonic() + limit.total_seconds()
+        answer_s = self.patience.answer_s
+        silent = f"rank 0 has not answered for {answer_s:g} s: it has stopped or lost its host"
         try:
-            made.append(make())
-        except Exception as error:  # raised in the waiting thread
-            errors.append(error)
+            while not self._bounded(is_so, answer_s, silent):
+                if time.monotonic() > give_up_at:
+                    raise TrainingError(self._bounded(late, answer_s, silent))
+                self._pause(lambda: self._bounded(waiting, answer_s, silent))
+        except TimeoutError as error:
+            raise TrainingError(str(error)) from error
 
-    thread = threading.Thread(target=run, name="meeting", daemon=True)
-    thread.start()
-    give_up_at = time.monotonic() + limit_s
-    while thread.is_alive() and time.monotonic() < give_up_at:
-        thread.join(_PAUSE_S)
-        if thread.is_alive():
-            look()
-    if errors:
-        raise errors[0]
-    if not made:
-        raise TimeoutError(late)
-    return made[0]
+    def _bounded(self, make: Callable[[], T], limit_s: float, late: str) -> T:
+        """Call `make` in a thread with a time limit; return its result or raise its exception.
+
+        Raises:
+            TimeoutError: with the message `late`.
+        """
+        made: list[T] = []
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                made.append(make())
+            except Exception as error:  # raised in the waiting thread
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="meeting", daemon=True)
+        thread.start()
+        give_up_at = time.monotonic() + limit_s
+        while thread.is_alive() and time.monotonic() < give_up_at:
+            thread.join(self.patience.pause_s)
+            if thread.is_alive():
+                self.look()
+        if errors:
+            raise errors[0]
+        if not made:
+            raise TimeoutError(late)
+        return made[0]
 
 
 def _readable(limit: timedelta) -> str:

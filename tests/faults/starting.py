@@ -106,7 +106,7 @@ def nothing(rank: int, save: str) -> None:
     from megatron.tensor_parallel import rendezvous as meeting
 
     without_head_start(rank)
-    meeting.ANSWER_S = 5.0
+    meeting.rendezvous.__kwdefaults__["patience"] = meeting.Patience(answer_s=5.0)
 
 
 def _rank(start: Start, port: int, rank: int, output: Path) -> None:

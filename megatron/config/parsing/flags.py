@@ -336,8 +336,18 @@ class _Parser(ToolParser):
         try:
             given, unknown = self.parse_known_args(words, namespace)
         except ConfigError as error:
-            raise ConfigError(*problems, *error.problems) from error
-        missing = [a.option_strings[0] for a in required if getattr(given, a.dest) is None]
+            # argparse stops at its first error: the others are found flag by flag.
+            words, more = self._without_errors(words)
+            if not more:
+                raise ConfigError(*problems, *error.problems) from error
+            problems += more
+            given, unknown = self.parse_known_args(words, Namespace(notices=[], refusals=[]))
+        present = {word.partition("=")[0] for word in args}
+        missing = [
+            action.option_strings[0]
+            for action in required
+            if getattr(given, action.dest) is None and present.isdisjoint(action.option_strings)
+        ]
         raise_if_any(
             [
                 *problems,
@@ -360,6 +370,21 @@ class _Parser(ToolParser):
             found = [*self._file_problems(location, entry)] if location else []
             problems += found
             kept += [] if found else entry
+        return kept, problems
+
+    def _without_errors(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Return `words` without the flags that argparse refuses, and its messages."""
+        starts = [i for i, word in enumerate(words) if word.startswith("--")]
+        kept = words[: starts[0]] if starts else []
+        problems: list[str] = []
+        for start, stop in pairwise([*starts, len(words)]):
+            entry = words[start:stop]
+            try:
+                self.parse_known_args(entry, Namespace(notices=[], refusals=[]))
+            except ConfigError as error:
+                problems += error.problems
+            else:
+                kept += entry
         return kept, problems
 
     def _file_problems(self, location: str, entry: Sequence[Any]) -> Iterator[str]:

@@ -152,6 +152,15 @@ def test_all_unknown_flags_are_told_at_once():
     )
 
 
+def test_all_wrong_values_are_reported_at_once():
+    with pytest.raises(ConfigError) as caught:
+        parse("--num-things x --rate fast --name ok --style oval --xyz 2")
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        *("argument --num-things", "argument --rate", "argument --style"),
+        "unknown flag --xyz; --help lists all flags",
+    ]
+
+
 def test_a_misspelt_flag_that_is_required_is_told_with_its_right_spelling():
     with pytest.raises(ConfigError, match=r"unknown flag --num-thing; did you mean --num-things\?"):
         parse("--num-thing 3")
