@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """Build the index maps of a training run ahead of time, without torch and without a GPU.
 
-Takes the command line of pretrain_gpt.py; flags that do not concern data may be left out.
+Takes the command line of training, with --objective for another one than GPT's; flags that do not
+concern data may be left out.
 """
 
 import sys

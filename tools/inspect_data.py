@@ -20,6 +20,7 @@ from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_argume
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.tools.data_tools import InspectConfig
 from megatron.data.preprocessing.quality import Lengths, readable_lengths
+from megatron.data.sampling.sentence_mapping import count_unused
 from megatron.data.token_files.block_digests import digests_path, write_digests
 from megatron.data.token_files.index_files import pieces_of
 from megatron.data.token_files.indexed_dataset import IndexedDataset, infer_format, open_token_files
@@ -68,6 +69,9 @@ def summary(dataset: IndexedDataset) -> Iterator[str]:
         counted.add(lengths)
         yield readable_lengths(counted.summary())
         yield f"empty documents: {int((lengths == 0).sum())}"
+        if len(dataset) > len(lengths):
+            unused = count_unused(dataset.sizes, dataset.document_starts, min_sentences=2)
+            yield f"sentences: {len(dataset)} | documents that BERT does not use: {unused}"
     if len(ids):
         extremes = [(int(piece.min()), int(piece.max())) for piece in pieces_of(ids)]  # read once
         lowest, highest = zip(*extremes, strict=True)
@@ -101,13 +105,18 @@ def first_documents(
     """Yield the first documents: as text where a tokenizer knows all ids, as these otherwise."""
     starts = dataset.document_starts
     for i in range(min(config.documents, len(starts) - 1)):
-        sequences = [dataset[j] for j in range(starts[i], starts[i + 1])]
-        tokens = np.concatenate(sequences).tolist() if sequences else []
-        shown = tokens[: config.max_tokens]
-        rest = f" ... {len(tokens) - len(shown)} more" if len(shown) < len(tokens) else ""
-        has_text = tokenizer is not None and max(shown, default=0) < tokenizer.vocab_size
-        text = repr(tokenizer.decode(shown)) if has_text else " ".join(map(str, shown))
-        yield f"document {i}: {len(tokens)} tokens: {text}{rest}"
+        first, stop = int(starts[i]), int(starts[i + 1])
+        size, room, texts = int(dataset.sizes[first:stop].sum()), config.max_tokens, []
+        for sequence in range(first, stop):
+            shown = dataset[sequence][:room].tolist()
+            room -= len(shown)
+            has_text = tokenizer is not None and max(shown, default=0) < tokenizer.vocab_size
+            texts += [repr(tokenizer.decode(shown)) if has_text else " ".join(map(str, shown))]
+            if not room:
+                break
+        left = size - config.max_tokens + room
+        rest = f" ... {left} more" if left else ""
+        yield f"document {i}: {size} tokens: {' | '.join(texts)}{rest}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """Show training samples as text or tokens, in the order in which training reads them.
 
 For a run that has saved checkpoints, --load is enough: other flags are those of the run. Without
-it, give the command line of pretrain_gpt.py; the flags of data, tokenizer, sequence length, seed
+it, give the command line of training, and --objective bert or t5 where it is theirs; the flags of data, tokenizer, sequence length, seed
 and length of the run must be the run's, the others may be left out.
 """
 
@@ -14,18 +14,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
 
-from numpy.typing import NDArray
-
 from megatron.checkpointing.saved_run import read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.config.config import Config, parse_config_for_checkpoint
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.objective import (
+    ObjectiveName,
+    declaration_of,
+    objective_tokenizer_arguments,
+)
 from megatron.config.parsing.flags import value_in
 from megatron.config.plan import plan_samples
 from megatron.config.tools.data_tools import SampleTextConfig
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.views import view_of
+from megatron.data.sampling.batch_sampler import Sample
+from megatron.data.sampling.sample_text import texts_of, tokens_of
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.fingerprint import describe, require_same
 from megatron.tokenizer.types.tokenizer import Tokenizer
@@ -44,11 +48,12 @@ def main(argv: Sequence[str]) -> None:
     )
     options: SampleTextConfig = own["samples"]
     raise_if_any(range_problems(options))
-    tokenizer = tokenizer_for(config, options)
+    objective = config.plugins.objective or run.objective
+    tokenizer = tokenizer_for(config, options, objective)
     decided = plan_samples(
         config,
         world_size=config.parallel.world_size or run.world_size,
-        objective=config.plugins.objective or run.objective,
+        objective=objective,
     )
     seed = decided.training.seed
     # Without a tokenizer nothing is rearranged, and where a prefix ends is not shown.
@@ -65,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
     file = options.output_file
     with open(file, "w", encoding="utf-8") if file else nullcontext(sys.stdout) as out:
         for i in range(first, stop):
-            for line in lines_of(train[i]["tokens"], options, tokenizer):
+            for line in lines_of(train[i], options, tokenizer):
                 out.write(f"{i} {line}\n")
 
 
@@ -80,11 +85,14 @@ def range_problems(options: SampleTextConfig) -> Iterator[str]:
         yield "--all-tokens needs --print-tokens"
 
 
-def tokenizer_for(config: Config, options: SampleTextConfig) -> Tokenizer | None:
+def tokenizer_for(
+    config: Config, options: SampleTextConfig, objective: ObjectiveName
+) -> Tokenizer | None:
     """Return the run's tokenizer; None when neither text nor samples need it."""
-    if not shows_text(options) and not config.fim.fim_rate:
+    is_masked = declaration_of(objective).kind == "sentences"
+    if not shows_text(options) and not config.fim.fim_rate and not is_masked:
         return None
-    return build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+    return build_tokenizer(**objective_tokenizer_arguments(config.tokenizer, objective))
 
 
 def shows_text(options: SampleTextConfig) -> bool:
@@ -93,18 +101,17 @@ def shows_text(options: SampleTextConfig) -> bool:
 
 
 def lines_of(
-    sample: NDArray, options: SampleTextConfig, tokenizer: Tokenizer | None
+    sample: Sample, options: SampleTextConfig, tokenizer: Tokenizer | None
 ) -> Iterator[str]:
     """Yield the forms in which `sample` is shown."""
-    tokens = sample.tolist()
-    if options.print_tokens:
-        if options.all_tokens or len(tokens) <= 2 * _SHOWN:
-            yield " ".join(map(str, tokens))
-        else:
-            ends = (" ".join(map(str, part)) for part in (tokens[:_SHOWN], tokens[-_SHOWN:]))
-            yield " ... ".join(ends)
+    for name, tokens in tokens_of(sample).items() if options.print_tokens else ():
+        shown = [tokens]
+        if not options.all_tokens and len(tokens) > 2 * _SHOWN:
+            shown = [tokens[:_SHOWN], tokens[-_SHOWN:]]
+        ids = " ... ".join(" ".join(map(str, part)) for part in shown)
+        yield f"{name}: {ids}" if name else ids
     if tokenizer and shows_text(options):
-        yield tokenizer.decode(tokens)
+        yield from texts_of(sample, tokenizer)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from megatron.checkpointing.saved_run import Run, read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, MegatronError
 from megatron.config.config import SECTIONS, flatten, parse_config_for_checkpoint
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.parsing.flags import options_of, value_in
 from megatron.config.plan import plan_samples
 from megatron.data.datasets.datasets import build_datasets
@@ -118,7 +118,7 @@ def run_of(start: dict[str, Any], newest: Run) -> Run:
 def samples_of_attempt(argv: Sequence[str], run: Run, first: int, last: int) -> Iterator[str]:
     """Yield source and text of the samples from `first` to before `last`."""
     config, _ = parse_config_for_checkpoint(argv, run.config, {}, description=__doc__ or "")
-    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+    tokenizer = build_tokenizer(**objective_tokenizer_arguments(config.tokenizer, run.objective))
     resolved = plan_samples(config, world_size=run.world_size, objective=run.objective)
     seed = resolved.training.seed
     plan = replace(resolved.data, valid=(), test=())

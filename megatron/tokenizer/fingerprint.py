@@ -6,6 +6,7 @@ Needs no torch and no token files. The record is `PREFIX.tokenizer.json` beside 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ _NOT_IN_HASH = ("arguments", "chat_template")
 
 _KEYS = {"arguments": "wishes"}  # keys in the file of the fields that have another name here
 
+_SENTINEL = re.compile("<extra_id_[0-9]+>")
 _SHOWN = 5  # differing tokens that a message names
 
 # Plain text, old letters: its ids are the same for every version of Unicode and of the libraries.
@@ -130,10 +132,12 @@ def read_record(prefix: str | Path) -> TokenizerRecord | None:
 def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
     """Return the differences that make ids of the one wrong for the other; empty for none.
 
-    A role that only one of them has is no difference: the tokens of the data mean the same.
+    A role that only one of them has is no difference, nor are sentinels <extra_id_N> behind the
+    other tokens: the tokens of the data mean the same.
     """
     if stored.fingerprint == current.fingerprint:
         return []
+    stored, current = _without_sentinels(stored), _without_sentinels(current)
     found = []
     if stored.vocab_size != current.vocab_size:
         found.append(f"vocabulary of {stored.vocab_size} tokens, and {current.vocab_size} now")
@@ -150,6 +154,15 @@ def differences(stored: TokenizerRecord, current: TokenizerRecord) -> list[str]:
     if list(stored.probe) != list(current.probe) and not found:
         found.append("the same tokens, but texts are cut into words in another way")
     return [*found, *_other_form(stored.arguments, current.arguments)]
+
+
+def _without_sentinels(record: TokenizerRecord) -> TokenizerRecord:
+    """Return `record` without the sentinels that --vocab-extra-ids put behind its other tokens."""
+    tokens = list(record.tokens)
+    while tokens and _SENTINEL.fullmatch(tokens[-1]):
+        tokens.pop()
+    added = len(record.tokens) - len(tokens)
+    return replace(record, tokens=tokens, vocab_size=record.vocab_size - added)
 
 
 def _other_form(stored: Mapping[str, Any], current: Mapping[str, Any]) -> Iterator[str]:

@@ -8,8 +8,11 @@ from pathlib import Path
 from megatron.common.errors import ConfigError, WrongDataError, near
 from megatron.config.config import Config
 from megatron.config.data.corpora import SUFFIXES, prefixes_of
-from megatron.config.data.objective import ObjectiveName, declaration_of
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.objective import (
+    ObjectiveName,
+    declaration_of,
+    objective_tokenizer_arguments,
+)
 from megatron.config.run.checkpoint import CheckpointConfig, plan_checkpoint
 from megatron.config.run.evaluation import plan_evaluation
 from megatron.config.validation import Validated, validate
@@ -33,7 +36,7 @@ def require_startable(config: Config, *, world_size: int, objective: ObjectiveNa
         device="cuda" if _may_be_gpu(config.parallel.device) else "cpu",
         objective=objective,
         others=chain(
-            tokenizer_problems(**gpt_tokenizer_arguments(config.tokenizer)),
+            tokenizer_problems(**objective_tokenizer_arguments(config.tokenizer, objective)),
             _path_problems(config, objective),
         ),
     )
@@ -47,7 +50,7 @@ def _may_be_gpu(wanted: str) -> bool:
 def _path_problems(config: Config, objective: ObjectiveName) -> Iterator[str]:
     yield from _data_problems(config, SUFFIXES[declaration_of(objective).kind])
     # Without the names on the hub that --tokenizer-model of HuggingFaceTokenizer may hold.
-    tokenizer = gpt_tokenizer_arguments(config.tokenizer)
+    tokenizer = objective_tokenizer_arguments(config.tokenizer, objective)
     for name in ("vocab_file", "merge_file", "tokenizer_model"):
         flag, file = f"--{name.replace('_', '-')}", tokenizer.get(name) or ""
         is_path = os.sep in file if name == "tokenizer_model" else bool(file)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from megatron.common.errors import ExitCode, before_the_first_step, raise_if_any
 from megatron.config.config import Config
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.plan import Plan, resolve
 from megatron.config.validation import Validated, validate
 from megatron.data.datasets.datasets import Datasets
@@ -221,7 +221,7 @@ def _decide(
     Raises:
         MegatronError: lists every option that cannot be met.
     """
-    requested = gpt_tokenizer_arguments(config.tokenizer)
+    requested = objective_tokenizer_arguments(config.tokenizer, objective.name)
     others = chain(
         tokenizer_problems(**requested), writer_problems(config.logging), package_problems(config)
     )

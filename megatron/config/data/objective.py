@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from megatron.common.registry import OBJECTIVES, OwnFlags
 from megatron.config.data.masked_lm import (
@@ -11,6 +11,7 @@ from megatron.config.data.masked_lm import (
     masked_lm_problems,
     plan_masked_lm,
 )
+from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.parsing.flags import Spelling
 
 
@@ -166,6 +167,15 @@ def declaration_of(name: ObjectiveName) -> Declaration:
     """Return what is known of an objective without torch."""
     declaration: Declaration = OBJECTIVES.about(name) or Declaration()
     return declaration
+
+
+def objective_tokenizer_arguments(config: TokenizerConfig, name: ObjectiveName) -> dict[str, Any]:
+    """Return the arguments of `build_tokenizer` for an objective, with its defaults."""
+    declared = declaration_of(name)
+    arguments = tokenizer_arguments(config, default=declared.tokenizer)
+    if declared.extra_ids:
+        arguments.setdefault("vocab_extra_ids", declared.extra_ids)
+    return arguments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ class TokenizerConfig:
     tokenizer_type: str | None = None
     """How text becomes tokens: BertWordPieceLowerCase, BertWordPieceCase, GPT2BPETokenizer,
     PretrainedFromHF (or HuggingFaceTokenizer), SentencePieceTokenizer (or
-    GPTSentencePieceTokenizer), Llama2Tokenizer, TikTokenizer or NullTokenizer. (default in GPT training:
-    GPT2BPETokenizer)."""
+    GPTSentencePieceTokenizer), Llama2Tokenizer, TikTokenizer or NullTokenizer. (default:
+    BertWordPieceLowerCase for BERT and T5, GPT2BPETokenizer for others)."""
 
     vocab_file: Annotated[str | None, Spelling("--vocab-file", ("--vocab",))] = None
     """Vocabulary. GPT2BPETokenizer: a JSON object, token to id. BertWordPiece: one token a line.
@@ -49,7 +49,8 @@ class TokenizerConfig:
     of a .json file: ids in all, special tokens included (default: 131072)."""
 
     vocab_extra_ids: int = 0
-    """Number of tokens <extra_id_0>, <extra_id_1> and so on to add to the vocabulary."""
+    """Number of tokens <extra_id_0>, <extra_id_1> and so on to add to the vocabulary, T5's sentinels
+    (default for T5: 100)."""
 
     tiktoken_pattern: Literal["v1", "v2", "r50k", "cl100k", "o200k"] | None = None
     """How TikTokenizer splits words (default: by the file's name, for OpenAI's encodings)."""

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.data.sampling.batch_sampler import SampleSource
+from megatron.data.sampling.sample_text import texts_of
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 
@@ -54,7 +55,8 @@ def lines_of_step(
     """
     for i in range(first, last):
         yield f"  sample {i} | {reader(batch, i - first)} | {described(sources.origin(i))}"
-        yield f"    {tokenizer.decode(texts[i]['tokens'].tolist())[:most]!r}"
+        for text in texts_of(texts[i], tokenizer):
+            yield f"    {text[:most]!r}"
 
 
 def reader(batch: BatchPlan, index: int) -> str:

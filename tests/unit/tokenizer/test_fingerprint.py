@@ -99,6 +99,18 @@ def test_case_is_a_difference(tmp_path):
     assert len(differences(describe(lower), describe(cased))) == 1
 
 
+def test_sentinels_behind_the_other_tokens_are_no_difference(tmp_path):
+    (tmp_path / "v.txt").write_text("[UNK]\na\nb")
+    (tmp_path / "w.txt").write_text("[UNK]\na\nc")
+    plain, many = (
+        describe(WordPieceTokenizer(tmp_path / "v.txt", lower_case=True, extra_ids=count))
+        for count in (0, 100)
+    )
+    other = describe(WordPieceTokenizer(tmp_path / "w.txt", lower_case=True, extra_ids=100))
+    assert differences(plain, many) == differences(many, plain) == []
+    assert differences(plain, other) == ["1 tokens differ: id 2 was 'b' and is 'c' now"]
+
+
 def test_words_cut_in_another_way_are_a_difference(gpt2, tmp_path):
     from tokenizers import Tokenizer, pre_tokenizers
 

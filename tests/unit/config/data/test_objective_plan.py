@@ -5,6 +5,7 @@ from tiny import VOCAB_SIZE, tiny_config
 
 from megatron.common.errors import ConfigError
 from megatron.common.registry import OBJECTIVES
+from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.plan import plan
 from megatron.config.validation import validate
 
@@ -61,3 +62,17 @@ def test_every_objective_reads_its_kind_of_token_files():
     assert decided["bert"] == decided["t5"] == ["corpus"]
     assert decided["multitask"] == ["corpus_inputs_document", "corpus_targets_document"]
     assert decided["sft"] == ["corpus_tokens_document", "corpus_loss_mask_document"]
+
+
+def test_the_tokenizer_of_bert_and_t5_is_wordpiece_and_t5_has_sentinels():
+    config = tiny_config(
+        "--vocab-file", "v", without=("--tokenizer-type", "--vocab-size")
+    ).tokenizer
+    of = {name: objective_tokenizer_arguments(config, name) for name in ("gpt", "bert", "t5")}
+    assert [each["tokenizer_type"] for each in of.values()] == [
+        "GPT2BPETokenizer",
+        *["BertWordPieceLowerCase"] * 2,
+    ]
+    assert [each.get("vocab_extra_ids") for each in of.values()] == [None, None, 100]
+    given = tiny_config("--vocab-extra-ids", "7").tokenizer
+    assert objective_tokenizer_arguments(given, "t5")["vocab_extra_ids"] == 7

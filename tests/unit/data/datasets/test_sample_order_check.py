@@ -5,8 +5,10 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from tiny import tiny_plan
+from sentence_corpora import thousand_documents, write_sentences
+from tiny import tiny_config, tiny_plan
 
+from megatron.config.plan import plan_samples
 from megatron.data.datasets.datasets import build_datasets
 from megatron.data.datasets.sample_order_check import other_order
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
@@ -90,3 +92,24 @@ def test_another_surplus_is_a_reason_where_it_changes_the_epochs(prefixes):
         reasons = [*other_order(asdict(then), now, uses, seq_length=8)]
         assert bool(reasons) == is_other
         assert all(f"surplus was {surplus} and is 0.005: " in reason for reason in reasons)
+
+
+def test_sentences_keep_their_order_while_the_epochs_are_the_same(tmp_path):
+    write_sentences(tmp_path / "c", *thousand_documents())
+
+    def decided(*flags):
+        config = tiny_config(
+            *("--data-path", str(tmp_path / "c"), "--seq-length", "32", "--seed", "3", *flags)
+        )
+        return plan_samples(config, world_size=1, objective="bert").data
+
+    def changes(then, now):
+        uses = build_datasets(now, seq_length=32, seed=3).uses["train", now.train.name]
+        return list(other_order(asdict(then), now, uses, seq_length=32))
+
+    short = decided("--train-iters", "10")
+    assert changes(short, decided("--train-iters", "20")) == []
+    (found,) = changes(short, decided("--train-iters", "20000"))
+    assert "another number of epochs" in found
+    (found,) = changes(short, decided("--train-iters", "10", "--short-seq-prob", "0.5"))
+    assert "--short-seq-prob" in found
