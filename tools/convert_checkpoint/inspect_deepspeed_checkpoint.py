@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it runs from anywhere
 
 from megatron.checkpointing.manifest import Manifest, checkpoint_of, read_manifest
+from megatron.checkpointing.parameter_names import FIRST_LAYER
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.parsing.flags import parse_sections
@@ -40,9 +41,9 @@ def main(argv: Sequence[str]) -> None:
 def _owner(name: str, tensor: int) -> str:
     """Describe the rank and contents of the file `name`."""
     if match := _LAYER.match(name):
-        return f"weights of entry {int(match[1])}, tensor rank {int(match[2])}"
+        return f"weights of layer {int(match[1])}, tensor rank {int(match[2])}"
     if match := _STREAMS.match(name):
-        return f"random streams of rank {int(match[1])}"
+        return f"RNG states of rank {int(match[1])}"
     if not (match := _MODEL_RANK.search(name)):
         return "of all ranks"
     stage, rank = divmod(int(match[1]), tensor)
@@ -63,7 +64,7 @@ def _shapes(folder: Path, manifest: Manifest, tensor: int, pipeline: int) -> Ite
                 raise ConfigError(f"--target_tp {tensor} does not divide {name} {shape}")
             shape[dim] //= tensor
         number = name.partition(".")[0]
-        layer = int(number) - 3 if number.isdigit() else 0
+        layer = int(number) - FIRST_LAYER if number.isdigit() else 0
         stage = min(max(layer, 0) * pipeline // layers, pipeline - 1)
         yield f"{name}: {shape} on each of {tensor}, stage {stage} of {pipeline}"
 

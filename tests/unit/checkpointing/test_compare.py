@@ -25,11 +25,11 @@ def saved(*flags, **where):
     return json.loads(json.dumps(asdict(tiny_plan(*flags, **where))))
 
 
-def test_the_same_run_goes_on():
+def test_the_same_run_resumes():
     require_same(saved("--bf16"), saved("--bf16"), "runs/global_step5")
 
 
-def test_a_network_saved_before_it_had_all_fields_of_today_goes_on():
+def test_a_network_of_an_older_version_resumes():
     names = {field.name for field in fields(ModelSpec) if field.default is not MISSING}
     older = saved("--position-embedding-type", "rotary")
     older["model"] = {name: older["model"][name] for name in older["model"].keys() - names}
@@ -40,7 +40,7 @@ def test_a_network_saved_before_it_had_all_fields_of_today_goes_on():
         require_same(older, saved(*scaled), "f")
 
 
-def test_what_may_change_between_runs_is_not_compared():
+def test_options_that_may_change_are_not_compared():
     flags = "--lr 0.2 --seed 7 --global-batch-size 8 --clip-grad 0.5 --eval-iters 3"
     now = saved(*flags.split())
     moved = saved("--pp-partition-method", "uniform", "--log-interval", "3")
@@ -48,7 +48,7 @@ def test_what_may_change_between_runs_is_not_compared():
     require_same(saved(), moved, "f")
 
 
-def test_another_learning_rate_is_told_with_the_flags_that_choose():
+def test_another_learning_rate_is_refused_with_the_flags_that_choose():
     require_same(saved(), saved("--override-lr-scheduler"), "f", with_schedule=True)
     with pytest.raises(CheckpointError) as caught:
         require_same(
@@ -99,7 +99,7 @@ def test_a_checkpoint_from_before_the_flag_has_the_order_of_bigscience():
             require_same(older, saved(*CORE), "f", with_samples=True)
 
 
-def test_all_differences_are_told_at_once():
+def test_all_differences_are_listed_at_once():
     flags = "--num-layers 3 --kv-channels 6 --tensor-model-parallel-size 2 --bf16 --optimizer sgd"
     with pytest.raises(CheckpointError) as caught:
         require_same(saved(), saved(*flags.split(), world_size=4), "runs/global_step5")
@@ -118,7 +118,7 @@ def test_all_differences_are_told_at_once():
     ]
 
 
-def test_changes_of_the_layout_are_told_apart_from_those_of_the_run():
+def test_changes_of_layout_and_of_the_run_are_separate():
     then = saved("--tensor-model-parallel-size", "2", world_size=4)
     require_same(saved(), then, "f")
     assert layout_changes(saved(), then) == [
@@ -142,7 +142,7 @@ def test_where_stages_are_cut_is_part_of_the_layout_of_a_pipeline():
     assert [change.name for change in cut] == ["--pp-partition-method"]
 
 
-def test_what_cannot_be_reshaped_is_refused_with_the_reason():
+def test_unsupported_resharding_is_refused_with_the_reason():
     changes = [Difference("--tensor-model-parallel-size", 1, 2)]
     require_reshapable(saved(), changes, "f", with_optimizer=True)
     experts, blocks = saved(), saved()
@@ -168,9 +168,9 @@ def test_a_field_that_only_one_of_them_has_is_a_difference():
     ]
 
 
-def test_what_no_weight_depends_on_may_change_and_is_told():
-    wishes = ["--attention-dropout", "0", "--seed", "99", "--lr", "0.2", "--weight-decay", "0.7"]
-    then, now = saved(), saved(*wishes)
+def test_fields_without_weights_may_change_and_are_listed():
+    flags = ["--attention-dropout", "0", "--seed", "99", "--lr", "0.2", "--weight-decay", "0.7"]
+    then, now = saved(), saved(*flags)
     require_same(then, now, "f")
     assert list(other_changes(then, now)) == [
         Difference("--attention-dropout", 0.1, 0.0),
@@ -182,14 +182,14 @@ def test_what_no_weight_depends_on_may_change_and_is_told():
     assert list(other_changes(then, then)) == []
 
 
-def test_what_changes_nothing_in_a_step_is_not_told():
+def test_options_without_effect_on_a_step_are_not_listed():
     ends = "--exit-interval 3 --exit-duration-in-mins 5 --data-cache-path elsewhere"
     assert list(other_changes(saved(), saved(*ends.split()))) == []
     longer = list(other_changes(saved(), saved("--train-iters", "20")))
     assert [each.name for each in longer] == ["--train-iters", "--lr-decay-samples"]
 
 
-def test_another_network_is_told_by_what_differs():
+def test_another_network_is_refused_with_its_differences():
     flags = "--position-embedding-type rotary --swiglu --group-query-attention --window-size 2"
     with pytest.raises(CheckpointError) as caught:
         require_same_model(saved(), saved(*flags.split()), "f")
@@ -218,8 +218,8 @@ def test_only_a_learned_table_limits_the_positions_of_another_run():
     alibi = ["--position-embedding-type", "alibi"]
     then, now = saved(*alibi), saved(*alibi, *longer)
     require_same_model(then, now, "f")
-    told = Difference("--max-position-embeddings", 6, 9)
-    assert list(other_changes(then, now)) == [told]
+    expected = Difference("--max-position-embeddings", 6, 9)
+    assert list(other_changes(then, now)) == [expected]
 
 
 def test_for_generation_the_layout_may_differ():
@@ -237,14 +237,14 @@ def test_a_table_has_columns():
     ]
 
 
-def test_of_long_values_those_parts_are_told_that_differ():
+def test_long_values_are_cut_to_where_they_differ():
     then, now = ([{"prefix": "corpus/" + "x" * 60 + end + "y" * 60}] for end in "ab")
     _, row = table([Difference("data.train", then, now)]).splitlines()
     assert len(row) <= 100
     assert [text.strip("xy… ") for text in row.split()[1:]] == ["a", "b"]
 
 
-def test_network_and_learning_rate_are_told_together():
+def test_network_and_learning_rate_are_refused_together():
     with pytest.raises(CheckpointError, match="--num-layers(.|\n)*--lr +0.1"):
         require_same(saved(), saved("--num-layers", "3", "--lr", "0.2"), "f", with_schedule=True)
 

@@ -69,7 +69,7 @@ def test_the_next_checkpoint_is_as_large_as_the_last_of_its_kind(tmp_path):
     assert expected_size(tmp_path, other).num_bytes == other.model.num_parameters * 4
 
 
-def test_a_failed_write_is_told_from_other_errors():
+def test_a_failed_write_is_distinguished_from_other_errors():
     assert is_full_disk(OSError(28, "No space left on device"))
     assert is_full_disk(RuntimeError("PytorchStreamWriter failed writing file data/0"))
     assert not is_full_disk(RuntimeError("Connection reset"))

@@ -38,7 +38,7 @@ def manifest(tmp_path):
     )
 
 
-def test_what_is_written_is_read(tmp_path, manifest):
+def test_a_manifest_is_read_as_written(tmp_path, manifest):
     write_manifest(tmp_path, manifest)
     assert read_manifest(tmp_path) == manifest
     assert manifest.format == CHECKPOINT_FORMAT
@@ -99,7 +99,7 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
     "text",
     ["", "{", "[]", "3", "null", '"x"', "{}", '{"files": [{"name": "a"}]}', '{"files": 3}'],
 )
-def test_a_damaged_manifest_is_told(tmp_path, text):
+def test_a_damaged_manifest_is_an_error(tmp_path, text):
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(CheckpointError, match="manifest.json is damaged: "):
         read_manifest(tmp_path)
@@ -119,7 +119,7 @@ def test_a_newer_format_is_refused(tmp_path, manifest):
         read_manifest(tmp_path)
 
 
-def test_a_newer_format_is_refused_as_such_when_it_has_other_fields(tmp_path, manifest):
+def test_a_newer_format_with_other_fields_is_refused(tmp_path, manifest):
     write_manifest(tmp_path, replace(manifest, format=CHECKPOINT_FORMAT + 1))
     content = json.loads((tmp_path / MANIFEST).read_text())
     content["experts"] = content.pop("partition_dims")
@@ -183,8 +183,8 @@ def test_a_file_that_the_disk_does_not_give_back_is_damaged(tmp_path, manifest, 
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr("megatron.checkpointing.manifest.hash_of", lost)
-    told = damage(tmp_path, manifest.files)
-    assert told == [
+    problems = damage(tmp_path, manifest.files)
+    assert problems == [
         f"{tmp_path / name} cannot be read: Input/output error" for name in ("a.pt", "b.pt")
     ]
 

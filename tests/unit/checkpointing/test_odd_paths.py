@@ -70,23 +70,23 @@ def test_fifos_are_named_and_not_waited_for(tmp_path):
         os.mkfifo(file)
     with pytest.raises(
         CheckpointError, match=r"manifest.json is damaged: not a regular file"
-    ) as told:
+    ) as message:
         read_manifest(folder)
-    assert not isinstance(told.value, UnreadableCheckpointError)
+    assert not isinstance(message.value, UnreadableCheckpointError)
     assert other_latest(tmp_path, "global_step5") == "nothing: it is missing"
     assert failures_of(tmp_path) == []
     with locked(tmp_path, silence_s=0.1):
         assert (tmp_path / LOCK).is_file()
 
 
-def test_a_folder_in_the_place_of_the_failure_file_is_told(tmp_path):
+def test_a_folder_named_like_the_failure_file_is_reported(tmp_path):
     (tmp_path / FAILURE).mkdir()
     with pytest.raises(WrongCheckpointError, match="not a regular file.*: move it away"):
         FailureFile(str(tmp_path)).put_stale_away()
     assert (tmp_path / FAILURE).is_dir()
 
 
-def test_a_failure_file_that_cannot_be_renamed_is_told(tmp_path, monkeypatch):
+def test_a_failure_file_that_cannot_be_renamed_is_reported(tmp_path, monkeypatch):
     (tmp_path / FAILURE).write_text("{}")
     file = FailureFile(str(tmp_path))
     monkeypatch.setattr(os, "rename", refused)
@@ -100,7 +100,7 @@ def test_a_lock_that_cannot_be_removed_ends_no_run(tmp_path, monkeypatch, caplog
     assert "the lock of this run cannot be removed: " in caplog.text
 
 
-def test_a_stopped_owner_of_the_lock_is_told(tmp_path):
+def test_a_stopped_owner_of_the_lock_is_reported(tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from megatron.checkpointing.lock import locked\n"
         "with locked(Path(sys.argv[1])): print(1, flush=True); time.sleep(600)"
@@ -118,8 +118,8 @@ def test_a_stopped_owner_of_the_lock_is_told(tmp_path):
             owner.send_signal(signal.SIGSTOP)
             while "State:\tT" not in Path(f"/proc/{owner.pid}/status").read_text():
                 time.sleep(0.01)
-            told = rf"that process is stopped \(kill -CONT {owner.pid} resumes it\); end it, or"
-            with pytest.raises(CheckpointError, match=told), locked(tmp_path):
+            message = rf"that process is stopped \(kill -CONT {owner.pid} resumes it\); end it, or"
+            with pytest.raises(CheckpointError, match=message), locked(tmp_path):
                 pass
         finally:
             owner.kill()

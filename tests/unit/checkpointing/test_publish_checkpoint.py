@@ -28,7 +28,7 @@ def test_a_staged_checkpoint_does_not_count(tmp_path):
     assert not (tmp_path / "latest").exists()
 
 
-def test_what_a_killed_run_left_goes_and_what_tools_write_stays(tmp_path):
+def test_leftovers_of_a_killed_run_are_removed_and_those_of_tools_are_kept(tmp_path):
     stage(tmp_path, 5, "a")
     (tmp_path / "staging-for_transformers").mkdir()
     clear_staging(tmp_path, 10)
@@ -58,7 +58,7 @@ def test_the_same_iteration_is_replaced(tmp_path):
     assert (tmp_path / "global_step5" / "a.pt").read_text() == "new"
 
 
-def test_what_was_moved_aside_comes_back_when_its_successor_never_stood(tmp_path):
+def test_a_replaced_checkpoint_is_restored_if_the_new_one_is_missing(tmp_path):
     stage(tmp_path, 5, "old")
     publish(tmp_path, 5)
     (tmp_path / "global_step5").rename(tmp_path / "replaced-global_step5")
@@ -67,7 +67,7 @@ def test_what_was_moved_aside_comes_back_when_its_successor_never_stood(tmp_path
     assert (tmp_path / "global_step5" / "a.pt").read_text() == "old"
 
 
-def test_what_was_moved_aside_goes_when_its_successor_stands(tmp_path):
+def test_a_replaced_checkpoint_is_removed_if_the_new_one_is_published(tmp_path):
     stage(tmp_path, 5, "new")
     publish(tmp_path, 5)
     (tmp_path / "replaced-global_step5").mkdir()
@@ -92,7 +92,7 @@ def test_a_name_that_another_process_gave_back_in_this_moment_is_right(tmp_path,
     assert published_tags(tmp_path) == ["global_step5"]
 
 
-def test_what_a_killed_run_left_is_put_in_order(tmp_path):
+def test_leftovers_of_a_killed_run_are_tidied(tmp_path):
     for iteration in (5, 10):
         stage(tmp_path, iteration, "a")
         publish(tmp_path, iteration)
@@ -105,7 +105,7 @@ def test_what_a_killed_run_left_is_put_in_order(tmp_path):
     assert (tmp_path / "latest").read_text() == "global_step10"
 
 
-def test_a_directory_that_cannot_be_made_is_told(tmp_path):
+def test_a_directory_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="--save .*file/runs: "):
         clear_staging(tmp_path / "file" / "runs", 5)
@@ -125,7 +125,7 @@ def test_a_run_killed_while_replacing_leaves_a_whole_checkpoint(tmp_path, monkey
     assert published_tags(tmp_path) == ["global_step5"]
 
 
-def test_what_a_killed_run_staged_is_cleared(tmp_path):
+def test_a_staging_folder_of_a_killed_run_is_cleared(tmp_path):
     stage(tmp_path, 5, "a")
     stage(tmp_path, 15, "b")
     assert [path.name for path in tmp_path.iterdir()] == ["staging-global_step15"]
@@ -133,7 +133,7 @@ def test_what_a_killed_run_staged_is_cleared(tmp_path):
     assert [*folder.iterdir()] == []
 
 
-def test_clearing_keeps_what_counts_and_what_is_not_ours(tmp_path):
+def test_clearing_keeps_checkpoints_and_other_files(tmp_path):
     stage(tmp_path, 5, "a")
     publish(tmp_path, 5)
     (tmp_path / "journal.jsonl").write_text("{}")

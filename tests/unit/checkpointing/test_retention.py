@@ -23,7 +23,7 @@ def kept_of(iterations, *flags, newest=None, in_use=-1, proven=None):
     return {i for i in iterations if tag_of(i) not in gone}
 
 
-def test_everything_is_kept_when_nobody_says_otherwise():
+def test_everything_is_kept_by_default():
     assert kept_of({5, 10, 15}) == {5, 10, 15}
 
 
@@ -62,7 +62,7 @@ def test_later_ones_that_could_not_be_read_do_not_take_the_place_of_the_newest()
     every=st.integers(1, 20),
     data=st.data(),
 )
-def test_what_stands_for_something_is_never_removed(iterations, last, every, data):
+def test_checkpoints_in_use_are_never_removed(iterations, last, every, data):
     newest = data.draw(st.sampled_from(sorted(iterations)))
     in_use = data.draw(st.sampled_from(sorted(iterations)))
     flags = ("--keep-last", str(last), "--keep-every", str(every))
@@ -72,7 +72,7 @@ def test_what_stands_for_something_is_never_removed(iterations, last, every, dat
     assert kept == wanted | set(older[:last])
 
 
-def test_removing_takes_the_name_first_and_finishes_what_was_left(tmp_path: Path):
+def test_removal_renames_first_and_finishes_later(tmp_path: Path):
     for name in ("global_step5", "global_step10", "pruned-global_step1"):
         (tmp_path / name).mkdir()
         (tmp_path / name / MANIFEST).write_text("{}")

@@ -1,4 +1,4 @@
-"""Flags that a checkpoint knows need not be said again."""
+"""`--use-checkpoint-args`: flags saved in a checkpoint."""
 
 from dataclasses import asdict, dataclass, replace
 
@@ -41,34 +41,34 @@ def parsed(*flags):
 
 @pytest.mark.parametrize("option", ["--use-checkpoint-args", "--use-checkpoint-config"])
 def test_network_and_tokenizer_are_those_of_the_checkpoint(saved, option):
-    config, (told,) = parsed(option, "--load", str(saved))
+    config, (line,) = parsed(option, "--load", str(saved))
     expected = tiny_config(*SAID)
     assert (config.model, config.experts, config.tokenizer) == (
         *(expected.model, expected.experts, expected.tokenizer),
     )
     assert config.training == tiny_config().training
-    assert told.startswith(f"--use-checkpoint-args: from {saved / 'global_step4'}: ")
+    assert line.startswith(f"--use-checkpoint-args: from {saved / 'global_step4'}: ")
     assert {"--num-layers 3", "--swiglu"} <= {
-        f"--{words.strip()}" for words in told.split(": ")[2].split("--")
+        f"--{words.strip()}" for words in line.split(": ")[2].split("--")
     }
 
 
-def test_what_is_said_wins_and_is_told(saved):
-    config, (_, told) = parsed(
+def test_flags_of_the_command_line_win_and_are_logged(saved):
+    config, (_, line) = parsed(
         "--use-checkpoint-args", "--load", str(saved), "--hidden-dropout", "0"
     )
     assert (config.model.hidden_dropout, config.model.num_layers) == (0.0, 3)
-    assert told.endswith("global_step4: --hidden-dropout 0.0 (not 0.2)")
+    assert line.endswith("global_step4: --hidden-dropout 0.0 (not 0.2)")
 
 
-def test_the_step_asked_for_and_a_file_of_flags_count(saved, tmp_path):
+def test_ckpt_step_and_config_files_are_read(saved, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(f"use-checkpoint-args: true\nload: {saved}\nckpt-step: 2\n")
     config, _ = parsed("--config", str(file))
     assert config.model.num_layers == 5
 
 
-def test_nothing_is_taken_unasked_or_from_nothing(saved, tmp_path):
+def test_nothing_is_taken_without_the_flag_or_a_checkpoint(saved, tmp_path):
     assert checkpoint_flags(tiny_argv("--load", str(saved))) is None
     assert checkpoint_flags(["--use-checkpoint-args", "--load", str(tmp_path / "no")]) is None
     with pytest.raises(ConfigError, match="--ckpt-step x is no iteration"):

@@ -29,7 +29,7 @@ def a_state():
     }
 
 
-def test_a_file_is_recorded_as_it_lies_on_disk(tmp_path):
+def test_the_record_of_a_file_has_its_size_and_hash(tmp_path):
     record = write_state(a_state(), tmp_path / "state.pt")
     assert record == record_file(tmp_path / "state.pt")
     read = torch.load(tmp_path / "state.pt")
@@ -72,7 +72,7 @@ def test_memory_of_copies_is_used_again(tmp_path):
     assert torch.equal(third, torch.arange(1000.0) + 1)
 
 
-def test_a_full_disk_is_told_with_the_file_and_not_by_torch(tmp_path):
+def test_a_full_disk_is_an_error_with_the_file_name(tmp_path):
     (tmp_path / "state.pt").symlink_to("/dev/full")
     with pytest.raises(CheckpointError, match=r"^state.pt: No space left on device$"):
         write_state(a_state(), tmp_path / "state.pt")
@@ -90,14 +90,14 @@ def small_disk(tmp_path):
     subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_a_disk_that_fills_up_within_a_tensor_is_told(small_disk):
+def test_a_disk_that_fills_up_within_a_tensor_is_an_error(small_disk):
     write_state(torch.zeros(100_000), small_disk / "fits.pt")
     with pytest.raises(CheckpointError, match=r"^state.pt: No space left on device$"):
         write_state(torch.zeros(1_000_000), small_disk / "state.pt")
     assert os.stat(small_disk / "state.pt").st_size > 0
 
 
-def test_no_error_comes_before_the_result_is_asked_for(tmp_path):
+def test_errors_are_raised_by_the_future(tmp_path):
     writer = StateWriter(SynchronousExecutor())
     writer.write({}, Path("/dev/full"))
     writer.write({}, tmp_path / "state.pt")

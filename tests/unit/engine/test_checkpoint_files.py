@@ -149,24 +149,24 @@ def test_a_network_is_divided_evenly_or_not_at_all(saved, tmp_path):
     )
 
 
-def test_files_are_told_with_their_ranks_and_tensors(saved, capsys):
+def test_files_are_listed_with_their_ranks_and_tensors(saved, capsys):
     folder, _ = saved("--bf16", "--zero-stage", "2")
     run("convert_checkpoint/inspect_deepspeed_checkpoint.py", "--folder", folder, "--target_tp", 2)
-    said = capsys.readouterr().out
-    assert "bytes, network of stage 0, tensor rank 0\n" in said
-    assert "bytes, optimizer of stage 0, tensor rank 0, replica 0\n" in said
-    assert "bytes, random streams of rank 0\n" in said
-    assert "3.self_attention.dense.weight: [16, 8] on each of 2, stage 0 of 1\n" in said
+    printed = capsys.readouterr().out
+    assert "bytes, network of stage 0, tensor rank 0\n" in printed
+    assert "bytes, optimizer of stage 0, tensor rank 0, replica 0\n" in printed
+    assert "bytes, RNG states of rank 0\n" in printed
+    assert "3.self_attention.dense.weight: [16, 8] on each of 2, stage 0 of 1\n" in printed
     (file,) = folder.glob("*optim_states.pt")
     run("convert_checkpoint/inspect_checkpoint.py", file)
-    said = capsys.readouterr().out
-    assert "optimizer_state_dict.base_optimizer_state.state.0.step: [] float32\n" in said
+    printed = capsys.readouterr().out
+    assert "optimizer_state_dict.base_optimizer_state.state.0.step: [] float32\n" in printed
     name = "optimizer_state_dict.param_slice_mappings[1].8.weight.numel"
-    assert f"{name}: 16\n" in said
+    assert f"{name}: 16\n" in printed
 
 
 @pytest.mark.parametrize("kept", [0, 300, -1], ids=["empty", "cut short", "text"])
-def test_a_file_that_torch_cannot_read_is_told_in_our_words(tmp_path, kept):
+def test_a_file_that_torch_cannot_read_is_one_message(tmp_path, kept):
     file = tmp_path / "file.pt"
     torch.save({"weight": torch.zeros(50)}, file)
     file.write_bytes(file.read_bytes()[:kept] if kept >= 0 else b"hello world")
@@ -179,7 +179,7 @@ def test_a_file_that_torch_cannot_read_is_told_in_our_words(tmp_path, kept):
         read_tensors(tmp_path / "none.pt")
 
 
-def test_a_program_that_wants_a_path_says_so():
+def test_a_missing_path_is_named():
     for name in ("checkpoint/digest.py", "checkpoint/inspect.py"):
         with pytest.raises(ConfigError, match="the path of a checkpoint is missing"):
             run(name)

@@ -128,8 +128,8 @@ def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
         output = tmp_path / f"chat-{number}"
         tool("to_hf", "--load", directory, "--save", output, *words, *flags)
         chats = AutoTokenizer.from_pretrained(output, local_files_only=True)
-        said = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "tide"}]
-        assert chats.apply_chat_template(said, tokenize=False) == "<the>ß<tide>ß"
+        messages = [{"role": "user", "content": "the"}, {"role": "assistant", "content": "tide"}]
+        assert chats.apply_chat_template(messages, tokenize=False) == "<the>ß<tide>ß"
     with pytest.raises(DataError, match="cannot read --chat-template nowhere: .*No such file"):
         tool("to_hf", "--load", directory, "--save", tmp_path / "no", *words[:1], "nowhere")
     assert not (tmp_path / "no").exists()
@@ -143,7 +143,7 @@ def test_a_pipeline_of_transformers_continues_text_as_the_network_does(
     flags = "--tokenizer-name-or-path", own.parent, "--no-verify"
     tool("to_hf", "--load", directory, "--save", tmp_path / "learned", *flags)
     chats = AutoTokenizer.from_pretrained(tmp_path / "learned", local_files_only=True)
-    assert chats.apply_chat_template(said, tokenize=False) == "[the][tide]"
+    assert chats.apply_chat_template(messages, tokenize=False) == "[the][tide]"
     card = (tmp_path / "learned/README.md").read_text()
     assert "| chat template | that of the training conversations |" in card
     with pytest.raises(WrongDataError, match="another than .* or add --replace-chat-template"):
@@ -171,8 +171,8 @@ def test_the_tokenizer_of_llama_goes_along(saved, llama_flags, form, tmp_path, c
     flags = "--position-embedding-type rotary --normalization RMSNorm --swiglu"
     tokenizer, _, directory = saved(*llama_flags, *form, *flags.split(), "--disable-bias-linear")
     tool("to_hf", "--load", directory, "--save", tmp_path / "hf")
-    said = capsys.readouterr().out
-    assert "holds no tokenizer" not in said, said
+    messages = capsys.readouterr().out
+    assert "holds no tokenizer" not in messages, messages
     loaded = AutoTokenizer.from_pretrained(tmp_path / "hf", local_files_only=True)
     assert [loaded(text)["input_ids"] for text in TEXTS] == [*map(tokenizer.encode, TEXTS)]
     assert json.loads((tmp_path / "hf/config.json").read_text())["bos_token_id"] == 1

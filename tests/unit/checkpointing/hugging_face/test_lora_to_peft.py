@@ -89,7 +89,7 @@ def test_peft_computes_the_same(written):
     torch.testing.assert_close(found, logits_of(model, tokens()), rtol=1e-5, atol=1e-5)
 
 
-def test_nothing_is_left_of_what_could_not_be_written(group, tmp_path, monkeypatch):
+def test_a_failed_export_leaves_nothing(group, tmp_path, monkeypatch):
     flags = [*SIZES.split(), "--lora-rank", "2"]
     model = spread_network(tiny_plan(*flags).model, group)
     saved = write_checkpoint(tmp_path / "tuned", model.state_dict(), *flags)

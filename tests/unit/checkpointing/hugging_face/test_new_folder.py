@@ -9,7 +9,7 @@ from megatron.checkpointing.hugging_face.model_folder import new_folder
 from megatron.common.errors import CheckpointError
 
 
-def test_it_takes_the_place_of_an_empty_one_also_behind_a_link(tmp_path):
+def test_it_replaces_an_empty_folder_also_through_a_link(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to("empty")
     with new_folder(tmp_path / "link") as staging:
@@ -19,7 +19,7 @@ def test_it_takes_the_place_of_an_empty_one_also_behind_a_link(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "link"}
 
 
-def test_nothing_is_left_of_what_went_wrong(tmp_path):
+def test_an_error_leaves_nothing(tmp_path):
     for error, seen in ((OSError("no room"), CheckpointError), (KeyError("name"), KeyError)):
         with pytest.raises(seen), new_folder(tmp_path / "new") as staging:
             (staging / "file").touch()
@@ -35,8 +35,8 @@ def test_where_somebody_works_is_refused(tmp_path, monkeypatch):
         (tmp_path / "here", "the current folder"),
         ("..", "is not empty"),
     )
-    for output, told in refused:
-        with pytest.raises(CheckpointError, match=told), new_folder(Path(output)):
+    for output, message in refused:
+        with pytest.raises(CheckpointError, match=message), new_folder(Path(output)):
             raise AssertionError("it was begun")
     with new_folder(Path("model")):
         pass
@@ -45,8 +45,8 @@ def test_where_somebody_works_is_refused(tmp_path, monkeypatch):
 
 def test_a_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path)
-    told = f"give a folder in it, such as {tmp_path}/model$"
-    with pytest.raises(CheckpointError, match=told), new_folder(tmp_path):
+    message = f"give a folder in it, such as {tmp_path}/model$"
+    with pytest.raises(CheckpointError, match=message), new_folder(tmp_path):
         raise AssertionError("it was begun")
     with new_folder(tmp_path / "model"):
         pass

@@ -128,8 +128,8 @@ def write_gpt2_as_megatron(model, folder, *, version, tensor_ranks, stages, rows
             file.parent.mkdir(parents=True)
             # The published files of version 0 are older than torch's zip files.
             torch.save(content, file, _use_new_zipfile_serialization=bool(version))
-    told = "7" if version else "release"
-    (folder / "latest_checkpointed_iteration.txt").write_text(told)
+    content = "7" if version else "release"
+    (folder / "latest_checkpointed_iteration.txt").write_text(content)
 
 
 @contextmanager
@@ -310,7 +310,7 @@ def write_llama_as_meta(model, folder, *, ranks):
             **copies,
         }
         torch.save(content, folder / f"consolidated.{rank:02d}.pth")
-    told = {
+    content = {
         "dim": config.hidden_size,
         "n_layers": config.num_hidden_layers,
         "n_heads": config.num_attention_heads,
@@ -318,4 +318,4 @@ def write_llama_as_meta(model, folder, *, ranks):
         "norm_eps": config.rms_norm_eps,
         "vocab_size": -1,
     }
-    Path(folder / "params.json").write_text(json.dumps(told))
+    Path(folder / "params.json").write_text(json.dumps(content))

@@ -248,7 +248,7 @@ def test_models_of_transformers_come_in_by_the_same_door(gpt2, group, tmp_path):
         tool("checkpoint/util.py", *GPT, "--saver", "megatron", *places)
 
 
-def test_what_is_written_for_megatron_lm_is_read_again(llama, tmp_path, capsys):
+def test_written_megatron_lm_files_are_read_back(llama, tmp_path, capsys):
     write_llama_as_meta(llama, tmp_path / "meta", ranks=1)
     gated = tmp_path / "own"
     folder = convert(tmp_path / "meta", gated, "--seq-length", 16)
@@ -272,13 +272,13 @@ def test_what_is_written_for_megatron_lm_is_read_again(llama, tmp_path, capsys):
     assert "are ignored: our own files" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("said", [2, [1, 0]])
-def test_windows_of_some_layers_are_read_from_the_arguments_of_megatron_lm(said):
-    flags = flags_of(Namespace(window_size=(3, 0), window_attn_skip_freq=said))
+@pytest.mark.parametrize("pattern", [2, [1, 0]])
+def test_windows_of_some_layers_are_read_from_the_arguments_of_megatron_lm(pattern):
+    flags = flags_of(Namespace(window_size=(3, 0), window_attn_skip_freq=pattern))
     assert full_attention_layers_of(tiny_config(*flags).model) == (2,)
 
 
-def test_what_the_files_do_not_say_is_asked_for(gpt2, tmp_path):
+def test_missing_flags_are_named(gpt2, tmp_path):
     theirs = tmp_path / "theirs"
     write_gpt2_as_megatron(gpt2, theirs, version=3, rows=ROWS, tensor_ranks=2, stages=1)
     own = ["--saver", "own"]
@@ -327,7 +327,7 @@ class Unknown:
 
 
 @pytest.mark.parametrize("thing", [Runs(), Unknown(), print])
-def test_nothing_that_a_file_asks_for_is_run(tmp_path, monkeypatch, thing):
+def test_no_code_in_a_file_is_run(tmp_path, monkeypatch, thing):
     monkeypatch.chdir(tmp_path)
     for zipped in (True, False):
         torch.save({"args": thing}, "file.pt", _use_new_zipfile_serialization=zipped)
@@ -336,17 +336,17 @@ def test_nothing_that_a_file_asks_for_is_run(tmp_path, monkeypatch, thing):
     assert not Path("was_run").exists()
 
 
-def test_every_checkpoint_is_told_with_the_command_that_opens_it(gpt2, llama, tmp_path, capsys):
+def test_inspect_prints_the_command_that_opens_a_checkpoint(gpt2, llama, tmp_path, capsys):
     megatron, meta = tmp_path / "megatron", tmp_path / "meta"
     write_gpt2_as_megatron(gpt2, megatron, version=2, rows=ROWS, tensor_ranks=1, stages=1)
     write_llama_as_meta(llama, meta, ranks=1)
     tool("checkpoint/inspect.py", megatron, "--parameters")
-    said = capsys.readouterr().out
-    assert "checkpoint: Megatron-LM's\n" in said
-    assert "iteration: 7 | samples: 70" in said
-    assert f"vocabulary: unknown | embedding rows: {ROWS}" in said
-    assert "tied_modules.embed.position_embeddings.weight [16, 16] | fp32" in said
-    command = said.splitlines()[-1].removeprefix("to use it: tools/")
+    printed = capsys.readouterr().out
+    assert "checkpoint: Megatron-LM's\n" in printed
+    assert "iteration: 7 | samples: 70" in printed
+    assert f"vocabulary: unknown | embedding rows: {ROWS}" in printed
+    assert "tied_modules.embed.position_embeddings.weight [16, 16] | fp32" in printed
+    command = printed.splitlines()[-1].removeprefix("to use it: tools/")
     assert command.endswith("--save-dir NEW --true-vocab-size N")
     words = command.replace("NEW", str(tmp_path / "new")).replace(" N", f" {VOCAB}").split()
     tool(*words)

@@ -86,9 +86,9 @@ def test_the_next_steps_are_those_of_the_program_that_began(
     write_bloom_as_bigscience(
         model, tmp_path / "theirs", states=shards_of(model, optimizer), **SIZES
     )
-    wish = Conversion(source=tmp_path / "theirs", output=tmp_path / "ours", flags=("", ""))
+    conversion = Conversion(source=tmp_path / "theirs", output=tmp_path / "ours", flags=("", ""))
     needed = ["--micro-batch-size", "1", "--lr", "1", "--train-iters", "1", "--data-path", "none"]
-    told = list(convert(wish, lambda words: parse_config([*needed, *words])[0]))
+    lines = list(convert(conversion, lambda words: parse_config([*needed, *words])[0]))
     flags = (
         f"--use-checkpoint-args --load {tmp_path / 'ours'} --micro-batch-size 2 --lr {LR} "
         f"--train-iters 20 --weight-decay {DECAY} --adam-beta2 0.95 --clip-grad 0 --data-path none "
@@ -100,7 +100,7 @@ def test_the_next_steps_are_those_of_the_program_that_began(
     engine, state = our_engine(decided), TrainState()
     resume(engine, decided, state, choose_checkpoint(decided))
     assert state.iteration == 9
-    assert f"--load {tmp_path / 'ours'} --no-load-rng --override-opt_param-scheduler" in told[1]
+    assert f"--load {tmp_path / 'ours'} --no-load-rng --override-opt_param-scheduler" in lines[1]
     engine.set_lr(LR)
     engine.set_weight_decay(DECAY)
     following = range(TAKEN, TAKEN + 4)

@@ -73,7 +73,7 @@ class PeakMemory(TorchDispatchMode):
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("buffer_bytes", [1 << 14, 1 << 17])
-def test_memory_on_the_way_is_what_was_given(dim, buffer_bytes):
+def test_memory_is_bounded_by_the_buffer(dim, buffer_bytes):
     tensor = torch.arange(512.0 * 256).view(512, 256)
     # Two shards, each in pieces that end within rows: what ZeRO leaves of two tensor ranks.
     stored = divided(tensor, dim, 2, [10_001, 30_011])
@@ -111,7 +111,7 @@ def test_further_rows_are_zeros_or_copies_of_the_last(copies):
     assert found.tolist() == [6.0, 7.0, *([6.0, 7.0] if copies else [0.0, 0.0]) * 2]
 
 
-def test_what_does_not_fit_is_refused():
+def test_other_shapes_are_refused():
     stored = divided(torch.zeros(4, 2), 0, 2, [])
     with pytest.raises(ValueError, match=r"its shape is \[4, 2\] instead of \[6, 2\]"):
         fill_from(torch.zeros(6), stored, Shard(0, 0, 2), (3, 2))
