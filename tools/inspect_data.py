@@ -18,6 +18,7 @@ from megatron.common.cli import run_tool, with_flag
 from megatron.common.errors import ConfigError
 from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
+from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
 from megatron.config.tools.data_tools import InspectConfig
 from megatron.data.preprocessing.quality import Lengths, readable_lengths
 from megatron.data.sampling.sentence_mapping import count_unused
@@ -33,7 +34,11 @@ from megatron.tokenizer.types.tokenizer import Tokenizer
 def main(argv: Sequence[str]) -> None:
     """Print the contents of the token files of the command line `argv`."""
     argv = with_flag(argv, "--prefix", "the prefix of token files")
-    sections = {"inspect": InspectConfig, "tokenizer": TokenizerConfig}
+    load_plugins(modules_in(argv))
+    sections = {
+        **{"inspect": InspectConfig, "tokenizer": TokenizerConfig},
+        "plugins": PluginModulesConfig,
+    }
     parsed = parse_sections(argv, sections, description=__doc__ or "").sections
     config: InspectConfig = parsed["inspect"]
     options: TokenizerConfig = parsed["tokenizer"]

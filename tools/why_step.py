@@ -20,7 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.checkpointing.saved_run import Run, read_saved_run
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, MegatronError
-from megatron.config.config import SECTIONS, flatten, parse_config_for_checkpoint
+from megatron.config.config import (
+    all_sections,
+    flatten,
+    load_sections,
+    parse_config_for_checkpoint,
+)
 from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.parsing.flags import options_of, value_in
 from megatron.config.plan import plan_samples
@@ -47,6 +52,7 @@ def main(argv: Sequence[str]) -> None:
     records = [r for r in every_attempt(directory, step) if r["event"] == STEP]
     if not records:
         raise ConfigError(f"step {step}: the journal in --load {load} has no record of it")
+    load_sections(argv)  # with the flags of --plugin
     for line in metric_lines(records, list(read_journal(directory, warns=False))):
         print(line)
     for line in sample_lines(argv[1:], load, records):
@@ -86,7 +92,7 @@ def sample_lines(
     newest = read_saved_run(load)
     runs = [run_of(starts.get(record.get("attempt"), {}), newest) for record in records]
     flags = {name: None for run in runs for name in flatten(run.config)}
-    if unknown := flags.keys() - options_of(SECTIONS).keys():
+    if unknown := flags.keys() - options_of(all_sections()).keys():
         yield f"  flags of another version, ignored: {', '.join(sorted(unknown))}"
     seen: dict[tuple[str, ...], dict[str, None]] = {}  # attempts by their lines, in order
     for record, run in zip(records, runs, strict=True):
@@ -108,7 +114,7 @@ def run_of(start: dict[str, Any], newest: Run) -> Run:
     flags = start.get("flags")
     if not flags:
         return newest
-    names = {flag: name for name, flag in options_of(SECTIONS).items()}
+    names = {flag: name for name, flag in options_of(all_sections()).items()}
     fields = {names.get(flag, flag): value for flag, value in flags.items()}
     devices = re.findall(r"(?:^|, )(\d+) x ", start.get("with", {}).get("devices", ""))
     world_size = sum(map(int, devices)) or newest.world_size

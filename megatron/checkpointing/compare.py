@@ -87,6 +87,7 @@ _COMPARED_SECTIONS = (
     "objective",
     "evaluation",
     "kernels",
+    "plugins",
 )
 
 

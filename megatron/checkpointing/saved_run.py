@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from megatron.checkpointing.manifest import published_tags, read_manifest, tag_of
-from megatron.common.errors import CheckpointError, ConfigError, UnreadableCheckpointError
+from megatron.common.errors import (
+    CheckpointError,
+    ConfigError,
+    MegatronError,
+    UnreadableCheckpointError,
+)
 from megatron.config.config import ANY_NETWORK, SECTIONS, Config, all_sections, flatten
 from megatron.config.data.objective import ObjectiveName
 from megatron.config.parsing.files import with_file_flags
 from megatron.config.parsing.flags import options_of, value_in
+from megatron.config.plugins import missing_plugins, modules_in
 
 _NETWORK_SECTIONS = ("model", "experts", "lora", "tokenizer")
 _FLAGS = {"--use-checkpoint-args", "--use-checkpoint-config"}
@@ -69,6 +75,19 @@ class SavedNetwork:
                 f"overridden by this command line, unlike {self.folder}: {', '.join(differing)}"
             )
         return tuple(lines)
+
+
+def lost_plugins(argv: Sequence[str]) -> list[str]:
+    """Return a sentence for each plugin of the checkpoint in --load that `argv` lacks.
+
+    For the message of flags that only a plugin knows: [] where nothing can be read.
+    """
+    try:
+        words = with_file_flags(argv, SECTIONS)
+        saved = read_saved_run(value_in(words, "--load"))
+    except MegatronError:
+        return []
+    return [*missing_plugins(saved.config, modules_in(words))]
 
 
 def checkpoint_flags(argv: Sequence[str]) -> SavedNetwork | None:

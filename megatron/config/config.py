@@ -30,6 +30,7 @@ from megatron.config.plugins import (
     PluginConfig,
     load_plugins,
     missing_plugins,
+    modules_in,
     plugin_sections,
 )
 from megatron.config.run.checkpoint import CheckpointConfig
@@ -126,19 +127,7 @@ def all_sections() -> dict[str, type]:
 
 def plugins_in(argv: Sequence[str]) -> list[str]:
     """Return the modules of --plugin in `argv` and in its file of flags."""
-    words = with_file_flags(argv, SECTIONS)
-    if not any(word.partition("=")[0] == "--plugin" for word in words):
-        return []
-    modules: list[str] = []
-    is_value = False
-    for word in words:
-        option, equals, value = word.partition("=")
-        if word.startswith("--"):
-            is_value = option == "--plugin" and not equals
-            modules += [value] if option == "--plugin" and equals else []
-        elif is_value:
-            modules.append(word)
-    return modules
+    return modules_in(with_file_flags(argv, SECTIONS))
 
 
 def config_of(sections: Mapping[str, Any]) -> Config:

@@ -66,6 +66,9 @@ _NAMED = {
     "evaluation.interval": "--eval-interval",
     "evaluation.iters": "--eval-iters",
     "kernels.attention": "--attention-impl",
+    "plugins.modules": "--plugin",
+    "plugins.hooks": "--hook",
+    "plugins.metrics": "--metric",
     "kernels.softmax_in_fp32": "--attention-softmax-in-fp32",
 }
 """Decisions that have the value of one flag, under another name."""

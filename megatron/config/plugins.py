@@ -1,12 +1,16 @@
 """Plugins: modules of the user that register parts of a run, and the flags that name them."""
 
-import importlib
+import importlib.util
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import sys
+import traceback
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
-from megatron.common.errors import ConfigError
+from megatron.common.errors import ConfigError, near
 from megatron.common.registry import (
     ACTIVATIONS,
     ATTENTIONS,
@@ -23,7 +27,7 @@ from megatron.common.registry import (
     OwnFlags,
     Registry,
 )
-from megatron.config.parsing.flags import Names, Spelling
+from megatron.config.parsing.flags import Names, Spelling, field_default, options_of
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +37,8 @@ class PluginConfig:
     """Modules of your own, and which of their parts act on a run."""
 
     plugin: Annotated[list[str] | None, Spelling("--plugin", repeats=True)] = None
-    """Import these modules before flags are parsed; they register parts of a run by name, and add
-    the flags of these parts (docs/extending.md). Can be given several times."""
+    """Import these modules, or .py files, before flags are parsed; they register parts of a run by
+    name, and add the flags of these parts (docs/extending.md). Can be given several times."""
 
     objective: Annotated[str | None, Names(OBJECTIVES)] = None
     """Train another objective than that of the script (gpt is pretrain_gpt.py's, prefix-lm
@@ -53,11 +57,11 @@ class PluginConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginModulesConfig:
-    """Modules of your own that a checkpoint needs."""
+    """Modules of your own that a checkpoint or a tokenizer needs."""
 
     plugin: Annotated[list[str] | None, Spelling("--plugin", repeats=True)] = None
-    """Import these modules, which register parts of the network, the optimizer or the tokenizer
-    (docs/extending.md). Can be given several times."""
+    """Import these modules, or .py files, which register parts of the network, the optimizer or the
+    tokenizer (docs/extending.md). Can be given several times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,29 +95,87 @@ def plan_plugins(plugins: PluginConfig, extensions: Mapping[str, Any]) -> Plugin
     )
 
 
+def modules_in(words: Sequence[str]) -> list[str]:
+    """Return the modules of --plugin in the words of a command line."""
+    modules: list[str] = []
+    is_value = False
+    for word in words:
+        option, equals, value = word.partition("=")
+        if word.startswith("--"):
+            is_value = option == "--plugin" and not equals
+            modules += [value] if option == "--plugin" and equals else []
+        elif is_value:
+            modules.append(word)
+    return modules
+
+
 def load_plugins(modules: Sequence[str]) -> None:
-    """Import the modules of --plugin.
+    """Import the modules of --plugin, each a module's name or the path of a .py file.
 
     Raises:
         ConfigError: a module is missing or cannot be imported.
     """
     for module in modules:
         try:
-            importlib.import_module(module)
+            if module.endswith(".py"):
+                _import_file(module)
+            elif os.sep in module or module.startswith("."):
+                raise ConfigError(
+                    f"--plugin {module}: give the name of a module, or the path of a .py file"
+                )
+            else:
+                importlib.import_module(module)
         except ConfigError:
             raise
         except ModuleNotFoundError as error:
             if error.name and (module == error.name or module.startswith(f"{error.name}.")):
                 raise ConfigError(
                     f"--plugin {module}: there is no module {error.name}; put the directory that "
-                    "holds it on PYTHONPATH, or install its package"
+                    "holds it on PYTHONPATH, install its package, or give the path of its .py file"
                 ) from error
-            raise ConfigError(f"--plugin {module} cannot be imported: {error}") from error
-        except Exception as error:
+            raise ConfigError(_import_failed(module, error)) from error
+        except (Exception, SystemExit) as error:
             log.debug("--plugin %s", module, exc_info=True)
-            raise ConfigError(
-                f"--plugin {module} cannot be imported: {type(error).__name__}: {error}"
-            ) from error
+            raise ConfigError(_import_failed(module, error)) from error
+
+
+def _import_file(path: str) -> None:
+    """Import a .py file as the module of its name, unless it is imported already."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"--plugin {path}: there is no such file{near(file)}")
+    name, origin = file.stem, os.path.realpath(file)
+    loaded = sys.modules.get(name)
+    found = loaded.__spec__ if loaded else importlib.util.find_spec(name)
+    other = found.origin if found else getattr(loaded, "__file__", None)
+    if (loaded or found) and os.path.realpath(str(other)) != origin:
+        raise ConfigError(
+            f"--plugin {path}: another module is called {name} ({other}): rename the file"
+        )
+    if loaded:
+        return
+    spec = importlib.util.spec_from_file_location(name, origin)
+    assert spec and spec.loader  # of a .py file
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(sys.modules[name])
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _import_failed(module: str, error: BaseException) -> str:
+    """Return the message of a plugin that raises, with the line of it that does."""
+    here = f"{os.sep}importlib{os.sep}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if here not in frame.filename
+        and not frame.filename.startswith("<frozen")
+        and frame.filename != __file__
+    ]
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"--plugin {module} cannot be imported: {type(error).__name__}: {error}{where}"
 
 
 def plugin_sections() -> dict[str, type]:
@@ -134,7 +196,46 @@ def plugin_sections() -> dict[str, type]:
     return found
 
 
-def missing_plugins(saved: Mapping[str, Any], given: Sequence[str]) -> Iterator[str]:
+def plugin_problems(
+    value_of: Callable[[str, str], Any], extensions: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the flags of plugins' parts that are given without the part, or missing with it.
+
+    Args:
+        value_of: returns the value of a field of the config, by section and name.
+        extensions: instances of the plugins' sections of flags, by the name of their class.
+    """
+    chosen = {*_chosen(value_of)}
+    for name, section in plugin_sections().items():
+        parts = [
+            (registry, part) for registry in REGISTRIES for part in registry.names_with(section)
+        ]
+        options = {part: f"{part[0].option} {part[1]}" for part in parts}
+        used = [option for part, option in options.items() if part in chosen]
+        flags, values = options_of({name: section}), extensions[name]
+        for field in fields(section):
+            flag, value = flags[field.name], getattr(values, field.name)
+            if used and field_default(field) is MISSING and value is None:
+                yield f"{used[0]} needs {flag}"
+            elif not used and value not in (None, field_default(field)):
+                yield (
+                    f"{flag} is of {' and '.join(options.values())}, which this run does not have: "
+                    f"add it, or leave {flag} out"
+                )
+
+
+def _chosen(value_of: Callable[[str, str], Any]) -> Iterator[tuple[Registry[Any], str]]:
+    """Yield the parts that a config names, each with its registry."""
+    for (section, field), registry in _CHOICES.items():
+        value = value_of(section, field)
+        for name in value if isinstance(value, list | tuple) else (value,):
+            if name:
+                yield registry, name
+
+
+def missing_plugins(
+    saved: Mapping[str, Any], given: Sequence[str], *, only: Container[str] | None = None
+) -> Iterator[str]:
     """Yield a sentence for each plugin of a saved run that `given` lacks.
 
     A checkpoint that names a module is no reason to import it: its code would run. Hooks and metrics
@@ -142,24 +243,28 @@ def missing_plugins(saved: Mapping[str, Any], given: Sequence[str]) -> Iterator[
 
     Args:
         saved: the config in the manifest.
+        only: sections of the config whose parts are needed; all if None.
     """
-    chosen = (
-        (registry, saved.get(section, {}).get(name)) for (section, name), registry in _SAVED.items()
-    )
-    own = [f"{registry.option} {part}" for registry, part in chosen if part not in _known(registry)]
+    own = [
+        f"{registry.option} {part}"
+        for (section, field), registry in _CHOICES.items()
+        if registry not in (HOOKS, METRICS) and (only is None or section in only)
+        if (part := saved.get(section, {}).get(field)) and part not in registry.built_in
+    ]
+    names = {_module_name(module) for module in given}
     for module in (saved.get("plugins", {}).get("plugin") or ()) if own else ():
-        if module not in given:
+        if _module_name(module) not in names:
             yield (
                 f"the checkpoint was trained with --plugin {module}: give that flag again "
                 f"(it has {', '.join(own)})"
             )
 
 
-def _known(registry: Registry[Any]) -> tuple[str | None, ...]:
-    return (None, "", *registry.built_in)
+def _module_name(module: str) -> str:
+    return Path(module).stem if module.endswith(".py") else module
 
 
-_SAVED: Mapping[tuple[str, str], Registry[Any]] = {
+_CHOICES: Mapping[tuple[str, str], Registry[Any]] = {
     ("model", "position_embedding_type"): POSITION_EMBEDDINGS,
     ("model", "activation"): ACTIVATIONS,
     ("model", "normalization"): NORMS,
@@ -169,5 +274,7 @@ _SAVED: Mapping[tuple[str, str], Registry[Any]] = {
     ("tokenizer", "tokenizer_type"): TOKENIZERS,
     ("plugins", "objective"): OBJECTIVES,
     ("plugins", "dataset"): DATASETS,
+    ("plugins", "hook"): HOOKS,
+    ("plugins", "metric"): METRICS,
 }
-"""Fields of a saved config that can name parts of plugins which the checkpoint depends on."""
+"""Fields of a config that can name parts of plugins."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from megatron.common.errors import ConfigError
@@ -43,6 +44,7 @@ from megatron.config.parallelism.precision import (
 )
 from megatron.config.parallelism.recompute import Storage, plan_storage, recompute_problems
 from megatron.config.parallelism.zero import ZeroPlan, plan_zero, zero_problems, zero_twins
+from megatron.config.plugins import plugin_problems
 from megatron.config.run.checkpoint import checkpoint_problems
 from megatron.config.run.evaluation import evaluation_problems, plan_evaluation
 from megatron.config.run.fault_injection import chaos_problems
@@ -97,6 +99,7 @@ def validate(
     problems += _problems(
         config, user, zero, storage, steps, schedule, world_size=world_size, device=device
     )
+    problems += plugin_problems(partial(_value_of, config, objective), config.extensions)
     problems += objective_problems(
         config.objective,
         config.fim,
@@ -122,6 +125,12 @@ def validate(
         steps=steps,
         schedule=schedule,
     )
+
+
+def _value_of(config: Config, objective: ObjectiveName, section: str, field: str) -> Any:
+    if (section, field) == ("plugins", "objective"):
+        return objective
+    return getattr(getattr(config, section), field)
 
 
 def _problems(

@@ -231,7 +231,7 @@ def _unknown(name: str | None) -> str:
     known = f"{', '.join(names[:-1])} or {names[-1]}"
     nearest = difflib.get_close_matches(name or "", names, n=1)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"{name or 'is missing'}: give {known}{hint}"
+    return f"{name or 'is missing'}: give {known}, or --plugin MODULE for others{hint}"
 
 
 def _value_problems(options: TokenizerOptions, *, may_be_fast: bool) -> Iterator[str]:

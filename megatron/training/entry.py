@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megatron.checkpointing.saved_run import checkpoint_flags
-from megatron.common.errors import ExitCode
+from megatron.checkpointing.saved_run import checkpoint_flags, lost_plugins
+from megatron.common.errors import ConfigError, ExitCode
 from megatron.common.registry import OBJECTIVES
 from megatron.config.config import Config, parse_config
 from megatron.config.data.objective import ObjectiveName
@@ -34,9 +34,12 @@ def train_from(
         MegatronError: something that the user can mend.
     """
     saved = checkpoint_flags(argv)
-    config, notices = parse_config(
-        argv, description=description or "", defaults=saved.flags if saved else None
-    )
+    try:
+        config, notices = parse_config(
+            argv, description=description or "", defaults=saved.flags if saved else None
+        )
+    except ConfigError as error:
+        raise ConfigError(*error.problems, *lost_plugins(argv)) from error
     if saved:
         notices = (*notices, *saved.describe(config))
     launcher = read_launcher()

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 from megatron.common.cli import ToolParser
 from megatron.common.errors import ConfigError, raise_if_any
-from megatron.common.registry import Registry
+from megatron.common.registry import REGISTRIES, Registry
 from megatron.config.parsing.titles import BASICS, about, title_of
 
 
@@ -110,7 +110,8 @@ def parse_sections(
     parser = _Parser(usage="%(prog)s [flags]", description=description)
     trains = any("num_layers" in section.__annotations__ for section in sections.values())
     first = parser.add_argument_group("To begin with") if trains and not shows_legacy else None
-    for section in sections.values():
+    # Those of plugins last, so that a clash of names is theirs.
+    for section in sorted(sections.values(), key=is_own_section):
         add_section(parser, section, defaults or {}, first=first, is_shown=not shows_legacy)
     if legacy := list(legacy):
         parser.add_argument(
@@ -125,11 +126,23 @@ def parse_sections(
     if first:
         first._group_actions.sort(key=lambda action: BASICS.index(action.dest))
     given = vars(parser.parse_args(list(argv), Namespace(notices=[], refusals=[])))
-    built = {
-        name: section(**{field.name: given[field.name] for field in fields(section)})
-        for name, section in sections.items()
-    }
+    built = {name: _built(section, given) for name, section in sections.items()}
     return Parsed(built, tuple(dict.fromkeys(given["notices"])))
+
+
+def _built(section: type, given: Mapping[str, Any]) -> Any:
+    try:
+        return section(**{field.name: given[field.name] for field in fields(section)})
+    except (ValueError, TypeError) as error:
+        if not is_own_section(section):
+            raise
+        # A check that a plugin's dataclass makes of its flags.
+        raise ConfigError(f"{section.__name__}: {error}") from error
+
+
+def is_own_section(section: type) -> bool:
+    """Whether a section of flags is a plugin's."""
+    return any(section in registry.sections() for registry in REGISTRIES)
 
 
 def add_section(
@@ -149,8 +162,14 @@ def add_section(
     group = parser.add_argument_group(title_of(section), about(section)) if is_shown else parser
     hints = get_type_hints(section, include_extras=True)
     helps = field_docstrings(section)
+    is_own = is_own_section(section)
+    if is_own:
+        raise_if_any(_own_problems(parser, section, hints, helps))
     for field in fields(section):
         options, keywords = argparse_form(field, hints[field.name])
+        if is_own and "required" in keywords:
+            # Only if the part is chosen: see `plugin_problems`.
+            keywords["required"] = False
         is_switch = keywords.get("action", "").startswith("store")
         if defaults and field.name in defaults:
             keywords |= {"required": False, "default": defaults[field.name]}
@@ -168,6 +187,31 @@ def add_section(
         )
 
 
+def _own_problems(
+    parser: ArgumentParser, section: type, hints: Mapping[str, Any], helps: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield why a plugin's section does not make flags."""
+    names = {action.dest for action in parser._actions}
+    for field in fields(section):
+        where = f"{section.__module__}.{section.__qualname__}.{field.name}"
+        if field.name not in helps:
+            yield f"{where}: a flag needs a help text, a string literal below the field"
+        try:
+            options, keywords = argparse_form(field, hints[field.name])
+        except (ValueError, TypeError):
+            options, keywords = [], {"type": object}
+        kind = keywords.get("type", bool)
+        if isinstance(kind, type) and kind not in (bool, int, float, str):
+            yield (
+                f"{where}: {hints[field.name]} cannot be a flag; flags are bool, int, float, str, a "
+                "Literal or a list of these, or None"
+            )
+        taken = [each for each in options if each in parser._option_string_actions]
+        if taken or field.name in names:
+            flag = taken[0] if taken else f"--{field.name.replace('_', '-')}"
+            yield f"{where}: there is a flag {flag} already: rename the field"
+
+
 def default_text(keywords: Mapping[str, Any]) -> str:
     """Return the default of a flag for its help; nothing if it is none, or part of the text."""
     default = keywords.get("default")
@@ -175,6 +219,11 @@ def default_text(keywords: Mapping[str, Any]) -> str:
         return ""
     words = default if isinstance(default, list) else [default]
     return " ".join(str(word).removesuffix(".0") for word in words)
+
+
+def field_default(field: "Field[Any]") -> Any:
+    """Return the default of a field; MISSING if it is required."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, Any]]:
@@ -193,8 +242,8 @@ def argparse_form(field: "Field[Any]", hint: Any) -> tuple[list[str], dict[str, 
         return options, {"nargs": "?", "const": True, "default": field.default, "type": truth}
     if hint is bool:
         return options, {"action": "store_false" if turned_off else "store_true"}
-    required = field.default is MISSING and field.default_factory is MISSING
-    default = field.default_factory() if field.default_factory is not MISSING else field.default
+    default = field_default(field)
+    required = default is MISSING
     keywords: dict[str, Any] = {"required": required, "default": None if required else default}
     if spelling.repeats:
         keywords["action"] = "extend"
@@ -269,8 +318,19 @@ def truth(text: str) -> bool:
 
 
 def field_docstrings(section: type) -> dict[str, str]:
-    """Return {field name: the string literal written under it}."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    """Return {field name: the string literal written under it}.
+
+    Raises:
+        ConfigError: the source of the class cannot be read.
+    """
+    try:
+        source = inspect.getsource(section)
+    except OSError as error:
+        raise ConfigError(
+            f"{section.__module__}.{section.__qualname__}: its flags need help texts, and its source "
+            "cannot be read: define it in a file"
+        ) from error
+    (definition,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(definition, ast.ClassDef)
     docs = {}
     for field, below in pairwise(definition.body):

@@ -13,6 +13,7 @@ from megatron.common.errors import ConfigError
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
 from megatron.config.foreign_flags.run import TOKENIZER_LEGACY
 from megatron.config.parsing.flags import Legacy, parse_sections
+from megatron.config.plugins import PluginModulesConfig, load_plugins, modules_in
 from megatron.config.tools.preprocess import PreprocessConfig, WorkerTrialConfig
 from megatron.data.preprocessing.assemble import Written
 from megatron.data.preprocessing.block_encoder import KEYS
@@ -73,7 +74,12 @@ def read_flags(
         ConfigError: listing all problems.
         DataError: the tokenizer's files are damaged.
     """
-    known = {"tokenizer": TokenizerConfig, "preprocess": PreprocessConfig, **(extra or {})}
+    modules = modules_in(argv)
+    load_plugins(modules)
+    known = {
+        **{"tokenizer": TokenizerConfig, "preprocess": PreprocessConfig},
+        **{"plugins": PluginModulesConfig, **(extra or {})},
+    }
     parsed = parse_sections(argv, known, description=description, legacy=[*_LEGACY, *legacy])
     config = _with_prefix(parsed.sections)
     tokenizer_args = tokenizer_arguments(parsed.sections["tokenizer"])
@@ -86,7 +92,7 @@ def read_flags(
         texts = [] if config.conversations else config.input
         keys = config.json_keys
         raise ConfigError(*problems, *input_problems(texts, keys, text_separator(config)))
-    spec = _spec(config, tokenizer_args)
+    spec = _spec(config, tokenizer_args, modules)
     notices = [
         *parsed.notices,
         *_sentence_notices(config, tokenizer_args["tokenizer_type"]),
@@ -129,19 +135,23 @@ def lost_texts(results: Sequence[Written]) -> Iterator[str]:
         )
 
 
-def _spec(config: PreprocessConfig, tokenizer_args: Mapping[str, Any]) -> PreprocessSpec:
+def _spec(
+    config: PreprocessConfig, tokenizer_args: Mapping[str, Any], modules: Sequence[str]
+) -> PreprocessSpec:
     """Build the spec from the flags.
 
     Args:
         tokenizer_args: arguments of `build_tokenizer`.
+        modules: of plugins, for worker processes.
     """
-    make_encoder: Callable[[], Tokenizer] = partial(_built, json.dumps(tokenizer_args))
+    make: partial[Tokenizer] = partial(_built, json.dumps(tokenizer_args), tuple(modules))
+    make_encoder: Callable[[], Tokenizer] = make
     record = describe(make_encoder(), tokenizer_args)
     template = _template(config, tokenizer_args)
     record = replace(record, chat_template=template.source if template else "")
     known_by = {"name": record.name, "fingerprint": record.fingerprint}
     if template:
-        make_encoder = partial(_built_for_chats, json.dumps(tokenizer_args), template)
+        make_encoder = partial(_built_for_chats, make, template)
         make_encoder()  # refuses a tokenizer that cannot do it
         known_by["chat template"] = hashlib.sha256(repr(template).encode()).hexdigest()
     return PreprocessSpec(
@@ -172,12 +182,13 @@ def _spec(config: PreprocessConfig, tokenizer_args: Mapping[str, Any]) -> Prepro
 
 
 @cache
-def _built_for_chats(tokenizer_args: str, template: ChatTemplate) -> ChatTokenizer:
-    return ChatTokenizer(_built(tokenizer_args), template)
+def _built_for_chats(make: Callable[[], Tokenizer], template: ChatTemplate) -> ChatTokenizer:
+    return ChatTokenizer(make(), template)
 
 
 @cache
-def _built(tokenizer_args: str) -> Tokenizer:
+def _built(tokenizer_args: str, modules: Sequence[str]) -> Tokenizer:
+    load_plugins(modules)
     return build_tokenizer(**json.loads(tokenizer_args))
 
 

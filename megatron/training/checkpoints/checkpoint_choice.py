@@ -26,6 +26,7 @@ from megatron.common.errors import (
 )
 from megatron.config.optimization.lr_schedule import SchedulePlan
 from megatron.config.plan import Plan
+from megatron.config.plugins import missing_plugins
 from megatron.config.run.checkpoint import CheckpointPlan
 from megatron.data.datasets.datasets import CorpusUse
 from megatron.data.datasets.sample_order_check import other_order
@@ -251,7 +252,13 @@ def _listed(tags: Sequence[str]) -> str:
 
 
 def _require_fit(plan: Plan, chosen: Chosen) -> None:
-    """Refuse a checkpoint of another run."""
+    """Refuse a checkpoint of another run, or of a plugin that this run does not have."""
+    sections = _ALL_PARTS if _goes_on(plan) else _OF_NETWORK
+    if plan.schedule.on_resume == "flags":
+        sections = sections - {"schedule"}
+    lost = [*missing_plugins(chosen.manifest.config, plan.plugins.modules, only=sections)]
+    if lost:
+        raise WrongCheckpointError(f"{chosen.folder}: " + "\n".join(lost))
     then, now, folder = chosen.manifest.plan, as_json(asdict(plan)), str(chosen.folder)
     require_same(
         then,
@@ -264,6 +271,11 @@ def _require_fit(plan: Plan, chosen: Chosen) -> None:
     _require_parts(chosen.manifest, plan.checkpoint, folder)
     # What cannot be gone on with is refused before anything slow.
     going_on(plan, chosen)
+
+
+_OF_NETWORK = frozenset({"model", "kernels"})
+_ALL_PARTS = _OF_NETWORK | {"optimizer", "schedule", "tokenizer", "plugins"}
+"""Sections of a config with parts of plugins that a run needs: which loads weights, or goes on."""
 
 
 def _goes_on(plan: Plan) -> bool:

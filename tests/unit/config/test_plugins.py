@@ -49,9 +49,9 @@ def stairs(tmp_path, monkeypatch):
     """A plugin that nothing remembers behind the test; its module's name."""
     (tmp_path / "stairs_plugin.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry.SCHEDULES, "_entries", dict(registry.SCHEDULES._entries))
     yield "stairs_plugin"
     sys.modules.pop("stairs_plugin", None)
+    registry.SCHEDULES._entries.pop("stairs", None)
 
 
 def parse(*words):
@@ -92,8 +92,9 @@ def test_without_the_plugin_its_name_is_refused_with_a_hint():
     ("content", "says"),
     [
         ("import no_such_module_of_mine", "no_such_module_of_mine"),
-        ("1 / 0", "ZeroDivisionError"),
+        ("\n1 / 0", "ZeroDivisionError: division by zero .*broken_plugin.py, line 2"),
         ("def", "SyntaxError"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
 def test_a_plugin_that_cannot_be_imported(tmp_path, monkeypatch, content, says):
@@ -159,3 +160,75 @@ def test_a_checkpoint_of_a_run_with_plugins_opens_with_them(stairs):
 
 def test_hooks_and_metrics_are_planned_with_their_flags(stairs):
     assert plugins.plan_plugins(parse("--plugin", stairs).plugins, {}).modules == (stairs,)
+
+
+def test_a_plugin_can_be_a_file(stairs, tmp_path):
+    file = str(tmp_path / "stairs_plugin.py")
+    config = parse("--plugin", file, "--plugin", file, "--lr-decay-style", "stairs")
+    assert config.plugins.plugin == [file, file]
+    assert sys.modules["stairs_plugin"].__file__ == file
+    # A checkpoint of either spelling opens with the other.
+    saved = {"plugins": {"plugin": ["stairs_plugin"]}, "schedule": {"lr_decay_style": "stairs"}}
+    assert not [*plugins.missing_plugins(saved, [f"elsewhere/{stairs}.py"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("stairs_plugins.py", "there is no such file; did you mean .*stairs_plugin.py"),
+        ("json.py", "another module is called json .*: rename the file"),
+        ("stairs_plugin", "give the name of a module, or the path of a .py file"),
+    ],
+)
+def test_a_file_that_cannot_be_a_plugin(stairs, tmp_path, name, says):
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(ConfigError, match=f"--plugin {tmp_path / name}: {says}"):
+        parse("--plugin", str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("field", "says"),
+    [
+        ("steps: int = 4", r"StairsConfig\.steps: a flag needs a help text"),
+        ("lr: float = 4.0\n    'Help.'", r"StairsConfig\.lr: there is a flag --lr already: rename"),
+        ("no_load_optim: int = 4\n    'Help.'", "there is a flag --no-load-optim already: rename"),
+        ("table: dict = None\n    'Help.'", r"StairsConfig\.table: .*dict.* cannot be a flag"),
+        ("both: int | str = 1\n    'Help.'", r"StairsConfig\.both: int \| str cannot be a flag"),
+    ],
+)
+def test_a_field_that_makes_no_flag(stairs, tmp_path, field, says):
+    source = MODULE.replace("stairs: int = 4\n    '''Number of steps.'''", field)
+    (tmp_path / "stairs_plugin.py").write_text(source)
+    with pytest.raises(ConfigError, match=says):
+        parse("--plugin", stairs)
+
+
+def test_a_plugins_dataclass_can_check_its_flags(stairs, tmp_path):
+    check = "\n    def __post_init__(self):\n        raise ValueError('--stairs must be odd')\n"
+    (tmp_path / "stairs_plugin.py").write_text(
+        MODULE.replace("'''Number of steps.'''", f"'''Number of steps.'''\n{check}")
+    )
+    with pytest.raises(ConfigError, match="StairsConfig: --stairs must be odd"):
+        parse("--plugin", stairs)
+
+
+def problems_of(config, objective="gpt"):
+    def value_of(section, field):
+        return objective if field == "objective" else getattr(getattr(config, section), field)
+
+    return [*plugins.plugin_problems(value_of, config.extensions)]
+
+
+def test_a_flag_whose_part_is_not_chosen_is_refused(stairs):
+    assert problems_of(parse("--plugin", stairs)) == []
+    (problem,) = problems_of(parse("--plugin", stairs, "--stairs", "8"))
+    assert "--stairs is of --lr-decay-style stairs" in problem
+    chosen = parse("--plugin", stairs, "--stairs", "8", "--lr-decay-style", "stairs")
+    assert problems_of(chosen) == []
+
+
+def test_a_flag_without_default_is_required_by_its_part_alone(stairs, tmp_path):
+    (tmp_path / "stairs_plugin.py").write_text(MODULE.replace("int = 4", "int"))
+    assert problems_of(parse("--plugin", stairs)) == []
+    (problem,) = problems_of(parse("--plugin", stairs, "--lr-decay-style", "stairs"))
+    assert problem == "--lr-decay-style stairs needs --stairs"

@@ -88,7 +88,7 @@ def test_keywords_are_read_by_turns():
         ({"tokenizer_type": "Word"}, "--tokenizer-type Word: give BertWordPieceLowerCase"),
         (
             {"tokenizer_type": "SentencepieceTokenizer"},
-            "or NullTokenizer; did you mean SentencePieceTokenizer?",
+            "or NullTokenizer, or --plugin MODULE .*did you mean SentencePieceTokenizer?",
         ),
         ({"tokenizer_type": "SFTTokenizer"}, "SFTTokenizer: conversations .* --conversations"),
         ({"tokenizer_type": "MultimodalTokenizer"}, "text alone; write HuggingFaceTokenizer"),

@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import signal
+import sys
+from dataclasses import replace
 from itertools import count
 from multiprocessing import active_children, resource_tracker, util
 
@@ -11,6 +13,8 @@ import pytest
 from bytes_tokenizer import BytesTokenizer
 
 from megatron.common.process_pool import map_in_processes
+from megatron.common.registry import TOKENIZERS
+from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.progress import Progress
@@ -131,3 +135,32 @@ def test_what_an_earlier_run_did_is_no_part_of_the_rates_whenever_it_is_told(mon
     with caplog.at_level(logging.INFO, "megatron"):
         progress.add(documents=50, tokens=0, num_bytes=0)
     assert "documents: 2100 | tokens: 0 | documents/s: 10 |" in caplog.text
+
+
+PLUGIN = """
+from megatron.common.registry import TOKENIZERS
+from megatron.tokenizer.types.null import NullTokenizer
+
+
+class Letters(NullTokenizer):
+    def encode(self, text):
+        return [ord(letter) - ord("a") for letter in text]
+
+
+TOKENIZERS.register("letters")(lambda options: Letters(options.vocab_size))
+"""
+
+
+def test_workers_have_the_tokenizer_of_a_plugin(tmp_path):
+    (tmp_path / "letters_plugin.py").write_text(PLUGIN)
+    (tmp_path / "in.jsonl").write_text(4 * (json.dumps({"text": "abc"}) + "\n"))
+    words = ["--plugin", tmp_path / "letters_plugin.py", "--tokenizer-type", "letters"]
+    words += ["--vocab-size", 26, "--input", tmp_path / "in.jsonl", "--workers", 2]
+    words += ["--output-prefix", tmp_path / "out"]
+    try:
+        command = read_flags([*map(str, words)], description="")
+        (written,) = preprocess(replace(command.spec, shard_bytes=20))
+    finally:
+        TOKENIZERS._entries.pop("letters", None)
+        sys.modules.pop("letters_plugin", None)
+    assert IndexedDataset(written.prefix)[3].tolist() == [0, 1, 2]

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from tiny import tiny_plan
 
-from megatron.checkpointing.manifest import MANIFEST
+from megatron.checkpointing.manifest import MANIFEST, read_manifest, write_manifest
 from megatron.checkpointing.saved_run import checkpoint_flags
 from megatron.common.errors import (
     CheckpointError,
+    ConfigError,
     ExitCode,
     UnreadableCheckpointError,
     WrongCheckpointError,
@@ -19,6 +20,7 @@ from megatron.common.errors import (
 from megatron.training import pretrain
 from megatron.training.checkpoints.checkpoint_choice import choose_checkpoint
 from megatron.training.checkpoints.save_directory import sole_writer
+from megatron.training.entry import train_from
 from megatron.training.loop.state import TrainState
 from megatron.training.process.failure import FailureFile
 from megatron.training.process.watchdog import Watchdog
@@ -231,3 +233,57 @@ def test_another_sample_order_is_refused_before_loading(job):
         choose_checkpoint(tiny_plan(*other))
     assert choose_checkpoint(tiny_plan(*other, "--finetune", "--save", "elsewhere"))
     assert choose_checkpoint(tiny_plan(*other, "--eval-only"))
+
+
+def of_plugin(job, section, **choices):
+    """Rewrite the manifest of step 5 as one of a run with a plugin's part."""
+    folder = job.directory / "global_step5"
+    manifest = read_manifest(folder)
+    manifest.config["plugins"]["plugin"] = ["own_parts"]
+    manifest.config[section].update(choices)
+    write_manifest(folder, manifest)
+
+
+@pytest.mark.parametrize(
+    ("section", "choice", "flags", "is_refused"),
+    [
+        ("plugins", {"dataset": "backwards"}, [], True),
+        ("schedule", {"lr_decay_style": "stairs"}, [], True),
+        ("schedule", {"lr_decay_style": "stairs"}, ["--override-lr-scheduler"], False),
+        ("plugins", {"dataset": "backwards"}, ["--finetune", "--save", "elsewhere"], False),
+        ("model", {"activation": "mish"}, ["--finetune", "--save", "elsewhere"], True),
+        ("plugins", {"hook": ["notes"]}, [], False),
+    ],
+)
+def test_a_run_without_the_plugin_of_its_checkpoint_is_refused(
+    job, section, choice, flags, is_refused
+):
+    job.save(5)
+    of_plugin(job, section, **choice)
+    if not is_refused:
+        assert job.resume(*flags).iteration in (0, 5)
+        return
+    with pytest.raises(WrongCheckpointError, match="--plugin own_parts: give that flag") as error:
+        job.resume(*flags)
+    assert error.value.exit_code == ExitCode.MISUSED
+    assert next(iter(choice.values())) in str(error.value)
+
+
+def test_lost_hooks_and_metrics_are_listed(job, told):
+    job.save(5)
+    folder = job.directory / "global_step5"
+    manifest = read_manifest(folder)
+    manifest.plan["plugins"].update(hooks=["notes"], metrics=["tokens"])
+    write_manifest(folder, manifest)
+    job.resume()
+    (settings,) = [text for text in told if "other settings" in text]
+    assert "--hook" in settings and "notes" in settings and "--metric" in settings
+
+
+def test_flags_that_only_a_plugin_knows_name_the_plugin_of_the_checkpoint(job):
+    job.save(5)
+    of_plugin(job, "schedule", lr_decay_style="stairs")
+    argv = ["--load", str(job.directory), "--lr-decay-style", "stairs"]
+    with pytest.raises(ConfigError, match="unknown learning-rate schedule") as error:
+        train_from(argv, "gpt", description="")
+    assert "--plugin own_parts: give that flag again" in str(error.value)
