@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
+Architecture = Literal["gpt", "bert"]
+"""A decoder, or an encoder whose tokens see all tokens of their sample."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
@@ -76,6 +79,10 @@ class ModelSpec:
     own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
     attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
     mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
+    architecture: Architecture = "gpt"
+    num_token_types: int = 0  # rows of BERT's table of segments; 0: there is none
+    binary_head: bool = False  # BERT's pooler and classifier of the order of two segments
+    head_activation: Literal["gelu_erf", "gelu_tanh"] = "gelu_erf"  # in front of BERT's logits
 
     @property
     def is_gated(self) -> bool:
@@ -113,26 +120,38 @@ class ModelSpec:
         tables = 1 if self.tied_embeddings else 2
         positions = self.max_position_embeddings if self.position_embedding == "learned" else 0
         embedding_norm = self._norm_parameters(self.hidden_size) if self.embed_layernorm else 0
-        rows = tables * self.padded_vocab_size + positions
+        rows = tables * self.padded_vocab_size + positions + self.num_token_types
         return self.num_parameters_without_embeddings + rows * self.hidden_size + embedding_norm
 
     @property
     def num_padding_parameters(self) -> int:
-        """Weights of the token tables that are padding."""
+        """Weights of the token tables, and of the bias of the logits, that are padding."""
         tables = 1 if self.tied_embeddings else 2
-        return tables * (self.padded_vocab_size - self.vocab_size) * self.hidden_size
+        row = tables * self.hidden_size + (1 if self.architecture == "bert" else 0)
+        return (self.padded_vocab_size - self.vocab_size) * row
 
     @property
     def num_parameters_without_embeddings(self) -> int:
-        """Weights of the transformer layers and the final norm."""
-        return self._layer_parameters([experts or 1 for experts in self._experts])
+        """Weights of the transformer layers, the final norm, and what a head has beside its table."""
+        layers = self._layer_parameters([experts or 1 for experts in self._experts])
+        return layers + self.num_head_parameters
 
     @property
     def num_active_parameters_without_embeddings(self) -> int:
         """The same, without the experts that a token does not pass through."""
-        return self._layer_parameters(
+        layers = self._layer_parameters(
             [self.experts_per_token if experts else 1 for experts in self._experts]
         )
+        return layers + self.num_head_parameters
+
+    @property
+    def num_head_parameters(self) -> int:
+        """Weights of the heads beside the token table: BERT's dense layers, norm and biases."""
+        if self.architecture != "bert":
+            return 0
+        dense = self.hidden_size**2 + self.hidden_size
+        masked_lm = dense + self._norm_parameters(self.hidden_size) + self.padded_vocab_size
+        return masked_lm + (dense + 2 * self.hidden_size + 2 if self.binary_head else 0)
 
     def experts_of(self, number: int) -> int:
         """Return the number of experts of layer `number`, from 1 on; 1 for an ordinary MLP."""
@@ -181,6 +200,8 @@ class ModelSpec:
         if recompute.granularity == "selective":
             layers += attention
         head = self.padded_vocab_size * self.hidden_size
+        if self.architecture == "bert":
+            head += self.hidden_size**2
         return float(2 * s * (layers + 3 * head))
 
     @property

@@ -1,4 +1,4 @@
-"""Tokens to features at the front, features to logits at the back, usually over one table."""
+"""Embeddings of tokens, positions and token types; logits over a tied table, and their bias."""
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,11 @@ from megatron.tensor_parallel.broadcast import Batch
 from megatron.tensor_parallel.collectives import copy_to_tensor_parallel
 from megatron.tensor_parallel.embedding import VocabParallelEmbedding
 from megatron.tensor_parallel.linear import gathering_linear
+from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
 
 
 class EmbeddingPipe(nn.Module):
-    """Token embedding, scaled or normed if asked for, plus learned position if there is one, then dropout.
+    """Token embedding, scaled or normed, plus learned position and token type (segment), then dropout.
 
     Positions that layers need are passed on beside the result, and so is the attention span of a
     batch that has one.
@@ -29,7 +30,8 @@ class EmbeddingPipe(nn.Module):
         kernels: what computes the norm.
         sequence_parallel: whether the ranks of `group` divide the sequence of the result.
 
-    Shapes: tokens, positions [b, s] int64, attention_span [b, s, 2] int64 -> hidden [b, s, h].
+    Shapes: tokens, positions, token_types [b, s] int64, attention_span [b, s or 1, 2] int64 ->
+        hidden [b, s, h].
     Communication: one all-reduce of [b, s, h] over `group` forward.
     Randomness: draws from the ordinary stream, the same on all tensor-parallel ranks.
     """
@@ -55,6 +57,8 @@ class EmbeddingPipe(nn.Module):
             self.word_embeddings.add_module("norm", norm_layer(spec, kernels=kernels).build())
         if spec.position_embedding == "learned":
             self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+        if spec.num_token_types:
+            self.tokentype_embeddings = nn.Embedding(spec.num_token_types, spec.hidden_size)
         self.own_positions = own_position_embedding(spec, number=0)
 
     def forward(self, batch: Batch) -> LayerInput:
@@ -68,6 +72,9 @@ class EmbeddingPipe(nn.Module):
         if self.spec.position_embedding == "learned":
             own_bs = self.word_embeddings.own_tokens(positions_bs)
             x_bsh = x_bsh + self.position_embeddings(own_bs)
+        if self.spec.num_token_types:
+            own_bs = self.word_embeddings.own_tokens(batch["token_types"])
+            x_bsh = x_bsh + self.tokentype_embeddings(own_bs)
         if self.own_positions:
             x_bsh = self.own_positions.embed(x_bsh, positions_bs)
         x_bsh = F.dropout(x_bsh, self.spec.hidden_dropout, self.training)
@@ -129,3 +136,18 @@ def tied_logits(
     if not softcap:
         return logits_bsv
     return soft_capped(logits_bsv.to(torch.promote_types(logits_bsv.dtype, torch.float32)), softcap)
+
+
+class OutputBiasPipe(nn.Module):
+    """Bias of the logits, divided over the tensor-parallel ranks like the rows of the token table.
+
+    Shapes: logits [b, s, V/t] -> the same.
+    """
+
+    def __init__(self, *, padded_vocab_size: int, group: dist.ProcessGroup):
+        super().__init__()
+        rows = exact_quotient(padded_vocab_size, group.size(), "padded_vocab_size")
+        self.output_bias = mark_sharded(nn.Parameter(torch.zeros(rows)), 0, group)
+
+    def forward(self, logits_bsv: Tensor) -> Tensor:
+        return logits_bsv + self.output_bias

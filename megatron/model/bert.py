@@ -1,0 +1,199 @@
+"""BERT as a list of layers: bidirectional blocks, masked-LM head, pooler and sentence-order head."""
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.gpt import take_tokens, to_batch_first, to_sequence_first
+from megatron.model.layers.attention_kernels import CoreAttention
+from megatron.model.layers.embedding import (
+    EmbeddingPipe,
+    OutputBiasPipe,
+    OutputEmbeddingPipe,
+    tied_logits,
+)
+from megatron.model.layers.layer_list import Layer, Step, Tie
+from megatron.model.layers.mlp import MixtureBuilder
+from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
+from megatron.tensor_parallel.collectives import reduce_from_tensor_parallel
+from megatron.tensor_parallel.rng import RngTracker
+
+
+class BertOutput(NamedTuple):
+    """Output of BERT's heads.
+
+    Args:
+        logits: of every token, [b, s, V/t]; in front of the token table its features [b, s, h].
+        order_logits: [b, 2], whether the second segment of a sample came first in its document;
+            None without the binary head.
+    """
+
+    logits: Tensor
+    order_logits: Tensor | None
+
+
+def bert_layers(
+    spec: ModelSpec,
+    *,
+    group: dist.ProcessGroup,
+    rng: RngTracker,
+    mixed: bool,
+    core_attention: CoreAttention,
+    batch_fields: Collection[str],
+    kernels: Kernels = REFERENCE,
+    build_mixture: MixtureBuilder | None = None,
+    sequence_parallel: bool = False,
+) -> list[Step]:
+    """Return the layers of BERT: a batch in, a `BertOutput` out.
+
+    A batch has tokens, positions, token types if there is a binary head, and an attention span:
+    the real tokens of each sample, [b, 1, 2].
+
+    Args:
+        group: the tensor-parallel ranks.
+        rng: the RNG state that differs between them.
+        mixed: whether weights are 16-bit, so that logits are cast up at the end.
+        core_attention: returns what computes attention in the layer of a number.
+        batch_fields: names of the fields of a batch.
+        kernels: what computes the operations inside the layers.
+        build_mixture: builds the MLPs of layers with experts.
+        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
+
+    Source: arXiv:1810.04805; arXiv:1909.08053, section 5.3, for norms in front of sublayers, and
+        arXiv:1909.11942, section 3.1, for the order of segments.
+    """
+    shared: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
+    weight, tied = "word_embeddings.weight", spec.tied_embeddings
+    positions = ["positions"] if spec.layers_read_positions else []
+    embedding = Layer(
+        EmbeddingPipe,
+        {"spec": spec, "kernels": kernels, **shared},
+        tie=Tie("embed", weight) if tied else None,
+        carried=("hidden", *positions, "attention_span"),
+    )
+    blocks = [
+        Layer(
+            ParallelTransformerLayerPipe,
+            {
+                "spec": spec,
+                "number": number,
+                "rng": rng,
+                "kernels": kernels,
+                "build_mixture": build_mixture,
+                "core_attention": core_attention,
+                **shared,
+            },
+        )
+        for number in range(1, spec.num_layers + 1)
+    ]
+    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
+    return [
+        take_tokens,
+        embedding,
+        to_sequence_first,
+        *blocks,
+        to_batch_first,
+        norm_layer(spec, kernels=kernels),
+        Layer(BertHeadPipe, {"spec": spec, "kernels": kernels, **shared}),
+        Layer(
+            MaskedLMLogitsPipe,
+            {**sizes, "softcap": spec.logit_softcap, **shared},
+            tie=Tie("embed", weight, partial(masked_lm_logits, softcap=spec.logit_softcap))
+            if tied
+            else None,
+        ),
+        Layer(MaskedLMBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
+        *([to_float32] if mixed else []),
+    ]
+
+
+class ReplicatedLinear(nn.Linear):
+    """Linear layer with the same weights on every tensor-parallel rank."""
+
+    def reset_parameters(self) -> None:
+        """Leave the weight to `initialise`, and let the bias be 0."""
+        nn.init.zeros_(self.bias)
+
+
+class BertHeadPipe(nn.Module):
+    """Dense layer, GELU and norm in front of the logits; pooler and binary head on the first token.
+
+    The pooler is tanh of a dense layer, and exists with the binary head alone.
+
+    Args:
+        spec: the network.
+        group: the tensor-parallel ranks.
+        kernels: what computes the norm.
+        sequence_parallel: whether the ranks of `group` divide the sequence of x_bsh.
+
+    Shapes: x_bsh [b, s, h] -> `BertOutput` of [b, s, h] and [b, 2].
+    Communication: none; with sequence parallelism one all-reduce of [b, h] forward.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        group: dist.ProcessGroup,
+        kernels: Kernels = REFERENCE,
+        sequence_parallel: bool = False,
+    ):
+        super().__init__()
+        width = spec.hidden_size
+        self.approximate = "tanh" if spec.head_activation == "gelu_tanh" else "none"
+        self.group, self.sequence_parallel = group, sequence_parallel
+        self.dense = ReplicatedLinear(width, width)
+        self.layernorm = norm_layer(spec, kernels=kernels).build()
+        self.has_binary_head = spec.binary_head
+        if spec.binary_head:
+            self.pooler = ReplicatedLinear(width, width)
+            self.binary_head = ReplicatedLinear(width, 2)
+
+    def forward(self, x_bsh: Tensor) -> BertOutput:
+        transformed_bsh = F.gelu(self.dense(x_bsh), approximate=self.approximate)
+        order_b2 = self._order(x_bsh) if self.has_binary_head else None
+        return BertOutput(self.layernorm(transformed_bsh), order_b2)
+
+    def _order(self, x_bsh: Tensor) -> Tensor:
+        first_bh = x_bsh[:, 0]
+        if not self.sequence_parallel:
+            return self.binary_head(self.pooler(first_bh).tanh())
+        # The first token is on rank 0, and all ranks compute the same with it. Gradients of
+        # replicated weights are summed over the ranks: only those of rank 0 count.
+        is_first = self.group.rank() == 0
+        first_bh = reduce_from_tensor_parallel(first_bh * is_first, self.group)
+        order_b2 = self.binary_head(self.pooler(first_bh).tanh())
+        return order_b2 if is_first else order_b2.detach() + 0 * order_b2
+
+
+class MaskedLMLogitsPipe(OutputEmbeddingPipe):
+    """Token table of the masked-LM head: logits from features, beside the output of the pooler."""
+
+    def forward(self, output: BertOutput) -> BertOutput:
+        return masked_lm_logits(self, output, softcap=self.softcap)
+
+
+class MaskedLMBiasPipe(OutputBiasPipe):
+    """Bias of the masked-LM logits, divided like them."""
+
+    def forward(self, output: BertOutput) -> BertOutput:
+        return output._replace(logits=super().forward(output.logits))
+
+
+def masked_lm_logits(
+    layer: EmbeddingPipe | OutputEmbeddingPipe, output: BertOutput, *, softcap: float = 0.0
+) -> BertOutput:
+    """Return the logits of the tokens in place of their features: see `tied_logits`."""
+    return output._replace(logits=tied_logits(layer, output.logits, softcap=softcap))
+
+
+def to_float32(output: BertOutput) -> BertOutput:
+    """Return `output` in 32 bits."""
+    return BertOutput(*(x if x is None else x.float() for x in output))
