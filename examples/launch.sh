@@ -23,6 +23,9 @@ launch() {
     local script=$repository/$1 own=()
     if [[ -v PLAN ]]; then
         read -ra own <<< "--num-gpus $processes $PLAN"
+        if [[ $1 == pretrain_bert.py ]]; then
+            own+=(--objective bert)
+        fi
         launcher=(python) script=$repository/tools/plan.py
     fi
     set -x

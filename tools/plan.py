@@ -121,6 +121,7 @@ def _print_plan(config: Config, planning: PlanningConfig) -> None:
         world_size=config.parallel.world_size or fewest_processes(config),
         vocab_size=planning.vocabulary,
         device=kind,
+        objective=config.plugins.objective or "gpt",
     )
     for notice in decided.notices:
         print(notice)

@@ -5,12 +5,20 @@ In checkpoints of ours a name starts with the layer's number in the pipeline, or
 either; they are those of Megatron-LM's checkpoints of version 3.
 """
 
+TABLES = ("word_embeddings.", "position_embeddings.", "tokentype_embeddings.")
+"""Beginnings of the names of an embedding's weights, inside its layer."""
+
 FIRST_LAYER = 3
 """Number of the first transformer layer."""
 
 _TIED, _UNTIED = "tied_modules.embed", "1"
 _FINAL_NORM, _OUTPUT = 1, 2
 """Numbers of the layers after the transformer layers, from the first free number on."""
+
+
+def is_of_vocabulary(name: str) -> bool:
+    """Whether a parameter has one row for each token, padding of the vocabulary included."""
+    return name.endswith(("word_embeddings.weight", ".output_bias"))
 
 
 def module_name(name: str, num_layers: int) -> str:

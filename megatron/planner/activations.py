@@ -64,6 +64,12 @@ class Activations:
         """Return the activations of the last norm, its result for the head included."""
         return self._norm()
 
+    def head(self) -> int:
+        """Return the activations of BERT's head in front of the logits: dense layer, GELU and norm."""
+        if self.plan.model.architecture == "gpt":
+            return 0
+        return self.outside * self.plan.model.hidden_size * self._bytes + self._norm()
+
     def logits(self) -> int:
         """Return the bytes of the logits in 32 bits, which the loss is taken from.
 

@@ -12,6 +12,7 @@ from megatron.planner.weights import (
     head_weights,
     layer_weights,
     norm_width,
+    output_weights,
 )
 
 _MASTER = 4
@@ -103,6 +104,8 @@ def weights_of(plan: Plan, stage: Stage) -> Weights:
         held += Weights(norm_width(spec, spec.hidden_size))
     if stage.has_head and not (spec.tied_embeddings and stage.has_embedding):
         held += Weights(head_weights(spec, tensor=tensor))
+    if stage.has_head:
+        held += Weights(sum(output_weights(spec, tensor=tensor).values()))
     return held
 
 
@@ -118,7 +121,7 @@ def _activations(plan: Plan, stage: Stage, activations: Activations) -> int:
     if stage.has_embedding:
         kept += activations.in_front()
     if stage.has_final_norm:
-        kept += activations.final_norm()
+        kept += activations.final_norm() + activations.head()
     # The pipeline holds what it has sent until it is needed no more.
     return kept + (0 if stage.has_head else activations.stream)
 

@@ -13,9 +13,12 @@ from megatron.planner.weights import (
     head_weights,
     layer_weights,
     norm_width,
+    output_weights,
 )
 
 _LAYER = "ParallelTransformerLayerPipe"
+_TABLES = {"gpt": "OutputEmbeddingPipe", "bert": "MaskedLMLogitsPipe"}
+"""The layer of the logits, by architecture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +50,14 @@ def stages_of(plan: Plan) -> list[Stage]:
                 layers=range(own[0], own[-1] + 1) if own else range(1, 1),
                 has_embedding="EmbeddingPipe" in held,
                 has_final_norm=plan.model.normalization in held,
-                has_head="OutputEmbeddingPipe" in held,
+                has_head=_TABLES[plan.model.architecture] in held,
             )
         )
     return stages
 
 
 def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
-    """Return the names of the entries of the list that a GPT is, as the partition matches them.
+    """Return the names of the entries of the list of layers, as the partition matches them.
 
     Args:
         mixed: whether logits are cast to 32 bits at the end.
@@ -66,7 +69,9 @@ def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
         *[_LAYER] * spec.num_layers,
         "to_batch_first",
         spec.normalization,
-        "OutputEmbeddingPipe",
+        *(["BertHeadPipe"] if spec.architecture == "bert" else []),
+        _TABLES[spec.architecture],
+        *(["MaskedLMBiasPipe"] if spec.architecture == "bert" else []),
         *(["to_float32"] if mixed else []),
     ]
 
@@ -81,7 +86,8 @@ def _entry_weights(plan: Plan, names: Sequence[str]) -> list[int]:
     numbers = iter(range(1, spec.num_layers + 1))
     sizes = {
         "EmbeddingPipe": embedding_weights(spec, tensor=tensor),
-        "OutputEmbeddingPipe": head_weights(spec, tensor=tensor),
+        _TABLES[spec.architecture]: head_weights(spec, tensor=tensor),
+        **output_weights(spec, tensor=tensor),
         spec.normalization: norm_width(spec, spec.hidden_size),
     }
     return [

@@ -58,12 +58,24 @@ def embedding_weights(spec: ModelSpec, *, tensor: int) -> int:
     """Return the weights in front of the layers on one of `tensor` ranks."""
     positions = spec.max_position_embeddings if spec.position_embedding == "learned" else 0
     norm = norm_width(spec, spec.hidden_size) if spec.embed_layernorm else 0
-    return head_weights(spec, tensor=tensor) + positions * spec.hidden_size + norm
+    rows = positions + spec.num_token_types
+    return head_weights(spec, tensor=tensor) + rows * spec.hidden_size + norm
 
 
 def head_weights(spec: ModelSpec, *, tensor: int) -> int:
     """Return the weights of a token table on one of `tensor` ranks."""
     return spec.padded_vocab_size // tensor * spec.hidden_size
+
+
+def output_weights(spec: ModelSpec, *, tensor: int) -> dict[str, int]:
+    """Return what one of `tensor` ranks holds of the heads beside a token table, by layer."""
+    if spec.architecture == "gpt":
+        return {}
+    bias = spec.padded_vocab_size
+    return {
+        "BertHeadPipe": spec.num_head_parameters - bias,
+        "MaskedLMBiasPipe": bias // tensor,
+    }
 
 
 def norm_width(spec: ModelSpec, width: int) -> int:

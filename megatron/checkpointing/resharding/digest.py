@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 
+from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ShardedTensor
 
 _ROWS = 4096  # per block
@@ -16,7 +17,7 @@ def digests(checkpoint: FullCheckpoint, vocab_size: int) -> Iterator[tuple[str, 
     Memory: one block of rows.
     """
     for name, parameter in sorted(checkpoint.parameters.items()):
-        vocabulary = name.endswith("word_embeddings.weight")
+        vocabulary = is_of_vocabulary(name)
         for state, tensor in sorted(parameter.tensors.items()):
             rows = min(vocab_size, tensor.shape[0]) if vocabulary else tensor.shape[0]
             yield f"{name}/{state}", _digest(tensor, rows)

@@ -160,7 +160,7 @@ class ParameterState:
         return {"fp32": self.weight, **self.states}
 
     def with_rows(self, rows: int, *, copies_last: bool = False) -> "ParameterState":
-        """Change the padding of a token embedding to `rows` rows in total.
+        """Change the padding of a token embedding, or of the bias of logits, to `rows` rows in total.
 
         Args:
             copies_last: pad with copies of the last row instead of zeros. Padding that takes part

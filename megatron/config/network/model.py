@@ -9,7 +9,7 @@ from megatron.config.data.tokenizer import TokenizerConfig, padded_vocab_size, t
 from megatron.config.network.experts import ExpertConfig, experts_of_layers
 from megatron.config.network.layer_pattern import is_of_layers, pattern_of
 from megatron.config.network.lora import LoraConfig, lora_targets
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import Architecture, ModelSpec
 from megatron.config.parsing.flags import Names, Spelling
 
 
@@ -227,12 +227,15 @@ def resolve_model(
     vocab_size: int,
     tensor: int,
     norms_embedding: bool,
+    architecture: Architecture = "gpt",
+    binary_head: bool = False,
 ) -> ModelSpec:
     """Return the network for a tokenizer of `vocab_size` tokens.
 
     Args:
         tensor: number of tensor-parallel ranks, which divide the rows of the token table evenly.
         norms_embedding: whether another flag implies --embed-layernorm.
+        binary_head: whether BERT has a pooler and a head for the order of segments.
     """
     real_rows = true_vocab_size(tokenizer, vocab_size)
     rows = padded_vocab_size(
@@ -296,6 +299,10 @@ def resolve_model(
         lora_alpha=float((lora.lora_alpha or lora.lora_rank) if lora.lora_rank else 0),
         lora_dropout=lora.lora_dropout,
         lora_target_modules=lora_targets(lora.lora_target_modules) if lora.lora_rank else (),
+        architecture=architecture,
+        num_token_types=2 if binary_head else 0,
+        binary_head=binary_head,
+        head_activation="gelu_tanh" if architecture == "bert" and model.openai_gelu else "gelu_erf",
     )
 
 

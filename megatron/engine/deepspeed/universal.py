@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     ParameterState,
@@ -20,7 +21,6 @@ from megatron.engine.deepspeed import patches
 from megatron.tensor_parallel.adapters import is_adapter
 from megatron.tensor_parallel.sharding import shard_of
 
-_VOCABULARY = "word_embeddings.weight"
 _SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
@@ -91,7 +91,7 @@ def load_full(
     for name, fragment in _fragments(engine, names):
         parameter = checkpoint.parameters[name]
         shard = shard_of(fragment.parameter)
-        if name.endswith(_VOCABULARY):
+        if is_of_vocabulary(name):
             # Padding depends on the number of ranks that divide the table.
             rows = full_shape(fragment.shape, shard)[0]
             parameter = parameter.with_rows(rows, copies_last=copies_padding)

@@ -1,5 +1,7 @@
 """BERT against numbers of Megatron core, and against MegatronBert of transformers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import tiny_spec
@@ -52,14 +54,14 @@ def bert_spec(**changes):
     )
 
 
-def bert(group, **changes):
+def bert(group, attention="sdpa", **changes):
     spec = bert_spec(**changes)
     steps = bert_layers(
         spec,
         group=group,
         rng=OrdinaryStream(),
         mixed=False,
-        core_attention=lambda number: attention_of(REFERENCE),
+        core_attention=lambda number: attention_of(spec, replace(REFERENCE, attention=attention)),
         batch_fields=tuple(BERT_FIELDS),
     )
     return SequentialModel(steps).eval()
@@ -124,3 +126,108 @@ def test_logits_are_those_of_megatron_core(group, activation, first, last):
         assert_close(output.logits[1, 8, :4], torch.tensor(last), **close)
         order = torch.tensor([[-0.853558, -0.369504], [-1.455530, -0.982556]])
         assert_close(output.order_logits, order, **close)
+
+
+HF_NAMES = {
+    "6.": "bert.encoder.ln.",
+    "7.pooler.": "bert.pooler.dense.",
+    "7.dense.": "cls.predictions.transform.dense.",
+    "7.layernorm.": "cls.predictions.transform.LayerNorm.",
+    "7.binary_head.": "cls.seq_relationship.",
+    "9.output_bias": "cls.predictions.bias",
+    "tied_modules.embed.word_embeddings": "bert.embeddings.word_embeddings",
+    "tied_modules.embed.position_embeddings": "bert.embeddings.position_embeddings",
+    "tied_modules.embed.tokentype_embeddings": "bert.embeddings.token_type_embeddings",
+}
+HF_LAYER = {
+    "input_layernorm": "attention.ln",
+    "self_attention.dense": "attention.output.dense",
+    "post_attention_layernorm": "ln",
+    "mlp.dense_h_to_4h": "intermediate.dense",
+    "mlp.dense_4h_to_h": "output.dense",
+}
+
+
+def hugging_face_weights(model):
+    """Return {name in transformers: tensor}; rows of the fused weight are heads x (q, k, v)."""
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        prefix = next((ours for ours in HF_NAMES if name.startswith(ours)), None)
+        if prefix:
+            weights[HF_NAMES[prefix] + name.removeprefix(prefix)] = tensor
+            continue
+        number, _, rest = name.partition(".")
+        layer, leaf = f"bert.encoder.layer.{int(number) - 3}.", rest.rpartition(".")[2]
+        if "query_key_value" in rest:
+            parts = tensor.unflatten(0, (4, 3, 8)).unbind(1)
+            for part, rows in zip(("query", "key", "value"), parts, strict=True):
+                weights[f"{layer}attention.self.{part}.{leaf}"] = rows.flatten(0, 1)
+        else:
+            weights[layer + HF_LAYER[rest.rpartition(".")[0]] + "." + leaf] = tensor
+    return weights
+
+
+def test_logits_are_those_of_megatron_bert_in_transformers(group):
+    transformers = pytest.importorskip("transformers")
+    model = bert(group).double()
+    fill_with_sines(model)
+    config = transformers.MegatronBertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        hidden_act="gelu",
+        max_position_embeddings=16,
+        type_vocab_size=2,
+        layer_norm_eps=1e-5,
+    )
+    other = transformers.MegatronBertForPreTraining(config).eval().double()
+    missing, unexpected = other.load_state_dict(hugging_face_weights(model), strict=False)
+    assert (set(missing), unexpected) == (
+        {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"} & {*missing},
+        [],
+    )
+    other.tie_weights()
+    batch = two_samples()
+    real = torch.arange(12) < batch["attention_span"][:, :, 1]
+    want = other(
+        input_ids=batch["tokens"], token_type_ids=batch["token_types"], attention_mask=real.long()
+    )
+    got = model(batch)
+    assert_close(got.logits[real], want.prediction_logits[real], rtol=0, atol=1e-12)
+    assert_close(got.order_logits, want.seq_relationship_logits, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("binary_head", [True, False])
+def test_the_count_of_parameters_is_that_of_the_module(group, binary_head):
+    changes = {"binary_head": binary_head, "num_token_types": 2 * binary_head}
+    counts = {name: p.numel() for name, p in bert(group, **changes).named_parameters()}
+    spec = bert_spec(**changes)
+    assert spec.num_parameters == sum(counts.values())
+    without = sum(count for name, count in counts.items() if "embed" not in name)
+    assert spec.num_parameters_without_embeddings == without
+
+
+@pytest.mark.parametrize(("rows", "count"), [(30592, 336_297_858), (29056, 334_723_458)])
+def test_bert_345m_has_as_many_parameters_as_published(rows, count):
+    spec = bert_spec(
+        **{"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "head_dim": 64},
+        **{"ffn_hidden_size": 4096, "max_position_embeddings": 512, "padded_vocab_size": rows},
+    )
+    assert spec.num_parameters == count
+
+
+@pytest.mark.parametrize("name", ["sdpa", "fused-softmax", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padding_changes_nothing_with_any_kernel(group, name, dtype):
+    """Logits of a short sample are the same alone and padded beside a longer one."""
+    model = bert(group, attention=name).to(dtype)
+    fill_with_sines(model)
+    batch = two_samples()
+    alone = {key: value[1:] for key, value in batch.items()}
+    alone = {k: v[:, :9] if v.dim() == 2 else v for k, v in alone.items()}
+    close = {"rtol": 0, "atol": 4e-6 if dtype == torch.float32 else 0.06}
+    padded, short = model(batch), model(alone)
+    assert_close(padded.logits[1, :9], short.logits[0], **close)
+    assert_close(padded.order_logits[1], short.order_logits[0], **close)
