@@ -81,11 +81,17 @@ def tiny_objective(name: ObjectiveName, *flags: str) -> ObjectivePlan:
 
 
 def tiny_plan(
-    *flags: str, world_size: int = 1, device: str = "cpu", without: tuple[str, ...] = ()
+    *flags: str,
+    world_size: int = 1,
+    device: str = "cpu",
+    without: tuple[str, ...] = (),
+    objective: ObjectiveName = "gpt",
 ) -> Plan:
     """Return the plan of the smallest run, `flags` at its end."""
     config = tiny_config(*flags, without=without)
-    return plan(config, world_size=world_size, vocab_size=VOCAB_SIZE, device=device)
+    return plan(
+        config, world_size=world_size, vocab_size=VOCAB_SIZE, device=device, objective=objective
+    )
 
 
 def tiny_spec(**changes: Any) -> ModelSpec:

@@ -144,7 +144,9 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         expert=config.experts.moe_expert_parallel_size,
     )
     evaluation = plan_evaluation(config.evaluation)
-    model = plan_model(config, vocab_size=vocab_size, tensor=parallel.tensor)
+    model = plan_model(
+        config, vocab_size=vocab_size, tensor=parallel.tensor, objective=valid.objective
+    )
     raise_if_any(size_problems(config.training, model.num_parameters))
     objective = _plan_objective(config, valid.objective)
     own_flags = config.extensions
@@ -204,8 +206,11 @@ def _merge_ds_config(
     )
 
 
-def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
+def plan_model(
+    config: Config, *, vocab_size: int, tensor: int, objective: ObjectiveName = "gpt"
+) -> ModelSpec:
     """Return the network of `config` for a tokenizer of `vocab_size` tokens."""
+    architecture = declaration_of(objective).architecture
     spec = resolve_model(
         config.model,
         config.experts,
@@ -214,6 +219,8 @@ def plan_model(config: Config, *, vocab_size: int, tensor: int) -> ModelSpec:
         vocab_size=vocab_size,
         tensor=tensor,
         norms_embedding=config.optimizer.use_bnb_optimizer,
+        architecture=architecture,
+        binary_head=architecture == "bert" and config.masked_lm.bert_binary_head,
     )
     attention = config.kernels.attention_impl
     attention = attention if ATTENTIONS.is_own(attention) else ""

@@ -12,7 +12,7 @@ from megatron.config.data.objective import ObjectiveName, declaration_of, object
 from megatron.config.network.experts import expert_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
-from megatron.config.network.model_problems import model_problems
+from megatron.config.network.model_problems import encoder_problems, model_problems
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
 from megatron.config.optimization.lr_schedule import (
@@ -108,6 +108,8 @@ def validate(
         seq_length=config.model.seq_length,
     )
     kind = declaration_of(objective).kind
+    if declaration_of(objective).architecture == "bert":
+        problems += encoder_problems(config.model, config.masks)
     if config.plugins.dataset and kind != "documents":
         problems.append(f"--dataset {config.plugins.dataset} reads documents, not {kind}")
     problems += _objective_curriculum_problems(config, user, objective)

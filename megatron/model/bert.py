@@ -14,15 +14,16 @@ from megatron.model.gpt import take_tokens, to_batch_first, to_sequence_first
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.embedding import (
     EmbeddingPipe,
-    OutputBiasPipe,
-    OutputEmbeddingPipe,
+    TokenTable,
     tied_logits,
+    vocabulary_bias,
 )
 from megatron.model.layers.layer_list import Layer, Step, Tie
 from megatron.model.layers.mlp import MixtureBuilder
 from megatron.model.layers.norms import norm_layer
 from megatron.model.layers.transformer_block import ParallelTransformerLayerPipe
 from megatron.tensor_parallel.collectives import reduce_from_tensor_parallel
+from megatron.tensor_parallel.embedding import VocabParallelEmbedding
 from megatron.tensor_parallel.rng import RngTracker
 
 
@@ -173,27 +174,45 @@ class BertHeadPipe(nn.Module):
         return order_b2 if is_first else order_b2.detach() + 0 * order_b2
 
 
-class MaskedLMLogitsPipe(OutputEmbeddingPipe):
-    """Token table of the masked-LM head: logits from features, beside the output of the pooler."""
+class MaskedLMLogitsPipe(nn.Module):
+    """Token table of the masked-LM head, like `OutputEmbeddingPipe`: replaces features by logits."""
+
+    def __init__(
+        self,
+        *,
+        padded_vocab_size: int,
+        hidden_size: int,
+        group: dist.ProcessGroup,
+        softcap: float = 0.0,
+        sequence_parallel: bool = False,
+    ):
+        super().__init__()
+        self.softcap = softcap
+        self.word_embeddings = VocabParallelEmbedding(
+            padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
+        )
 
     def forward(self, output: BertOutput) -> BertOutput:
         return masked_lm_logits(self, output, softcap=self.softcap)
 
 
-class MaskedLMBiasPipe(OutputBiasPipe):
-    """Bias of the masked-LM logits, divided like them."""
+class MaskedLMBiasPipe(nn.Module):
+    """Bias of the masked-LM logits, like `OutputBiasPipe`."""
+
+    def __init__(self, *, padded_vocab_size: int, group: dist.ProcessGroup):
+        super().__init__()
+        self.output_bias = vocabulary_bias(padded_vocab_size, group)
 
     def forward(self, output: BertOutput) -> BertOutput:
-        return output._replace(logits=super().forward(output.logits))
+        return output._replace(logits=output.logits + self.output_bias)
 
 
-def masked_lm_logits(
-    layer: EmbeddingPipe | OutputEmbeddingPipe, output: BertOutput, *, softcap: float = 0.0
-) -> BertOutput:
+def masked_lm_logits(layer: TokenTable, output: BertOutput, *, softcap: float = 0.0) -> BertOutput:
     """Return the logits of the tokens in place of their features: see `tied_logits`."""
     return output._replace(logits=tied_logits(layer, output.logits, softcap=softcap))
 
 
 def to_float32(output: BertOutput) -> BertOutput:
     """Return `output` in 32 bits."""
-    return BertOutput(*(x if x is None else x.float() for x in output))
+    order = output.order_logits
+    return BertOutput(output.logits.float(), None if order is None else order.float())

@@ -114,11 +114,14 @@ def trained(*flags):
     return steps, dict(engine.module.named_parameters())
 
 
-def layout(*flags):
-    def check(rank):
+class Layout:
+    def __init__(self, *flags):
+        self.flags, self.__name__ = flags, " ".join(flags)
+
+    def __call__(self, rank):
         distributed.start("gloo")
-        head = [flag for flag in flags if flag == "--bert-no-binary-head"]
-        (want, weights), (got, own) = plainly_trained(*head), trained(*flags)
+        head = [flag for flag in self.flags if flag == "--bert-no-binary-head"]
+        (want, weights), (got, own) = plainly_trained(*head), trained(*self.flags)
         for (loss, terms, norm), (found, found_terms, found_norm) in zip(want, got, strict=True):
             assert found == pytest.approx(loss, rel=1e-4)
             assert found_norm == pytest.approx(norm, rel=1e-3)
@@ -128,18 +131,15 @@ def layout(*flags):
             if parameter.shape == weights[name].shape:
                 assert_close(parameter, weights[name], rtol=1e-3, atol=1e-5)
 
-    check.__name__ = " ".join(flags) or "replicas"
-    return check
-
 
 CHECKS = [
-    layout("--zero-stage", "1"),
-    layout(TENSOR, "2", "--sequence-parallel", "--checkpoint-activations"),
-    layout(TENSOR, "2", PIPELINE, "2", "--sequence-parallel"),
-    layout(PIPELINE, "4", "--checkpoint-activations"),
-    layout(PIPELINE, "2", "--zero-stage", "1", "--bert-no-binary-head"),
-    layout("--ds-sequence-parallel-size", "2"),
-    layout(TENSOR, "2", "--zero-stage", "3"),
+    Layout("--zero-stage", "1"),
+    Layout(TENSOR, "2", "--sequence-parallel", "--checkpoint-activations"),
+    Layout(TENSOR, "2", PIPELINE, "2", "--sequence-parallel"),
+    Layout(PIPELINE, "4", "--checkpoint-activations"),
+    Layout(PIPELINE, "2", "--zero-stage", "1", "--bert-no-binary-head"),
+    Layout("--ds-sequence-parallel-size", "2"),
+    Layout(TENSOR, "2", "--zero-stage", "3"),
 ]
 
 

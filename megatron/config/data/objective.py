@@ -12,6 +12,7 @@ from megatron.config.data.masked_lm import (
     plan_masked_lm,
 )
 from megatron.config.data.tokenizer import TokenizerConfig, tokenizer_arguments
+from megatron.config.network.model_spec import Architecture
 from megatron.config.parsing.flags import Spelling
 
 
@@ -79,7 +80,7 @@ UNMASKED = "micro-batches without masked tokens"
 """Names of the terms of a loss in logs; a loss with one term is the first."""
 
 ObjectiveName = str
-"""gpt, prefix-lm, multitask, sft, or the name of a plugin's objective."""
+"""gpt, prefix-lm, multitask, sft, bert, t5, or the name of a plugin's objective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ class Declaration:
     """An objective as far as it needs no torch; the rest is in `megatron/objectives/`."""
 
     script: str = ""  # which trains it; "": any, with --objective
+    architecture: Architecture = "gpt"  # of the network
     kind: str = "documents"  # of the token files that samples are cut from: see `corpora.SUFFIXES`
     flags: tuple[str, ...] = ()  # those of objectives that it takes
     view: str = ""  # of the samples: see `data.datasets.views`; "": as they are
@@ -140,10 +142,11 @@ _declare(
 )
 _declare(
     "bert",
-    "",
+    "bert",
     Declaration(
         script="pretrain_bert.py",
         kind="sentences",
+        architecture="bert",
         flags=("--mask-prob", "--short-seq-prob", "--bert-no-binary-head"),
         view="bert",
         tokenizer="BertWordPieceLowerCase",

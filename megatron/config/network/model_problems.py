@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from megatron.config.data.masks import MaskConfig
 from megatron.config.network.model import (
     ModelConfig,
     ffn_hidden_size_of,
@@ -49,6 +50,19 @@ def model_problems(model: ModelConfig, *, tensor: int) -> Iterator[str]:
             f"--attention-bias {model.attention_bias} is of queries, keys and values too: leave "
             "--add-qkv-bias out"
         )
+
+
+def encoder_problems(model: ModelConfig, masks: MaskConfig) -> Iterator[str]:
+    """Yield the flags of decoders, which mean nothing where tokens see those behind them too."""
+    for flag, is_given in (
+        (f"--window-size {model.window_size}", window_of(model.window_size) > 0),
+        ("--position-embedding-type alibi", position_of(model) == "alibi"),
+        ("--reset-position-ids", masks.reset_position_ids),
+        ("--reset-attention-mask", masks.reset_attention_mask),
+        ("--eod-mask-loss", masks.eod_mask_loss),
+    ):
+        if is_given:
+            yield f"{flag} is for decoders; BERT's tokens see all tokens of their sample: leave it out"
 
 
 def _too_small(model: ModelConfig) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """Embeddings of tokens, positions and token types; logits over a tied table, and their bias."""
 
+from typing import Protocol
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -117,9 +119,13 @@ class OutputEmbeddingPipe(nn.Module):
         return tied_logits(self, x_bsh, softcap=self.softcap)
 
 
-def tied_logits(
-    layer: EmbeddingPipe | OutputEmbeddingPipe, x_bsh: Tensor, *, softcap: float = 0.0
-) -> Tensor:
+class TokenTable(Protocol):
+    """A layer with a token table."""
+
+    word_embeddings: VocabParallelEmbedding
+
+
+def tied_logits(layer: TokenTable, x_bsh: Tensor, *, softcap: float = 0.0) -> Tensor:
     """Return the product of `x_bsh` with the token table of `layer`.
 
     Args:
@@ -146,8 +152,13 @@ class OutputBiasPipe(nn.Module):
 
     def __init__(self, *, padded_vocab_size: int, group: dist.ProcessGroup):
         super().__init__()
-        rows = exact_quotient(padded_vocab_size, group.size(), "padded_vocab_size")
-        self.output_bias = mark_sharded(nn.Parameter(torch.zeros(rows)), 0, group)
+        self.output_bias = vocabulary_bias(padded_vocab_size, group)
 
     def forward(self, logits_bsv: Tensor) -> Tensor:
         return logits_bsv + self.output_bias
+
+
+def vocabulary_bias(padded_vocab_size: int, group: dist.ProcessGroup) -> nn.Parameter:
+    """Return a bias of 0 for each token, divided over `group` like the rows of the token table."""
+    rows = exact_quotient(padded_vocab_size, group.size(), "padded_vocab_size")
+    return mark_sharded(nn.Parameter(torch.zeros(rows)), 0, group)

@@ -25,7 +25,7 @@ class Tie:
 
     key: str
     weight: str
-    forward: Callable[[Any, Tensor], Tensor] | None = None
+    forward: Callable[[Any, Any], Any] | None = None
 
 
 @dataclass(frozen=True)

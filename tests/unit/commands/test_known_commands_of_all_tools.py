@@ -108,7 +108,14 @@ def run(script, words, processes):
     """Do what the command asks for, but for steps of training and the conversion of texts."""
     if "/" not in script:
         config, _ = parse_config(words)
-        plan(config, world_size=processes, vocab_size=VOCAB_SIZE, device="cuda")
+        objective = {"pretrain_bert.py": "bert"}.get(script, "gpt")
+        plan(
+            config,
+            world_size=processes,
+            vocab_size=VOCAB_SIZE,
+            device="cuda",
+            objective=objective,
+        )
         return
     tool = tool_at(script)
     if hasattr(tool, "preprocess"):
