@@ -8,6 +8,7 @@ from megatron.config.config import all_sections
 from megatron.config.parsing.flags import options_of
 
 _SWITCHED_OFF = {
+    "model.binary_head": "--bert-no-binary-head",
     "model.linear_bias": "--disable-bias-linear",
     "model.rope_truncation": "--no-rope-truncation",
     "model.query_key_layer_scaling": "--no-query-key-layer-scaling",
@@ -22,6 +23,7 @@ _NAMED = {
     "model.rotary_interpolation": "--rotary-seq-len-interpolation-factor",
     "model.rope_scaling": "--rope-scaling-factor",
     "model.query_scalar": "--query-pre-attn-scalar",
+    "model.architecture": "--objective",
     "model.attention": "--attention-impl",
     "model.attention_softcap": "--attn-logit-softcapping",
     "model.logit_softcap": "--final-logit-softcapping",

@@ -36,6 +36,8 @@ def test_the_network_is_told_by_its_flags():
         "model.qkv_layout",
         "model.own_flags",
         "model.mlp_layout",
+        "model.num_token_types",
+        "model.head_activation",
     ]
 
 
