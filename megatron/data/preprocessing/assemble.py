@@ -43,7 +43,6 @@ from megatron.data.token_files.publish import (
 
 _PUBLISH = "publish.json"
 _JOINED = ".joined"  # added to a key: how many bytes of its tokens are joined
-_BATCH_BYTES = 1 << 30  # tokens that lie on disk twice while shards are joined, at most
 _COPYING = 4  # threads; more do not copy faster
 
 
@@ -309,7 +308,8 @@ def _write_pair(
     staging, prefix = spec.staging, spec.prefix_of(rules.keys[key])
     bin_path, idx_path = staging / f"{key}.bin", staging / f"{key}.idx"
     with write_errors_name(Path(prefix + ".bin")):
-        _join_tokens(staging, states, bin_path, workers=min(spec.workers, _COPYING))
+        workers = min(spec.workers, _COPYING)
+        _join_tokens(staging, states, bin_path, workers=workers, batch_bytes=spec.join_bytes)
         write_digests(bin_path, _staged_digests(staging, key))
     with write_errors_name(Path(prefix + ".idx")), idx_path.open("wb") as file:
         folders = [staging / name for name in states]
@@ -318,7 +318,12 @@ def _write_pair(
 
 
 def _join_tokens(
-    staging: Path, states: Mapping[str, ShardState], target: Path, *, workers: int
+    staging: Path,
+    states: Mapping[str, ShardState],
+    target: Path,
+    *,
+    workers: int,
+    batch_bytes: int,
 ) -> None:
     """Move the tokens of all shards into one file.
 
@@ -344,10 +349,10 @@ def _join_tokens(
     os.truncate(target, end)
     while left:
         batch, num_bytes = [], 0
-        while left and num_bytes < _BATCH_BYTES:
+        while left and num_bytes < batch_bytes:
             batch.append(left.pop(0))
             num_bytes += batch[-1].num_bytes
-        copy_extents(batch, target, workers=workers if num_bytes >= _BATCH_BYTES else 1)
+        copy_extents(batch, target, workers=workers if num_bytes >= batch_bytes else 1)
         flush(target)
         write_json(record, batch[-1].target_offset + batch[-1].num_bytes)
         for each in batch:

@@ -52,6 +52,8 @@ class PreprocessSpec:
         resume: skip the shards that an interrupted run finished.
         log_interval: documents between two lines of progress.
         shard_bytes: input of a shard, which a killed worker loses (default: by the input's size).
+        block_bytes: text that is encoded at a time (default: 1 MiB, or less by `max_memory_mb`).
+        join_bytes: tokens that are on disk twice while shards are joined, at most.
     """
 
     inputs: tuple[str, ...]
@@ -78,6 +80,8 @@ class PreprocessSpec:
     resume: bool = False
     log_interval: int = 10_000
     shard_bytes: int | None = None
+    block_bytes: int | None = None
+    join_bytes: int = 1 << 30
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -114,8 +118,8 @@ class PreprocessSpec:
     def limits(self) -> Limits:
         """Return how the input is cut into blocks."""
         share = self.max_text_bytes // (2 * self.workers)
-        block_bytes = max(min(_BLOCK_BYTES, share), min(_SMALLEST_BLOCK_BYTES, self.max_text_bytes))
-        return Limits(block_bytes, self.max_text_bytes, self.chunk_size)
+        default = max(min(_BLOCK_BYTES, share), min(_SMALLEST_BLOCK_BYTES, self.max_text_bytes))
+        return Limits(self.block_bytes or default, self.max_text_bytes, self.chunk_size)
 
 
 def require_columns(spec: PreprocessSpec) -> None:

@@ -132,16 +132,20 @@ def hash_documents(tokens: NDArray, ends: NDArray) -> NDArray[np.uint64]:
 
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)
-_EXACT_BELOW = 1 << 20  # sizes that are counted one by one
 
 
 class Lengths:
-    """Exact percentiles of numbers too many to keep."""
+    """Exact percentiles of document lengths, in bounded memory.
 
-    def __init__(self) -> None:
+    Args:
+        exact_below: lengths below it are counted one by one; the few others are kept.
+    """
+
+    def __init__(self, exact_below: int = 1 << 20) -> None:
+        self._exact_below = exact_below
         self.documents = 0
         self.tokens = 0
-        self._counts = np.zeros(_EXACT_BELOW, np.int64)
+        self._counts = np.zeros(exact_below, np.int64)
         self._num_counts = 1  # the rest is zero
         self._large: list[int] = []
 
@@ -149,11 +153,11 @@ class Lengths:
         """Count these sizes."""
         self.documents += len(sizes)
         self.tokens += int(sizes.sum())
-        small = sizes[sizes < _EXACT_BELOW]
+        small = sizes[sizes < self._exact_below]
         counts = np.bincount(small)
         self._counts[: len(counts)] += counts
         self._num_counts = max(self._num_counts, len(counts))
-        self._large += sizes[sizes >= _EXACT_BELOW].tolist()
+        self._large += sizes[sizes >= self._exact_below].tolist()
 
     def count(self, low: int, high: int | None = None) -> int:
         """Return the number of documents of `low` to `high` tokens, both included."""

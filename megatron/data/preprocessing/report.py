@@ -27,7 +27,6 @@ from megatron.data.token_files.index_files import pieces_of_file
 
 HUGE_TOKENS = 1_000_000
 FIRST_DOCUMENTS = 100  # all decoded again; of those behind, one in SAMPLE_ONE_IN
-_BUCKET_BYTES = 1 << 26  # hashes sorted at a time
 
 
 def key_report(
@@ -110,13 +109,14 @@ def document_sizes(folder: Path, key: int) -> Iterator[tuple[NDArray, int]]:
         held = held[needed:]
 
 
-def count_repeated(paths: Sequence[Path], scratch: Path) -> int:
+def count_repeated(paths: Sequence[Path], scratch: Path, *, bucket_bytes: int = 1 << 26) -> int:
     """Return how many entries of these files of hashes are equal to an earlier one.
 
-    More than fit a bucket are first sorted into files by their value, in `scratch`.
+    Args:
+        scratch: folder for files into which more than `bucket_bytes` are first sorted by value.
     """
     num_bytes = sum(path.stat().st_size for path in paths)
-    num_buckets = math.ceil(num_bytes / _BUCKET_BYTES)
+    num_buckets = math.ceil(num_bytes / bucket_bytes)
     if num_buckets <= 1:
         return _repeated([np.fromfile(path, "<u8") for path in paths])
     buckets = [scratch / f"bucket-{i}" for i in range(num_buckets)]

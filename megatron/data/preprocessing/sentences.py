@@ -19,7 +19,7 @@ LANGUAGES = (
 """Of NLTK's punkt_tab data. Others may be in a folder of one's own."""
 
 _TRAINING_CHARACTERS = 10_000_000  # of the corpus, for a model of its own
-_SLICE_CHARACTERS = 1_000_000  # a longer text is cut first: Punkt's time grows faster than a text
+_SLICE_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,14 @@ class SentenceSplitter:
     Args:
         lang: language of NLTK's data.
         keep_newlines: leave each sentence the white space that follows it.
-        parameters: a model trained on the corpus; NLTK's data are used when None.
+        parameters: a model trained on the corpus; None: NLTK's data.
+        slice_characters: a longer text is cut first: Punkt's time grows faster than a text.
     """
 
     lang: str
     keep_newlines: bool
     parameters: Any = None
+    slice_characters: int = _SLICE_CHARACTERS
 
     @property
     def model(self) -> str:
@@ -49,8 +51,8 @@ class SentenceSplitter:
         """Return the sentences of `text`, in order."""
         return [
             sentence
-            for start in range(0, len(text), _SLICE_CHARACTERS)
-            for sentence in self._sentences(text[start : start + _SLICE_CHARACTERS])
+            for start in range(0, len(text), self.slice_characters)
+            for sentence in self._sentences(text[start : start + self.slice_characters])
         ]
 
     def _sentences(self, text: str) -> list[str]:

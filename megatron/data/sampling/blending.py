@@ -192,10 +192,6 @@ class _Race:
         return int(all_best.max()) < _TOP
 
 
-_WARM_UP = 500  # steps that a stretch starts early, to forget where it started
-_PIECES = 16  # of a stretch, after each of which it is compared with an earlier attempt
-
-
 def samples_wanted(
     weights: Sequence[float],
     num_samples: int,
@@ -224,9 +220,18 @@ class BlendOrder:
 
 
 def blend_order(
-    weights: Sequence[float], num_samples: int, sample_order: SampleOrder = "bigscience"
+    weights: Sequence[float],
+    num_samples: int,
+    sample_order: SampleOrder = "bigscience",
+    *,
+    warm_up: int = 500,
+    num_pieces: int = 16,
 ) -> BlendOrder:
     """Return the dataset of each sample of a blend.
+
+    Args:
+        warm_up: steps that a stretch starts early, to forget where it started.
+        num_pieces: of a stretch, after each of which it is compared with an earlier attempt.
 
     Sample i comes from the data set that is furthest behind its share of the first i samples: d
     with the largest share[d] * max(i, 1) - taken[d], the first of equals.
@@ -241,19 +246,19 @@ def blend_order(
     """
     shares = np.array(shares_of(weights, sample_order), dtype=np.float64)
     shares /= shares.sum()
-    num_lanes = min(lanes_for(len(shares)), num_samples // (4 * _WARM_UP) + 1)
-    piece = -(-num_samples // (num_lanes * _PIECES))
-    firsts = np.arange(num_lanes) * piece * _PIECES
-    shape = (num_lanes, _PIECES, piece)
+    num_lanes = min(lanes_for(len(shares)), num_samples // (4 * warm_up) + 1)
+    piece = -(-num_samples // (num_lanes * num_pieces))
+    firsts = np.arange(num_lanes) * piece * num_pieces
+    shape = (num_lanes, num_pieces, piece)
     is_narrow = len(shares) <= np.iinfo(np.int16).max
     sources = np.empty(shape, np.int16 if is_narrow else np.int32)
     is_narrow = num_samples <= np.iinfo(np.int32).max
     samples = np.empty(shape, np.int32 if is_narrow else np.int64)
-    taken = np.full((_PIECES + 1, num_lanes, len(shares)), np.nan)
-    taken[0] = _taken_before(shares, firsts)
+    taken = np.full((num_pieces + 1, num_lanes, len(shares)), np.nan)
+    taken[0] = _taken_before(shares, firsts, warm_up)
     lanes = np.arange(num_lanes)
     while len(lanes):
-        for k in range(_PIECES):
+        for k in range(num_pieces):
             end, *steps = follow(shares, taken[k, lanes], firsts[lanes] + k * piece, piece)
             sources[lanes, k], samples[lanes, k] = (each.T for each in steps)
             changed = (end != taken[k + 1, lanes]).any(axis=1)
@@ -266,12 +271,12 @@ def blend_order(
     return BlendOrder(sources.ravel()[:num_samples], samples.ravel()[:num_samples])
 
 
-def _taken_before(shares: NDArray, firsts: NDArray) -> NDArray:
+def _taken_before(shares: NDArray, firsts: NDArray, warm_up: int) -> NDArray:
     """Estimate the samples taken from each dataset before each of `firsts`, the first being 0.
 
     Shapes: -> [firsts, data sets] float64 with integer values.
     """
-    early = np.maximum(firsts - _WARM_UP, 0)
+    early = np.maximum(firsts - warm_up, 0)
     owed = shares * early[:, None]
     taken = np.floor(owed)
     missing = (early - taken.sum(axis=1)).astype(np.int64)
@@ -279,7 +284,7 @@ def _taken_before(shares: NDArray, firsts: NDArray) -> NDArray:
     for lane, count in enumerate(missing):
         taken[lane, by_rest[lane, : max(0, count)]] += 1
     if len(firsts) > 1:
-        taken[1:], _, _ = follow(shares, taken[1:], early[1:], _WARM_UP)
+        taken[1:], _, _ = follow(shares, taken[1:], early[1:], warm_up)
     return taken
 
 

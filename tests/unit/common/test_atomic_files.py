@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all."""
+"""Atomic writes: files and folders appear complete or not at all."""
 
 import os
 
@@ -8,7 +8,7 @@ from megatron.common.atomic_files import replace_text, staged_folder
 
 
 @pytest.mark.parametrize("has_one_writer", [False, True])
-def test_a_file_is_replaced_as_a_whole(tmp_path, has_one_writer):
+def test_a_file_is_replaced_completely(tmp_path, has_one_writer):
     file = tmp_path / "file"
     for text in ("older", "newer, é"):
         replace_text(file, text, has_one_writer=has_one_writer)
@@ -32,7 +32,7 @@ def test_a_file_that_cannot_be_replaced_is_as_before(tmp_path, monkeypatch, erro
 
 def test_what_a_killed_process_left_is_taken_over(tmp_path):
     (tmp_path / "file.staging").write_text("half")
-    replace_text(tmp_path / "file", "whole", has_one_writer=True)
+    replace_text(tmp_path / "file", "complete", has_one_writer=True)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     (tmp_path / "staging" / "deep").mkdir(parents=True)
     with staged_folder(tmp_path / "staging", tmp_path / "folder") as staging:
@@ -57,7 +57,7 @@ def test_all_in_a_folder_is_on_disk_before_it_counts(tmp_path, monkeypatch):
     assert done[-1] == str(tmp_path)
 
 
-def test_a_folder_takes_no_place_of_another(tmp_path):
+def test_a_folder_does_not_replace_another(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").touch()
     with pytest.raises(OSError), staged_folder(tmp_path / "staging", tmp_path / "folder"):

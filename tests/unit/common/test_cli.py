@@ -137,7 +137,7 @@ def test_a_reader_of_both_streams_who_left_is_141():
     assert run_with_closed_pipe(LOGS_FOREVER, stderr=subprocess.STDOUT).returncode == 141
 
 
-def test_an_error_is_told_though_nobody_reads_stdout():
+def test_an_error_is_reported_though_no_process_reads_stdout():
     ended = run_with_closed_pipe(
         "from megatron.common.errors import DataError\n"
         "def main(argv):\n"

@@ -97,10 +97,10 @@ def test_configuring_again_does_not_double_the_lines(logger, capsys):
 
 
 def test_of_warnings_only_those_of_calls_that_are_not_ours_are_kept_back(logger):
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         log.configure(0)
         text = "`torch.distributed.all_gather_into_tensor` is deprecated. Please use another."
         warnings.warn(text, FutureWarning, stacklevel=1)
         warnings.warn("`torch.load` is deprecated.", FutureWarning, stacklevel=1)
-    assert [str(warning.message) for warning in told] == ["`torch.load` is deprecated."]
+    assert [str(warning.message) for warning in found] == ["`torch.load` is deprecated."]

@@ -77,5 +77,5 @@ def test_without_groups_the_machine_counts(machine, tmp_path):
     assert available_bytes(tmp_path / "none", tmp_path) == 50 * 1024
 
 
-def test_this_machine_tells():
+def test_this_machine_has_some():
     assert available_bytes() > 2**20

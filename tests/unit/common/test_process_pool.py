@@ -1,4 +1,4 @@
-"""Processes that are ended while they answer: the one that waits for them ends too."""
+"""Process pool: a killed worker ends the wait for its results."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_process_that_is_ended_in_the_middle_of_an_answer_leaves_nobody_waiting(tmp_path, number):
+def test_a_process_that_is_ended_in_the_middle_of_an_answer_ends_the_wait(tmp_path, number):
     """As `timeout` and SLURM end a job, all its processes at once; or as the kernel ends one."""
     (tmp_path / "endless.py").write_text(ENDLESS)
     tool = subprocess.Popen(
@@ -52,14 +52,14 @@ def test_a_process_that_is_ended_in_the_middle_of_an_answer_leaves_nobody_waitin
         else:
             os.kill(worker, number)
         os.kill(tool.pid, signal.SIGCONT)
-        _, said = tool.communicate(timeout=20)
+        _, message = tool.communicate(timeout=20)
     finally:
         tool.kill()
     if number == signal.SIGTERM:
-        assert (tool.returncode, said) == (143, "")
+        assert (tool.returncode, message) == (143, "")
     else:
         assert tool.returncode == 1
-        assert said.startswith("error: a worker process was killed")
+        assert message.startswith("error: a worker process was killed")
 
 
 class Answers:
@@ -71,7 +71,7 @@ class Answers:
         return 1 / item
 
 
-def test_items_go_through_in_order_to_the_first_error_which_keeps_its_place():
+def test_items_go_through_in_order_to_the_first_error_in_its_turn():
     found = map_in_processes(Answers, [1, 2, 4, 0, 1], 2)
     assert [next(found), next(found), next(found)] == [1, 0.5, 0.25]
     with pytest.raises(ZeroDivisionError) as caught:

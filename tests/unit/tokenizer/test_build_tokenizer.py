@@ -47,12 +47,12 @@ def test_special_tokens_of_hugging_face_are_left_out(gpt2_files, tmp_path):
     end = ("<|endoftext|>", backend.token_to_id("<|endoftext|>"))
     backend.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[end])
     backend.save(str(tmp_path / "tokenizer.json"))
-    asked = {"tokenizer_type": "PretrainedFromHF", "tokenizer_name_or_path": str(tmp_path)}
-    for backend_wish in ("fast", "reference"):
-        with_end = build_tokenizer(**asked, tokenizer_backend=backend_wish)
+    arguments = {"tokenizer_type": "PretrainedFromHF", "tokenizer_name_or_path": str(tmp_path)}
+    for backend_option in ("fast", "reference"):
+        with_end = build_tokenizer(**arguments, tokenizer_backend=backend_option)
         bare = build_tokenizer(
-            **asked,
-            tokenizer_backend=backend_wish,
+            **arguments,
+            tokenizer_backend=backend_option,
             tokenizer_hf_no_include_special_tokens=True,
         )
         assert with_end.encode("hello") == [end[1], *bare.encode("hello")]
@@ -79,7 +79,7 @@ def test_keywords_are_read_by_turns():
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("options", "message"),
     [
         (
             {"tokenizer_type": None},
@@ -145,11 +145,11 @@ def test_keywords_are_read_by_turns():
         ),
     ],
 )
-def test_missing_flags_are_named(wishes, message):
+def test_missing_flags_are_named(options, message):
     with pytest.raises(ConfigError, match=message):
-        build_tokenizer(**wishes)
+        build_tokenizer(**options)
 
 
-def test_all_mistakes_are_told_at_once():
-    wishes = {"merge_file": "m", "tokenizer_model": "t", "tokenizer_type": "NullTokenizer"}
-    assert len([*tokenizer_problems(**wishes)]) == 3
+def test_all_mistakes_are_reported_at_once():
+    options = {"merge_file": "m", "tokenizer_model": "t", "tokenizer_type": "NullTokenizer"}
+    assert len([*tokenizer_problems(**options)]) == 3

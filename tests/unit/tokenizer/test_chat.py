@@ -1,4 +1,4 @@
-"""Conversations as tokens: which of them are answers, as transformers tells, or not at all."""
+"""Conversations as tokens: which of them are answers, as in transformers."""
 
 import json
 
@@ -135,7 +135,7 @@ def converted(folder, tmp_path, lines, *more):
     return preprocess(read_flags(flags, description="").spec)
 
 
-def test_files_hold_the_conversations_and_samples_whole_ones(folder, tmp_path):
+def test_files_hold_the_conversations_and_samples_uncut_ones(folder, tmp_path):
     lines = [{"messages": CHAT}, {"prompt": "a", "completion": " b"}] * 3
     converted(folder, tmp_path, lines, "--append-eod")
     parts = [
@@ -147,13 +147,13 @@ def test_files_hold_the_conversations_and_samples_whole_ones(folder, tmp_path):
         assert parts[1][i].tolist() == [*counts, 1]
     dataset = ChatDataset(*parts, range(6), num_samples=4, seq_length=29, seed=1)
     for i in range(4):
-        row, place = dataset[i], 0
+        row, position = dataset[i], 0
         for number, piece in enumerate(dataset.origin(i).pieces, start=1):
-            here = slice(place, place := place + piece.stop)
+            here = slice(position, position := position + piece.stop)
             assert row["tokens"][here].tolist() == parts[0][piece.document].tolist()
             assert row["is_target"][here].tolist() == parts[1][piece.document].tolist()
             assert set(row["text_ids"][here]) == {number}
-        assert not any(field[place:].any() for field in row.values())
+        assert not any(field[position:].any() for field in row.values())
     assert dataset.num_tokens == sum(parts[0].sizes)
     with IndexedDatasetWriter(tmp_path / "short", "u2") as writer:
         writer.append([1])

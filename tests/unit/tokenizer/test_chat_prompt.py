@@ -78,7 +78,7 @@ def test_what_a_tokenizer_adds_to_texts_is_not_added_to_a_conversation(tmp_path)
     plain = tokenizer.encode("the")
     tokenizer.backend.post_processor = processors.TemplateProcessing(
         single="<|endoftext|> $A <|im_end|>",
-        special_tokens=[(text, place) for place, text in enumerate(SPECIAL)],
+        special_tokens=[(text, position) for position, text in enumerate(SPECIAL)],
     )
     assert tokenizer.encode("the") == [0, *plain, TURN_END]
     assert encode_alone(tokenizer)("the") == plain

@@ -303,11 +303,11 @@ def test_no_texts_are_no_tokens(gpt2):
 
 def test_adversarial_texts_hold_what_they_promise():
     texts = adversarial_texts(["<|x|>"])
-    whole = "".join(texts)
+    full = "".join(texts)
     assert texts == adversarial_texts(["<|x|>"])
-    assert {ord(letter) >> 16 for letter in whole} == set(range(17))
-    assert all(piece in whole for piece in ("\r\n", "\x00", "\u200d", "\u0301", "<|x|>", "a" * 500))
-    assert not any("\ud800" <= letter <= "\udfff" for letter in whole)
+    assert {ord(letter) >> 16 for letter in full} == set(range(17))
+    assert all(piece in full for piece in ("\r\n", "\x00", "\u200d", "\u0301", "<|x|>", "a" * 500))
+    assert not any("\ud800" <= letter <= "\udfff" for letter in full)
 
 
 def encode_in_child(folder, queue):

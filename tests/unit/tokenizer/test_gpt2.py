@@ -20,7 +20,7 @@ def letters_of_bytes():
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {byte: chr(byte) for byte in printable}
     others = [byte for byte in range(256) if byte not in letters]
-    return letters | {byte: chr(256 + place) for place, byte in enumerate(others)}
+    return letters | {byte: chr(256 + position) for position, byte in enumerate(others)}
 
 
 class BPEByLoops:
@@ -162,7 +162,7 @@ def test_a_byte_without_a_token_is_an_error_when_it_comes(tmp_path):
         tokenizer.encode("abc")
 
 
-def test_a_vocabulary_without_end_of_text_is_an_error_when_it_is_asked_for(tmp_path):
+def test_a_vocabulary_without_end_of_text_is_an_error_when_it_is_needed(tmp_path):
     tokenizer = GPT2BPETokenizer(*write_pair(tmp_path, SMALL, "a b\n"))
     with pytest.raises(
         DataError, match=r"v.json has no token for eod.*<\|endoftext\|> is the token"

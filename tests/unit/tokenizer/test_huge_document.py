@@ -1,4 +1,4 @@
-"""One document of millions of characters has the ids of the reference, in memory that is told."""
+"""One document of millions of characters has the ids of the reference, in bounded memory."""
 
 import json
 import random

@@ -98,7 +98,7 @@ def test_the_special_tokens_map_names_the_end(directory):
     assert PretrainedFromHF(directory).eod == 1
 
 
-def test_no_end_is_an_error_only_when_it_is_asked_for(directory):
+def test_no_end_is_an_error_only_when_it_is_needed(directory):
     (directory / "tokenizer_config.json").unlink()
     tokenizer = PretrainedFromHF(directory)
     assert tokenizer.encode("a")[0] == 0
@@ -124,7 +124,7 @@ def test_a_text_that_is_no_text_is_an_error(directory):
         PretrainedFromHF(directory).encode("a\ud83d")
 
 
-def test_a_place_without_a_tokenizer_is_one_clear_message(tmp_path):
+def test_a_folder_without_a_tokenizer_is_one_clear_message(tmp_path):
     with pytest.raises(
         DataError, match="cannot load the tokenizer --tokenizer-name-or-path .*; give a directory"
     ):

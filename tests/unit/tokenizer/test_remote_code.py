@@ -55,7 +55,7 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-def asked(folder, *kwargs):
+def arguments(folder, *kwargs):
     return {
         "tokenizer_type": "PretrainedFromHF",
         "tokenizer_name_or_path": str(folder),
@@ -66,7 +66,7 @@ def asked(folder, *kwargs):
 def test_no_code_is_run_unasked(folder):
     needs = "needs Python code of its own, which is run only with --tokenizer-kwargs trust_remote"
     with pytest.raises(WrongDataError, match=needs):
-        build_tokenizer(**asked(folder))
+        build_tokenizer(**arguments(folder))
     with pytest.raises(WrongDataError, match=needs):
         load_with_transformers(str(folder), {})
     with pytest.raises(WrongCheckpointError, match="with its own Python code, which is never run"):
@@ -75,6 +75,6 @@ def test_no_code_is_run_unasked(folder):
 
 
 def test_code_is_run_where_the_flag_asks_for_it(folder):
-    tokenizer = build_tokenizer(**asked(folder, "trust_remote_code", "true"))
+    tokenizer = build_tokenizer(**arguments(folder, "trust_remote_code", "true"))
     assert (folder.parent / "ran").exists()
     assert tokenizer.encode("aaa") == [0, 0, 0]

@@ -62,12 +62,12 @@ def model(files):
 def by_loops(model, tokenizer, text):
     """Take the special token that comes first, again and again."""
     special = {tokenizer.vocabulary().tokens[i]: i for i in special_ids(tokenizer)}
-    places = {text.find(token): token for token in special if token in text}
-    if not places:
+    positions = {text.find(token): token for token in special if token in text}
+    if not positions:
         return model.encode(text)
-    place, token = min(places.items())
-    rest = by_loops(model, tokenizer, text[place + len(token) :])
-    return [*model.encode(text[:place]), special[token], *rest]
+    position, token = min(positions.items())
+    rest = by_loops(model, tokenizer, text[position + len(token) :])
+    return [*model.encode(text[:position]), special[token], *rest]
 
 
 def special_ids(tokenizer):
@@ -119,7 +119,7 @@ def test_a_model_without_bos_is_no_llama(files):
     assert LegacySentencePieceTokenizer(files["bare"]).special("bos") == tokenizer.vocab_size + 5
 
 
-def test_models_are_told_apart(files):
+def test_models_are_distinguished(files):
     plain, named = (
         describe(LegacySentencePieceTokenizer(files[name])) for name in ("plain", "named")
     )

@@ -90,9 +90,9 @@ def test_published_encodings_are_those_of_the_library(name, tokens, tmp_path, mo
     ranks = {token: i for i, token in enumerate(tokens)}
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: ranks)
     monkeypatch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", lambda *_, **__: ranks)
-    said = getattr(openai_public, name)()
-    said.pop("explicit_n_vocab", None)
-    theirs = tiktoken.Encoding(**said)
+    written = getattr(openai_public, name)()
+    written.pop("explicit_n_vocab", None)
+    theirs = tiktoken.Encoding(**written)
     ours = TikTokenizer(write_lines(tmp_path / f"{name}.tiktoken", tokens))
     for text in adversarial_texts():
         assert ours.encode(text) == theirs.encode_ordinary(text)
@@ -126,7 +126,7 @@ def test_a_json_file_has_its_special_tokens_first(tokens, tmp_path, pattern):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "error", "message"),
+    ("options", "error", "message"),
     [
         ({"pattern": None}, ConfigError, "--tiktoken-pattern is missing, and v.json is not"),
         ({"vocab_size": 500}, DataError, "has .* tokens, too few for --vocab-size 500 with 10"),
@@ -135,14 +135,14 @@ def test_a_json_file_has_its_special_tokens_first(tokens, tmp_path, pattern):
         ({"special_tokens": ["<s>", "<s>"]}, ConfigError, "name each once"),
     ],
 )
-def test_wishes_that_do_not_fit_are_told(tokens, tmp_path, wishes, error, message):
+def test_options_that_do_not_fit_are_reported(tokens, tmp_path, options, error, message):
     file = write_json(tmp_path / "v.json", tokens)
-    said = {"pattern": "v1", "vocab_size": 270, "num_special_tokens": 10} | wishes
+    written = {"pattern": "v1", "vocab_size": 270, "num_special_tokens": 10} | options
     with pytest.raises(error, match=message):
-        TikTokenizer(file, **said)
+        TikTokenizer(file, **written)
 
 
-def test_wishes_for_json_files_are_refused_elsewhere(tokens, tmp_path):
+def test_options_for_json_files_are_refused_elsewhere(tokens, tmp_path):
     file = write_lines(tmp_path / "own.tiktoken", tokens)
     with pytest.raises(ConfigError, match="are for the .json files of TikTokenizer; own.tiktoken"):
         TikTokenizer(file, pattern="v1", vocab_size=300)

@@ -88,17 +88,17 @@ def test_training_only_reads_what_was_built_ahead(directory, monkeypatch):
     assert {file.name for file in (directory / "cache").iterdir()} == built
 
 
-def test_a_whole_command_line_of_training_is_accepted(directory):
+def test_a_full_command_line_of_training_is_accepted(directory):
     line = (
         "--num-layers 2 --hidden-size 8 --num-attention-heads 2 --lr 0.1 --fp16 --zero-stage 1 "
         "--deepspeed --DDP-impl local --num-workers 2 --tensor-model-parallel-size 2 "
         f"--pipeline-model-parallel-size 2 --distributed-backend nccl {TOKENIZER} "
         "--save run --save-interval 5 --load run --dataloader-type cyclic"
     )
-    told = output("build_index.py", f"{RUN} {line} --world-size 8")
-    notices = [text for text in told if text.startswith("WARNING [rank 0]: --")]
+    messages = output("build_index.py", f"{RUN} {line} --world-size 8")
+    notices = [text for text in messages if text.startswith("WARNING [rank 0]: --")]
     assert "--deepspeed: every run goes through DeepSpeed" in notices[0]
-    assert told[len(notices)].startswith("training set train: samples wanted: 60 | samples: ")
+    assert messages[len(notices)].startswith("training set train: samples wanted: 60 | samples: ")
 
 
 def test_the_number_of_processes_matters_without_a_global_batch_size(directory):
@@ -110,7 +110,7 @@ def test_the_number_of_processes_matters_without_a_global_batch_size(directory):
     assert "--world-size 3 is not a multiple of tensor * pipeline" in done.stderr
 
 
-def test_mistakes_are_told_together(directory):
+def test_mistakes_are_reported_together(directory):
     done = run("build_index.py", "--seq-length 6 --micro-batch-size 2 --data-path a b")
     assert done.returncode == 2
     assert "give exactly one of --train-iters" in done.stderr
@@ -130,14 +130,14 @@ def test_samples_are_shown_as_training_reads_them(directory):
     assert tokens == [f"{i} {' '.join(map(str, row))}" for i, row in enumerate(rows, start=3)]
 
 
-def test_long_samples_are_shown_in_part_unless_all_is_asked_for(directory):
+def test_long_samples_are_shown_in_part_without_the_flag(directory):
     line = f"{RUN} --seq-length 20 --sample-id-range 0 1 --print-tokens"
     (short,) = output("sample_idxs_to_text.py", line)
-    (whole,) = output("sample_idxs_to_text.py", f"{line} --all-tokens --output-file out") or [
+    (full,) = output("sample_idxs_to_text.py", f"{line} --all-tokens --output-file out") or [
         (directory / "out").read_text().strip()
     ]
-    assert len(whole.split()) == 22
-    assert short.split() == [*whole.split()[:9], "...", *whole.split()[-8:]]
+    assert len(full.split()) == 22
+    assert short.split() == [*full.split()[:9], "...", *full.split()[-8:]]
 
 
 def test_another_tokenizer_than_made_the_tokens_shows_no_text_of_them(directory):
@@ -205,7 +205,7 @@ def told_by_tool(lines):
 
 
 @pytest.mark.parametrize("order", ["single", "cyclic"])
-def test_a_step_has_seen_what_the_tool_tells(directory, order):
+def test_a_step_has_seen_what_the_tool_shows(directory, order):
     flags = ["--dataloader-type", order]
     plan, expected = read_by_training(2, *flags)
     last = plan.training.train_iters
@@ -215,7 +215,7 @@ def test_a_step_has_seen_what_the_tool_tells(directory, order):
     assert one == "step 4: samples 12 to 19"
 
 
-def test_a_checkpoint_says_the_flags(directory):
+def test_a_checkpoint_supplies_the_flags(directory):
     words = ["--data-path", "corpus", "--split", "8,1,1", "--eval-iters", "1", *RAMP.split()]
     config = tiny_config(*words, without=("--train-iters",))
     plan = tiny_plan(*words, world_size=2, without=("--train-iters",))
@@ -274,9 +274,9 @@ def about_tokenizer(line):
 
 
 def test_documents_are_shown_as_text_with_the_recorded_tokenizer(directory, tmp_path_factory):
-    wishes = {"tokenizer_type": "GPT2BPETokenizer"}
-    wishes |= {"vocab_file": "vocab.json", "merge_file": "merges.txt"}
-    record_path("corpus").write_text(to_text(describe(build_tokenizer(**wishes), wishes)))
+    options = {"tokenizer_type": "GPT2BPETokenizer"}
+    options |= {"vocab_file": "vocab.json", "merge_file": "merges.txt"}
+    record_path("corpus").write_text(to_text(describe(build_tokenizer(**options), options)))
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     done = subprocess.run(
         [sys.executable, TOOLS / "inspect_data.py", directory / "corpus"],
@@ -299,14 +299,14 @@ def test_documents_are_shown_as_text_with_the_recorded_tokenizer(directory, tmp_
 
 
 def test_a_tokenizer_with_other_ids_than_recorded_does_not_decode(directory):
-    wishes = {"tokenizer_type": "NullTokenizer", "vocab_size": 300}
+    options = {"tokenizer_type": "NullTokenizer", "vocab_size": 300}
     other = {"tokenizer_type": "NullTokenizer", "vocab_size": 400}
-    record_path("corpus").write_text(to_text(describe(build_tokenizer(**wishes), other)))
+    record_path("corpus").write_text(to_text(describe(build_tokenizer(**options), other)))
     about = about_tokenizer("corpus")
     assert "cannot be built again (vocabulary of 301 tokens, and 401 now" in about
 
 
-def test_what_nothing_is_recorded_of_is_said(directory):
+def test_what_nothing_is_recorded_of_is_reported(directory):
     needs = "text needs --tokenizer-type and its files"
     assert about_tokenizer("corpus") == f"corpus.tokenizer.json is missing; {needs}"
     about = about_tokenizer(f"corpus {TOKENIZER}")
@@ -337,7 +337,7 @@ def test_digests_are_compared_and_made_anew(directory):
     assert line.startswith("digests: none, ")
 
 
-def test_damaged_files_are_told(directory):
+def test_damaged_files_are_reported(directory):
     with open("corpus.bin", "ab") as file:
         file.write(b"x")
     done = run("inspect_data.py", "corpus")

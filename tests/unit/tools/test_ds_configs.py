@@ -54,10 +54,10 @@ def test_flags_that_contradict_a_file_are_refused():
 
 
 @pytest.mark.parametrize("spelling", ["--world-size", "--num-gpus"])
-def test_the_tool_prints_what_deepspeed_is_told(tool, capsys, spelling):
+def test_the_tool_prints_what_deepspeed_gets(tool, capsys, spelling):
     flags = ("--bf16", "--global-batch-size", "16", "--clip-grad", "0.5", "--zero-stage", "1")
     tool.main([*tiny_argv(*flags, without=("--lr", "--data-path")), spelling, "4"])
-    told = json.loads(capsys.readouterr().out)
-    assert told == tiny_plan(*flags, world_size=4, device="cuda").deepspeed
-    assert (told["train_batch_size"], told["gradient_accumulation_steps"]) == (16, 2)
-    assert told["gradient_clipping"] == 0.5
+    found = json.loads(capsys.readouterr().out)
+    assert found == tiny_plan(*flags, world_size=4, device="cuda").deepspeed
+    assert (found["train_batch_size"], found["gradient_accumulation_steps"]) == (16, 2)
+    assert found["gradient_clipping"] == 0.5

@@ -1,4 +1,4 @@
-"""tools/generate_samples_gpt.py, in this process, on a network that nobody trained."""
+"""tools/generate_samples_gpt.py, in this process, on an untrained network."""
 
 import importlib.util
 import io
@@ -136,7 +136,7 @@ def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, monkey
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "messages"),
     [
         (["--prompt", "1", "--num-samples", "2", "--genfile", "f"], "found --prompt and --num-s"),
         (["--num-samples", "2"], "--num-samples needs --genfile"),
@@ -159,8 +159,8 @@ def test_what_is_typed_is_continued_until_stop(generate, trained, capsys, monkey
         (["--prompt", "1", "--inference-max-seq-length", "17"], "between 2 and --max-position"),
     ],
 )
-def test_a_contradiction_is_told(generate, flags, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_contradiction_is_reported(generate, flags, messages):
+    with pytest.raises(ConfigError, match=messages):
         generate(*flags)
 
 
@@ -193,10 +193,10 @@ def test_a_folder_of_transformers_is_continued_as_by_transformers(tool, tmp_path
     assert len({*expected}) > 1
 
 
-def test_what_cannot_be_read_is_told(generate, tool, tmp_path):
-    for content, told in ((b"", "is empty"), (b"\xff", "can't decode byte")):
+def test_what_cannot_be_read_is_reported(generate, tool, tmp_path):
+    for content, messages in ((b"", "is empty"), (b"\xff", "can't decode byte")):
         (tmp_path / "prompts").write_bytes(content)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=messages):
             generate("--sample-input-file", str(tmp_path / "prompts"))
     with pytest.raises(CheckpointError, match="--load .*none does not exist"):
         tool(["--load", str(tmp_path / "none"), "--prompt", "1"])
@@ -225,7 +225,7 @@ def test_the_benchmark_compares_the_same_text(monkeypatch, capsys):
     ]
 
 
-def test_what_cannot_be_written_and_a_token_that_is_none_are_told(generate, tmp_path):
+def test_what_cannot_be_written_and_a_token_that_is_none_are_reported(generate, tmp_path):
     out = str(tmp_path / "none" / "file")
     with pytest.raises(DataError, match="--genfile .*No such file"):
         generate("--num-samples", "1", "--genfile", out)

@@ -48,8 +48,8 @@ def test_every_way_keeps_as_much_as_it_should():
     # Two layers instead of four whose input is kept.
     assert kept["uniform, one by one"] - kept["uniform, in pairs"] == 2 * layer_input
     # Half of what four layers keep goes, but for two inputs.
-    whole = kept["nothing"] - kept["uniform, one by one"]
-    assert 2 * (kept["nothing"] - kept["block, 2 of 4"]) == whole
+    full = kept["nothing"] - kept["uniform, one by one"]
+    assert 2 * (kept["nothing"] - kept["block, 2 of 4"]) == full
     peaks = {name: numbers[1] for name, numbers in counted.items()}
     assert peaks["uniform, one by one"] < peaks["selective"] < peaks["nothing"]
     assert all(peaks[name] > kept[name] for name in kept)

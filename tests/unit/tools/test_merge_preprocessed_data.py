@@ -137,9 +137,9 @@ MPIRUN = {
 }
 
 
-@pytest.mark.parametrize("place", [{"RANK": "1", "WORLD_SIZE": "2"}, MPIRUN])
-def test_ranks_but_the_first_leave_the_work_to_it(directory, place):
-    done = run(directory, LINE, env=os.environ | place)
+@pytest.mark.parametrize("position", [{"RANK": "1", "WORLD_SIZE": "2"}, MPIRUN])
+def test_ranks_but_the_first_leave_the_work_to_it(directory, position):
+    done = run(directory, LINE, env=os.environ | position)
     assert (done.returncode, done.stdout) == (0, "")
     assert not (directory / "all.bin").exists()
 
@@ -153,7 +153,7 @@ def test_ranks_but_the_first_leave_the_work_to_it(directory, place):
         (f"{LINE}/none/all", 2, "--output-prefix all/none/all: there is no folder all/none"),
     ],
 )
-def test_a_mistake_is_said_and_leaves_nothing(directory, line, code, message):
+def test_a_mistake_is_reported_and_leaves_nothing(directory, line, code, message):
     before = sorted(directory.iterdir())
     done = run(directory, line)
     assert done.returncode == code
@@ -162,7 +162,7 @@ def test_a_mistake_is_said_and_leaves_nothing(directory, line, code, message):
     assert sorted(directory.iterdir()) == before
 
 
-def test_nothing_is_said_to_be_replaced_before_it_is_known(directory):
+def test_no_replacement_is_announced_before_it_is_known(directory):
     (directory / "all.bin").write_bytes(b"")
     for line in (LINE.replace("p2", "none"), LINE.replace("all", "p0_text_document")):
         done = run(directory, line)

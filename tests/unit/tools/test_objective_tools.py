@@ -44,24 +44,25 @@ def lines_of(tool, line):
 @pytest.mark.parametrize("shown", ["", "--print-tokens --all-tokens"], ids=["text", "tokens"])
 def test_rearranged_samples_are_shown_as_the_run_reads_them(vocab, shown):
     write("corpus", [[vocab[c] for c in "abcdefghi"] + [vocab[SPECIAL[0]]]] * 20)
-    wishes = f"{RUN} {TOKENIZER} --data-path corpus --sample-id-range 0 8 --fim-rate 1 {shown}"
-    lines = lines_of("sample_idxs_to_text.py", wishes)
+    options = f"{RUN} {TOKENIZER} --data-path corpus --sample-id-range 0 8 --fim-rate 1 {shown}"
+    lines = lines_of("sample_idxs_to_text.py", options)
     mark = f" {vocab['<fim_prefix>']} " if shown else "<fim_prefix>"
     assert len(lines) == 8
     assert all(mark in line for line in lines)
 
 
-def test_pairs_are_read_when_the_objective_is_said(vocab):
+def test_pairs_are_read_when_the_objective_is_given(vocab):
     for part, letter in (("inputs", "a"), ("targets", "b")):
         write(f"tasks_{part}_document", [[vocab[letter]] * (k % 3 + 1) for k in range(20)])
-    wishes = f"{RUN} --data-path tasks --objective multitask"
+    options = f"{RUN} --data-path tasks --objective multitask"
     assert (
-        "training set train: samples wanted: 8 | samples: " in lines_of("build_index.py", wishes)[0]
+        "training set train: samples wanted: 8 | samples: "
+        in lines_of("build_index.py", options)[0]
     )
     shown = "--print-tokens --all-tokens --sample-id-range 0 4"
-    for line in lines_of("sample_idxs_to_text.py", f"{wishes} {shown}"):
+    for line in lines_of("sample_idxs_to_text.py", f"{options} {shown}"):
         ids = [int(word) for word in line.split()[1:]]
         assert len(ids) == 13
         assert set(ids) <= {vocab["a"], vocab["b"], 0}
-    samples = lines_of("samples_of_step.py", f"{wishes} --steps 1")
+    samples = lines_of("samples_of_step.py", f"{options} --steps 1")
     assert "| tasks_inputs_document sample 1 | documents " in samples[2]

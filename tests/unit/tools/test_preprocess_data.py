@@ -173,10 +173,10 @@ def test_several_inputs_and_keys_are_taken(directory):
         ),
     ],
 )
-def test_a_mistake_is_said_without_traceback_and_leaves_nothing(directory, line, code, errors):
+def test_a_mistake_is_reported_without_traceback_and_leaves_nothing(directory, line, code, errors):
     done = run(directory, line)
     assert done.returncode == code
-    assert all(said.startswith("error: ") for said in done.stderr.splitlines())
+    assert all(report.startswith("error: ") for report in done.stderr.splitlines())
     assert len(done.stderr.splitlines()) == len(errors)
     for error in errors:
         assert error in done.stderr

@@ -57,7 +57,7 @@ def test_many_cores_give_the_same_bytes(directory, line):
 
 
 @pytest.mark.parametrize("line", ["--workers 1", "--workers 2"])
-def test_when_nobody_reads_the_progress_the_tool_stops_in_good_order(directory, line):
+def test_when_no_process_reads_the_progress_the_tool_stops_in_good_order(directory, line):
     reading, writing = os.pipe()
     os.close(reading)
     flags = f"--output-prefix unread --log-interval 1 --chunk-size 1 {line}"
@@ -89,22 +89,22 @@ SRUN = {
 }
 
 
-@pytest.mark.parametrize("told", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
-def test_ranks_of_a_launcher_give_the_same_bytes(directory, told):
+@pytest.mark.parametrize("found", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
+def test_ranks_of_a_launcher_give_the_same_bytes(directory, found):
     ranks = [
         subprocess.Popen(
             words_of("preprocess_data_dist", "--output-prefix ranks --torch-backend gloo"),
             cwd=directory,
-            env=os.environ | {name: text.format(rank=rank) for name, text in told.items()},
+            env=os.environ | {name: text.format(rank=rank) for name, text in found.items()},
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in (0, 1)
     ]
-    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    content = [rank.communicate(timeout=60)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
-    assert "documents: 400" in said[0]
-    assert said[1] == ""
+    assert "documents: 400" in content[0]
+    assert content[1] == ""
     assert pairs(directory, "ranks") == pairs(directory, "one")
 
 
@@ -118,13 +118,13 @@ def test_ranks_of_a_launcher_give_the_same_bytes(directory, told):
         ("--shuffle", "--shuffle: documents keep their order"),
     ],
 )
-def test_a_mistake_about_shards_is_said(directory, line, message):
+def test_a_mistake_about_shards_is_reported(directory, line, message):
     done = run(directory, "preprocess_data_dist", f"--output-prefix wrong {line}")
     assert done.returncode == 2
     assert message in done.stderr
 
 
-def test_merged_halves_are_the_whole_and_keep_the_record_of_the_tokenizer(directory):
+def test_merged_halves_are_the_full_corpus_and_keep_the_record_of_the_tokenizer(directory):
     lines = (directory / "corpus.jsonl").read_text().splitlines(keepends=True)
     for i, half in enumerate((lines[:123], lines[123:])):
         (directory / f"half{i}.jsonl").write_text("".join(half))
@@ -135,8 +135,8 @@ def test_merged_halves_are_the_whole_and_keep_the_record_of_the_tokenizer(direct
     command = [sys.executable, tool, "--datasets", *names, "--output-prefix", "both"]
     subprocess.run(command, cwd=directory, check=True, stdout=subprocess.DEVNULL)
     for end in (".bin", ".idx", ".tokenizer.json"):
-        whole = (directory / f"one_text_document{end}").read_bytes()
-        assert (directory / f"both{end}").read_bytes() == whole
+        full = (directory / f"one_text_document{end}").read_bytes()
+        assert (directory / f"both{end}").read_bytes() == full
 
 
 # A process of its own in between: peak memory counts what a process was forked from.
@@ -165,13 +165,13 @@ def test_peak_memory_does_not_grow_with_the_input_or_a_line(directory):
     code, large, _ = peak_mb(directory, line, 4000)
     assert code == 0
     assert large < small + 30
-    code, peak, said = peak_mb(directory, b"{" * 50_000_000 + b"\n", 1)
+    code, peak, content = peak_mb(directory, b"{" * 50_000_000 + b"\n", 1)
     assert code == 2
-    assert "line 1: 50000001 bytes long, over the 4194304 that --max-memory-mb leaves" in said
+    assert "line 1: 50000001 bytes long, over the 4194304 that --max-memory-mb leaves" in content
     assert peak < small + 30
 
 
-def test_a_full_disk_is_said_and_publishes_nothing(directory):
+def test_a_full_disk_is_reported_and_publishes_nothing(directory):
     done = subprocess.run(
         words_of("preprocess_data", "--output-prefix full"),
         cwd=directory,

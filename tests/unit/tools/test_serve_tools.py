@@ -22,7 +22,7 @@ def server_tool():
     return module_of(TOOLS / "run_text_generation_server.py")
 
 
-def test_the_benchmark_tells_a_line_of_each_number_of_clients(group, capsys):
+def test_the_benchmark_prints_a_line_for_each_number_of_clients(group, capsys):
     tool = module_of(TOOLS / "benchmark" / "serve.py")
     sizes = "--layers 1 --hidden 8 --heads 2 --vocab 99 --prompt 3 --new 2 --requests 1"
     tool.main([*sizes.split(), "--clients", "1", "3", "--rounds", "1"])
@@ -35,7 +35,7 @@ def client_tool():
     return module_of(TOOLS / "text_generation_cli.py")
 
 
-def test_every_mistake_is_told_at_once():
+def test_every_mistake_is_reported_at_once():
     options = ServingConfig(
         port=70000,
         api_key="",
@@ -46,7 +46,7 @@ def test_every_mistake_is_told_at_once():
     )
     generation = GenerationConfig(prompt="a", beam_width=2, out_seq_length=0)
     found = "\n".join(serving_problems(options, generation))
-    for told in (
+    for messages in (
         "--port 70000 must be between",
         "--api-key or --api-key-file, not both",
         "--api-key is empty",
@@ -56,7 +56,7 @@ def test_every_mistake_is_told_at_once():
         "--request-timeout 0 must be a number of seconds above 0",
         "each request sets this for itself, so leave it out: --prompt, --beam-width",
     ):
-        assert told in found
+        assert messages in found
     assert [*serving_problems(ServingConfig(), GenerationConfig())] == []
 
 
@@ -66,7 +66,7 @@ def let_ask(server_tool, monkeypatch, **serving):
     monkeypatch.setattr(server_tool, "read_model_source", lambda *args, **kwargs: source)
 
 
-def test_a_taken_port_is_told_before_the_model_is_opened(server_tool, monkeypatch):
+def test_a_taken_port_is_reported_before_the_model_is_opened(server_tool, monkeypatch):
     with listener("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         let_ask(server_tool, monkeypatch, port=port)
@@ -74,7 +74,7 @@ def test_a_taken_port_is_told_before_the_model_is_opened(server_tool, monkeypatc
             server_tool.main([])
 
 
-def test_missing_packages_are_told(server_tool, monkeypatch):
+def test_missing_packages_are_reported(server_tool, monkeypatch):
     let_ask(server_tool, monkeypatch)
     monkeypatch.setattr(server_tool, "find_spec", lambda name: name == "uvicorn" or None)
     with pytest.raises(ConfigError, match="fastapi, prometheus_client, which are not installed"):
@@ -102,10 +102,10 @@ def test_what_is_typed_is_continued(group, client_tool, tmp_path, monkeypatch, c
         typed = "The cat\n5\n\n1\nThe\nmany\nThe\n999\n"
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
         client_tool.main([address, "--api-key-file", str(key)])
-        told = capsys.readouterr().out
-        assert "Megatron Response:\nThe cat" in told and "Megatron Response:\n<eod>" in told
-        assert "'many' is no number of tokens" in told
-        assert "Error 400: 999 new tokens are more than 48" in told
+        messages = capsys.readouterr().out
+        assert "Megatron Response:\nThe cat" in messages and "Megatron Response:\n<eod>" in messages
+        assert "'many' is no number of tokens" in messages
+        assert "Error 400: 999 new tokens are more than 48" in messages
         monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
         client_tool.main([address])
         assert "Error 401: this server asks for" in capsys.readouterr().out
@@ -113,6 +113,6 @@ def test_what_is_typed_is_continued(group, client_tool, tmp_path, monkeypatch, c
         monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
         with pytest.raises(MegatronError, match="no answer from http"):
             client_tool.main([wrong])
-        assert capsys.readouterr().out == "", "nobody is asked for what nobody answers"
+        assert capsys.readouterr().out == "", "no prompt is printed"
     with pytest.raises(DataError, match="--api-key-file .*No such file"):
         client_tool.main([address, "--api-key-file", str(tmp_path / "none")])

@@ -55,7 +55,7 @@ def test_parts_of_one_corpus_share_no_document(tmp_path):
     assert documents_in(sets.test["test"]) <= set(range(95, 100))
 
 
-def test_a_set_without_documents_is_left_out_and_said(tmp_path, caplog):
+def test_a_set_without_documents_is_left_out_and_logged(tmp_path, caplog):
     path = corpus(tmp_path / "c", 10)
     with caplog.at_level(logging.INFO):
         sets = build("--data-path", path, "--split", "1,0,1")
@@ -87,7 +87,7 @@ def test_a_corpus_of_less_than_a_sample_is_left_out_of_a_blend_but_not_of_traini
         build(*flags, "10,80,10")
 
 
-def test_what_is_read_of_each_corpus_is_told(tmp_path):
+def test_what_is_read_of_each_corpus_is_reported(tmp_path):
     first, second = corpus(tmp_path / "a", 100), corpus(tmp_path / "b", 5, 1000)
     uses = build("--data-path", "3", first, "1", second, "--split", "1").uses
     assert list(uses) == [("train", "train")]
@@ -161,7 +161,7 @@ def test_ranges_of_one_corpus_have_index_maps_of_their_own(tmp_path):
     assert documents_in(sets.valid["w"]) <= set(range(75, 100))
 
 
-def test_the_cache_goes_where_it_is_told(tmp_path):
+def test_the_cache_goes_to_the_folder_of_the_flag(tmp_path):
     path = corpus(tmp_path / "c", 10)
     flags = ["--data-path", path, "--split", "1", "--data-cache-path", str(tmp_path / "cache")]
     build(*flags)
@@ -187,12 +187,12 @@ def test_cyclic_reads_permutations_of_the_samples_without_end(tmp_path):
 
 def test_the_older_format_gives_the_same_samples(tmp_path):
     path = corpus(tmp_path / "c", 100)
-    whole = build("--data-path", path, "--split", "1").train
+    complete = build("--data-path", path, "--split", "1").train
     older = write_older(tmp_path / "older", 100)
     for impl in ("cached", "lazy", "infer"):
         found = build("--data-path", older, "--split", "1", "--data-impl", impl).train
         for i in range(20):
-            assert np.array_equal(found[i]["tokens"], whole[i]["tokens"])
-        assert found.origin(3).pieces == whole.origin(3).pieces
+            assert np.array_equal(found[i]["tokens"], complete[i]["tokens"])
+        assert found.origin(3).pieces == complete.origin(3).pieces
     with pytest.raises(DataError, match="is not an index of --dataset-impl mmap"):
         build("--data-path", older, "--data-impl", "mmap")

@@ -80,8 +80,8 @@ def _restored_document(tokens):
     if tokens[:1] != [SPECIAL.prefix]:
         return tokens
     if tokens[1:2] == [SPECIAL.suffix]:  # suffix first: its middle is behind the prefix already
-        place = tokens.index(SPECIAL.middle)
-        return tokens[place + 1 :] + tokens[2:place]
+        position = tokens.index(SPECIAL.middle)
+        return tokens[position + 1 :] + tokens[2:position]
     suffix, middle = tokens.index(SPECIAL.suffix), tokens.index(SPECIAL.middle)
     return tokens[1:suffix] + tokens[middle + 1 :] + tokens[suffix + 1 : middle]
 
@@ -99,8 +99,8 @@ def test_every_document_can_be_put_back(tokens, seed, cut, spm_rate):
 @given(TEXTS, SEEDS, st.floats(0, 1))
 def test_the_length_stays_and_what_is_too_much_is_cut_off_the_end(tokens, seed, rate):
     dataset = fim(tokens, seed, rate=rate)
-    whole = dataset.rearranged(np.array(tokens), sample_rng(seed, 5))
-    assert dataset[5]["tokens"].tolist() == whole[: len(tokens)].tolist()
+    full = dataset.rearranged(np.array(tokens), sample_rng(seed, 5))
+    assert dataset[5]["tokens"].tolist() == full[: len(tokens)].tolist()
     assert dataset[5]["tokens"].dtype == np.int64
 
 

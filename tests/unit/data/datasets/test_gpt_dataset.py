@@ -11,7 +11,7 @@ from megatron.data.token_files.indexed_dataset import IndexedDataset, IndexedDat
 
 
 def corpus(prefix, sizes):
-    """Write documents whose tokens are 0, 1, 2 and so on over the whole corpus."""
+    """Write documents whose tokens are 0, 1, 2 and so on over the full corpus."""
     with IndexedDatasetWriter(prefix, "i4") as writer:
         writer.append(np.arange(sum(sizes)), sizes)
     return IndexedDataset(prefix)
@@ -26,7 +26,7 @@ def corpus(prefix, sizes):
 def test_samples_are_cut_from_the_documents_laid_end_to_end(
     tmp_path_factory, sizes, seq_length, num_samples
 ):
-    """Every sample equals a slice of the whole stream, held in memory."""
+    """Every sample equals a slice of the full stream, held in memory."""
     tmp_path = tmp_path_factory.mktemp("corpus")
     source = corpus(tmp_path / "c", sizes)
     documents = range(1, len(sizes))

@@ -39,31 +39,31 @@ def prefix(tmp_path):
     return str(tmp_path / "tasks")
 
 
-def test_a_sample_is_whole_pairs_and_padding(prefix):
+def test_a_sample_is_uncut_pairs_and_padding(prefix):
     dataset = MTFDataset(*opened(prefix), range(40), num_samples=30, seq_length=15, seed=3)
     assert len(dataset) >= 30
     for i in range(len(dataset)):
         tokens, numbers, targets_start = dataset[i].values()
         assert tokens.shape == (16,)
-        place = 0
+        position = 0
         for number, piece in enumerate(dataset.origin(i).pieces, start=1):
             k = piece.document
             text = [10 + k] * (k % 3 + 1) + [100 + k] * (k % 2 + 1) + [EOD]
-            here = slice(place, place + len(text))
+            here = slice(position, position + len(text))
             assert tokens[here].tolist() == text
             assert numbers[here].tolist() == [number] * len(text)
-            assert targets_start[here].tolist() == [place + k % 3 + 1] * len(text)
+            assert targets_start[here].tolist() == [position + k % 3 + 1] * len(text)
             assert (piece.start, piece.stop) == (0, len(text))
-            place += len(text)
-        assert not any(row[place:].any() for row in dataset[i].values())
-        assert place > 16 - 7, "the next pair, of at most 6 tokens, did not fit"
+            position += len(text)
+        assert not any(row[position:].any() for row in dataset[i].values())
+        assert position > 16 - 7, "the next pair, of at most 6 tokens, did not fit"
 
 
 def test_the_packing_is_kept_and_depends_on_length_seed_and_range(prefix, tmp_path):
     def rows(**changes):
-        wishes = {"num_samples": 20, "seq_length": 15, "seed": 3} | changes
-        pairs = wishes.pop("pairs", range(40))
-        dataset = MTFDataset(*opened(prefix), pairs, cache_directory=tmp_path / "cache", **wishes)
+        options = {"num_samples": 20, "seq_length": 15, "seed": 3} | changes
+        pairs = options.pop("pairs", range(40))
+        dataset = MTFDataset(*opened(prefix), pairs, cache_directory=tmp_path / "cache", **options)
         return [[row.tolist() for row in dataset[i].values()] for i in range(20)]
 
     first, files = rows(), len([*(tmp_path / "cache").glob("*.npy")])
@@ -78,14 +78,14 @@ def test_inputs_without_their_targets_are_refused(tmp_path):
         MTFDataset(*opened(tmp_path / "odd"), range(2), num_samples=1, seq_length=4, seed=1)
 
 
-def test_pairs_that_are_too_long_are_left_out_and_told(tmp_path, caplog):
+def test_pairs_that_are_too_long_are_left_out_and_logged(tmp_path, caplog):
     write_pairs(tmp_path / "long", [[1] * 9, [2]], [[3], [4]])
-    wishes = {"num_samples": 2, "seq_length": 4, "seed": 1}
-    dataset = MTFDataset(*opened(tmp_path / "long"), range(2), **wishes)
+    options = {"num_samples": 2, "seq_length": 4, "seed": 1}
+    dataset = MTFDataset(*opened(tmp_path / "long"), range(2), **options)
     assert {piece.document for i in range(2) for piece in dataset.origin(i).pieces} == {1}
     assert "1 of 2 pairs are left out: they are longer than a sample of 5 tokens" in caplog.text
     with pytest.raises(DataError, match="pairs 0 to 1: none of them fits into 5 tokens"):
-        MTFDataset(*opened(tmp_path / "long"), range(1), **wishes)
+        MTFDataset(*opened(tmp_path / "long"), range(1), **options)
 
 
 def test_a_blend_of_pairs_is_cut_into_disjoint_sets(prefix, tmp_path):

@@ -36,14 +36,14 @@ def packed_one_by_one(lengths, pairs, *, num_rows, row_length, seed):
 )
 def test_rows_are_those_of_one_pair_at_a_time(lengths, first, num_rows, seed):
     pairs = range(first, first + len(lengths))
-    wishes = {"num_rows": num_rows, "row_length": 8, "seed": seed}
-    packing = pack(np.array(lengths), pairs, **wishes)
+    options = {"num_rows": num_rows, "row_length": 8, "seed": seed}
+    packing = pack(np.array(lengths), pairs, **options)
     starts = packing.row_starts.tolist()
     rows = [
         packing.pair_order[start:stop].tolist()
         for start, stop in zip(starts[:-1], starts[1:], strict=True)
     ]
-    assert rows == packed_one_by_one(lengths, pairs, **wishes)
+    assert rows == packed_one_by_one(lengths, pairs, **options)
     assert len(rows) >= num_rows
     assert all(rows)
     assert len(packing.pair_order) == starts[-1]

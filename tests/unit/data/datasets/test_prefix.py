@@ -30,10 +30,10 @@ class Samples:
 def documents_of(tokens):
     """Return (start, stop, ended) of the documents of `tokens`, found one token at a time."""
     found, start = [], 0
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token == EOD:
-            found.append((start, place + 1, True))
-            start = place + 1
+            found.append((start, position + 1, True))
+            start = position + 1
     return found + ([(start, len(tokens), False)] if start < len(tokens) else [])
 
 
@@ -44,8 +44,8 @@ def test_each_document_has_one_prefix_of_a_length_that_it_may_have(row, seed):
     assert sample["tokens"].tolist() == row
     for start, stop, ended in documents_of(row[:-1]):
         assert len(set(ends[start:stop].tolist())) == 1
-        length, whole = ends[start] - start, stop - start
-        assert 1 <= length <= max(1, whole - ended)
+        length, full = ends[start] - start, stop - start
+        assert 1 <= length <= max(1, full - ended)
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=20), st.integers(0, 2**32))

@@ -1,4 +1,4 @@
-"""Whether samples come in another order: told from plans, and compared with the samples."""
+"""Changes of the sample order are found from the plans, and agree with the samples."""
 
 import json
 from dataclasses import asdict, replace
@@ -48,7 +48,7 @@ def decided(prefixes, samples, *flags):
 
 @pytest.mark.parametrize("data", ["one", "blend", "chats"])
 @pytest.mark.parametrize("order", ["single", "cyclic"])
-def test_the_order_is_told_to_be_another_when_it_is(prefixes, chats, data, order):
+def test_the_order_is_reported_as_another_when_it_is(prefixes, chats, data, order):
     paths = {"one": prefixes[:1], "blend": ["3", prefixes[0], "1", prefixes[1]], "chats": chats}
     kind = "conversations" if data == "chats" else "documents"
     plans = [
@@ -64,8 +64,8 @@ def test_the_order_is_told_to_be_another_when_it_is(prefixes, chats, data, order
                 for i in range(common)
             )
             saved = json.loads(json.dumps(asdict(then)))
-            told = [*other_order(saved, now, after.uses["train", now.train.name], seq_length=8)]
-            assert bool(told) == is_other, (then.train.num_samples, now.train.num_samples, told)
+            found = [*other_order(saved, now, after.uses["train", now.train.name], seq_length=8)]
+            assert bool(found) == is_other, (then.train.num_samples, now.train.num_samples, found)
             seen[is_other] += 1
     # Conversations are packed one after the other, however many are wanted.
     assert all(seen.values()) == ((data, order) != ("chats", "single"))

@@ -1,4 +1,4 @@
-"""What objectives put over samples: special tokens found by role, and what is missing told."""
+"""Dataset wrappers of objectives: special tokens found by role; a missing one is an error."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_padding_is_the_tokenizers_or_the_end():
     assert fim_tokens(fim_of(), Letters(*FIM, "end", eod="end")).pad == 6
 
 
-def test_all_that_is_missing_is_told():
+def test_all_that_is_missing_is_reported():
     flags = ["--fim-middle-token", "mid", "--fim-split-sample", "file"]
     with pytest.raises(DataError) as raised:
         fim_tokens(fim_of(*flags), Letters("<fim_prefix>", "end", eod="end"))

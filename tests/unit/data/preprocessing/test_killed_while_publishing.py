@@ -1,4 +1,4 @@
-"""Conversions that are killed before any change of the disk, or fill it, and go on: the same files."""
+"""Preprocessing killed before any change of the disk, or on a full disk, gives the same files when resumed."""
 
 import json
 import os
@@ -21,7 +21,7 @@ CHANGES = ("replace", "unlink", "fsync", "mkdir", "truncate", "rmdir")
 
 
 @pytest.fixture
-def wishes(tmp_path, monkeypatch):
+def spec(tmp_path, monkeypatch):
     """Return a conversion of two keys and a bad line, with relative paths."""
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"a": "x" * (i % 31), "b": "y" * (i % 17)}) for i in range(500)]
@@ -40,16 +40,16 @@ def wishes(tmp_path, monkeypatch):
     )
 
 
-def whole(wishes):
+def full(spec):
     """Convert in one process."""
-    preprocess(wishes)
+    preprocess(spec)
 
 
-def in_shards(wishes):
+def in_shards(spec):
     """Convert in two parts, and join them."""
     for shard in (0, 1):
-        convert_share(wishes, shard, 2)
-    merge_shards(wishes)
+        convert_share(spec, shard, 2)
+    merge_shards(spec)
 
 
 def is_killed_before(change, function, *words):
@@ -67,9 +67,9 @@ def is_killed_before(change, function, *words):
     return os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
-def files_first(place, scandir=os.scandir):
-    """Return what is in `place` in the order in which removing it does most harm."""
-    return nullcontext(sorted(scandir(place), key=lambda entry: (entry.is_dir(), entry.name)))
+def files_first(folder, scandir=os.scandir):
+    """List `folder` in the order in which removing it does most harm."""
+    return nullcontext(sorted(scandir(folder), key=lambda entry: (entry.is_dir(), entry.name)))
 
 
 def dying(function, numbers, last):
@@ -92,9 +92,9 @@ def clear():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-@pytest.mark.parametrize(("convert", "step"), [(whole, 2), (in_shards, 3)])
-def test_a_kill_at_any_change_of_the_disk_is_mended(wishes, convert, step):
-    convert(wishes)
+@pytest.mark.parametrize(("convert", "step"), [(full, 2), (in_shards, 3)])
+def test_a_kill_at_any_change_of_the_disk_is_mended(spec, convert, step):
+    convert(spec)
     newer = outputs()
     older = {name: b"older" for name in newer if name.startswith("out_")}
     assert len(newer) == 10
@@ -103,7 +103,7 @@ def test_a_kill_at_any_change_of_the_disk_is_mended(wishes, convert, step):
         if turn % 2:  # there is another pair already
             for name, content in older.items():
                 Path(name).write_bytes(content)
-        if not is_killed_before(change, convert, wishes):
+        if not is_killed_before(change, convert, spec):
             break
         found = outputs()
         for key in "ab":
@@ -111,33 +111,33 @@ def test_a_kill_at_any_change_of_the_disk_is_mended(wishes, convert, step):
                 triple = {name for name in older if name.startswith(f"out_{key}_")}
                 kinds = [{name: kind[name] for name in triple} for kind in (newer, older)]
                 assert {name: found.get(name) for name in triple} in kinds, change
-        convert(wishes)
+        convert(spec)
         assert outputs() == newer, change
         assert not Path("out.stage").exists()
     assert change > 40
 
 
-def test_a_kill_while_older_work_is_thrown_away_mixes_nothing(wishes):
-    whole(wishes)
+def test_a_kill_while_older_work_is_thrown_away_mixes_nothing(spec):
+    full(spec)
     newer = outputs()
     clear()
-    older = replace(wishes, append_eod=False, record="older")
+    older = replace(spec, append_eod=False, record="older")
     for change in count(20):
         clear()
-        assert is_killed_before(change, whole, older)
+        assert is_killed_before(change, full, older)
         if Path("out_a_document.bin").exists():  # and its index is not
             break
     shutil.copytree(".", "../half")
-    begin_again = replace(wishes, resume=False)
+    begin_again = replace(spec, resume=False)
     for change in range(30):
         clear()
         shutil.copytree("../half", ".", dirs_exist_ok=True)
-        assert is_killed_before(change, whole, begin_again)
+        assert is_killed_before(change, full, begin_again)
         try:
-            whole(wishes)
+            full(spec)
         except DataError as error:
             assert "each document ended with nothing and ends with 256 now" in str(error)
-            whole(begin_again)
+            full(begin_again)
         assert outputs() == newer, change
 
 
@@ -154,9 +154,9 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_publishes_nothing_and_the_run_goes_on_when_there_is_room(wishes, small_disk):
-    whole(wishes)
-    on_disk = replace(wishes, output_prefix=str(small_disk / "out"), bad_lines_path=None)
+def test_a_full_disk_publishes_nothing_and_the_run_goes_on_when_there_is_room(spec, small_disk):
+    full(spec)
+    on_disk = replace(spec, output_prefix=str(small_disk / "out"), bad_lines_path=None)
     (small_disk / "out_a_document.idx").write_bytes(b"older")
     with pytest.raises(DataError, match=r"cannot write .*: No space left on device"):
         preprocess(on_disk)

@@ -1,4 +1,4 @@
-"""What changed between two runs is said by the names of files and flags."""
+"""Differences between two runs are named by files and flags."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def changed(i, **to):
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("now", "message"),
     [
         (FILES[:4], "named 9 files and names 4 files: none new, 4.jsonl, 5.jsonl, 6.jsonl, 2 oth"),
         ([*FILES, ["x"]], "--input named 9 files and names 10 files: x new, none gone"),
@@ -29,12 +29,12 @@ def changed(i, **to):
         ([*FILES[:8], changed(8, kind="gzip")], "--input 8.jsonl was plain and is gzip"),
     ],
 )
-def test_files_are_named_with_what_became_of_them(now, said):
+def test_files_are_named_with_what_became_of_them(now, message):
     (found,) = differences({"--input": FILES}, {"--input": now})
-    assert said in found
+    assert message in found
 
 
-def test_the_time_of_a_change_is_said():
+def test_the_time_of_a_change_is_reported():
     (found,) = differences(
         {"--input": FILES}, {"--input": [changed(0, changed_at=LATER), *FILES[1:]]}
     )
@@ -50,7 +50,7 @@ def test_of_many_files_the_first_are_named():
 
 
 @pytest.mark.parametrize(
-    ("name", "was", "now", "said"),
+    ("name", "was", "now", "message"),
     [
         ("--lang", "english", "german", "--lang was 'english' and is 'german'"),
         ("--prepend-space", False, True, "--prepend-space was off and is on"),
@@ -70,5 +70,5 @@ def test_of_many_files_the_first_are_named():
         ),
     ],
 )
-def test_flags_are_named(name, was, now, said):
-    assert differences({name: was}, {name: now}) == [said]
+def test_flags_are_named(name, was, now, message):
+    assert differences({name: was}, {name: now}) == [message]

@@ -1,4 +1,4 @@
-"""What a preparation would overwrite, or could not write, is said before it begins."""
+"""Outputs that preprocessing would overwrite or could not write are named before it begins."""
 
 import json
 

@@ -14,6 +14,8 @@ from megatron.data.preprocessing import quality, report
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.quality import (
+    PERCENTILES,
+    Lengths,
     LongRuns,
     Run,
     Tally,
@@ -21,7 +23,6 @@ from megatron.data.preprocessing.quality import (
     runs_longer_than,
 )
 from megatron.data.preprocessing.report import count_repeated
-from megatron.data.token_files import lengths
 
 DOCUMENTS = st.lists(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), max_size=5), max_size=8
@@ -51,7 +52,7 @@ def test_runs_are_those_of_counting_one_by_one(described):
 
 @given(st.lists(DOCUMENTS, max_size=6))
 @settings(max_examples=100, deadline=None)
-def test_runs_that_come_in_pieces_are_those_of_the_whole(described):
+def test_runs_that_come_in_pieces_are_those_of_all_tokens(described):
     pieces = [
         [[t for token, count in runs for t in [token] * count] for runs in documents]
         for documents in described
@@ -60,8 +61,8 @@ def test_runs_that_come_in_pieces_are_those_of_the_whole(described):
     for documents in pieces:
         tally.add(Tally(runs=long_runs(*flat(documents))), num_before)
         num_before += len(documents)
-    whole = flat([document for documents in pieces for document in documents])
-    assert tally.runs == runs_longer_than(quality.SHORTEST_RUN - 1, *whole)[:10]
+    full = flat([document for documents in pieces for document in documents])
+    assert tally.runs == runs_longer_than(quality.SHORTEST_RUN - 1, *full)[:10]
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=20))
@@ -81,29 +82,27 @@ def test_a_million_different_documents_have_different_hashes():
 
 
 @pytest.mark.parametrize("bucket_bytes", [64, 1 << 26])
-def test_copies_are_counted_in_any_number_of_buckets(tmp_path, monkeypatch, bucket_bytes):
-    monkeypatch.setattr(report, "_BUCKET_BYTES", bucket_bytes)
+def test_copies_are_counted_in_any_number_of_buckets(tmp_path, bucket_bytes):
     values = np.random.default_rng(0).integers(0, 40, 90).astype("<u8")
     values[:50].tofile(tmp_path / "a")
     values[50:].tofile(tmp_path / "b")
     expected = 90 - len(set(values.tolist()))
-    assert count_repeated([tmp_path / "a", tmp_path / "b"], tmp_path) == expected
+    paths = [tmp_path / "a", tmp_path / "b"]
+    assert count_repeated(paths, tmp_path, bucket_bytes=bucket_bytes) == expected
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_percentiles_are_exact(sizes):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lengths, "_EXACT_BELOW", 30)
-        counted = lengths.Lengths()
-        for piece in (sizes[:7], sizes[7:]):
-            counted.add(np.array(piece, np.int64))
-        said = counted.summary()
+    counted = Lengths(exact_below=30)
+    for piece in (sizes[:7], sizes[7:]):
+        counted.add(np.array(piece, np.int64))
+    content = counted.summary()
     ordered = sorted(sizes)
-    for percent in lengths.PERCENTILES:
-        assert said[f"p{percent}"] == ordered[-(-len(sizes) * percent // 100) - 1]
-    assert (said["min"], said["max"]) == (ordered[0], ordered[-1])
+    for percent in PERCENTILES:
+        assert content[f"p{percent}"] == ordered[-(-len(sizes) * percent // 100) - 1]
+    assert (content["min"], content["max"]) == (ordered[0], ordered[-1])
     assert counted.count(10, 40) == sum(10 <= size <= 40 for size in sizes)
 
 
@@ -132,7 +131,7 @@ class Lossy(BytesTokenizer):
 
 
 @pytest.mark.parametrize("how", [{}, {"workers": 2, "shard_bytes": 200}, {"shard_bytes": 300}])
-def test_the_report_says_what_is_odd(tmp_path, how):
+def test_the_report_lists_odd_documents(tmp_path, how):
     texts = ["abc", "Abc", "abc", "", "zzyy", "\\" * 50, "def"]
     lines = [json.dumps({"text": text}) + "\n" for text in texts]
     (tmp_path / "a.jsonl").write_text("".join(lines))
@@ -146,9 +145,9 @@ def test_the_report_says_what_is_odd(tmp_path, how):
             **how,
         )
     )
-    said = json.loads((tmp_path / "out.report.json").read_text())
-    text = said["keys"]["text"]
-    assert (said["documents"], text["documents"], text["tokens"]) == (7, 7, 73)
+    content = json.loads((tmp_path / "out.report.json").read_text())
+    text = content["keys"]["text"]
+    assert (content["documents"], text["documents"], text["tokens"]) == (7, 7, 73)
     assert (text["empty_documents"], text["repeated_documents"]) == (1, 2)
     assert text["longest_runs"] == [{"tokens": 50, "token": 92, "document": 5}]
     assert text["unknown_or_byte_tokens"] == 4 + 3
@@ -175,9 +174,9 @@ def test_the_first_documents_and_some_of_the_others_are_decoded_once(
         make_encoder=BytesTokenizer,
     )
     preprocess(conversion)
-    said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
-    assert said["decoded_again"] == len(chosen | set(range(report.FIRST_DOCUMENTS)))
-    assert expected in (None, said["decoded_again"])
+    content = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
+    assert content["decoded_again"] == len(chosen | set(range(report.FIRST_DOCUMENTS)))
+    assert expected in (None, content["decoded_again"])
 
 
 def test_a_long_document_is_not_decoded_again(tmp_path, monkeypatch):
@@ -188,9 +187,9 @@ def test_a_long_document_is_not_decoded_again(tmp_path, monkeypatch):
     (tmp_path / "a.jsonl").write_text("".join(lines))
     inputs, prefix = (str(tmp_path / "a.jsonl"),), str(tmp_path / "out")
     preprocess(PreprocessSpec(inputs=inputs, output_prefix=prefix, make_encoder=BytesTokenizer))
-    said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
-    assert said["decoded_again"] == 2
+    content = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
+    assert content["decoded_again"] == 2
 
 
 def test_percentiles_are_in_order():
-    assert all(a < b for a, b in pairwise(lengths.PERCENTILES))
+    assert all(a < b for a, b in pairwise(PERCENTILES))

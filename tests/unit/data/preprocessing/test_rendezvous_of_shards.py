@@ -40,8 +40,8 @@ def test_shards_of_an_earlier_launch_do_not_count_as_done(tmp_path):
     assert (written.documents, written.dropped) == (290, 10)
     preprocess(replace(anew, output_prefix=str(tmp_path / "whole")))
     for end in (".bin", ".idx"):
-        whole = (tmp_path / f"whole_text_document{end}").read_bytes()
-        assert (tmp_path / f"out_text_document{end}").read_bytes() == whole
+        full = (tmp_path / f"whole_text_document{end}").read_bytes()
+        assert (tmp_path / f"out_text_document{end}").read_bytes() == full
     assert not earlier.staging.exists()
 
 

@@ -9,7 +9,6 @@ import pytest
 from bytes_tokenizer import BytesTokenizer
 
 from megatron.common.errors import DataError
-from megatron.data.preprocessing import sentences
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.sentences import SentenceSplitter, build_splitter
@@ -31,11 +30,9 @@ def write(tmp_path, texts=TEXTS):
     return str(path)
 
 
-def run(tmp_path, **wishes):
-    wishes = {"output_prefix": str(tmp_path / "out"), "make_encoder": BytesTokenizer} | wishes
-    (written,) = preprocess(
-        PreprocessSpec(inputs=(write(tmp_path),), split_sentences=True, **wishes)
-    )
+def run(tmp_path, **spec):
+    spec = {"output_prefix": str(tmp_path / "out"), "make_encoder": BytesTokenizer} | spec
+    (written,) = preprocess(PreprocessSpec(inputs=(write(tmp_path),), split_sentences=True, **spec))
     return written
 
 
@@ -62,8 +59,8 @@ def test_each_sentence_is_a_sequence_of_its_document(tmp_path, caplog, dataset_i
     last = dataset.document_starts[1:] - 1
     is_ended = [256 in dataset[i].tolist() for i in range(len(dataset))]
     assert np.flatnonzero(is_ended).tolist() == last.tolist()
-    said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
-    assert (said["documents"], said["sequences"]) == (3, 6)
+    report = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
+    assert (report["documents"], report["sequences"]) == (3, 6)
     assert "a model trained on the first" in caplog.text  # no data are installed where tests run
 
 
@@ -73,7 +70,7 @@ def test_empty_documents_can_be_kept(tmp_path):
     assert written.documents == 4
 
 
-def test_white_space_stays_when_asked(tmp_path):
+def test_white_space_stays_with_the_flag(tmp_path):
     written = run(tmp_path, keep_newlines=True)
     assert ["".join(document) for document in read(written.prefix)] == [t for t in TEXTS if t]
     assert read(written.prefix)[0][1] == "Two is there.\n\n"
@@ -86,27 +83,26 @@ def test_white_space_between_sentences_is_not_missed_when_decoded_again(
     monkeypatch.setattr("megatron.data.preprocessing.block_encoder.SAMPLE_ONE_IN", 1)
     monkeypatch.setattr("megatron.data.preprocessing.report.SAMPLE_ONE_IN", 1)
     run(tmp_path, keep_newlines=keep_newlines)
-    said = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
-    assert (said["decoded_again"], said["changed_by_decoding"]) == (3, 0)
+    report = json.loads((tmp_path / "out.report.json").read_text())["keys"]["text"]
+    assert (report["decoded_again"], report["changed_by_decoding"]) == (3, 0)
 
 
-def test_long_texts_are_cut_first(monkeypatch):
-    monkeypatch.setattr(sentences, "_SLICE_CHARACTERS", 13)
-    splitter = SentenceSplitter("english", True, punkt.PunktParameters())
+def test_long_texts_are_cut_first():
+    splitter = SentenceSplitter("english", True, punkt.PunktParameters(), slice_characters=13)
     text = "One is here. Two is there. Three is nowhere."
     assert "".join(splitter(text)) == text
     assert splitter(text)[0] == "One is here. "
 
 
-def test_installed_data_are_used_for_the_language_asked(monkeypatch):
-    asked = []
+def test_installed_data_are_used_for_the_given_language(monkeypatch):
+    languages = []
 
     def tokenizer(lang):
-        asked.append(lang)
+        languages.append(lang)
 
     monkeypatch.setattr(punkt, "PunktTokenizer", tokenizer)
     assert build_splitter("german", False, iter(())).parameters is None
-    assert asked == ["german"]
+    assert languages == ["german"]
 
 
 def test_each_splitter_of_a_process_is_of_its_own_language(monkeypatch):
@@ -127,12 +123,12 @@ def test_each_splitter_of_a_process_is_of_its_own_language(monkeypatch):
         assert pickle.loads(pickle.dumps(splitter))("a;b.c") == parts  # without its Lines
 
 
-def test_without_data_and_texts_it_says_what_to_install():
+def test_without_data_and_texts_the_error_names_what_to_install():
     with pytest.raises(DataError, match="data for --lang german: they are not .* and no file of"):
         build_splitter("german", False, iter(()))
 
 
-def test_a_language_that_nobody_has_data_for_is_refused(monkeypatch):
+def test_a_language_that_has_no_data_is_refused(monkeypatch):
     with pytest.raises(DataError, match="--lang klingon: NLTK has no such data, but .* czech, "):
         build_splitter("klingon", False, iter(["One. Two."]))
     monkeypatch.setattr(punkt, "PunktTokenizer", lambda lang: None)

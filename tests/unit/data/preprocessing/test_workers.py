@@ -1,13 +1,16 @@
-"""Worker processes, beside one another on the cores of one machine."""
+"""Worker processes of preprocessing: their start, threads, shards and progress."""
 
+import gzip
 import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from itertools import count
 from multiprocessing import active_children, resource_tracker, util
+from pathlib import Path
 
 import pytest
 from bytes_tokenizer import BytesTokenizer
@@ -18,8 +21,9 @@ from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
 from megatron.data.preprocessing.progress import Progress
-from megatron.data.preprocessing.shards import plan_shards
+from megatron.data.preprocessing.shards import plan_shards, shards_of_rank
 from megatron.data.preprocessing.worker_counts import try_worker_counts
+from megatron.data.readers.inputs import find_sources
 from megatron.data.token_files.indexed_dataset import IndexedDataset
 
 
@@ -34,14 +38,14 @@ class Threads(BytesTokenizer):
 def test_the_processes_of_a_conversion_share_the_threads(tmp_path, monkeypatch, workers, threads):
     monkeypatch.setenv("RAYON_NUM_THREADS", "12")
     (tmp_path / "in.jsonl").write_text(4 * (json.dumps({"text": "a"}) + "\n"))
-    wishes = PreprocessSpec(
+    options = PreprocessSpec(
         inputs=(str(tmp_path / "in.jsonl"),),
         output_prefix=str(tmp_path / "out"),
         make_encoder=Threads,
         workers=workers,
         shard_bytes=20,
     )
-    (written,) = preprocess(wishes)
+    (written,) = preprocess(options)
     assert IndexedDataset(written.prefix).tokens[:].tolist() == [threads] * 4
 
 
@@ -123,7 +127,7 @@ def test_progress_beside_stdin_names_no_share_of_an_unknown_length(tmp_path, mon
     assert "input:" not in caplog.text
 
 
-def test_what_an_earlier_run_did_is_no_part_of_the_rates_whenever_it_is_told(monkeypatch, caplog):
+def test_what_an_earlier_run_did_is_no_part_of_the_rates_whenever_it_is_added(monkeypatch, caplog):
     seconds = count()
     monkeypatch.setattr(
         "megatron.data.preprocessing.progress.time.monotonic", lambda: 10 * next(seconds)
@@ -164,3 +168,51 @@ def test_workers_have_the_tokenizer_of_a_plugin(tmp_path):
         TOKENIZERS._entries.pop("letters", None)
         sys.modules.pop("letters_plugin", None)
     assert IndexedDataset(written.prefix)[3].tolist() == [0, 1, 2]
+
+
+ROOT = Path(__file__).parents[4]
+STREAMS = """
+import sys
+sys.path[:0] = [{root!r}, {here!r}]
+from bytes_tokenizer import BytesTokenizer
+from megatron.data.preprocessing.preprocess import preprocess
+from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
+
+if __name__ == "__main__":
+    preprocess(PreprocessSpec(inputs=tuple(sys.argv[1:]), output_prefix="out",
+        make_encoder=BytesTokenizer, shard_bytes=200, json_keys=("a",), workers=2))
+"""
+
+
+@pytest.mark.parametrize("kinds", [["-", "gz"], ["pipe", "pipe"]])
+def test_workers_convert_stdin_and_pipes_that_only_the_first_process_has(tmp_path, kinds):
+    """There are as many packed inputs as workers, which could unpack one each if all were files."""
+    here = str(ROOT / "tests")
+    (tmp_path / "run.py").write_text(STREAMS.format(root=str(ROOT), here=here))
+    texts = [f'{{"a": "{letter}"}}\n'.encode() * 50 for letter in "xy"]
+    (tmp_path / "b.gz").write_bytes(gzip.compress(texts[1], compresslevel=0))
+    inputs, pipes = [], []
+    for kind, text in zip(kinds, texts, strict=True):
+        if kind == "pipe":
+            reading, writing = os.pipe()
+            os.write(writing, text)
+            os.close(writing)
+            pipes.append(reading)
+        inputs.append({"-": "-", "gz": "b.gz", "pipe": f"/dev/fd/{(pipes or [0])[-1]}"}[kind])
+    subprocess.run(
+        [sys.executable, "run.py", *inputs],
+        cwd=tmp_path,
+        input=texts[0],
+        pass_fds=pipes,
+        check=True,
+    )
+    for pipe in pipes:
+        os.close(pipe)
+    assert (tmp_path / "out_a_document.bin").read_bytes() == b"x\0" * 50 + b"y\0" * 50
+
+
+def test_a_pipe_behind_files_belongs_to_the_only_rank(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": "x"}\n')
+    os.mkfifo(tmp_path / "fifo")
+    shards = plan_shards(find_sources([str(tmp_path / "a.jsonl"), str(tmp_path / "fifo")]))
+    assert shards_of_rank(shards, 0, 1) == shards

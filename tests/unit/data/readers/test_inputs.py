@@ -84,9 +84,9 @@ KINDS = [
 ]
 
 
-def run(tmp_path, *inputs, **wishes):
-    wishes = {"output_prefix": str(tmp_path / "out"), "make_encoder": BytesTokenizer} | wishes
-    return preprocess(PreprocessSpec(inputs=inputs, **wishes))
+def run(tmp_path, *inputs, **spec):
+    spec = {"output_prefix": str(tmp_path / "out"), "make_encoder": BytesTokenizer} | spec
+    return preprocess(PreprocessSpec(inputs=inputs, **spec))
 
 
 def read_texts(prefix):
@@ -123,15 +123,15 @@ def test_every_kind_of_file_gives_the_same_documents(tmp_path, kind, how):
     assert read_texts(written.prefix) == TEXTS
 
 
-@pytest.mark.parametrize("said", UNREADABLE)
-def test_a_file_of_another_format_is_named(tmp_path, said, monkeypatch):
+@pytest.mark.parametrize("report", UNREADABLE)
+def test_a_file_of_another_format_is_named(tmp_path, report, monkeypatch):
     path = tmp_path / "data"
-    path.write_bytes(UNREADABLE[said])
-    with pytest.raises(DataError, match=f"^--input {path} is {said}"):
+    path.write_bytes(UNREADABLE[report])
+    with pytest.raises(DataError, match=f"^--input {path} is {report}"):
         run(tmp_path, str(path))
     content = io.BufferedReader(io.FileIO(path))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(content))
-    with pytest.raises(DataError, match=f"^--input - is {said}"):
+    with pytest.raises(DataError, match=f"^--input - is {report}"):
         run(tmp_path, "-")
 
 
@@ -287,8 +287,8 @@ def test_bad_lines_are_collected_and_the_rest_converted(tmp_path):
         )
         assert (written.documents, written.bad) == (10, 3)
         found.add(collected.read_text())
-    (said,) = found
-    lines = [json.loads(line) for line in said.splitlines()]
+    (report,) = found
+    lines = [json.loads(line) for line in report.splitlines()]
     assert [(line["file"], line["line"]) for line in lines] == [
         (first, 5),
         (first, 7),
@@ -302,12 +302,12 @@ def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
     path = write_as(tmp_path / "data", "plain", b'{"text": "a"}\n' * 20 + b"bad\n" * 20)
     counted = []
 
-    def counting(*asked):
-        counted.append(asked)
-        return count_lines(*asked)
+    def counting(*args):
+        counted.append(args)
+        return count_lines(*args)
 
     monkeypatch.setattr(inputs, "count_lines", counting)
-    wishes = PreprocessSpec(
+    spec = PreprocessSpec(
         inputs=(path,),
         output_prefix=str(tmp_path / "out"),
         make_encoder=BytesTokenizer,
@@ -315,9 +315,9 @@ def test_lines_before_a_part_are_counted_once(tmp_path, monkeypatch):
         chunk_size=2,
         shard_bytes=280,
     )
-    convert_share(wishes, 1, 2)
-    (said,) = wishes.staging.glob("*/bad")
-    numbers = [json.loads(line)["line"] for line in said.read_text().splitlines()]
+    convert_share(spec, 1, 2)
+    (report,) = spec.staging.glob("*/bad")
+    numbers = [json.loads(line)["line"] for line in report.read_text().splitlines()]
     assert numbers == list(range(21, 41))
     assert len(counted) == 1
 

@@ -42,7 +42,7 @@ def write(path, columns, **how):
     return find_sources([str(path)])
 
 
-def test_a_column_that_nobody_asked_for_is_not_read(tmp_path):
+def test_a_column_that_no_key_names_is_not_read(tmp_path):
     columns = {"text": ["a"] * (1 << 17), "n": pyarrow.array(range(1 << 17))}
     sources = write(tmp_path / "t", columns, use_dictionary=False)
     blocks, peak = read(sources, Limits(1 << 20, 1 << 26), ("text", "other"))
@@ -105,14 +105,14 @@ def test_a_row_over_the_limit_is_reported(tmp_path):
         )
     )
     assert (written.documents, written.bad) == (3, 1)
-    said = json.loads((tmp_path / "bad").read_text())
-    assert said["row"] == 2
-    assert said["excerpt"] == LETTERS[:80]
-    assert "bytes long, over the 65536 that --max-memory-mb leaves for a line" in said["problem"]
+    report = json.loads((tmp_path / "bad").read_text())
+    assert report["row"] == 2
+    assert report["excerpt"] == LETTERS[:80]
+    assert "bytes long, over the 65536 that --max-memory-mb leaves for a line" in report["problem"]
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_a_table_without_a_column_is_said_once_and_not_row_by_row(tmp_path, splits):
+def test_a_table_without_a_column_is_reported_once_and_not_row_by_row(tmp_path, splits):
     for name, columns in {"a": {"text": ["a"]}, "b": {"body": ["b"] * 9}, "c": {"n": [1]}}.items():
         write(tmp_path / name, columns)
     conversion = PreprocessSpec(
@@ -122,7 +122,7 @@ def test_a_table_without_a_column_is_said_once_and_not_row_by_row(tmp_path, spli
         on_error="skip",
         split_sentences=splits,
     )
-    for begin in (preprocess, lambda wishes: convert_share(wishes, 0, 2)):
+    for begin in (preprocess, lambda spec: convert_share(spec, 0, 2)):
         with pytest.raises(DataError) as caught:
             begin(conversion)
         assert str(caught.value).splitlines() == [

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron.common.errors import ConfigError, DataError
-from megatron.data.preprocessing import preprocess_spec as conversion_module
 from megatron.data.preprocessing.command import read_flags
 from megatron.data.preprocessing.preprocess import preprocess
 from megatron.data.preprocessing.preprocess_spec import PreprocessSpec
@@ -28,9 +27,9 @@ BY_SEPARATOR = {
 }
 
 
-def run(tmp_path, *inputs, **wishes):
-    wishes = {"make_encoder": BytesTokenizer, "output_prefix": str(tmp_path / "out")} | wishes
-    (written,) = preprocess(PreprocessSpec(inputs=inputs, **wishes))
+def run(tmp_path, *inputs, **options):
+    options = {"make_encoder": BytesTokenizer, "output_prefix": str(tmp_path / "out")} | options
+    (written,) = preprocess(PreprocessSpec(inputs=inputs, **options))
     dataset = IndexedDataset(written.prefix)
     return [bytes(dataset[i].astype("u1")).decode() for i in range(len(dataset))]
 
@@ -41,14 +40,12 @@ def in_pieces(data, size):
 
 @pytest.mark.parametrize("separator", BY_SEPARATOR)
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress])
-def test_documents_of_plain_text(tmp_path, monkeypatch, separator, pack):
-    monkeypatch.setattr(conversion_module, "_BLOCK_BYTES", 5)
-    monkeypatch.setattr(conversion_module, "_SMALLEST_BLOCK_BYTES", 5)
+def test_documents_of_plain_text(tmp_path, separator, pack):
     (tmp_path / "corpus.txt").write_bytes(pack(TEXT.encode()))
     name = str(tmp_path / "corpus.txt")
     expected = BY_SEPARATOR[separator]
     for cut in ({}, {"chunk_size": 1}, {"shard_bytes": 20}):
-        assert run(tmp_path, name, name, text=separator, **cut) == 2 * expected
+        assert run(tmp_path, name, name, text=separator, block_bytes=5, **cut) == 2 * expected
 
 
 def test_lines_of_plain_text_may_have_any_length(tmp_path):
@@ -156,8 +153,8 @@ class Dies(BytesTokenizer):
 @pytest.mark.parametrize("separator", [None, "line", "blank-line"])
 def test_a_conversion_of_texts_and_arrays_is_resumed(tmp_path, monkeypatch, separator):
     texts = [f"n{i}" for i in range(60)]
-    whole = json.dumps([{"text": t} for t in texts]) if separator is None else "\n\n".join(texts)
-    (tmp_path / "corpus").write_text(whole)
+    full = json.dumps([{"text": t} for t in texts]) if separator is None else "\n\n".join(texts)
+    (tmp_path / "corpus").write_text(full)
     name, cut = str(tmp_path / "corpus"), {"shard_bytes": 100}
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, name, text=separator, make_encoder=Dies, **cut)
@@ -177,7 +174,7 @@ def test_a_conversion_of_texts_and_arrays_is_resumed(tmp_path, monkeypatch, sepa
 def test_flags_of_plain_text(tmp_path, flags, message):
     (tmp_path / "corpus.txt").write_text("plain text\n")
     line = f"--input {tmp_path}/corpus.txt --output-prefix {tmp_path}/out"
-    # Each is said at once, beside the vocabulary that is missing.
+    # Each is reported together with the missing vocabulary.
     with pytest.raises(ConfigError, match="--vocab-size missing") as error:
         read_flags(
             [*line.split(), "--tokenizer-type", "NullTokenizer", *flags.split()], description=""

@@ -14,7 +14,7 @@ from megatron.data.sampling.provenance import Origin
 
 
 def one_after_the_other(weights, num_samples):
-    """Follow the rule as it is told, in Python."""
+    """Reference of the blending rule, sample by sample."""
     total = 0.0
     for weight in weights:
         total += weight
@@ -53,10 +53,7 @@ def test_the_order_is_that_of_the_rule(weights, num_samples):
 @settings(max_examples=60, deadline=None)
 def test_stretches_that_started_wrong_are_computed_again(weights, num_samples):
     """Short stretches without a way to forget: nearly all of them start wrong."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blending, "_WARM_UP", 3)
-        patch.setattr(blending, "_PIECES", 2)
-        found = pairs(blend_order(weights, num_samples))
+    found = pairs(blend_order(weights, num_samples, warm_up=3, num_pieces=2))
     assert found == one_after_the_other(weights, num_samples)
 
 
@@ -109,7 +106,7 @@ def test_there_may_be_any_number_of_data_sets(count, dtype):
     weights=st.lists(st.floats(1e-6, 1), min_size=1, max_size=8), num_samples=st.integers(1, 500)
 )
 @settings(deadline=None)
-def test_no_data_set_gives_more_than_is_asked_of_it(weights, num_samples):
+def test_no_data_set_gives_more_than_is_planned_of_it(weights, num_samples):
     order = blend_order(weights, num_samples)
     given = np.bincount(order.sources, minlength=len(weights))
     assert (given <= samples_wanted(weights, num_samples)).all()

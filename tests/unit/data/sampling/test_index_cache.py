@@ -87,7 +87,7 @@ def test_an_index_is_built_once_and_stands_beside_the_data(tmp_path, builds):
         {"seed": 2},
     ],
 )
-def test_other_wishes_give_another_index(tmp_path, builds, other):
+def test_other_options_give_another_index(tmp_path, builds, other):
     dataset = corpus(tmp_path / "c")
     cached(dataset)
     cached(dataset, **other)
@@ -132,7 +132,7 @@ def test_a_damaged_file_is_built_again(tmp_path, builds, caplog, name, end, dama
 
 @pytest.mark.parametrize("name", ["document_order", "sample_starts", "sample_order"])
 @pytest.mark.parametrize("end", ["npy", "xxh3"])
-def test_damage_inside_a_map_is_said_when_it_is_read_and_mended_by_the_next_start(
+def test_damage_inside_a_map_is_reported_when_it_is_read_and_mended_by_the_next_start(
     tmp_path, builds, name, end
 ):
     """One bit: the documents have equal lengths, so that the tokens would be others and no more."""
@@ -162,12 +162,12 @@ def test_only_the_blocks_that_are_read_are_checked(tmp_path):
     assert checked[:0].tolist() == checked[len(checked) :].tolist() == []
     empty = IndexMapFile(path, digests[:0], dtype=values.dtype, shape=(0,), offset=6)
     assert empty[:].tolist() == []
-    for place in (-1, len(checked)):
+    for position in (-1, len(checked)):
         with pytest.raises(IndexError):
-            checked[place]
-    for places in (3 * BLOCK_ROWS - 1, slice(2 * BLOCK_ROWS - 1, 2 * BLOCK_ROWS + 1)):
+            checked[position]
+    for positions in (3 * BLOCK_ROWS - 1, slice(2 * BLOCK_ROWS - 1, 2 * BLOCK_ROWS + 1)):
         with pytest.raises(DataError, match=f"rows {2 * BLOCK_ROWS} to {3 * BLOCK_ROWS} are not"):
-            checked[places]
+            checked[positions]
     assert not path.exists()
 
 
@@ -260,7 +260,7 @@ def test_the_home_directory_serves_where_the_data_cannot_be_written(tmp_path, bu
     assert len(list((home / ".cache" / "megatron" / "index-cache").glob("*.npy"))) == 3
 
 
-def test_without_any_place_the_index_stays_in_memory_and_this_is_said(
+def test_without_any_folder_the_index_stays_in_memory_and_this_is_reported(
     tmp_path, builds, home, caplog
 ):
     dataset = corpus(tmp_path / "c")
@@ -273,7 +273,7 @@ def test_without_any_place_the_index_stays_in_memory_and_this_is_said(
     assert "stay in memory" in caplog.text
 
 
-def test_a_chosen_place_that_cannot_be_written_is_an_error(tmp_path):
+def test_a_chosen_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "cache").write_text("")
     with pytest.raises(DataError, match="cannot write the index cache .*/cache"):
         cached(corpus(tmp_path / "c"), directory=tmp_path / "cache")
@@ -328,11 +328,11 @@ def test_a_damaged_record_of_sizes_is_made_again(tmp_path, damage):
     first = cached_sizes(dataset, range(6))
     (record,) = (tmp_path / "c-index-cache").glob("*-sizes.json")
     written = record.read_text()
-    said = json.loads(written)
+    record = json.loads(written)
     changed = {
         "cut": "{",
-        "another number": json.dumps({**said, "num_tokens": 44}),
-        "another digest": json.dumps({**said, "digest": "0" * 32}),
+        "another number": json.dumps({**record, "num_tokens": 44}),
+        "another digest": json.dumps({**record, "digest": "0" * 32}),
         "another shape": "[45]",
         "FIFO": "",
     }[damage]

@@ -78,7 +78,7 @@ def test_a_cache_without_room_is_refused_before_anything_is_built(corpus, tmp_pa
         free = 10
         total = 20
 
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda place: Usage)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda position: Usage)
     build = index_cache.build_sample_index
     monkeypatch.setattr(index_cache, "build_sample_index", None)
     chosen = tmp_path / "not" / "there"
@@ -110,26 +110,26 @@ def num_bytes(maps):
     ("documents", "mean", "num_samples"),
     [(200_000, 20, 1), (1000, 200, 500_000), (300_000, 3, 200_000)],
 )
-def test_what_a_sample_index_needs_is_what_is_asked_for_or_a_little_more(
+def test_what_a_sample_index_needs_is_what_is_planned_or_a_little_more(
     documents, mean, num_samples
 ):
     sizes = np.full(documents, mean, np.int32)
     epochs = plan_epochs(documents * mean, num_samples=num_samples, seq_length=64)
-    asked = sample_index_room("c", documents, epochs, last_document=documents)
+    needed = sample_index_room("c", documents, epochs, last_document=documents)
     maps, peak = peak_of(
         lambda: build_sample_index(sizes, range(documents), epochs, seq_length=64, seed=1)
     )
-    assert asked.disk_bytes == num_bytes(maps)
-    assert asked.memory_bytes <= peak < 2 * asked.memory_bytes + (20 << 20)
+    assert needed.disk_bytes == num_bytes(maps)
+    assert needed.memory_bytes <= peak < 2 * needed.memory_bytes + (20 << 20)
 
 
-def test_what_a_blend_and_a_packing_need_is_at_least_what_is_asked_for():
+def test_what_a_blend_and_a_packing_need_is_at_least_what_is_planned():
     order, peak = peak_of(lambda: blend_order([1, 2, 3], 300_000))
-    asked = blend_room(3, 300_000)
-    assert asked.disk_bytes == num_bytes(order)
-    assert asked.memory_bytes <= peak
+    needed = blend_room(3, 300_000)
+    assert needed.disk_bytes == num_bytes(order)
+    assert needed.memory_bytes <= peak
     lengths = np.full(1000, 60)
     rows, peak = peak_of(lambda: pack(lengths, range(1000), num_rows=5000, row_length=65, seed=1))
-    asked = packing_room("c", "pair", 5000)
-    assert asked.disk_bytes <= num_bytes(rows)
-    assert asked.memory_bytes <= peak
+    needed = packing_room("c", "pair", 5000)
+    assert needed.disk_bytes <= num_bytes(rows)
+    assert needed.memory_bytes <= peak

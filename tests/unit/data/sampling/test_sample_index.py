@@ -31,18 +31,18 @@ def maps_by_loops(sizes, documents, *, num_samples, seq_length, seed):
         document_order += part.tolist()
 
     starts = [(0, 0)]
-    place, offset = 0, 0
+    position, offset = 0, 0
     for _ in range(total):
         remaining = seq_length + 1
         while remaining:
-            left = int(sizes[document_order[place]]) - offset
+            left = int(sizes[document_order[position]]) - offset
             if remaining <= left:
                 offset += remaining - 1
                 remaining = 0
             else:
                 remaining -= left
-                place, offset = place + 1, 0
-        starts.append((place, offset))
+                position, offset = position + 1, 0
+        starts.append((position, offset))
 
     sample_order = []
     for first, last in ((0, early), (early, total)):

@@ -165,7 +165,7 @@ def test_blends_of_many_corpora_are_normalised_as_each_program_adds(tmp_path, nu
         prefixes.append(str(tmp_path / str(number)))
         with IndexedDatasetWriter(prefixes[-1], "i4") as writer:
             writer.append(np.array(sum(corpora[-1], []), np.int64), [3] * 9)
-    whole = [(0.0, 1.0)] * num_corpora
+    complete = [(0.0, 1.0)] * num_corpora
     for seed in range(2):
         case = Case(
             prefixes=prefixes,
@@ -173,7 +173,7 @@ def test_blends_of_many_corpora_are_normalised_as_each_program_adds(tmp_path, nu
             weights=[draw.random() for _ in prefixes],
             is_blend=True,
             split="",
-            ranges={"train": whole, "valid": whole, "test": whole},
+            ranges={"train": complete, "valid": complete, "test": complete},
             num_samples={"train": 300, "valid": 40, "test": 1},
             seq_length=4,
             seed=seed,

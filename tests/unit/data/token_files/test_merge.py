@@ -61,9 +61,9 @@ def test_a_merge_equals_one_conversion(tmp_path, workers, monkeypatch):
     monkeypatch.setattr(index_files, "CHUNK", 3)
     parts = [DOCUMENTS, [[9]], [], DOCUMENTS * 3]
     prefixes = [write(tmp_path / f"p{i}", documents) for i, documents in enumerate(parts)]
-    whole = write(tmp_path / "whole", [document for part in parts for document in part])
+    complete = write(tmp_path / "whole", [document for part in parts for document in part])
     merged = merge(prefixes, str(tmp_path / "merged"), workers=workers)
-    assert pair(merged.prefix) == pair(whole)
+    assert pair(merged.prefix) == pair(complete)
     assert (merged.documents, merged.sequences, merged.tokens) == (17, 17, 37)
     assert not list(tmp_path.glob("*.tmp"))
 
@@ -80,9 +80,9 @@ def test_a_merge_equals_one_conversion(tmp_path, workers, monkeypatch):
 def test_sentences_and_documents_survive_in_both_formats(tmp_path_factory, parts, dataset_impl):
     folder = tmp_path_factory.mktemp("merge")
     prefixes = [write_sentences(folder / f"p{i}", p, dataset_impl) for i, p in enumerate(parts)]
-    whole = write_sentences(folder / "whole", [d for part in parts for d in part], dataset_impl)
+    complete = write_sentences(folder / "whole", [d for part in parts for d in part], dataset_impl)
     merge(prefixes, str(folder / "merged"))
-    assert pair(folder / "merged") == pair(whole)
+    assert pair(folder / "merged") == pair(complete)
 
 
 def test_the_older_format_is_that_of_its_description(tmp_path):
@@ -119,11 +119,11 @@ LEGACY_DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize(("place", "value", "message"), LEGACY_DAMAGE)
-def test_damage_to_the_older_format_is_named(tmp_path, place, value, message):
+@pytest.mark.parametrize(("position", "value", "message"), LEGACY_DAMAGE)
+def test_damage_to_the_older_format_is_named(tmp_path, position, value, message):
     prefix = write_sentences(tmp_path / "a", [[[1, 2], [3]], [[4]]], "lazy")
     content = bytearray(pair(prefix)[1])
-    content[place] = value
+    content[position] = value
     (tmp_path / "a.idx").write_bytes(content)
     with pytest.raises(DataError, match=message):
         open_token_files(prefix, "lazy").verify()
@@ -204,8 +204,8 @@ def test_a_temporary_file_stays_while_its_process_may_live(tmp_path, monkeypatch
         os.utime(path, (0, 0))
     temporary_beside(target)
     assert all(path.exists() for path in files)
-    said = [record.getMessage() for record in caplog.records]
-    assert sorted(said) == sorted(
+    logged = [record.getMessage() for record in caplog.records]
+    assert sorted(logged) == sorted(
         f"{path} has not changed for long; remove it if nothing writes there"
         for path in (theirs, older)
     )

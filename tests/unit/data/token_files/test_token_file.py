@@ -1,4 +1,4 @@
-"""Tokens on disk: damage, cuts and failing disks are errors that name the file, and kill nobody."""
+"""Tokens on disk: damage, cuts and failing disks are errors that name the file, and kill no process."""
 
 import errno
 import mmap
@@ -154,7 +154,7 @@ def test_blocks_of_every_page_are_compared_with_their_own_digests(prefix, monkey
         IndexedDataset(prefix).tokens.verify()
 
 
-def test_damaged_digests_are_told_from_damaged_tokens(prefix):
+def test_damaged_digests_are_distinguished_from_damaged_tokens(prefix):
     flip(f"{prefix}.bin.xxh3", 40 + 8 + 2)
     tokens = IndexedDataset(prefix).tokens
     tokens[:BLOCK_TOKENS]
@@ -226,7 +226,7 @@ def test_a_blend_may_have_more_corpora_than_files_that_shells_allow(prefix):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
-def test_too_many_open_files_are_told_with_the_limit_to_raise(prefix, monkeypatch):
+def test_too_many_open_files_are_reported_with_the_limit_to_raise(prefix, monkeypatch):
     def fails(*args):
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -235,7 +235,7 @@ def test_too_many_open_files_are_told_with_the_limit_to_raise(prefix, monkeypatc
         TokenFile(Path(f"{prefix}.bin"), np.dtype("<u2"))
 
 
-def test_an_index_that_does_not_open_is_told(prefix, monkeypatch):
+def test_an_index_that_does_not_open_is_reported(prefix, monkeypatch):
     def fails(*args, **words):
         raise OSError(errno.EMFILE, "Too many open files")
 

@@ -1,4 +1,4 @@
-"""Lines in and out: what is wrong has a place, and what is not finished does not appear."""
+"""JSON lines read and written: errors name file and line, and unfinished output does not appear."""
 
 import os
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_a_full_disk_is_named():
         Output(Path("out.json"), full).write(b"{}")
 
 
-def test_batches_are_bounded_and_whole():
+def test_batches_are_bounded_and_complete():
     lines = [Line("x", i, 0, b"x" * size) for i, size in enumerate([1] * 600 + [1 << 20] * 3)]
     cut = list(batches(lines))
     assert [line for batch in cut for line in batch] == lines

@@ -90,7 +90,7 @@ def test_collapsing_loses_spaces_only_and_leaves_no_run_of_them(text):
         ("12345 67890", False),
     ],
 )
-def test_english_is_told_from_the_rest_every_time(text, english):
+def test_english_is_distinguished_from_the_rest_every_time(text, english):
     assert {is_english(text) for _ in range(3)} == {english}
 
 

@@ -227,7 +227,7 @@ BAD = "bad.json, line 2: not JSON: '{\"text\":'"
           "--log-interval", "0"], 2, "--log-interval 0: give 1"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_and_nothing_is_published(
+def test_what_is_wrong_is_reported_and_nothing_is_published(
     tool, write, tmp_path, words, code, message
 ):
     write("groups.jsonl", [{"0": ["a", "b"]}])
@@ -242,5 +242,5 @@ def test_what_is_wrong_is_said_and_nothing_is_published(
 
 
 @pytest.mark.parametrize("path", sorted(TOOLS.glob("*.py")), ids=lambda path: path.stem)
-def test_help_says_what_the_tool_does(path, tool):
+def test_help_describes_what_the_tool_does(path, tool):
     assert ok(tool(path.name, "--help")).startswith("usage: ")

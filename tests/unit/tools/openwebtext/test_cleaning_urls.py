@@ -55,7 +55,7 @@ def test_what_is_no_page_is_dropped(url, reason):
 
 
 @pytest.mark.parametrize("extension", [".7z", ".ai"])
-def test_extensions_are_told_apart(extension):
+def test_extensions_are_distinguished(extension):
     assert extension in blacklisted_extensions()
     assert reason_against(f"http://example.com/file{extension}") == "blacklisted extension"
     assert reason_against("http://example.com/file.7z.ai.html") is None
