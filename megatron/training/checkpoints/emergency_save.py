@@ -26,7 +26,9 @@ SILENCE_S = 20.0
 FLUSH_S = 600.0
 """Time for which a rank sends heartbeats although its files do not grow: a disk may flush."""
 
-_BEAT_S = 1.0
+BEAT_S = 1.0
+"""Interval between these heartbeats."""
+
 _PAUSE_S = 0.1
 
 
@@ -36,9 +38,9 @@ class PendingSave:
 
     Args:
         directory: --save.
-        manifest: all of it but the files.
+        manifest: without files.
         files: those that this rank writes.
-        publication: what makes it count, on rank 0 when all ranks have written theirs.
+        publication: the publishing, on rank 0 once all ranks have written their files.
     """
 
     directory: Path
@@ -47,16 +49,24 @@ class PendingSave:
     publication: Future[None] | None = None
 
 
-def finish_alone(save: PendingSave, *, rank: int, ranks: int, silence_s: float = SILENCE_S) -> bool:
+def finish_alone(
+    save: PendingSave,
+    *,
+    rank: int,
+    ranks: int,
+    silence_s: float = SILENCE_S,
+    flush_s: float = FLUSH_S,
+    beat_s: float = BEAT_S,
+) -> bool:
     """Wait for this rank's writes; on rank 0 publish the save of all ranks; return whether it did.
 
-    A run fails on one rank, and the others find out when that one has left: no rank can query
-    another. So each rank leaves a list of its files in the staging folder, and rank 0 waits for
-    the lists. The others wait until it has published them: a launcher kills those that are left
-    half a minute after the first one has gone.
+    A run fails on one rank, and the others notice it when that one has exited: no rank can query
+    another. So each rank writes a list of its files to the staging folder, and rank 0 waits for
+    the lists. The others wait until it has published: a launcher kills the remaining ranks half a
+    minute after the first exit.
 
     Raises:
-        CheckpointError: some rank could not write, or is gone.
+        CheckpointError: a rank could not write, or has exited.
     """
     if save.publication:
         save.publication.result()
@@ -65,11 +75,11 @@ def finish_alone(save: PendingSave, *, rank: int, ranks: int, silence_s: float =
     if not folder.is_dir():
         return False  # it is published already
     try:
-        _leave_list(folder, rank, save.files)
+        _write_list(folder, rank, save.files, max_beats=int(flush_s / beat_s), beat_s=beat_s)
         if rank:
             _waited(folder, lambda: not folder.is_dir(), silence_s)
             return False
-        lists = _everyones(folder, ranks, silence_s)
+        lists = _read_lists(folder, ranks, silence_s)
         records = {record.name: record for own in lists for record in own}
         others = [name for name in names_in(folder) if name not in {*records, MANIFEST}]
         found = [record_file(folder / name, name) for name in others]
@@ -79,18 +89,25 @@ def finish_alone(save: PendingSave, *, rank: int, ranks: int, silence_s: float =
     return True
 
 
-def _leave_list(folder: Path, rank: int, files: Sequence[Future[FileRecord]]) -> None:
-    """Leave a list of this rank's files for rank 0, or the error that prevented them.
+def _write_list(
+    folder: Path,
+    rank: int,
+    files: Sequence[Future[FileRecord]],
+    *,
+    max_beats: int,
+    beat_s: float,
+) -> None:
+    """Write the list of this rank's files for rank 0, or the error that prevented them.
 
-    Until that is known, what will be the list grows: for who waits, a sign of life.
+    Until the files are written, a temporary file grows: the heartbeat for waiting ranks.
 
     Raises:
-        CheckpointError: it has not.
+        CheckpointError: a file could not be written.
     """
     made = folder / f".list-{rank}"
-    beats = int(FLUSH_S / _BEAT_S)
-    while beats and wait(files, timeout=_BEAT_S).not_done:
-        beats -= 1
+    beats = 0
+    while beats < max_beats and wait(files, timeout=beat_s).not_done:
+        beats += 1
         with made.open("ab") as stream:
             stream.write(b".")
     errors = [repr(error) for file in files if (error := file.exception())]
@@ -102,12 +119,12 @@ def _leave_list(folder: Path, rank: int, files: Sequence[Future[FileRecord]]) ->
         raise CheckpointError(reports["error"])
 
 
-def _everyones(folder: Path, ranks: int, silence_s: float) -> list[list[FileRecord]]:
-    """Return the files that all ranks have written, and delete their lists."""
+def _read_lists(folder: Path, ranks: int, silence_s: float) -> list[list[FileRecord]]:
+    """Read the lists of all ranks, and delete them."""
     lists = [_list_of(folder, rank) for rank in range(ranks)]
     if not _waited(folder, lambda: all(file.exists() for file in lists), silence_s):
         missing = [rank for rank, file in enumerate(lists) if not file.exists()]
-        raise CheckpointError(f"ranks {missing} have not said that they have written theirs")
+        raise CheckpointError(f"ranks {missing} have not reported that their files are written")
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in lists]
     if errors := [own["error"] for own in reports if "error" in own]:
         raise CheckpointError("; ".join(errors))
@@ -117,7 +134,7 @@ def _everyones(folder: Path, ranks: int, silence_s: float) -> list[list[FileReco
 
 
 def _waited(folder: Path, is_over: Callable[[], bool], silence_s: float) -> bool:
-    """Wait until it is over; return False if nothing in `folder` grows for so long before that."""
+    """Wait until `is_over`; return False once no file in `folder` has grown for `silence_s`."""
     size, give_up_at = -1, 0.0
     while not is_over():
         with suppress(FileNotFoundError):  # renamed meanwhile

@@ -21,7 +21,6 @@ from megatron.checkpointing.manifest import (
 )
 from megatron.checkpointing.publish import clear_staging
 from megatron.common.errors import CheckpointError, ConfigError
-from megatron.training.checkpoints import emergency_save as rescue
 from megatron.training.checkpoints.emergency_save import PendingSave, finish_alone
 from megatron.training.checkpoints.save import Checkpoints
 from megatron.training.loop.state import TrainState
@@ -232,7 +231,7 @@ def test_a_run_that_fails_because_it_cannot_write_leaves_the_older_ones(
 
 
 def a_save_of_two(directory, *, is_there=True, later=0.2):
-    """Return what two ranks know of a save whose second file is written later, or never."""
+    """Return the pending saves of two ranks whose second file is written later, or never."""
     folder = clear_staging(directory, 5)
     saves, written = [], [Future(), Future()]
     for rank, file in enumerate(written):
@@ -268,26 +267,24 @@ def test_rank_0_publishes_when_all_ranks_have_written(tmp_path):
 
 
 @pytest.mark.parametrize(("flush_s", "is_awaited"), [(60.0, True), (0.0, False)])
-def test_a_rank_whose_disk_is_flushing_is_waited_for(tmp_path, monkeypatch, flush_s, is_awaited):
-    monkeypatch.setattr(rescue, "_BEAT_S", 0.02)
-    monkeypatch.setattr(rescue, "FLUSH_S", flush_s)
+def test_a_rank_whose_disk_is_flushing_is_waited_for(tmp_path, flush_s, is_awaited):
+    knobs = {"silence_s": 0.3, "flush_s": flush_s, "beat_s": 0.02}
     saves, _ = a_save_of_two(tmp_path, later=1.5)
     with ThreadPoolExecutor(2) as ranks:
         done = [
-            ranks.submit(finish_alone, s, rank=r, ranks=2, silence_s=0.3)
-            for r, s in enumerate(saves)
+            ranks.submit(finish_alone, s, rank=r, ranks=2, **knobs) for r, s in enumerate(saves)
         ]
         if is_awaited:
             assert done[0].result() is True
         else:
-            with pytest.raises(CheckpointError, match=r"ranks \[1\] have not said"):
+            with pytest.raises(CheckpointError, match=r"ranks \[1\] have not reported"):
                 done[0].result()
     assert published_tags(tmp_path) == ["global_step5"] * is_awaited
 
 
-def test_rank_0_publishes_nothing_without_the_word_of_all(tmp_path):
+def test_rank_0_publishes_nothing_before_all_ranks_have_written(tmp_path):
     saves, written = a_save_of_two(tmp_path, is_there=False)
-    with pytest.raises(CheckpointError, match=r"ranks \[1\] have not said"):
+    with pytest.raises(CheckpointError, match=r"ranks \[1\] have not reported"):
         finish_alone(saves[0], rank=0, ranks=2, silence_s=0.3)
     written[1].set_exception(OSError("no space"))
     for rank in (1, 0):
@@ -296,7 +293,7 @@ def test_rank_0_publishes_nothing_without_the_word_of_all(tmp_path):
     assert published_tags(tmp_path) == []
 
 
-def test_old_checkpoints_go_in_the_background_too(start, tmp_path):
+def test_outdated_checkpoints_are_removed_in_the_background(start, tmp_path):
     _, checkpoints = start("--async-save", "--keep-last", "1")
     for iteration in (5, 10, 15):
         after(checkpoints, iteration)
@@ -311,7 +308,7 @@ def test_old_checkpoints_go_in_the_background_too(start, tmp_path):
     assert published_tags(tmp_path / "async") == ["global_step15", "global_step5"]
 
 
-def test_nothing_goes_when_the_new_one_is_not_what_was_written(start, tmp_path, monkeypatch):
+def test_nothing_is_removed_when_the_new_checkpoint_is_damaged(start, tmp_path, monkeypatch):
     _, checkpoints = start("--async-save", "--keep-last", "1")
     after(checkpoints, 5)
     checkpoints.finish()
