@@ -51,7 +51,6 @@ def main(argv: Sequence[str]) -> None:
         tensor=own.target_tensor_model_parallel_size,
         pipeline=own.target_pipeline_model_parallel_size,
         flags=("--target-tensor-model-parallel-size", "--target-pipeline-model-parallel-size"),
-        vocab_size=parsed.config.tokenizer.true_vocab_size,
         heads=parsed.config.model.num_attention_heads or None,
     )
     for line in convert(conversion, lambda words: parse(words).config):

@@ -50,7 +50,6 @@ def main(argv: Sequence[str]) -> None:
         tensor=own.target_tensor_parallel_size or 1,
         pipeline=own.target_pipeline_parallel_size or 1,
         flags=("--target-tensor-parallel-size", "--target-pipeline-parallel-size"),
-        vocab_size=parsed.config.tokenizer.true_vocab_size,
         heads=parsed.config.model.num_attention_heads or None,
     )
     for line in convert(conversion, lambda words: parse(words).config):

@@ -46,7 +46,6 @@ class Conversion:
         tensor: tensor-parallel ranks to write Megatron-LM's files for.
         pipeline: pipeline stages to write them for.
         flags: names of the flags for these two, for messages.
-        vocab_size: tokens of the tokenizer, if given by the user.
         heads: attention heads, if given by the user.
     """
 
@@ -57,7 +56,6 @@ class Conversion:
     tensor: int = 1
     pipeline: int = 1
     flags: tuple[str, str]
-    vocab_size: int | None = None
     heads: int | None = None
 
 
@@ -110,7 +108,7 @@ def convert(conversion: Conversion, parse: Callable[[Sequence[str]], Config]) ->
         checkpoint = read_checkpoint(folder, manifest, optimizer=saver == "own")
     else:
         found = find(conversion.source, loader, heads=conversion.heads)
-        manifest, checkpoint = _to_native(found, conversion, parse, keeps_rows=saver == "own")
+        manifest, checkpoint = _to_native(found, parse, keeps_rows=saver == "own")
         yield from found.notices
     if saver == "megatron":
         written = write_megatron(
@@ -165,14 +163,13 @@ def _from_transformers(conversion: Conversion, config: Config, saver: str) -> It
 
 def _to_native(
     found: ForeignCheckpoint,
-    conversion: Conversion,
     parse: Callable[[Sequence[str]], Config],
     *,
     keeps_rows: bool,
 ) -> tuple[Manifest, FullCheckpoint]:
     """Translate a foreign checkpoint to our manifest and weights."""
     config = parse(found.flags)
-    vocab_size = _vocab_size(found, conversion, config, needed=keeps_rows)
+    vocab_size = _vocab_size(found, config, needed=keeps_rows)
     if vocab_size > found.rows:
         raise ConfigError(
             f"the tokenizer has {vocab_size} tokens, and the embedding in {found.folder} has "
@@ -189,13 +186,11 @@ def _to_native(
     return replace(manifest, config={**manifest.config, "tokenizer": tokenizer}), checkpoint
 
 
-def _vocab_size(
-    found: ForeignCheckpoint, conversion: Conversion, config: Config, *, needed: bool
-) -> int:
+def _vocab_size(found: ForeignCheckpoint, config: Config, *, needed: bool) -> int:
     """Return the tokenizer's vocabulary size; the number of rows if unknown and not `needed`."""
     reason = ""
-    if conversion.vocab_size is not None:
-        return conversion.vocab_size
+    if config.tokenizer.true_vocab_size is not None:
+        return config.tokenizer.true_vocab_size
     if config.tokenizer.tokenizer_type or config.tokenizer.vocab_file:
         try:
             return build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer)).vocab_size
