@@ -168,6 +168,28 @@ def _problems(
     yield from kernels_problems(config.kernels, config.model, config.precision, device=device)
     yield from precision_problems(config.precision, device=device)
     yield from optimizer_problems(config.optimizer, device=device)
+    yield from _run_problems(config, user, zero_stage, world_size=world_size, device=device)
+    yield from recompute_problems(config.recompute)
+    yield from storage.problems
+    data = _replicas_of(config, world_size)
+    if steps is None:
+        # A schedule counted in wrong units has no path that could be checked.
+        yield from length_problems(config, user, data=data)
+    elif schedule is None:
+        yield (
+            f"--train-samples {steps.training.train_samples} is less than one global batch of "
+            f"{steps.batch.size_at(0)} samples"
+        )
+    else:
+        yield from schedule_problems(config.schedule, config.training, schedule)
+        yield from _step_problems(config, user, zero, steps, data)
+
+
+def _run_problems(
+    config: Config, user: dict[str, Any], zero_stage: int, *, world_size: int, device: str
+) -> Iterator[str]:
+    """Yield what is wrong with data, evaluation, checkpoints, logging and guards."""
+    parallel = config.parallel
     yield from data_problems(config.data)
     yield from evaluation_problems(config.evaluation, config.checkpoint, zero_stage=zero_stage)
     yield from checkpoint_problems(config.checkpoint, user, zero_stage=zero_stage)
@@ -189,20 +211,6 @@ def _problems(
             "--distributed-backend nccl needs GPUs and this run is on CPUs: write gloo, or leave "
             "the flag out"
         )
-    yield from recompute_problems(config.recompute)
-    yield from storage.problems
-    data = _replicas_of(config, world_size)
-    if steps is None:
-        # A schedule counted in wrong units has no path that could be checked.
-        yield from length_problems(config, user, data=data)
-    elif schedule is None:
-        yield (
-            f"--train-samples {steps.training.train_samples} is less than one global batch of "
-            f"{steps.batch.size_at(0)} samples"
-        )
-    else:
-        yield from schedule_problems(config.schedule, config.training, schedule)
-        yield from _step_problems(config, user, zero, steps, data)
 
 
 def _replicas_of(config: Config, world_size: int) -> int:

@@ -28,7 +28,7 @@ from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import pipeline_module
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.layers.attention_kernels import CoreAttention, attention_of
-from megatron.model.layers.layer_list import SequentialModel, Step
+from megatron.model.layers.layer_list import Layer, SequentialModel, Step
 from megatron.model.layers.ulysses import UlyssesAttention
 from megatron.model.loss import Loss
 from megatron.model.moe_aux_loss import AuxiliaryLoss
@@ -91,8 +91,9 @@ def build_engine(
         "counts_zeros": counts_zeros,
         "num_padding": num_padding,
     }
+    model: nn.Module
     if parallel.pipeline > 1:
-        pipeline = pipeline_module(
+        model = pipeline_module(
             steps,
             topology=groups.topology,
             loss=terms,
@@ -100,20 +101,29 @@ def build_engine(
             recompute=recompute,
             batch_fields=batch_fields,
         )
-        if parallel.sequence_parallel:
-            all_reduce_replicated_gradients(pipeline, groups.tensor)
-        return PipelineEngine(
-            _deepspeed(pipeline, None, initialise, build_optimizer, config),
-            groups,
-            terms=terms,
-            **watching,
-        )
-    with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
-        model = SequentialModel(steps, recomputation=recomputation(recompute))
+        config = _with_full_activations(config, steps)
+    else:
+        with zero3_init(groups, config) if parallel.zero_stage == 3 else nullcontext():
+            model = SequentialModel(steps, recomputation=recomputation(recompute))
     if parallel.sequence_parallel:
         all_reduce_replicated_gradients(model, groups.tensor)
-    engine = _deepspeed(model, Mpu(groups), initialise, build_optimizer, config)
+    mpu = None if parallel.pipeline > 1 else Mpu(groups)
+    engine = _deepspeed(model, mpu, initialise, build_optimizer, config)
+    if parallel.pipeline > 1:
+        return PipelineEngine(engine, groups, terms=terms, **watching)
     return DataParallelEngine(engine, groups, terms, auxiliary, **watching)
+
+
+def _with_full_activations(config: dict[str, Any], steps: Sequence[Step]) -> dict[str, Any]:
+    """Return DeepSpeed's JSON for stages that send more than one tensor with a gradient.
+
+    Of the tensors that tensor ranks send in parts, its default, only the first may have one.
+    """
+    carried = [step.carried or () for step in steps if isinstance(step, Layer)]
+    if not any("encoder_hidden" in names for names in carried):
+        return config
+    full = {"pipe_partitioned": False, "grad_partitioned": False}
+    return {**config, "pipeline": config.get("pipeline", {}) | full}
 
 
 def core_attention(

@@ -1,6 +1,6 @@
 """GPT, front to back, as a list. Numbers and names are BLOOM's, so its checkpoints open."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -47,61 +47,57 @@ def gpt_layers(
         build_mixture: builds the MLPs of layers with experts.
         sequence_parallel: whether the ranks of `group` divide the sequence between layers.
     """
-    weight, tied = "word_embeddings.weight", spec.tied_embeddings
+    own: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel}
     embedding = Layer(
         EmbeddingPipe,
-        {
-            "spec": spec,
-            "group": group,
-            "kernels": kernels,
-            "sequence_parallel": sequence_parallel,
-        },
-        tie=Tie("embed", weight) if tied else None,
+        {**own, "spec": spec, "kernels": kernels},
+        tie=_tie() if spec.tied_embeddings else None,
         carried=(
             "hidden",
             *(["positions"] if spec.layers_read_positions else []),
             *(["attention_span"] if "attention_span" in batch_fields else []),
         ),
     )
-    blocks = [
-        Layer(
-            ParallelTransformerLayerPipe,
-            {
-                "spec": spec,
-                "number": number,
-                "group": group,
-                "rng": rng,
-                "kernels": kernels,
-                "build_mixture": build_mixture,
-                "sequence_parallel": sequence_parallel,
-                "core_attention": core_attention,
-            },
-        )
-        for number in range(1, spec.num_layers + 1)
-    ]
-    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
-    head = Layer(
-        OutputEmbeddingPipe,
-        {
-            **sizes,
-            "group": group,
-            "softcap": spec.logit_softcap,
-            "sequence_parallel": sequence_parallel,
-        },
-        tie=Tie("embed", weight, partial(tied_logits, softcap=spec.logit_softcap))
-        if tied
-        else None,
-    )
+    block = {
+        **own,
+        "spec": spec,
+        "rng": rng,
+        "kernels": kernels,
+        "build_mixture": build_mixture,
+        "core_attention": core_attention,
+    }
     return [
         take_tokens,
         embedding,
         to_sequence_first,
-        *blocks,
+        *(
+            Layer(ParallelTransformerLayerPipe, {**block, "number": number})
+            for number in range(1, spec.num_layers + 1)
+        ),
         to_batch_first,
         norm_layer(spec, kernels=kernels),
-        head,
+        _head(spec, own),
         *([to_float32] if mixed else []),
     ]
+
+
+def _head(spec: ModelSpec, own: dict[str, Any]) -> Layer:
+    """Return the layer that makes logits, with the embedding's weight if they are tied."""
+    softcap = spec.logit_softcap
+    return Layer(
+        OutputEmbeddingPipe,
+        {
+            **own,
+            "padded_vocab_size": spec.padded_vocab_size,
+            "hidden_size": spec.hidden_size,
+            "softcap": softcap,
+        },
+        tie=_tie(partial(tied_logits, softcap=softcap)) if spec.tied_embeddings else None,
+    )
+
+
+def _tie(forward: Callable[[Any, Tensor], Tensor] | None = None) -> Tie:
+    return Tie("embed", "word_embeddings.weight", forward)
 
 
 def take_tokens(batch: Batch) -> Batch:

@@ -72,17 +72,7 @@ def pretrain(
     tokenizer, decided = _decide(config, launch, device, objective, valid)
     kernels, choices = setup.choose(decided, device)
     watchdog = watchdog or Watchdog(FailureFile(decided.checkpoint.save), rank=launch.rank)
-    watchdog.starts("meeting the other processes")
-    setup.start_processes(
-        config,
-        launch,
-        device,
-        deterministic=decided.training.deterministic,
-        timeout_minutes=decided.watch.group_timeout_minutes,
-        look=watchdog.raise_if_over,
-    )
-    watchdog.peers = Peers([*all_gather_items([this_process(launch.rank)])])
-    setup.watch(watchdog, decided.watch, Path(decided.checkpoint.save))
+    _meet_others(config, decided, launch, device, watchdog)
     requests = build_requests(
         decided.training,
         save=decided.checkpoint.save,
@@ -90,7 +80,6 @@ def pretrain(
         started_at=started_at,
         is_launcher_lost=watchdog.is_launcher_lost,
     )
-    watchdog.saves_when_lost = decided.training.exits_on_signal
     if request := requests.agree()[0]:
         log.info(request.reason())
         dist.barrier()
@@ -118,6 +107,27 @@ def pretrain(
     dist.barrier()
     dist.destroy_process_group()
     return code
+
+
+def _meet_others(
+    config: Config, plan: Plan, launch: Launch, device: torch.device, watchdog: Watchdog
+) -> None:
+    """Join the other processes, and watch from now on whether one dies or hangs.
+
+    Communication: waits for every rank.
+    """
+    watchdog.starts("meeting the other processes")
+    setup.start_processes(
+        config,
+        launch,
+        device,
+        deterministic=plan.training.deterministic,
+        timeout_minutes=plan.watch.group_timeout_minutes,
+        look=watchdog.raise_if_over,
+    )
+    watchdog.peers = Peers([*all_gather_items([this_process(launch.rank)])])
+    setup.watch(watchdog, plan.watch, Path(plan.checkpoint.save))
+    watchdog.saves_when_lost = plan.training.exits_on_signal
 
 
 @dataclass(frozen=True, kw_only=True)

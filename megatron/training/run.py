@@ -147,9 +147,7 @@ class Run:
         log_phase("before the start of training step")
         meters: list[Meter] = [*build_meters(self.engine, plan), *self._slow_ranks()]
         meters += [energy] if energy else []
-        own = plan.plugins
-        metrics = {name: METRICS.get(name, own.own_flags)(self) for name in own.metrics}
-        meters.append(PluginMetrics(metrics))
+        meters.append(self._plugin_metrics())
         reason = self._take_steps(stream, stop, meters, profile, checkpoints)
         log_phase("after training is done")
         # A run that was done already is not evaluated once more on other samples.
@@ -175,6 +173,10 @@ class Run:
             ending = {"iteration": state.iteration, "reason": reason}
             self.journal.write(END, {**ending, "exit_code": int(stop.exit_code)})
         return stop.exit_code
+
+    def _plugin_metrics(self) -> PluginMetrics:
+        own = self.plan.plugins
+        return PluginMetrics({name: METRICS.get(name, own.own_flags)(self) for name in own.metrics})
 
     def _without_save(self, reason: str, stop: Stop) -> str:
         """Return `reason` with the consequence of a newest step that could not be saved.

@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from megatron.engine.optimizers import engine_optimizer
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.fused_kernels.registry import Choice, Workload, choose_kernels
 from megatron.model.initialization import initialise
+from megatron.model.layers.layer_list import Step
 from megatron.model.moe_aux_loss import AuxiliaryLoss
 from megatron.objectives.objective import Objective
 from megatron.tensor_parallel.broadcast import Batch
@@ -187,40 +188,14 @@ def build_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kern
 
     Communication: every rank must call this, in step.
     """
-    model, seed = plan.model, plan.training.seed
+    model = plan.model
     batch_fields = tuple(objective.batch_fields(plan.masks))
-    rng = start_streams(
-        groups,
-        seed=seed,
-        activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
-        sequence_parallel=plan.parallel.sequence_parallel,
-    )
     is_frozen = bool(model.lora_rank) or plan.optimizer.biases_only
     counted = None if model.padded_vocab_in_softmax else model.vocab_size
     auxiliary = AuxiliaryLoss(plan.experts.loss_coefficient) if model.num_experts else None
     with heeding_compile_locks(compiled_extensions()):
         return build.build_engine(
-            objective.layers(
-                model,
-                group=groups.tensor,
-                rng=rng,
-                batch_fields=batch_fields,
-                mixed=plan.precision.is_mixed,
-                kernels=kernels,
-                build_mixture=mixture_builder(
-                    plan.experts, groups, replicas=plan.parallel.expert, auxiliary=auxiliary
-                )
-                if auxiliary
-                else None,
-                sequence_parallel=plan.parallel.sequence_parallel,
-                core_attention=build.core_attention(
-                    model,
-                    kernels,
-                    groups=groups,
-                    parallel=plan.parallel,
-                    recompute=plan.recompute,
-                ),
-            ),
+            _layers(plan, groups, objective, kernels, batch_fields, auxiliary),
             loss=objective.loss(plan.objective)(
                 groups.tensor, kernels, vocab_size=counted, sequence_group=groups.sequence
             ),
@@ -229,7 +204,7 @@ def build_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kern
             recompute=plan.recompute,
             initialise=partial(
                 initialise,
-                seed=seed,
+                seed=plan.training.seed,
                 std=model.init_std,
                 num_layers=model.num_layers,
                 xavier=model.init == "xavier_uniform",
@@ -252,6 +227,40 @@ def build_engine(plan: Plan, groups: Groups, objective: Objective, kernels: Kern
             auxiliary=auxiliary,
             loss_terms=objective.loss_terms(model),
         )
+
+
+def _layers(
+    plan: Plan,
+    groups: Groups,
+    objective: Objective,
+    kernels: Kernels,
+    batch_fields: Sequence[str],
+    auxiliary: AuxiliaryLoss | None,
+) -> list[Step]:
+    """Return the network of `objective`, its layers not built yet, after seeding the RNGs."""
+    parallel = plan.parallel
+    rng = start_streams(
+        groups,
+        seed=plan.training.seed,
+        activation_checkpointing=plan.deepspeed.get("activation_checkpointing", {}),
+        sequence_parallel=parallel.sequence_parallel,
+    )
+    mixture = auxiliary and mixture_builder(
+        plan.experts, groups, replicas=parallel.expert, auxiliary=auxiliary
+    )
+    return objective.layers(
+        plan.model,
+        group=groups.tensor,
+        rng=rng,
+        batch_fields=batch_fields,
+        mixed=plan.precision.is_mixed,
+        kernels=kernels,
+        build_mixture=mixture,
+        sequence_parallel=parallel.sequence_parallel,
+        core_attention=build.core_attention(
+            plan.model, kernels, groups=groups, parallel=parallel, recompute=plan.recompute
+        ),
+    )
 
 
 def _timers(plan: Plan) -> Timers:

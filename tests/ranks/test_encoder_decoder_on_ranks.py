@@ -124,14 +124,15 @@ def batches():
         }
 
 
-def steps_are_those_of_one_process(stages, *flags):
+def steps_are_those_of_one_process(stages, *flags, tensor=1):
     """Loss, norm and weights over three steps of four micro-batches."""
     distributed.start("gloo")
-    groups = build_groups(Topology(pipeline=stages, data=1, tensor=1))
+    groups = build_groups(Topology(pipeline=stages, data=1, tensor=tensor))
     plan = tiny_plan(
         *("--pipeline-model-parallel-size", str(stages), "--num-layers", "4"),
         *("--global-batch-size", "8", "--clip-grad", "0.5", *flags),
-        world_size=stages,
+        *("--tensor-model-parallel-size", str(tensor)),
+        world_size=stages * tensor,
     )
     start_streams(groups, seed=5, activation_checkpointing={})
     engine = build_engine(
@@ -182,6 +183,10 @@ def with_recomputation(rank):
     steps_are_those_of_one_process(4, "--checkpoint-activations")
 
 
+def with_tensor_ranks(rank):
+    steps_are_those_of_one_process(2, "--checkpoint-activations", tensor=2)
+
+
 def the_table_is_on_two_stages(rank):
     steps_are_those_of_one_process(2, "--checkpoint-activations")
 
@@ -220,7 +225,7 @@ CHECKS = {
         the_table_is_on_two_stages,
         both_stacks_on_one_stage,
     ],
-    4: [one_layer_a_stage, with_zero_1, with_recomputation],
+    4: [one_layer_a_stage, with_zero_1, with_recomputation, with_tensor_ranks],
 }
 
 

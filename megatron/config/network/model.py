@@ -237,16 +237,7 @@ def resolve_model(
         norms_embedding: whether another flag implies --embed-layernorm.
         binary_head: whether BERT has a pooler and a head for the order of segments.
     """
-    real_rows = true_vocab_size(tokenizer, vocab_size)
-    rows = padded_vocab_size(
-        real_rows,
-        divisible_by=tokenizer.make_vocab_size_divisible_by,
-        tensor=tensor,
-        pad_to=tokenizer.pad_vocab_size_to,
-    )
     head_dim = head_dim_of(model)
-    position = position_of(model)
-    is_rotary = position == "rotary"
     num_experts = experts_of_layers(experts, model.num_layers)
     scalar = model.query_pre_attn_scalar
     return ModelSpec(
@@ -258,17 +249,10 @@ def resolve_model(
         head_dim=head_dim,
         seq_length=model.seq_length,
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
-        vocab_size=real_rows,
-        padded_vocab_size=rows,
-        padded_vocab_in_softmax=bool(tokenizer.padded_vocab_in_softmax) and rows > real_rows,
-        position_embedding=position,
-        rotary_dim=int(head_dim * model.rotary_percent) if is_rotary else 0,
-        rotary_base=model.rotary_base if is_rotary else 0.0,
-        rotary_interpolation=(is_rotary and model.rotary_seq_len_interpolation_factor) or 1.0,
-        **_stretching(model, is_rotary=is_rotary),
+        **_vocab_fields(tokenizer, vocab_size, tensor),
+        **_position_fields(model),
         window=window_of(model.window_size),
         full_attention_layers=full_attention_layers_of(model),
-        rotary_local_base=(is_rotary and model.rotary_local_base) or 0.0,
         query_key_layer_scaling=model.apply_query_key_layer_scaling,
         query_scalar=0.0 if scalar in (None, head_dim) else scalar,
         attention_softcap=model.attn_logit_softcapping or 0.0,
@@ -295,10 +279,7 @@ def resolve_model(
         num_experts=num_experts,
         experts_per_token=experts.topk if num_experts else 1,
         residual_experts=bool(num_experts) and experts.mlp_type == "residual",
-        lora_rank=lora.lora_rank,
-        lora_alpha=float((lora.lora_alpha or lora.lora_rank) if lora.lora_rank else 0),
-        lora_dropout=lora.lora_dropout,
-        lora_target_modules=lora_targets(lora.lora_target_modules) if lora.lora_rank else (),
+        **_lora_fields(lora),
         architecture=architecture,
         num_token_types=2 if binary_head else 0,
         binary_head=binary_head,
@@ -306,14 +287,63 @@ def resolve_model(
     )
 
 
+def _vocab_fields(tokenizer: TokenizerConfig, vocab_size: int, tensor: int) -> dict[str, Any]:
+    """Return the rows of the token table, as fields of ModelSpec."""
+    rows = true_vocab_size(tokenizer, vocab_size)
+    padded = padded_vocab_size(
+        rows,
+        divisible_by=tokenizer.make_vocab_size_divisible_by,
+        tensor=tensor,
+        pad_to=tokenizer.pad_vocab_size_to,
+    )
+    return {
+        "vocab_size": rows,
+        "padded_vocab_size": padded,
+        "padded_vocab_in_softmax": bool(tokenizer.padded_vocab_in_softmax) and padded > rows,
+    }
+
+
+def _lora_fields(lora: LoraConfig) -> dict[str, Any]:
+    """Return the LoRA adapters of the network, as fields of ModelSpec."""
+    rank = lora.lora_rank
+    return {
+        "lora_rank": rank,
+        "lora_alpha": float((lora.lora_alpha or rank) if rank else 0),
+        "lora_dropout": lora.lora_dropout,
+        "lora_target_modules": lora_targets(lora.lora_target_modules) if rank else (),
+    }
+
+
+def _position_fields(model: ModelConfig) -> dict[str, Any]:
+    """Return the position embedding of the network, as fields of ModelSpec."""
+    kind = position_of(model)
+    unscaled = {
+        "position_embedding": kind,
+        "rotary_dim": 0,
+        "rotary_base": 0.0,
+        "rotary_interpolation": 1.0,
+        "rope_scaling": 1.0,
+    }
+    if kind != "rotary":
+        return unscaled
+    return {
+        **unscaled,
+        "rotary_dim": int(head_dim_of(model) * model.rotary_percent),
+        "rotary_base": model.rotary_base,
+        "rotary_local_base": model.rotary_local_base or 0.0,
+        "rotary_interpolation": model.rotary_seq_len_interpolation_factor or 1.0,
+        **_stretching(model),
+    }
+
+
 def _attention_bias(model: ModelConfig) -> bool:
     return model.attention_bias == "on" if model.attention_bias else model.add_bias_linear
 
 
-def _stretching(model: ModelConfig, *, is_rotary: bool) -> dict[str, Any]:
+def _stretching(model: ModelConfig) -> dict[str, Any]:
     """Return the RoPE scaling of the network, as fields of ModelSpec."""
-    if not (is_rotary and model.use_rope_scaling and model.rope_scaling_factor != 1):
-        return {"rope_scaling": 1.0}
+    if not model.use_rope_scaling or model.rope_scaling_factor == 1:
+        return {}
     factor, rule = model.rope_scaling_factor, model.rope_scaling_type
     flags: dict[str, float | None] = {
         "rope_original_length": model.rope_original_max_position_embeddings

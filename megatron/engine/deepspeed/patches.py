@@ -323,10 +323,11 @@ def join_backward_passes(engine: Any) -> None:
 
         def backward(engine: Any, buffer_id: int) -> None:
             outputs, gradients = engine.pipe_buffers["outputs"], engine.grad_layer
-            if engine.is_last_stage() or not isinstance(outputs[buffer_id], tuple):
+            made = outputs[buffer_id]
+            floating = [x for x in made if x.is_floating_point()] if isinstance(made, tuple) else []
+            if engine.is_last_stage() or engine.is_pipe_partitioned or len(floating) < 2:
                 call(engine, buffer_id)
                 return
-            floating = [tensor for tensor in outputs[buffer_id] if tensor.is_floating_point()]
             outputs[buffer_id] = joined = _Joined.apply(gradients, *floating)
             engine.grad_layer = torch.ones_like(joined)
             call(engine, buffer_id)

@@ -29,7 +29,7 @@ class LayerInput(NamedTuple):
         encoder_hidden: output of an encoder, for cross-attention.
         encoder_span: as attention_span, of positions of `encoder_hidden`.
         batch: fields of the batch that a layer further on reads, such as the tokens of a decoder
-            behind an encoder. Only the first stage has the batch itself.
+            behind an encoder; integers. Only the first stage has the batch itself.
     """
 
     hidden: Tensor

@@ -118,25 +118,7 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
         log.info("reshaping %s to this layout, %d MB at a time%s", folder, megabytes, details)
     if adds:
         log.info("%s has no adapters: they begin as nothing beside its weights", folder)
-    rows, counts = manifest.plan["model"]["padded_vocab_size"], plan.model.padded_vocab_in_softmax
-    if counts and rows != plan.model.padded_vocab_size:
-        log.warning(
-            "the token table gets other padding, which takes part in the softmax "
-            "(--padded-vocab-in-softmax): the loss will differ a little; --pad-vocab-size-to %d "
-            "keeps it",
-            rows,
-        )
-    # Every rank has verified its share of the files.
-    if universal:
-        full = read_universal(folder, manifest)
-    else:
-        full = read_sharded(folder, manifest, optimizer=requested.loads_optimizer, verify=False)
-    engine.load_full(
-        full,
-        optimizer=requested.loads_optimizer,
-        buffer_bytes=requested.reshape_buffer_bytes,
-        copies_padding=counts,
-    )
+    _load_resharded(engine, plan, chosen, is_universal=universal)
     if not requested.loads_streams:
         return
     if has_same_ranks(manifest.plan, now) and not universal:
@@ -147,6 +129,30 @@ def load(engine: Engine, plan: Plan, chosen: Chosen) -> None:
     log.info(
         "random streams belong to ranks, and these are others: they begin anew from --seed and "
         "the iteration; what is dropped differs from what the former layout would have dropped"
+    )
+
+
+def _load_resharded(engine: Engine, plan: Plan, chosen: Chosen, *, is_universal: bool) -> None:
+    """Load the full weights and optimizer state of `chosen`, this rank's shards of them."""
+    folder, manifest, requested = chosen.folder, chosen.manifest, plan.checkpoint
+    rows, counts = manifest.plan["model"]["padded_vocab_size"], plan.model.padded_vocab_in_softmax
+    if counts and rows != plan.model.padded_vocab_size:
+        log.warning(
+            "the token table gets other padding, which takes part in the softmax "
+            "(--padded-vocab-in-softmax): the loss will differ a little; --pad-vocab-size-to %d "
+            "keeps it",
+            rows,
+        )
+    # Every rank has verified its share of the files.
+    if is_universal:
+        full = read_universal(folder, manifest)
+    else:
+        full = read_sharded(folder, manifest, optimizer=requested.loads_optimizer, verify=False)
+    engine.load_full(
+        full,
+        optimizer=requested.loads_optimizer,
+        buffer_bytes=requested.reshape_buffer_bytes,
+        copies_padding=counts,
     )
 
 
