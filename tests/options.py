@@ -90,6 +90,10 @@ _PAIRS = {
     **_TRANSFER,
 }
 _PAIRS |= {"objective": "multitask"}
+_SENTENCES = _TRANSFER | {
+    "on": "--vocab-file {files}/bert.txt --data-path {files}/sentences",
+    "objective": "bert",
+}
 _WEIGHTED = "--train-weighted-split-paths 'a: 1 0:1 {files}/corpus'"
 
 MODEL = {
@@ -413,9 +417,9 @@ OBJECTIVE = {
 }
 
 MASKED_LM = {
-    "mask_prob": Turned("--mask-prob 0.3", "error", says="is for pretrain_bert.py"),
-    "short_seq_prob": Turned("--short-seq-prob 0.3", "error", says="is for pretrain_bert.py"),
-    "bert_binary_head": Turned("--bert-no-binary-head", "error", says="is for pretrain_bert.py"),
+    "mask_prob": Turned("--mask-prob 0.5", "batches", **_SENTENCES),
+    "short_seq_prob": Turned("--short-seq-prob 1", "batches", **_SENTENCES),
+    "bert_binary_head": Turned("--bert-no-binary-head", "losses", **_SENTENCES),
     "decoder_seq_length": Turned("--decoder-seq-length 8", "error", says="is for pretrain_t5.py"),
 }
 
@@ -629,6 +633,7 @@ OPTIONS: Mapping[str, Turned | Unseen] = {
     **DATA,
     **MASKS,
     **OBJECTIVE,
+    **MASKED_LM,
     **FIM,
     **TOKENIZER,
     **CHECKPOINT,

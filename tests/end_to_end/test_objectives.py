@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from jobs import REPOSITORY, Corpus, journal, losses, start_ranks, tool
+from sentence_corpora import write_sentences, write_vocabulary
 
 RUN = [
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
@@ -71,3 +72,25 @@ def test_multitask_finetuning(corpus: Corpus, tasks: str, tmp_path: Path) -> Non
     words = ["--load", str(save), "--steps", "1"]
     samples = tool("tools/samples_of_step.py", *words).succeeded()
     assert f"{tasks}_inputs_document sample 0 | documents " in samples.outputs[0]
+
+
+BERT = ["--tensor-model-parallel-size", "2", "--sequence-parallel", "--bf16", "--zero-stage", "1"]
+
+
+def test_bert(tmp_path: Path) -> None:
+    sizes = [random.Random(0).randint(3, 12) for _ in range(400)]
+    write_sentences(tmp_path / "sentences", sizes, [*range(0, 401, 4)])
+    data = ["--data-path", str(tmp_path / "sentences")]
+    data += ["--vocab-file", write_vocabulary(tmp_path / "vocab.txt")]
+    flags = [*RUN, *data, "--tensorboard-dir", str(tmp_path / "curves")]
+    save = trained_and_resumed("pretrain_bert.py", 2, [*flags, *BERT], tmp_path)
+    steps = journal(save, "step")
+    assert all(step["loss"] == pytest.approx(step["lm_loss"] + step["sop_loss"]) for step in steps)
+    assert all("sop_loss" in record for record in journal(save, "evaluation"))
+    # From the middle on in another layout: two stages, on other kernels.
+    other = tmp_path / "other"
+    shutil.copytree(save / "global_step2", other / "global_step2")
+    words = ["--pipeline-model-parallel-size", "2", "--bf16", "--save", str(other)]
+    words += ["--load", str(other), "--attention-impl", "reference", "--checkpoint-activations"]
+    start_ranks(2, *flags, *words, script=str(REPOSITORY / "pretrain_bert.py")).succeeded()
+    assert losses(other) == pytest.approx(losses(save)[2:], rel=1e-2)

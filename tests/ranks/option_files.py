@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sentence_corpora import write_sentences, write_vocabulary
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from megatron.data.token_files.indexed_dataset import IndexedDatasetWriter
@@ -41,6 +42,8 @@ def write_files(folder: Path) -> None:
             }
         },
     )
+    write_vocabulary(folder / "bert.txt")
+    write_sentences(folder / "sentences", [4] * 400, [*range(0, 401, 4)])
     (folder / "flags.yaml").write_text("adam-beta1: 0.5\n")
     (folder / "kill").touch()
     (folder / "paths.txt").write_text(f'"b: 1 0:1 {folder}/other"\n')
