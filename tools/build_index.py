@@ -21,7 +21,7 @@ from megatron.data.datasets.datasets import build_datasets
 
 
 def main(argv: Sequence[str]) -> None:
-    """Build what the run of the command line `argv` reads, then say what that is."""
+    """Build the index maps of the run with the flags `argv`, then print them."""
     log.configure(rank=0)
     config, _ = parse_config_for_checkpoint(argv, ANY_NETWORK, {}, description=__doc__ or "")
     decided = plan_samples(

@@ -91,7 +91,7 @@ def digests_line(dataset: IndexedDataset) -> str:
 
 
 def replace_digests(prefix: str) -> None:
-    """Write the digests of PREFIX.bin as it is, in place of others."""
+    """Write the digests of PREFIX.bin as it is, replacing older ones."""
     bin_path, _ = existing_pair(prefix)
     target = digests_path(bin_path)
     with write_errors_name(target), replacing(target) as temporary:
@@ -107,7 +107,7 @@ def document_lengths(dataset: IndexedDataset) -> np.ndarray:
 def first_documents(
     dataset: IndexedDataset, config: InspectConfig, tokenizer: Tokenizer | None
 ) -> Iterator[str]:
-    """Yield the first documents: as text where a tokenizer knows all ids, as these otherwise."""
+    """Yield the first documents: as text if the tokenizer has all ids, otherwise as ids."""
     starts = dataset.document_starts
     for i in range(min(config.documents, len(starts) - 1)):
         first, stop = int(starts[i]), int(starts[i + 1])

@@ -35,7 +35,7 @@ LEGACY = [
 
 
 def main(argv: Sequence[str]) -> None:
-    """Merge as `argv` says, then say what was written."""
+    """Merge by the flags `argv`, then print the written files."""
     parsed = parse_sections(argv, {"merge": MergeConfig}, description=__doc__, legacy=LEGACY)
     config: MergeConfig = parsed.sections["merge"]
     raise_if_any(_problems(config))

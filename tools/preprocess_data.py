@@ -19,7 +19,7 @@ from megatron.data.preprocessing.worker_counts import try_worker_counts
 
 
 def main(argv: Sequence[str]) -> None:
-    """Convert as `argv` says, then print what was written."""
+    """Convert by the flags `argv`, then print the written files."""
     log.configure(rank=0)
     command = read_flags(argv, description=__doc__, extra={"trial": WorkerTrialConfig})
     trial: WorkerTrialConfig = command.sections["trial"]

@@ -39,7 +39,7 @@ LEGACY = (
 
 
 def main(argv: Sequence[str]) -> None:
-    """Convert one shard, or join them, as `argv` and the launcher say."""
+    """Convert the shards of one rank, or join all, by the flags `argv` and the launcher."""
     launch = read_launch(None)
     is_launched = launch.world_size > 1 or has_rank()
     rank = launch.rank

@@ -17,7 +17,7 @@ from megatron.data.preprocessing.preprocess import preprocess
 
 
 def main(argv: Sequence[str]) -> None:
-    """Convert as `argv` says, then print what was written."""
+    """Convert by the flags `argv`, then print the written files."""
     log.configure(rank=0)
     command = read_flags(argv, description=__doc__)
     for notice in command.notices:

@@ -37,7 +37,7 @@ def run_tool(
 
     The code is 0 on success; after the message of a MegatronError on stderr, 2 for what another
     attempt would meet again, such as wrong flags or damaged files, otherwise 1; 130 when
-    interrupted, 141 when it has something to say and stdout is a closed pipe, and 143 when
+    interrupted, 141 when it prints and stdout is a closed pipe, and 143 when
     terminated; files in the making are removed in all these cases.
 
     Args:
@@ -78,7 +78,7 @@ def with_flag(argv: Sequence[str], flag: str, what: str) -> Sequence[str]:
     """Return `argv` with `flag` before its first word if that stands without one.
 
     Raises:
-        ConfigError: there is no word; `what` says what is missing.
+        ConfigError: there is no word; `what` names the missing one.
     """
     if not argv:
         raise ConfigError(f"{what} is missing: write it behind the name of the program")

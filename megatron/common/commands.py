@@ -19,7 +19,7 @@ SCRIPTS = {
     "megatron-from-hf": "megatron_tools.convert_checkpoint.from_hf",
     "megatron-to-hf": "megatron_tools.convert_checkpoint.to_hf",
 }
-"""The module that each command runs; setup.py says which folders these packages are."""
+"""The module that each command runs; setup.py maps these packages to folders."""
 
 
 def program() -> str:

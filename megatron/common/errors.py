@@ -1,4 +1,4 @@
-"""The errors a user can cause. Each message says what is wrong, where, and how to mend it."""
+"""The errors a user can cause. Each message states what is wrong, where, and the remedy."""
 
 import difflib
 import errno

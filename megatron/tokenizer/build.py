@@ -180,7 +180,7 @@ def build_tokenizer(**arguments: Any) -> Tokenizer:
     """Return the tokenizer that the fields of `TokenizerOptions` describe.
 
     Raises:
-        ConfigError: a flag that this type needs is missing, one that it does not know is there,
+        ConfigError: a flag that this type needs is missing, one that it does not take is given,
             or the library it needs is not installed.
         DataError: its files are missing or damaged.
     """

@@ -126,7 +126,7 @@ class ChatTokenizer(Tokenizer):
     """A tokenizer with a template of conversations.
 
     Args:
-        tokenizer: one of the `tokenizers` library, which says where in a text each token stands.
+        tokenizer: one of the `tokenizers` library, which gives the position of each token in a text.
 
     Raises:
         DataError: the tokenizer is of another library.
@@ -137,14 +137,14 @@ class ChatTokenizer(Tokenizer):
         backend = getattr(tokenizer, "backend", None)
         if backend is None:
             raise DataError(
-                f"--conversations: the tokenizer {tokenizer.name} does not say where in a text its "
+                f"--conversations: the tokenizer {tokenizer.name} does not give the positions of its "
                 "tokens stand; use PretrainedFromHF with a tokenizer.json, or GPT2BPETokenizer"
             )
         self.name, self.hint = tokenizer.name, tokenizer.hint
         self.vocab_size, self.special_ids = tokenizer.vocab_size, tokenizer.special_ids
         self._tokenizer, self._template = tokenizer, template
         self._backend = Backend.from_str(backend.to_str())
-        # It would add tokens that the template has, and leave white space out of places.
+        # It would add tokens that the template has, and leave white space out of positions.
         self._backend.post_processor = None
         self._backend.no_truncation()
         self._backend.no_padding()

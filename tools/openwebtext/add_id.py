@@ -27,14 +27,14 @@ class IdConfig:
     """File for the same objects, each with its id under the key adlr_id."""
 
     id_prefix: str
-    """What each id starts with."""
+    """Prefix of each id."""
 
     log_interval: int = 100
     """Documents between two lines of progress where there is no terminal for a bar."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """Number as `argv` says, then say how many."""
+    """Number by the flags `argv`, then print the counts."""
     sections = parse_sections(argv, {"id": IdConfig}, description=__doc__).sections
     config: IdConfig = sections["id"]
     if config.log_interval < 1:

@@ -16,7 +16,7 @@ from megatron.data.cleaning.urls import REASONS, digest, reason_against
 
 
 def main(argv: Sequence[str]) -> None:
-    """Filter as `argv` says, then say what was dropped."""
+    """Filter by the flags `argv`, then print the counts."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("directory", help="reads the URLs of its *.txt files, one a line")
     parser.add_argument("output", help="file for the URLs that are left, in the order of input")

@@ -16,7 +16,7 @@ from megatron.data.cleaning.repair import MIN_TOKENS, CleanDocuments, gpt2_count
 
 
 def main(argv: Sequence[str]) -> None:
-    """Clean as `argv` says, then say what was dropped."""
+    """Clean by the flags `argv`, then print the counts."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("input", help="file with one JSON object a line, text under the key text")
     parser.add_argument("output", help="file for the documents that are left")

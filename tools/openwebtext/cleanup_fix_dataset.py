@@ -36,7 +36,7 @@ class CleanupConfig:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Clean as `argv` says, then say for each file what was dropped."""
+    """Clean by the flags `argv`; print the dropped documents of each file."""
     sections = parse_sections(argv, {"cleanup": CleanupConfig}, description=__doc__).sections
     config: CleanupConfig = sections["cleanup"]
     raise_if_any(problems(config))

@@ -84,7 +84,7 @@ class FilterConfig:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Filter as `argv` says, then say what was cut and dropped."""
+    """Filter by the flags `argv`, then print the counts."""
     sections = parse_sections(argv, {"filter": FilterConfig}, description=__doc__).sections
     config: FilterConfig = sections["filter"]
     raise_if_any(problems(config))

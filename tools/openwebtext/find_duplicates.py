@@ -60,7 +60,7 @@ class DuplicatesConfig:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Search as `argv` says, then say how much was found."""
+    """Search by the flags `argv`, then print the counts."""
     sections = parse_sections(argv, {"duplicates": DuplicatesConfig}, description=__doc__).sections
     config: DuplicatesConfig = sections["duplicates"]
     raise_if_any(problems(config))
@@ -104,10 +104,10 @@ def search(fingerprints: Fingerprints, config: DuplicatesConfig) -> None:
         pairs = zip(mains.tolist(), others.tolist(), similarities.tolist(), strict=True)
         for main_index, found in groupby(pairs, key=itemgetter(0)):
             duplicates = [
-                {texts.name(fingerprints.place(other)): similarity}
+                {texts.name(fingerprints.location(other)): similarity}
                 for _, other, similarity in found
             ]
-            output.write(to_bytes({texts.name(fingerprints.place(main_index)): duplicates}))
+            output.write(to_bytes({texts.name(fingerprints.location(main_index)): duplicates}))
     print(f"{config.output}: documents with duplicates: {output.lines} | pairs: {len(mains)}")
 
 

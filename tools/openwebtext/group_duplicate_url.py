@@ -16,7 +16,7 @@ THRESHOLD = 0.7
 
 
 def main(argv: Sequence[str]) -> None:
-    """Group as `argv` says, then say how much."""
+    """Group by the flags `argv`, then print the counts."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("pairs", help="file that find_duplicates.py wrote")
     parser.add_argument(

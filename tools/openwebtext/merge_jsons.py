@@ -28,7 +28,7 @@ class MergeConfig:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Merge as `argv` says, then say how much."""
+    """Merge by the flags `argv`, then print the counts."""
     sections = parse_sections(argv, {"merge": MergeConfig}, description=__doc__).sections
     config: MergeConfig = sections["merge"]
     output_path = Path(config.output_file).resolve()

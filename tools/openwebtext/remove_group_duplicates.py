@@ -13,7 +13,7 @@ from megatron.data.cleaning.records import new_files, read_lines
 
 
 def main(argv: Sequence[str]) -> None:
-    """Remove as `argv` says, then say how much."""
+    """Remove by the flags `argv`, then print the counts."""
     parser = ToolParser(description=__doc__)
     parser.add_argument("groups", help="file that group_duplicate_url.py wrote")
     parser.add_argument("data", help="file with one JSON object a line, keys url and text")

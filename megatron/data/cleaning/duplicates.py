@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from megatron.common.process_pool import ordered_map
-from megatron.data.cleaning.fingerprints import Fingerprints, Place, Source, Texts, shingles
+from megatron.data.cleaning.fingerprints import Fingerprints, Location, Source, Texts, shingles
 
 SIMILAR = 0.5  # pairs are reported above this
 SIMILARITIES = ("union", "min", "max")
@@ -31,7 +31,7 @@ class Bucket:
     """Documents, in their order, that agree in one band of their fingerprints."""
 
     indices: tuple[int, ...]
-    places: tuple[Place, ...]
+    locations: tuple[Location, ...]
 
 
 def jaccard(one: set[str], other: set[str], kind: str) -> float:
@@ -66,10 +66,10 @@ class CompareBucket:
         with Texts(self.sources) as texts:
             while len(left) > 1 and done != self.rounds:
                 main, *others = left
-                main_shingles = shingles(texts.text(bucket.places[main]))
+                main_shingles = shingles(texts.text(bucket.locations[main]))
                 left = []
                 for other in others:
-                    other_shingles = shingles(texts.text(bucket.places[other]))
+                    other_shingles = shingles(texts.text(bucket.locations[other]))
                     similarity = jaccard(main_shingles, other_shingles, self.kind)
                     if similarity > SIMILAR:
                         found.append(Pair(bucket.indices[main], bucket.indices[other], similarity))
@@ -144,15 +144,15 @@ def _buckets(fingerprints: Fingerprints, band: int, bands: int, found: _Found) -
         new = ~_are_in(codes, known)
         members = [main, *itertools.compress(others, new)]
         if len(members) > 1:
-            yield Bucket(tuple(members), tuple(map(fingerprints.place, members)))
+            yield Bucket(tuple(members), tuple(map(fingerprints.location, members)))
 
 
 def _are_in(values: NDArray, ordered: NDArray) -> NDArray:
     """Return for each of `values` whether it is in `ordered`."""
     if not len(ordered):
         return np.zeros(len(values), bool)
-    places = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
-    return ordered[places] == values
+    nearest = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
+    return ordered[nearest] == values
 
 
 def _band_hashes(documents: NDArray, band: int, bands: int) -> NDArray:

@@ -70,5 +70,5 @@ def _text(line: Line, record: Record, key: str) -> str:
     if isinstance(value, dict) and isinstance(value.get("text"), str):
         return value["text"]
     if not isinstance(value, str):
-        raise DataError(f"{line.place}: no text under key {key!r}; it has {', '.join(record)}")
+        raise DataError(f"{line.location}: no text under key {key!r}; it has {', '.join(record)}")
     return value

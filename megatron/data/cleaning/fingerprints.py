@@ -34,7 +34,7 @@ _FACTORS = np.random.RandomState(SHINGLE).randint(1, 1 << 62, SHINGLE).astype("u
 _MIX = np.uint64(0xFF51AFD7ED558CCD)  # of MurmurHash3's 64-bit finalizer
 
 
-Place = tuple[int, int, int]  # source, line, offset
+Location = tuple[int, int, int]  # source, line, offset
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Fingerprints:
     sources: tuple[Source, ...]
     documents: NDArray
 
-    def place(self, index: int) -> Place:
+    def location(self, index: int) -> Location:
         """Return the location of document `index`: source, line, offset."""
         entry = self.documents[index]
         return int(entry["source"]), int(entry["line"]), int(entry["offset"])
@@ -209,23 +209,23 @@ class Texts:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def text(self, place: Place) -> str:
-        """Return the text of the document at `place`.
+    def text(self, location: Location) -> str:
+        """Return the text of the document at `location`.
 
         Raises:
             DataError: the file is not what it was.
         """
-        line = self._line(place)
+        line = self._line(location)
         return line.text(line.record(), TEXT_KEY)
 
-    def name(self, place: Place) -> str:
-        """Return the name of the document at `place`.
+    def name(self, location: Location) -> str:
+        """Return the name of the document at `location`.
 
         Raises:
             DataError: the file is not what it was.
         """
-        line = self._line(place)
-        return line.text(line.record(), self._sources[place[0]].key)
+        line = self._line(location)
+        return line.text(line.record(), self._sources[location[0]].key)
 
     def check(self) -> None:
         """Raise DataError if a file has another size than when the fingerprints were taken."""
@@ -238,8 +238,8 @@ class Texts:
                     "were taken; take them again with --inputs"
                 )
 
-    def _line(self, place: Place) -> Line:
-        index, number, offset = place
+    def _line(self, location: Location) -> Line:
+        index, number, offset = location
         source = self._sources[index]
         with read_errors_name(source.path):
             if index not in self._files:

@@ -71,4 +71,4 @@ def _pairs_of(line: Line, main: str, similarities: Record) -> Iterator[tuple[str
 
 
 def _unexpected(line: Line, example: str) -> DataError:
-    return DataError(f"{line.place}: {line.excerpt!r} is not of the form {example}")
+    return DataError(f"{line.location}: {line.excerpt!r} is not of the form {example}")

@@ -40,7 +40,7 @@ class Line:
     raw: bytes
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """File and number of the line, for a message."""
         return f"{self.path}, line {self.number}"
 
@@ -58,9 +58,9 @@ class Line:
         try:
             record = json.loads(self.raw.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.place}: {problem_of(self.raw, error)}") from error
+            raise DataError(f"{self.location}: {problem_of(self.raw, error)}") from error
         if not isinstance(record, dict):
-            raise DataError(f"{self.place}: not a JSON object: {self.excerpt!r}")
+            raise DataError(f"{self.location}: not a JSON object: {self.excerpt!r}")
         return record
 
     def text(self, record: Record, key: str) -> str:
@@ -71,10 +71,10 @@ class Line:
         """
         if key not in record:
             present = ", ".join(map(repr, record)) or "none"
-            raise DataError(f"{self.place}: no key {key!r}; it has {present}")
+            raise DataError(f"{self.location}: no key {key!r}; it has {present}")
         if not isinstance(record[key], str):
             value = json.dumps(record[key])[:_EXCERPT_BYTES]
-            raise DataError(f"{self.place}: key {key!r} holds {value}, which is not a text")
+            raise DataError(f"{self.location}: key {key!r} holds {value}, which is not a text")
         return record[key]
 
 

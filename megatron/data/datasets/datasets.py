@@ -1,4 +1,4 @@
-"""The data sets of a run, from its plan."""
+"""Datasets of a run (training, validation, test), built from its plan."""
 
 import logging
 import sys

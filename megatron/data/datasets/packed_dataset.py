@@ -79,8 +79,8 @@ log = logging.getLogger(__name__)
 class PackedDataset(ABC):
     """Sample i is a pure function of the arguments: as many uncut texts as fit, then padding.
 
-    Padding is token 0, which no other token sees and no loss counts. Subclasses say how long a
-    text is and what it puts in a row.
+    Padding is token 0, which no other token sees and no loss counts. Subclasses define the
+    length of a text and its fields in a row.
 
     Args:
         parts: token files with a sequence for each text each; the first names the corpus.

@@ -38,7 +38,7 @@ def other_order(
         return
     counts = train["num_samples"], now.train.num_samples
     surpluses = then.get("blend_surplus", now.blend_surplus), now.blend_surplus
-    reason = f"the run asks for {counts[1]} training samples in all, and did for {counts[0]}"
+    reason = f"the run has {counts[1]} training samples in all, and had {counts[0]}"
     if counts[0] == counts[1]:
         reason = f"--mid-level-dataset-surplus was {surpluses[0]} and is {surpluses[1]}"
     elif now.order == "cyclic" and _permutes_others(now, uses, *counts):

@@ -25,7 +25,7 @@ class PrefixDataset:
     The last token of a sample is only predicted, so s tokens are cut into prefix and target: after
     1 to s of them. With documents kept apart each is cut on its own; its end is never in the
     prefix, unless it is all there is. A part of a document at the end of a sample is cut like a
-    whole sample.
+    full sample.
 
     Args:
         eod: the token that ends documents which are kept apart; None: one prefix a sample.

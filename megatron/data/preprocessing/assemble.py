@@ -1,4 +1,4 @@
-"""Joins finished shards into token files, a report and a list of bad lines: all of them, or none."""
+"""Assembly of preprocessing: joins finished shards into token files and publishes them atomically."""
 
 import json
 import os
@@ -283,7 +283,7 @@ def _finished_of(
 
 
 def _total(states: Iterable[ShardState], num_keys: int) -> ShardState:
-    """Return the sum of what became of all shards."""
+    """Return the sum of the counts of all shards."""
     total = new_state(num_keys)
     for state in states:
         for k in range(num_keys):
@@ -426,7 +426,7 @@ def _bad_lines_of(folders: Sequence[Path]) -> list[Path]:
 def _why_nothing_is_left(
     spec: PreprocessSpec, folders: Sequence[Path], total: ShardState, empty: int
 ) -> str:
-    """Return what became of the documents; bad lines that are collected are published.
+    """Return why no document is left; bad lines that are collected are published.
 
     Args:
         empty: documents without a token.

@@ -41,7 +41,7 @@ class Encoder(Protocol):
         """Return the ids of all texts back to back, and how many each text has."""
 
     def encode_ended(self, texts: Sequence[str], end: int) -> tuple[NDArray, NDArray]:
-        """Return what `encode_array` does, with the id `end` after the ids of each text."""
+        """Return the arrays of `encode_array`, with the id `end` after the ids of each text."""
 
     def gives_back(self, ids: NDArray, text: str) -> bool:
         """Whether `ids` are the same text as `text` when decoded."""
@@ -54,17 +54,17 @@ class Encoder(Protocol):
 
 
 EmptyDocuments = Literal["drop", "per-key", "keep", "megatron-lm"]
-"""What a document without tokens under some key becomes: it is left out under all keys or under
-that one, or kept under all, as one sequence that has only the end, or as no sequence at all."""
+"""Treatment of documents without tokens under some key: left out under all keys or under that key,
+or kept under all, as a sequence with only the end, or as no sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingRules:
-    """What a document's text becomes.
+    """Encoding rules: how the text of a document becomes tokens.
 
     Args:
         suffix: ids that end each document.
-        empty_documents: what a document without tokens under some key becomes; see
+        empty_documents: treatment of documents without tokens under some key; see
             `EmptyDocuments`.
         odd_ids: ids whose share of the tokens is reported.
         chats: lines are conversations; see chat_encoder.py.
@@ -108,7 +108,7 @@ class EncodingRules:
 class EncodedKey:
     """The documents of one key: `tokens` and `sizes` of the sequences, back to back.
 
-    `counts` says how many sequences each document has; None if always one.
+    `counts`: sequences of each document; None if always one.
     """
 
     tokens: NDArray
@@ -122,7 +122,7 @@ class EncodedKey:
 
 @dataclass
 class Encoded:
-    """What became of a block. `keys` has one entry for each key."""
+    """Tokens and counts of a block. `keys` has one entry for each key."""
 
     num_lines: int
     num_documents: int
@@ -180,7 +180,7 @@ class BlockEncoder:
                 return [np.ones_like(each) for each in full]
 
     def _read(self, block: Block) -> tuple[Documents, list[tuple[NDArray, NDArray, NDArray]]]:
-        """Return the documents of `block` and what `_encode_all` makes of them."""
+        """Return the documents of `block`, and their tokens as `_encode_all` returns them."""
         documents = read_documents(block, self._rules.keys, self._rules.max_line_bytes)
         return documents, self._encode_all(documents)
 
@@ -259,15 +259,17 @@ class BlockEncoder:
         has_sequence = behind > firsts
         sizes[behind[has_sequence] - 1] += len(suffix)
         ends = ends[has_sequence]
-        places = np.repeat(ends, len(suffix))
-        return np.insert(tokens, places, np.tile(np.array(suffix, tokens.dtype), len(ends))), sizes
+        positions = np.repeat(ends, len(suffix))
+        return np.insert(
+            tokens, positions, np.tile(np.array(suffix, tokens.dtype), len(ends))
+        ), sizes
 
     def _to_disk(self, tokens: NDArray) -> NDArray:
         # As unsigned numbers the negative ones are too large as well.
         unsigned = tokens.view(f"u{tokens.itemsize}")
         if tokens.size and unsigned.max() >= self._encoder.vocab_size:
             raise DataError(
-                f"the tokenizer gave the ids {tokens.min()} to {tokens.max()}, but says that its "
+                f"the tokenizer gave the ids {tokens.min()} to {tokens.max()}, but its "
                 f"vocabulary has {self._encoder.vocab_size}"
             )
         return tokens.astype(self._rules.dtype, copy=False)
@@ -286,7 +288,7 @@ class BlockEncoder:
             ids = tokens[ends[i - 1] if i else 0 : ends[i] - (self._rules.end is not None)]
             text = " " * (self._rules.prepend_space and bool(texts[i])) + texts[i]
             if self._rules.splitter is not None:
-                # Between sentences white space is lost, as was asked for.
+                # Splitting removes the white space between sentences.
                 ids, _ = self._encoder.encode_array([text])
             tally.take_decoded(text, self._encoder.gives_back(ids, text))
         return tally
@@ -323,7 +325,7 @@ def _without_empty_sequences(
 
 
 KEYS = ("tokens", "loss_mask")
-"""What token files are made of conversations: 1 in the second where the token counts, else 0."""
+"""Keys of the token files of conversations; the loss mask is 1 where the token counts, else 0."""
 
 
 class ChatEncoder(Encoder, Protocol):

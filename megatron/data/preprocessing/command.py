@@ -219,7 +219,7 @@ def _problems(config: PreprocessConfig) -> Iterator[str]:
     if not config.split_sentences and config.keep_newlines:
         yield "--keep-newlines: only sentences of --split-sentences lose white space; leave it out"
     if not config.split_sentences and config.lang != PreprocessConfig.lang:
-        yield f"--lang {config.lang}: only --split-sentences asks for a language; leave it out"
+        yield f"--lang {config.lang}: only --split-sentences uses a language; leave it out"
     yield from _conversation_problems(config)
     yield from _text_problems(config)
     if config.input.count(STDIN) > 1:
@@ -259,7 +259,7 @@ def _output_problems(config: PreprocessConfig, tokenizer_args: Mapping[str, Any]
 
 
 def text_separator(config: PreprocessConfig) -> TextSeparator | None:
-    """Return what ends a document of plain text; None where the inputs are not plain text."""
+    """Return the separator of documents in plain text; None if the inputs are not plain text."""
     is_text = config.input_format == "text" or (
         config.input_format == "auto" and config.document_separator is not None
     )

@@ -48,8 +48,8 @@ def preprocess_on_ranks(
 class Launch:
     """The processes of one launch, which find each other and wait for each other through files.
 
-    Rank 0 draws a random name. Another rank replies with that name and a token of its own; it knows
-    that the name is not that of an older launch when rank 0 repeats the token.
+    Rank 0 draws a random name. Another rank replies with that name and a token of its own; when rank 0
+    repeats the token, the name is not that of an older launch.
 
     Communication: waits for every other rank.
 

@@ -1,4 +1,4 @@
-"""Preprocessing: texts to token files, the same bytes for any number of workers, or nothing.
+"""Preprocessing: tokenizes texts into token files, with the same bytes for any number of workers.
 
 Workers convert shards of the input, each into files of its own; finished shards are joined.
 """
@@ -204,7 +204,7 @@ def input_problems(
 
 @dataclass
 class _Done:
-    """What one process did, for the progress and the log."""
+    """Counts of a converted shard, for progress and log."""
 
     documents: int = 0
     tokens: int = 0
@@ -214,7 +214,7 @@ class _Done:
 
 @dataclass(frozen=True)
 class _Convert:
-    """What a worker process needs to convert shards.
+    """Conversion of shards, as sent to worker processes.
 
     Args:
         options: digest of the options and inputs.
@@ -323,7 +323,7 @@ class _Convert:
 
 
 def _converted(convert: _Convert, shards: Sequence[Shard]) -> Iterator[_Done]:
-    """Convert what is not finished, and yield in the order of the input what was done."""
+    """Convert the shards that are not finished, and yield their counts in the order of the input."""
     shards = [shard for shard in shards if shard.name not in convert.finished]
     num_packed = sum(shard.is_packed for shard in shards)
     workers = convert.spec.workers if num_packed else min(convert.spec.workers, len(shards))
@@ -337,7 +337,7 @@ def _converted(convert: _Convert, shards: Sequence[Shard]) -> Iterator[_Done]:
 
 
 def _begin(spec: PreprocessSpec) -> tuple[EncodingRules, dict[str, Any]]:
-    """Return what texts become, and all options and inputs that finished work depends on."""
+    """Return the encoding rules, and all options and inputs that finished work depends on."""
     require_columns(spec)
     rules = build_rules(spec, spec.make_encoder())
     options = fingerprint(spec, rules, spec.sources())
@@ -373,7 +373,7 @@ def _work_in_progress(spec: PreprocessSpec) -> Iterator[None]:
 def remove_published(staging: Path) -> None:
     """Remove the work in progress of files that are published.
 
-    While it says that they are, its shards may be incomplete: so they go first.
+    Its list of assembled files goes last: with it, shards may be incomplete.
     """
     remove_folders(path for path in staging.iterdir() if path.is_dir())
     remove_folders([staging])

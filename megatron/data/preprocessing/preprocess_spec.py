@@ -24,7 +24,7 @@ _MEMORY_PER_TEXT = 16  # bytes that one byte of text may need while it is conver
 _FALLBACK = re.compile("<0x[0-9A-F]{2}>")
 # A letter that byte-level BPE writes a byte as, or a byte of tiktoken's that is no UTF-8.
 _MAY_BE_A_BYTE = re.compile(r"[!-\u0143]|\\x[0-9a-f]{2}")
-_LENGTHS_OF_BYTES = (1, 4, 6)  # characters; quicker to ask for than to match
+_LENGTHS_OF_BYTES = (1, 4, 6)  # characters; a quicker test than the pattern
 _BLOCK_BYTES = 1 << 20  # what is done once for each block is a small part of the work
 _SMALLEST_BLOCK_BYTES = 1 << 16
 
@@ -40,7 +40,7 @@ class PreprocessSpec:
         make_encoder: called once in every process, so it must be picklable.
         tokenizer: identifies the tokenizer, for the comparison on resuming.
         record: content of {output_prefix}_{key}_document.tokenizer.json; no file if empty.
-        empty_documents: what a document without tokens under some key becomes.
+        empty_documents: treatment of documents without tokens under some key.
         chats: lines are conversations, and `make_encoder` a tokenizer of these; the keys are those
             of chat_encoder.py.
         split_sentences: make each sentence a sequence of its own.
@@ -142,7 +142,7 @@ def require_columns(spec: PreprocessSpec) -> None:
 
 
 def build_rules(spec: PreprocessSpec, encoder: Encoder) -> EncodingRules:
-    """Return what a text becomes; a sentence splitter is trained if need be.
+    """Build the encoding rules; a sentence splitter is trained if needed.
 
     Raises:
         DataError: the tokenizer lacks a token that ends documents.

@@ -12,7 +12,7 @@ class Progress:
     """Counts documents, tokens and bytes of input, and shows them with their rates.
 
     Args:
-        total_bytes: size of the whole input; 0: unknown.
+        total_bytes: size of all inputs; 0: unknown.
         log_interval: documents between two lines, where stderr is not a terminal.
     """
 
@@ -28,7 +28,7 @@ class Progress:
         self._bar = tqdm(total=total_bytes or None, unit="B", unit_scale=True, disable=None)
 
     def add_earlier(self, documents: int, tokens: int, num_bytes: int) -> None:
-        """Count what an earlier run did; rates leave it out."""
+        """Count the shards of an earlier run; rates leave them out."""
         self.documents += documents
         self.tokens += tokens
         self.bytes += num_bytes

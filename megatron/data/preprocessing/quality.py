@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 SHORTEST_RUN = 16  # tokens; runs of fewer are nothing to report
-SAMPLE_ONE_IN = 512  # documents that are decoded again, chosen by what they say
+SAMPLE_ONE_IN = 512  # documents that are decoded again, chosen by the hash of their tokens
 MOST_CHARS = 300_000  # of a document that is, and of all the first ones; a second's work at most
 _MOST_RUNS = 10
 _MOST_EXAMPLES = 5
@@ -29,7 +29,7 @@ class Run:
 
 @dataclass
 class Tally:
-    """What was found in the documents of one key."""
+    """Counts and examples of unusual tokens in the documents of one key."""
 
     odd_tokens: int = 0  # unknown tokens, and bytes that stand for themselves
     runs: list[Run] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Tally:
     changed_examples: list[str] = field(default_factory=list)
 
     def add(self, other: "Tally", documents_before: int) -> None:
-        """Count what was found in the documents that follow."""
+        """Add the tally of the documents that follow."""
         self.odd_tokens += other.odd_tokens
         later = [Run(run.length, run.token, run.document + documents_before) for run in other.runs]
         self.runs = sorted([*self.runs, *later], key=lambda run: (-run.length, run.document))
@@ -56,13 +56,13 @@ class Tally:
             self.changed_examples = [*self.changed_examples, text[:_EXAMPLE]][:_MOST_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
+        """Return the tally as JSON, for `from_json`."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> "Tally":
+    def from_json(cls, content: Mapping[str, Any]) -> "Tally":
         """Return the tally that `to_json` was called on."""
-        return cls(**{**said, "runs": [Run(**run) for run in said["runs"]]})
+        return cls(**{**content, "runs": [Run(**run) for run in content["runs"]]})
 
 
 class LongRuns:
@@ -90,7 +90,7 @@ def runs_longer_than(length: int, tokens: NDArray, ends: NDArray) -> list[Run]:
     Args:
         length: 15 or more.
     """
-    # Whether each token equals the one before it, with seven places more on either side to look at.
+    # Whether each token equals the one before it, padded with seven entries on either side.
     num_pairs = max(tokens.size - 1, 0)
     equal = np.zeros(8 + num_pairs // 8 * 8 + 16, np.bool_)
     pairs = equal[8 : 8 + num_pairs]

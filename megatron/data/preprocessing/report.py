@@ -32,7 +32,7 @@ FIRST_DOCUMENTS = 100  # all decoded again; of those behind, one in SAMPLE_ONE_I
 def key_report(
     folders: Sequence[Path], key: int, tally: Tally, *, itemsize: int, suffix_tokens: int
 ) -> dict[str, Any]:
-    """Return what there is to say about the documents of one key.
+    """Return the quality report of the documents of one key.
 
     Args:
         folders: of the shards, in order.
@@ -67,18 +67,18 @@ def key_report(
     }
 
 
-def readable(key: str, said: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a summary for people."""
-    share = said["repeated_documents"] / max(said["documents"], 1)
+def readable(key: str, report: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a summary to print."""
+    share = report["repeated_documents"] / max(report["documents"], 1)
     lines = [
-        f"{key}: {readable_lengths(said['tokens_per_document'])}",
-        f"{key}: documents: empty: {said['empty_documents']} | of a million tokens or more: "
-        f"{said['huge_documents']} | copies of another: {said['repeated_documents']} ({share:.1%})",
-        f"{key}: unknown or byte tokens: {said['unknown_or_byte_share']:.2%} | another text when "
-        f"decoded: {said['changed_by_decoding']} of {said['decoded_again']} tried",
+        f"{key}: {readable_lengths(report['tokens_per_document'])}",
+        f"{key}: documents: empty: {report['empty_documents']} | of a million tokens or more: "
+        f"{report['huge_documents']} | copies of another: {report['repeated_documents']} ({share:.1%})",
+        f"{key}: unknown or byte tokens: {report['unknown_or_byte_share']:.2%} | another text when "
+        f"decoded: {report['changed_by_decoding']} of {report['decoded_again']} tried",
     ]
-    if said["longest_runs"]:
-        run = said["longest_runs"][0]
+    if report["longest_runs"]:
+        run = report["longest_runs"][0]
         lines.append(
             f"{key}: longest run of one token: {run['tokens']} times {run['token']} in document "
             f"{run['document']} (runs from {SHORTEST_RUN} on are in the report)"
@@ -124,9 +124,9 @@ def count_repeated(paths: Sequence[Path], scratch: Path, *, bucket_bytes: int = 
         files = [stack.enter_context(bucket.open("wb")) for bucket in buckets]
         for path in paths:
             for piece in pieces_of_file(path, np.dtype("<u8")):
-                place = piece % np.uint64(num_buckets)
+                bucket_of = piece % np.uint64(num_buckets)
                 for i, file in enumerate(files):
-                    file.write(piece[place == i].tobytes())
+                    file.write(piece[bucket_of == i].tobytes())
     repeated = 0
     for bucket in buckets:
         repeated += _repeated([np.fromfile(bucket, "<u8")])

@@ -40,7 +40,7 @@ class SentenceSplitter:
 
     @property
     def model(self) -> str:
-        """Which model splits: the same words for equal models, and for no others."""
+        """Identity of the model: equal for equal models only."""
         model = self._punkt._params
         parts = (model.abbrev_types, model.collocations, model.sent_starters)
         content = [*map(sorted, parts), sorted(model.ortho_context.items())]
@@ -79,7 +79,7 @@ def build_splitter(lang: str, keep_newlines: bool, texts: Iterator[str]) -> Sent
     """Return a splitter by NLTK's data for `lang` or, without them, one trained on `texts`.
 
     Raises:
-        DataError: nltk is not installed, knows no such language, or there are neither data nor
+        DataError: nltk is not installed or has no such language, or there are neither data nor
             texts.
     """
     punkt = _import_punkt()
@@ -89,8 +89,8 @@ def build_splitter(lang: str, keep_newlines: bool, texts: Iterator[str]) -> Sent
         if lang not in LANGUAGES:
             raise DataError(
                 f"--lang {lang}: NLTK has no such data, but has them for {', '.join(LANGUAGES)}; "
-                "for another language name the place of your own data with NLTK_DATA or, where no "
-                "data are installed, leave --lang out, so that a model is trained on the input"
+                "for another language set NLTK_DATA to the folder of your own data or, where no data "
+                "are installed, leave --lang out, so that a model is trained on the input"
             ) from error
     else:
         return SentenceSplitter(lang, keep_newlines)
@@ -105,7 +105,7 @@ def build_splitter(lang: str, keep_newlines: bool, texts: Iterator[str]) -> Sent
     if not characters:
         raise DataError(
             f"--split-sentences needs NLTK's punkt_tab data for --lang {lang}: they are not "
-            "installed (python -m nltk.downloader punkt_tab; NLTK_DATA names their place), and "
+            "installed (python -m nltk.downloader punkt_tab; NLTK_DATA is their folder), and "
             "no file of --input has a text to train a model on"
         )
     log.info(

@@ -31,7 +31,7 @@ FINISHED = "finished.json"
 
 @dataclass
 class ShardState:
-    """What became of a shard; content of the marker of a finished one."""
+    """Counts of a shard, and digests of its files: the content of its marker."""
 
     options: str = ""  # digest of the options and inputs
     lines: int = 0

@@ -85,8 +85,8 @@ def plan_shards(sources: Sequence[Source], shard_bytes: int | None = None) -> li
         can_be_cut = source.kind in ("plain", "parquet")
         if source.kind == "stream" or (not can_be_cut and source.num_bytes > shard_bytes):
             close()
-            whole = ((source, 0, source.num_bytes),)
-            shards.append(Shard(f"{len(shards):06d}", whole, source.num_bytes, is_packed=True))
+            full = ((source, 0, source.num_bytes),)
+            shards.append(Shard(f"{len(shards):06d}", full, source.num_bytes, is_packed=True))
             continue
         start = 0
         while start < source.num_bytes:

@@ -40,7 +40,7 @@ class Source:
     """An input, or the part of it from `start` to `end`: bytes of a plain file, rows of a table."""
 
     path: str
-    kind: str  # "plain", "stream", "parquet", a compression, or "whole" for what cannot be cut
+    kind: str  # "plain", "stream", "parquet", a compression, or "whole" if it cannot be cut
     num_bytes: int  # of this part on disk; 0: unknown
     start: int = 0
     end: int | None = None

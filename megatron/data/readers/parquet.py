@@ -11,7 +11,7 @@ MAGIC = b"PAR1"
 _NAMES = b"columns of the file"
 _READ_BYTES = 1 << 18
 _EXCERPT = 80  # characters
-_READS_A_PIECE = 4  # so that what comes together is about as much as may
+_READS_A_PIECE = 4  # so that a piece has about the bytes that it may have
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _parts(group: Any, columns: list[str]) -> list[Any]:
 def _longest_repeated(path: str, metadata: Any, group: int, parts: list[Any]) -> int:
     """Return the bytes of the longest text that any number of rows of a row group may share.
 
-    Only the dictionaries know it: of a row group of a kilobyte all rows may have a megabyte.
+    Only the dictionaries show it: of a row group of a kilobyte all rows may have a megabyte.
     """
     import pyarrow
 

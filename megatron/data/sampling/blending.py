@@ -110,7 +110,7 @@ class _Race:
     """The same steps in fixed-point numbers, which are small, and exact ones where two are close.
 
     How far data set d is behind is held in multiples of 2 ** bits, with d in the bits below, so
-    that the largest number says both. It wins if the second is lower by more than both may be off.
+    that the largest number holds both. It wins if the second is lower by more than both may be off.
     """
 
     def __init__(self, shares: NDArray, taken: NDArray, firsts: NDArray, num_steps: int):

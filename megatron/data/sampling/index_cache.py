@@ -1,6 +1,6 @@
 """Index maps kept on disk, so that each is built once for all ranks.
 
-The name of a file says everything its content depends on. Files appear by an atomic rename, so
+The name of a file is a hash of everything its content depends on. Files appear by an atomic rename, so
 any rank may build or read at any time, and two builders write the same bytes.
 """
 
@@ -175,7 +175,7 @@ def cached_sizes(
         try:
             _write(path, partial(_write_bytes, content))
         except OSError:
-            continue  # the maps that follow say why
+            continue  # writing the maps reports the reason
         break
     return sizes
 

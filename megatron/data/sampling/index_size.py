@@ -38,15 +38,15 @@ def sample_index_room(
         documents: how many there are in an epoch.
         last_document: the one after the last of them, of the corpus.
     """
-    num_places, num_samples = epochs.num_epochs * documents, epochs.num_samples
-    places = num_places * _int_bytes(last_document)
-    starts = 2 * (num_samples + 1) * _int_bytes(num_places)
-    order = num_samples * (4 if num_samples < np.iinfo(np.uint32).max - 1 else 8)
+    num_entries, num_samples = epochs.num_epochs * documents, epochs.num_samples
+    order_bytes = num_entries * _int_bytes(last_document)
+    starts = 2 * (num_samples + 1) * _int_bytes(num_entries)
+    samples = num_samples * (4 if num_samples < np.iinfo(np.uint32).max - 1 else 8)
     # Both orders are shuffled as numbers of 8 bytes, one after the other, and narrowed then.
-    memory = max(8 * num_places, places + 8 * num_samples, places + order + starts)
+    memory = max(8 * num_entries, order_bytes + 8 * num_samples, order_bytes + samples + starts)
     return MapRoom(
         memory,
-        places + starts + order,
+        order_bytes + starts + samples,
         f"{num_samples} samples from {epochs.num_epochs} epochs of the {documents} documents of "
         f"{prefix}",
     )
@@ -100,14 +100,14 @@ def require_memory(room: MapRoom) -> None:
         )
 
 
-def lack_of_disk(room: MapRoom, place: Path) -> str:
-    """Return why the maps cannot be written to the folder `place`; an empty text if they can."""
-    there = next((each for each in (place, *place.parents) if each.is_dir()), Path())
+def lack_of_disk(room: MapRoom, folder: Path) -> str:
+    """Return why the maps cannot be written to the folder `folder`; an empty text if they can."""
+    there = next((each for each in (folder, *folder.parents) if each.is_dir()), Path())
     disk = shutil.disk_usage(there)
     if room.disk_bytes <= disk.free or not disk.total:  # /proc and its like have no size
         return ""
     return (
-        f"{place} has {_readable(disk.free)} free, and the index maps of {room.of} need "
+        f"{folder} has {_readable(disk.free)} free, and the index maps of {room.of} need "
         f"{_readable(room.disk_bytes)}"
     )
 

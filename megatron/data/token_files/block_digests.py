@@ -51,7 +51,7 @@ def write_digests(bin_path: Path, target: Path) -> None:
 def mend_hint(bin_path: Path) -> str:
     """Return the advice for a .bin that differs from its digests."""
     return (
-        f"copy {bin_path} and {digests_path(bin_path)} again from where they are whole, or make "
+        f"copy {bin_path} and {digests_path(bin_path)} again from an intact copy, or make "
         "the files again; if the .bin was changed on purpose, write new digests with "
         f"tools/inspect_data.py {str(bin_path).removesuffix('.bin')} --write-digests"
     )

@@ -103,7 +103,7 @@ def open_all(prefixes: Sequence[str], output_prefix: str) -> tuple[list[IndexedD
 
 
 def kind_of(dataset: IndexedDataset, dataset_impl: str) -> str:
-    """Return the properties that two pairs must have in common, in words."""
+    """Describe the properties that two pairs must have in common."""
     return f"{dataset.dtype.name} tokens in the {dataset_impl} format"
 
 

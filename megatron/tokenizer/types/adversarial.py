@@ -46,7 +46,7 @@ def adversarial_texts(special_tokens: Sequence[str] = ()) -> list[str]:
 
 
 def _characters() -> list[str]:
-    """Return texts that hold some characters of every plane, each within words and alone."""
+    """Return texts with characters of every plane, each within words and alone."""
     points = [*range(0x250), *range(0x250, 0x20000, 89), *range(0x20000, 0x110000, 6007)]
     points += [plane * 0x10000 + 0xFFFF for plane in range(17)]
     letters = [chr(point) for point in points if not 0xD800 <= point <= 0xDFFF]

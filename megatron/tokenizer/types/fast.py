@@ -96,7 +96,7 @@ class FastTokenizer(Tokenizer):
     def gives_back(self, ids: NDArray, text: str) -> bool:
         """Whether `ids`, non-negative integers, are the same text as `text` when decoded.
 
-        gigatoken may say that they are, where it decodes as the reference does; a difference is
+        gigatoken's own decoding may find them equal; a difference is
         found by the reference.
         """
         encoder = self._decide()
@@ -117,7 +117,9 @@ class FastTokenizer(Tokenizer):
         """Return the result of `encode` of the fast encoder, or of the reference if that fails."""
         encoder = self._decide()
         if encoder is not None:
-            with suppress(Exception):  # of any type; the reference says what is wrong with a text
+            with suppress(
+                Exception
+            ):  # of any type; the reference reports what is wrong with a text
                 return encode(encoder)
         return encode(self.reference)
 
@@ -329,7 +331,7 @@ def load_fast(reference: Tokenizer) -> FastEncoder | str:
 
 
 def difference(reference: Tokenizer, encoder: FastEncoder) -> str | None:
-    """Return the first text whose ids differ, in words; None when all are the same."""
+    """Describe the first text whose ids differ; None when all are the same."""
     texts = _texts_to_compare(reference)
     tokens, lengths = encoder.encode_array(texts)
     ends = lengths.cumsum().tolist()

@@ -127,7 +127,7 @@ def _look_for_missing_merges(
     if 2 * len(missing) > len(vocab):
         raise DataError(f"{message}; the file is cut short, or of another tokenizer")
     if parent_process() is None:  # once, and not in each worker
-        log.warning("%s; is the file whole?", message)
+        log.warning("%s; is the file complete?", message)
 
 
 def read_merges(path: Path, vocab: dict[str, int]) -> list[tuple[str, str]]:

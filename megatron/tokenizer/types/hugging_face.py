@@ -101,7 +101,7 @@ def _rules(model: Mapping[str, Any]) -> str:
 
 
 def _from_file(directory: Path, extra: Sequence[AddedToken], *, adds: bool) -> _Loaded | None:
-    """Load tokenizer.json; None if it is not there, or does not say everything."""
+    """Load tokenizer.json; None if it is missing or incomplete."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         return None
@@ -211,7 +211,7 @@ def _from_transformers(
 
 
 def load_with_transformers(name: str, kwargs: Mapping[str, Any]) -> Any:
-    """Return transformers' tokenizer; Python code in its directory is run only if `kwargs` say so.
+    """Return transformers' tokenizer; Python code in its directory is run only if `kwargs` allow it.
 
     Raises:
         DataError: there is no tokenizer at this path, its files are damaged, or it needs code.

@@ -105,7 +105,7 @@ class TikTokenizer(Tokenizer):
         else:
             raise ConfigError(
                 "--vocab-size and --tiktoken-num-special-tokens are for the .json files of "
-                f"TikTokenizer; {path.name} says its size itself"
+                f"TikTokenizer; {path.name} sets its size itself"
             )
         if pattern is None:
             raise ConfigError(
@@ -173,7 +173,7 @@ def _megatron_ids(
 
 
 def _published_ids(path: Path, special: Sequence[str]) -> tuple[dict[bytes, int], dict[str, int]]:
-    """Return the ids that a file of lines says, and those of its special tokens."""
+    """Return the ids of a file of lines, and those of its special tokens."""
     ranks = _read_lines(path)
     ids = dict(_PUBLISHED[path.stem][1]) if path.stem in _PUBLISHED else {}
     start = max([*ranks.values(), *ids.values()]) + 1

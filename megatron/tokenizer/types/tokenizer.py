@@ -29,7 +29,7 @@ class Vocabulary:
 class Tokenizer(Protocol):
     """Text to token ids and back.
 
-    A class that inherits from this must say `name`, `vocab_size`, `special_ids`, `encode`,
+    A class that inherits from this must define `name`, `vocab_size`, `special_ids`, `encode`,
     `decode` and `vocabulary`; the rest follows from them.
     """
 
@@ -80,7 +80,7 @@ class Tokenizer(Protocol):
         The ids of text i are `tokens[ends[i] - lengths[i] : ends[i]]`, `ends = lengths.cumsum()`.
 
         Raises:
-            DataError: one of the texts cannot be encoded; `encode` says so of that text alone.
+            DataError: one of the texts cannot be encoded; `encode` raises it for that text alone.
 
         Shapes: tokens [sum of lengths] int32, lengths [number of texts] int64.
         """

@@ -140,7 +140,7 @@ def test_several_inputs_and_keys_are_taken(directory):
             "--input corpus.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "
             "--json-keys content --lang french",
             2,
-            ["--lang french: only --split-sentences asks for a language"],
+            ["--lang french: only --split-sentences uses a language"],
         ),
         (
             "--input *.jsonl --output-prefix out TOKENIZER --merge-file merges.txt "

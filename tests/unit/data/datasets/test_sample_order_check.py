@@ -77,7 +77,7 @@ def test_reasons_name_flags_and_epochs(prefixes):
     then = asdict(decided(prefixes[:1], 60, "--dataloader-type", "cyclic"))
     assert [*other_order(then, now, uses, seq_length=8)] == [
         "--dataloader-type was cyclic and is single",
-        "the run asks for 100 training samples in all, and did for 60: "
+        "the run has 100 training samples in all, and had 60: "
         f"{prefixes[0]} is shuffled over 2 epochs (the last shuffled apart), and was over 1 epoch",
     ]
     assert [*other_order({}, now, uses, seq_length=8)] == []

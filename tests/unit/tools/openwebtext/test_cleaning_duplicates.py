@@ -122,7 +122,7 @@ def test_saved_fingerprints_are_those_of_before(write, tmp_path):
         loaded = take((second, "id"), both, [npz])
         with Texts(loaded.sources) as texts:
             texts.check()
-            assert [texts.name(loaded.place(i)) for i in range(3)] == ["a", "b", "c"]
+            assert [texts.name(loaded.location(i)) for i in range(3)] == ["a", "b", "c"]
         minhashes = loaded.documents["minhash"]
         assert minhashes[0].tolist() == minhashes[2].tolist() != minhashes[1].tolist()
 
