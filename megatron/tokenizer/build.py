@@ -14,7 +14,7 @@ from megatron.tokenizer.fingerprint import (
     read_record,
     record_path,
 )
-from megatron.tokenizer.types.fast import BackendWish, FastTokenizer
+from megatron.tokenizer.types.fast import BackendChoice, FastTokenizer
 from megatron.tokenizer.types.gpt2 import GPT2BPETokenizer
 from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 from megatron.tokenizer.types.null import NullTokenizer
@@ -45,7 +45,7 @@ class TokenizerOptions:
     tiktoken_pattern: Pattern | None = None
     tiktoken_num_special_tokens: int | None = None
     tiktoken_special_tokens: Sequence[str] | None = None
-    tokenizer_backend: BackendWish = "auto"
+    tokenizer_backend: BackendChoice = "auto"
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class ShardConfig:
     """The part of this process, from 0; the rank under a launcher."""
 
     merge: Literal["parallel", "serial"] = "parallel"
-    """Who copies when the shards are joined: several processes, or one."""
+    """Copying when the shards are joined: by several threads, or by one."""
 
     merge_shards: bool = False
     """Join the finished shards of an array. Under a launcher rank 0 does so by itself."""
@@ -137,7 +137,7 @@ class MergeConfig:
     """Path of the new pair without the suffix."""
 
     merge: Literal["serial", "distributed"] = "serial"
-    """Who copies: one process, or several that each copy a part."""
+    """Copying: by one thread, or by several."""
 
     workers: int | None = None
-    """Processes of a distributed merge (default: as many as there are CPUs)."""
+    """Threads of a distributed merge (default: the number of CPUs)."""

@@ -18,7 +18,7 @@ from megatron.tokenizer.types.tokenizer import Tokenizer, Vocabulary, with_ends
 
 log = logging.getLogger(__name__)
 
-BackendWish = Literal["auto", "fast", "reference"]
+BackendChoice = Literal["auto", "fast", "reference"]
 Ids = TypeVar("Ids")
 
 # It does not begin as it ends, so that none can be made of the end of a text and a part of it.
