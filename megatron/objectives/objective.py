@@ -64,7 +64,10 @@ class Objective(ABC):
         """
 
     def loss_terms(self, spec: ModelSpec) -> tuple[str, ...]:
-        """Return the names of the terms that the loss returns beside its total: see `Losses`."""
+        """Return the names of the terms that the loss returns beside its total: see `Losses`.
+
+        These are also an objective's own metrics: evaluations log and record their means.
+        """
         return ()
 
     @abstractmethod

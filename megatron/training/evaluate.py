@@ -5,13 +5,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from megatron.config.data.objective import LM_LOSS, SOP_LOSS
+from megatron.config.data.objective import LM_LOSS, UNMASKED
 from megatron.config.plan import Plan
 from megatron.engine.engine import Engine
 from megatron.training.loop.batch_stream import Batches
 from megatron.training.loop.journal import Journal
 from megatron.training.loop.loop import Hook, StepResult
 from megatron.training.loop.state import TrainState
+from megatron.training.telemetry.report import journal_key
 from megatron.training.telemetry.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
@@ -111,30 +112,30 @@ class Evaluation(Hook):
             all_terms.append(self._engine.pop_loss_terms())
             self._after_batch()
         total = sum(losses) / len(losses)
-        terms = {
-            name: sum(each[name] for each in all_terms) / len(all_terms)
-            for name in (LM_LOSS, SOP_LOSS)
-            if name in all_terms[0]
-        } or {LM_LOSS: total}
-        self._report(name, terms, state, when)
+        means = {
+            term: sum(each[term] for each in all_terms) / len(all_terms)
+            for term in all_terms[0]
+            if term != UNMASKED  # of training
+        }
+        self._report(name, {LM_LOSS: total} | means, state, when)
         return total
 
     def _report(self, name: str, terms: Mapping[str, float], state: TrainState, when: str) -> None:
-        """Log the terms of the loss on the data set `name`, with their perplexities."""
+        """Log the terms of the loss on the data set `name`; those that are losses with perplexities."""
         values = (
-            f"{term} value: {loss:.6E} | {term} PPL: {_perplexity(loss):.6E} | "
-            for term, loss in terms.items()
+            f"{term} value: {value:.6E} | "
+            + (f"{term} PPL: {_perplexity(value):.6E} | " if term.endswith(" loss") else "")
+            for term, value in terms.items()
         )
         text = f"{name} loss at {when} | {''.join(values)}"
         log.info("%s\n%s\n%s", "-" * len(text), text, "-" * len(text))
-        loss, sop = terms[LM_LOSS], terms.get(SOP_LOSS)
-        ppl = _perplexity(loss)
+        loss, ppl = terms[LM_LOSS], _perplexity(terms[LM_LOSS])
+        others = {journal_key(term): value for term, value in terms.items() if term != LM_LOSS}
         record = {"set": name, "iteration": state.iteration, "lm_loss": loss, "ppl": ppl}
         if self._journal:
-            others = {} if sop is None else {"sop_loss": sop}
-            self._journal.write("evaluation", record | others)
+            self._journal.write("evaluation", others | record)
         if self._tensorboard:
-            self._tensorboard.after_evaluation(name, loss, ppl, state, sop_loss=sop)
+            self._tensorboard.after_evaluation(name, loss, ppl, state, others=others)
 
 
 def _perplexity(loss: float) -> float:

@@ -60,10 +60,14 @@ def main(argv: Sequence[str]) -> None:
             curves.after_step(state, result.step)
         elif record["event"] == "evaluation":
             loss, ppl = number(record["lm_loss"]), number(record["ppl"])
-            sop = number(record["sop_loss"]) if "sop_loss" in record else None
-            curves.after_evaluation(record["set"], loss, ppl, state, sop_loss=sop)
+            others = {key: number(record[key]) for key in record.keys() - _OF_EVALUATIONS}
+            curves.after_evaluation(record["set"], loss, ppl, state, others=others)
     curves.close()
     print(f"{steps} steps written to {target}")
+
+
+_OF_EVALUATIONS = {"event", "set", "iteration", "lm_loss", "ppl"}
+"""Keys of an evaluation's record that are not further terms of the loss."""
 
 
 def newest(directory: Path) -> Manifest:

@@ -1,5 +1,6 @@
 """TensorBoard scalars, under the tags that dashboards of this field have."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from megatron.config.config import flatten
@@ -60,12 +61,16 @@ class TensorBoard(Hook):
         ppl: float,
         state: TrainState,
         *,
-        sop_loss: float | None = None,
+        others: Mapping[str, float] = {},
     ) -> None:
-        """Write an evaluation on the data set `name`."""
-        if sop_loss is not None:
-            own = f"lm-loss-validation/{name}/{SOP_LOSS} validation"
-            self._over_all(own, sop_loss, state)
+        """Write an evaluation on the data set `name`.
+
+        Args:
+            others: further terms of the loss, by their keys in the journal.
+        """
+        for key, value in others.items():
+            own = f"lm-loss-validation/{name}/{key.replace('_', ' ')} validation"
+            self._over_all(own, value, state)
         tag = f"lm-loss-validation/{name}/lm loss validation"
         self._over_all(tag, loss, state)
         self._over_flops(tag, loss, state)

@@ -34,9 +34,9 @@ class Recorder:
     def __init__(self):
         self.seen = []
 
-    def after_evaluation(self, *words, sop_loss):
+    def after_evaluation(self, *words, others):
         self.seen.append(words[:3])
-        self.sop_loss = sop_loss
+        self.others = others
 
 
 def evaluation(losses=(2.0, 4.0), names=("valid",), **where):
@@ -72,7 +72,17 @@ def test_a_loss_of_several_terms_is_logged_by_term(told, tmp_path):
     assert "| lm loss value: 1.500000E+00 | lm loss PPL: 4.481689E+00 | sop loss" in told[0]
     (record,) = read_journal(tmp_path)
     assert (record["lm_loss"], record["sop_loss"]) == (1.5, 0.375)
-    assert (tensorboard.seen[0][1], tensorboard.sop_loss) == (1.5, 0.375)
+    assert (tensorboard.seen[0][1], tensorboard.others) == (1.5, {"sop_loss": 0.375})
+
+
+def test_metrics_of_an_objective_are_logged_and_recorded(told, tmp_path):
+    made, _ = evaluation(
+        terms=iter(({"Top-5 hits": 0.5}, {"Top-5 hits": 0.75})), journal=Journal(tmp_path)
+    )
+    made.validate(TrainState(), "now")
+    assert "| lm loss PPL: 2.008554E+01 | Top-5 hits value: 6.250000E-01 | " in told[0]
+    (record,) = read_journal(tmp_path)
+    assert (record["lm_loss"], record["top_5_hits"]) == (3.0, 0.625)
 
 
 def test_a_run_that_is_to_end_waits_for_no_further_batch(told):
