@@ -144,7 +144,7 @@ def _import_file(path: str) -> None:
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"--plugin {path}: there is no such file{near(file)}")
-    name, origin = file.stem, os.path.realpath(file)
+    name, origin = _module_name(path), os.path.realpath(file)
     loaded = sys.modules.get(name)
     found = loaded.__spec__ if loaded else importlib.util.find_spec(name)
     other = found.origin if found else getattr(loaded, "__file__", None)
@@ -261,7 +261,11 @@ def missing_plugins(
 
 
 def _module_name(module: str) -> str:
-    return Path(module).stem if module.endswith(".py") else module
+    """Return the name of a module, which is that of its file, or of its folder for __init__.py."""
+    if not module.endswith(".py"):
+        return module
+    file = Path(module).absolute()
+    return file.parent.name if file.name == "__init__.py" else file.stem
 
 
 _CHOICES: Mapping[tuple[str, str], Registry[Any]] = {
