@@ -28,6 +28,7 @@ from megatron.engine.pipeline_engine import PipelineEngine
 from megatron.engine.pipeline_module import pipeline_module
 from megatron.fused_kernels.reference.dispatch import Kernels
 from megatron.model.layers.attention_kernels import CoreAttention, attention_of
+from megatron.model.layers.layer_input import INTEGERS, LayerInput
 from megatron.model.layers.layer_list import Layer, SequentialModel, Step
 from megatron.model.layers.ulysses import UlyssesAttention
 from megatron.model.loss import Loss
@@ -48,7 +49,7 @@ def _refusals_as_config_errors() -> Iterator[None]:
             raise
         raise ConfigError(
             f"an operator of DeepSpeed that this run needs cannot be compiled here ({error}); "
-            "offloading to nvme needs libaio: write cpu in its place"
+            "offloading to nvme needs libaio: write cpu instead"
         ) from error
 
 
@@ -78,7 +79,7 @@ def build_engine(
         config: DeepSpeed's JSON.
         batch_fields: the fields of a batch, for pipeline stages.
         timers: measures the parts of a step.
-        counts_zeros: whether `Engine.num_zeros` is asked for.
+        counts_zeros: whether `Engine.num_zeros` is counted.
         num_padding: trained weights whose gradient is always zero, which it leaves out.
         auxiliary: what the layers of `steps` add to the loss, if they have experts.
         loss_terms: names of the terms that `loss` returns beside its total.
@@ -119,8 +120,9 @@ def _with_full_activations(config: dict[str, Any], steps: Sequence[Step]) -> dic
 
     Of the tensors that tensor ranks send in parts, its default, only the first may have one.
     """
-    carried = [step.carried or () for step in steps if isinstance(step, Layer)]
-    if not any("encoder_hidden" in names for names in carried):
+    with_gradient = {*LayerInput._fields} - INTEGERS
+    carried = [{*(step.carried or ())} for step in steps if isinstance(step, Layer)]
+    if all(len(names & with_gradient) < 2 for names in carried):
         return config
     full = {"pipe_partitioned": False, "grad_partitioned": False}
     return {**config, "pipeline": config.get("pipeline", {}) | full}
@@ -134,7 +136,7 @@ def core_attention(
     parallel: ParallelPlan,
     recompute: RecomputePlan,
 ) -> CoreAttention:
-    """Return what computes attention in every layer: the kernels', recomputed, with Ulysses."""
+    """Build the core attention of every layer: with selective recompute and Ulysses if planned."""
     attend = attention_of(spec, kernels)
     if recompute.granularity == "selective":
         attend = recomputed_attention(attend)

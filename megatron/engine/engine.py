@@ -225,10 +225,10 @@ class Engine(ABC):
         Communication: every rank must call this, in step.
         """
         self._files.write = write
-        told = {**client_state, OPTIMIZER_NAMES: names_of_states(self._engine)}
+        client_state = {**client_state, OPTIMIZER_NAMES: names_of_states(self._engine)}
         with contextlib.nullcontext() if optimizer else self._no_optimizer():
             self._engine.save_checkpoint(
-                str(directory), tag=tag, client_state=told, save_latest=False
+                str(directory), tag=tag, client_state=client_state, save_latest=False
             )
         if streams:
             write(stream_states(), self._streams_file(directory / tag))

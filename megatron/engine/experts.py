@@ -23,7 +23,7 @@ _NOISE = {"none": None, "jitter": "Jitter", "rsample": "RSample"}
 def mixture_builder(
     plan: ExpertPlan, groups: Groups, *, replicas: int, auxiliary: AuxiliaryLoss
 ) -> MixtureBuilder:
-    """Return what builds the experts of a layer.
+    """Return a function that builds the experts of a layer.
 
     Args:
         replicas: how many neighbouring ones share them.
@@ -40,7 +40,7 @@ def mixture_builder(
 
 
 def _gather_tokens(x: Tensor, dim: int = 0, *, group: dist.ProcessGroup) -> Tensor:
-    """Return what the ranks of `group` hold, side by side along `dim`."""
+    """All-gather `x` over the ranks of `group` along `dim`."""
     x = x.contiguous()
     pieces = [torch.empty_like(x) for _ in range(group.size())]
     dist.all_gather(pieces, x, group=group)
@@ -139,7 +139,7 @@ class MixtureOfExperts(MoE):
         gate.top2_2nd_expert_sampling = gate.training and self._samples_second
 
     def _round_capacity(self, gate: Any, _: Any, routed: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Give experts as many places as the tensor-parallel ranks can divide; more stay empty."""
+        """Pad the capacity of experts to a multiple of the tensor-parallel ranks."""
         loss, capacity, *rest = routed
         rounded = -(-int(capacity) // self._tensor_ranks) * self._tensor_ranks
         return loss, rounded, *rest

@@ -72,7 +72,7 @@ def deepspeed_optimizer(model: nn.Module, plan: OptimizerPlan, lr: float) -> tor
 
 
 def lay_out_matrices(optimizer: Muon, engine: Any) -> None:
-    """Tell Muon where its matrices lie in the flat tensors that ZeRO stages 1 and 2 made of them."""
+    """Give Muon the position of its matrices in the flat tensors of ZeRO stages 1 and 2."""
     zero = engine.optimizer
     if zero is optimizer:
         return
@@ -87,7 +87,7 @@ def lay_out_matrices(optimizer: Muon, engine: Any) -> None:
 
 
 def _places(zero: Any, group: int) -> Iterator[tuple[nn.Parameter, int]]:
-    """Yield the parameters of a group with their first places in its flat tensor."""
+    """Yield the parameters of a group with their offsets in its flat tensor."""
     if isinstance(zero, BF16_Optimizer):
         parameters = zero.bf16_groups[group]
         starts = accumulate((p.numel() for p in parameters[:-1]), initial=0)

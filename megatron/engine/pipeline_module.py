@@ -96,13 +96,13 @@ def _log_stages(steps: Sequence[Step], module: PipelineModule, topology: Topolog
     dist.all_reduce(weights)
     for stage, (start, stop) in enumerate(pairwise(module.parts)):
         names = [step.cls.__name__ for step in steps[start:stop] if isinstance(step, Layer)]
-        told = ", ".join(f"{count} {name}" for name, count in Counter(names).items())
+        layers = ", ".join(f"{count} {name}" for name, count in Counter(names).items())
         log.info(
             "stage %d: entries %d to %d | %s | parameters: %d",
             stage,
             start,
             stop - 1,
-            told,
+            layers,
             weights[stage],
         )
 

@@ -75,7 +75,7 @@ class Evaluation(Hook):
     def validate(
         self, state: TrainState, when: str, *, ends: Callable[[], bool] = _never
     ) -> dict[str, float]:
-        """Return the loss on the next samples of each validation set, after telling it."""
+        """Log and return the loss on the next samples of each validation set."""
         first = state.valid_samples
         # Counted once: all sets are read in step, from the same position. Counted also when it is
         # left, so that the next evaluation reads what it would have read.
@@ -86,7 +86,7 @@ class Evaluation(Hook):
         }
 
     def test(self, sets: Mapping[str, Batches], state: TrainState) -> dict[str, float]:
-        """Return the loss on the first samples of each test set, after telling it."""
+        """Log and return the loss on the first samples of each test set."""
         return {
             name: self._run(name, batches(0), state, "the end of training for test data", _never)
             for name, batches in sets.items()

@@ -148,7 +148,7 @@ class _Job:
         return partial(self.batches, self.sets.train, length=length)
 
     def run(self, config: Config, watchdog: Watchdog, hooks: Sequence[Hook]) -> Run:
-        """Return the run, and everybody who watches it."""
+        """Build the run with its evaluation, journal, TensorBoard and hooks."""
         valid, test = (
             {name: partial(self.batches, dataset) for name, dataset in sets.items()}
             for sets in (self.sets.valid, self.sets.test)

@@ -107,10 +107,10 @@ def replay(
         log.info("%s", "\n".join(_samples(record, plan, samples, tokenizer)))
     if any(line.endswith(_OTHERWISE) for line in lines):
         raise TrainingError(
-            f"step {number} is not what the journal tells; with the same command, layout and "
-            "software it is, bit for bit, unless a device or a file is broken"
+            f"step {number} differs from the journal; with the same command, layout and "
+            "software it is equal, bit for bit, unless a device or a file is broken"
         )
-    log.info("step %d is what the journal tells, bit for bit", number)
+    log.info("step %d is equal to the journal, bit for bit", number)
 
 
 def comparison(then: StepResult, now: StepResult) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _told(directory: Path, number: int) -> tuple[dict[str, Any], tuple[tuple[int
     ]
     if not steps:
         raise TrainingError(
-            f"--replay-step {number}: the journal in --load {directory} does not tell of that step"
+            f"--replay-step {number}: the journal in --load {directory} has no such step"
         )
     rollbacks = [record for record in records if record["event"] == ROLLBACK]
     spikes = rollbacks[-1].get("all_passed_over", []) if rollbacks else []

@@ -260,7 +260,7 @@ def _slow_rank_problems(
         yield f"--slow-rank-factor {factor:g} must be more than 1, such as 1.2"
     if zero_stage == 3:
         yield (
-            "--slow-rank-factor cannot tell ranks apart at ZeRO stage 3, where each layer waits "
+            "--slow-rank-factor cannot find slow ranks at ZeRO stage 3, where each layer waits "
             "for the weights of all: leave it out"
         )
     elif replicas <= 1:
@@ -270,7 +270,7 @@ def _slow_rank_problems(
         )
     elif replicas <= experts:
         yield (
-            "--slow-rank-factor cannot tell ranks apart that wait for each other's tokens in "
+            "--slow-rank-factor cannot find slow ranks that wait for each other's tokens in "
             f"each layer, as all {replicas} replicas do at --moe-expert-parallel-size {experts}: "
             "lower that, or leave it out"
         )

@@ -44,7 +44,7 @@ class Pace:
         self._open: list[tuple[str, Any, Any]] = []
 
     def begin(self, part: str) -> Callable[[], None]:
-        """Note where a part begins; return what notes its end."""
+        """Start the timer of a part; return a function that stops it."""
         if part not in self._events:
             return lambda: None
         start, end = self._events[part](), self._events[part]()

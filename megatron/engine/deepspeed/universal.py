@@ -197,7 +197,7 @@ def _fill_states(
 
 
 def _set_steps(optimizer: Any, counts: Mapping[Tensor, list[float]]) -> None:
-    """Tell the optimizer how many steps it has taken."""
+    """Set the step counters of the optimizer."""
     for owner, taken in counts.items():
         steps, *others = set(taken)
         if others:

@@ -41,7 +41,7 @@ def _forward(
     x = tl.load(scores + row * sk + keys, mask=seen, other=0.0).to(tl.float32) * scale
     x = tl.where(seen, x, -float("inf"))
     largest = tl.max(x, 0)
-    # A row without any key: -inf - -inf is no number, 0 / 1 is 0.
+    # A row without any key: -inf - -inf is NaN, 0 / 1 is 0.
     exp = tl.where(seen, tl.exp(x - tl.where(largest == -float("inf"), 0.0, largest)), 0.0)
     total = tl.sum(exp, 0)
     result = exp / tl.where(total == 0.0, 1.0, total)

@@ -15,6 +15,10 @@ Tensors = Tensor | tuple[Tensor, ...]
 """What DeepSpeed sends between pipeline stages and keeps for activation checkpointing."""
 
 
+INTEGERS = frozenset({"positions", "attention_span", "encoder_span"})
+"""Fields of a `LayerInput` that have no gradient; those of `batch` have none either."""
+
+
 class LayerInput(NamedTuple):
     """Input and output of a transformer layer: activations, and what comes with them if present.
 
@@ -51,7 +55,7 @@ class LayerInput(NamedTuple):
 
     @classmethod
     def unpack(cls, names: Iterable[str], tensors: Tensors) -> "LayerInput":
-        """Return what `pack` was called on, given the names of its tensors in their order.
+        """Invert `pack`, given the names of the tensors in their order.
 
         Raises:
             ValueError: there are more or fewer tensors than names.

@@ -77,7 +77,7 @@ class Recomputation:
     call: Callable[..., Any]
 
     def applied(self, calls: Sequence[Call]) -> list[Call]:
-        """Return what does the same as `calls` in turn: each group is one call, the rest stays."""
+        """Join each group of blocks to one call that recomputes them; the other `calls` stay."""
         blocks = [i for i, call in enumerate(calls) if isinstance(call, Block)]
         joined: list[Call] = list(calls)
         for group in self.groups(len(blocks)):

@@ -71,7 +71,7 @@ class ParallelMLP(nn.Module):
 
 
 class MixtureBuilder(Protocol):
-    """Builds what stands in the place of the MLP in a layer with experts."""
+    """Builds the mixture of experts (MoE) that replaces the MLP of a layer."""
 
     def __call__(
         self, spec: ModelSpec, *, number: int, group: dist.ProcessGroup, kernels: Kernels
@@ -93,7 +93,7 @@ def build_mlp(
     """Return the MLP of the layer `number`, or its experts.
 
     Raises:
-        ConfigError: it has experts, and nobody builds any.
+        ConfigError: it has experts, and `build_mixture` is None.
     """
     if spec.experts_of(number) == 1:
         return ParallelMLP(

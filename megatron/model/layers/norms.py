@@ -55,7 +55,7 @@ class Norm(nn.Module):
         return f"{self.width}, eps={self.eps}{around}"
 
     def scale(self, dtype: torch.dtype) -> Tensor:
-        """Return what the normed features are multiplied with, [h]."""
+        """Return the factors of the normed features, [h]."""
         weight = self.weight.to(dtype)
         return weight + 1 if self.around_one else weight
 

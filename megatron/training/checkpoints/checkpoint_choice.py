@@ -78,7 +78,7 @@ def next_older(plan: Plan, damaged: Chosen) -> Chosen:
     return from_rank_0(find)
 
 
-def tell_changes(plan: Plan, chosen: Chosen) -> None:
+def log_changes(plan: Plan, chosen: Chosen) -> None:
     """Warn of permitted differences from the run that saved `chosen`.
 
     Communication: every rank must call this, in step.
@@ -95,7 +95,7 @@ def tell_changes(plan: Plan, chosen: Chosen) -> None:
         log.warning("going on from %s with other settings:\n%s", folder, table(found))
 
 
-def tell_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> None:
+def log_other_order(plan: Plan, chosen: Chosen, uses: Sequence[CorpusUse]) -> None:
     """Warn if the samples come in another order than those of the run that saved `chosen`.
 
     Args:

@@ -26,9 +26,9 @@ from megatron.training.checkpoints.checkpoint_choice import (
     Chosen,
     as_json,
     going_on,
+    log_changes,
+    log_other_order,
     next_older,
-    tell_changes,
-    tell_other_order,
     warn_passed_over,
 )
 from megatron.training.loop.collectives import all_gather_items, from_rank_0, share_of
@@ -60,9 +60,9 @@ def resume(
     while problems := damage_of(chosen):
         warn_passed_over(chosen.folder, "; ".join(problems), chosen.passed_over)
         chosen = next_older(plan, chosen)
-    tell_changes(plan, chosen)
+    log_changes(plan, chosen)
     if uses is not None:
-        tell_other_order(plan, chosen, uses)
+        log_other_order(plan, chosen, uses)
     plan = going_on(plan, chosen)
     load(engine, plan, chosen)
     if plan.checkpoint.loads_progress:

@@ -26,7 +26,7 @@ def test_spikes_are_those_of_the_attempt_that_stands(tmp_path):
     record, spikes = _told(tmp_path, 10)
     assert record["lm_loss"] == 2
     assert spikes == ((8, 8), (9, 9))
-    with pytest.raises(TrainingError, match="--replay-step 9: .* does not tell of that step"):
+    with pytest.raises(TrainingError, match="--replay-step 9: .* has no such step"):
         _told(tmp_path, 9)
     # Started once more from before all of that.
     journal.start(2, {})

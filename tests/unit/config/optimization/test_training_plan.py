@@ -142,7 +142,7 @@ def test_without_an_interval_there_is_one_evaluation():
         ("--nvtx-ranges", "--nvtx-ranges needs GPUs"),
         ("--wandb-exp-name a", "--wandb-exp-name needs --wandb-project"),
         ("--slow-rank-factor 1", "--slow-rank-factor 1 must be more than 1"),
-        ("--slow-rank-factor 2 --zero-stage 3", "cannot tell ranks apart at ZeRO stage 3"),
+        ("--slow-rank-factor 2 --zero-stage 3", "cannot find slow ranks at ZeRO stage 3"),
         ("--slow-rank-factor 2", "compares replicas, and this run has no second one"),
         ("--device-peak-tflops 0", "--device-peak-tflops 0 must be more than 0"),
         ("--codecarbon-country-iso-code France", "is not a code of three letters, such as FRA"),
