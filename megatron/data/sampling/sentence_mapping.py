@@ -88,22 +88,26 @@ def build_sentence_mapping(
     dtype = np.uint64 if len(sizes) > np.iinfo(np.uint32).max else np.uint32
     walk = _Walk(_Shorter(max_length, short_seq_prob, seed), max_length, min_sentences)
     ranges = list(_chunks(document_starts))
-    kept: _Chunk | None = None
+    chunk = None
     parts: list[NDArray] = []
     epoch_ends: list[int] = []
     total = 0
     while total < num_samples and len(epoch_ends) < max_epochs:
         for first, stop in ranges:
-            chunk = kept or _prepare(
-                sizes, document_starts[first : stop + 1], max_length, min_sentences
-            )
-            kept = chunk if len(ranges) == 1 else None
-            rows = walk.rows(chunk, dtype)
-            parts.append(rows)
-            total += len(rows)
+            if chunk is None:
+                starts = document_starts[first : stop + 1]
+                chunk = _prepare(sizes, starts, max_length, min_sentences)
+            total += walk.through(chunk)
+            # Epochs of a small corpus are laid out several at a time.
+            if len(ranges) > 1 or walk.num_strides > _WORDS:
+                parts.append(walk.rows(chunk, dtype))
+            if len(ranges) > 1:
+                chunk = None
         epoch_ends.append(total)
         if not total:
             raise NoUsableDocument(str(count_unused(sizes, document_starts, min_sentences)))
+    if chunk:
+        parts.append(walk.rows(chunk, dtype))
     rows = np.concatenate(parts) if parts else np.empty((0, 3), dtype)
     parts.clear()
     return SentenceMapping(rows[shuffled_order(seed + 1, total)], np.array(epoch_ends, np.int64))
@@ -162,13 +166,14 @@ class _Chunk:
 
     Shapes: sentences [nodes + 1], number of the sentence, at an end that of the one behind it;
         ends [nodes + 1], node of the document's end; tokens [nodes + 1], before each node;
-        jumps: by number of full-length samples, the node behind them [nodes + 1].
+        jumps: node behind 1, 2, 4, 8 and 16 full-length samples, each [nodes + 1].
     """
 
     sentences: NDArray
     ends: NDArray
     tokens: NDArray
-    jumps: dict[int, NDArray]
+    jumps: list[NDArray]
+    num_documents: int
 
     @property
     def num_nodes(self) -> int:
@@ -196,12 +201,10 @@ def _prepare(sizes: NDArray, starts: NDArray, max_length: int, min_sentences: in
     following = np.where(following + 1 < ends, following, ends)
     following[last] = last + 1
     following[num_nodes] = num_nodes
-    jumps = {1: following}
-    step = 1
-    while step < _JUMP:
-        jumps[2 * step] = jumps[step][jumps[step]]
-        step *= 2
-    return _Chunk(sentences, ends, tokens, jumps)
+    jumps = [following]
+    while 1 << len(jumps) <= _JUMP:
+        jumps.append(jumps[-1][jumps[-1]])
+    return _Chunk(sentences, ends, tokens, jumps, len(used))
 
 
 class _Shorter:
@@ -233,83 +236,85 @@ class _Shorter:
 
 
 class _Walk:
-    """Walks through documents from sample to sample; the draws go on from chunk to chunk."""
+    """Walks through documents from sample to sample; the draws go on from chunk to chunk.
+
+    A stride is a number of draws, each but the last of a full-length target; so may be the last.
+    """
 
     def __init__(self, shorter: _Shorter, max_length: int, min_sentences: int):
         self._draws = iter(shorter)
         self._max_length = max_length
         self._min_sentences = min_sentences
         self._full, self._target = next(self._draws)  # full-length draws, then the target
+        self._starts: list[int] = []  # node of each stride
+        self._lengths: list[int] = []
+        self._shorter: list[int] = []  # strides that end with a shorter target
+        self._targets: list[int] = []  # of these
+
+    @property
+    def num_strides(self) -> int:
+        """Strides since `rows` was called."""
+        return len(self._starts)
 
     def rows(self, chunk: _Chunk, dtype: type[np.unsignedinteger]) -> NDArray:
-        """Return the rows of a chunk. Shapes: -> [rows, 3]."""
-        starts, lengths, shorter_at, targets = self._strides(chunk)
-        path = _nodes_of(chunk, np.array(starts, np.int64), np.array(lengths, np.int64))
+        """Return the rows of all strides, which were of this chunk. Shapes: -> [rows, 3]."""
+        lengths = np.array(self._lengths, np.int64)
+        path = _nodes_of(chunk, np.array(self._starts, np.int64), lengths)
         target = np.full(len(path), self._max_length, dtype)
-        shorter = np.cumsum(np.array(lengths, np.int64))[shorter_at] - 1
-        target[shorter] = targets
-        is_sentence = path != chunk.ends[path]
-        found = np.flatnonzero(is_sentence)
+        target[np.cumsum(lengths)[self._shorter] - 1] = self._targets
+        found = np.flatnonzero(path != chunk.ends[path])
         rows = np.empty((len(found), 3), dtype)
         rows[:, 0] = chunk.sentences[path[found]]
         rows[:, 1] = chunk.sentences[path[found + 1]]  # a document's end has a draw of its own
         rows[:, 2] = target[found]
+        for each in (self._starts, self._lengths, self._shorter, self._targets):
+            each.clear()
         return rows
 
-    def _strides(self, chunk: _Chunk) -> tuple[list[int], list[int], list[int], list[int]]:
-        """Walk through a chunk, many full-length samples at a time.
-
-        Returns node and number of draws of each stride, which strides end with a shorter target,
-        and these targets.
-        """
-        one, two, four, eight, many = (chunk.jumps[1 << i].data for i in range(5))
+    def through(self, chunk: _Chunk) -> int:
+        """Walk through a chunk, up to 16 full-length samples at a time; return the rows."""
+        one, two, four, eight, many = (jump.data for jump in chunk.jumps)
         tokens, ends, stop = chunk.tokens.data, chunk.ends.data, chunk.num_nodes
-        starts: list[int] = []
-        lengths: list[int] = []
-        shorter_at: list[int] = []
-        targets: list[int] = []
-        node, full, target = 0, self._full, self._target
-        fewest = self._min_sentences
+        starts, lengths, targets = self._starts, self._lengths, self._targets
+        node, full, target, fewest = 0, self._full, self._target, self._min_sentences
+        draws = 0
         while node < stop:
             start = node
-            if full >= _JUMP:
-                node, count = many[node], _JUMP
+            count = min(full, _JUMP)
+            if count == _JUMP:
+                node = many[node]
             else:
-                count = full
-                if full & 8:
+                if count & 8:
                     node = eight[node]
-                if full & 4:
+                if count & 4:
                     node = four[node]
-                if full & 2:
+                if count & 2:
                     node = two[node]
-                if full & 1:
+                if count & 1:
                     node = one[node]
             if node >= stop:  # the chunk ends before, or exactly there
                 count, node = 0, start
                 while node < stop:
                     node, count = one[node], count + 1
-                starts.append(start)
-                lengths.append(count)
-                full -= count
-                break
+            is_shorter = count == full and node < stop
+            full -= count
+            if is_shorter:
+                self._shorter.append(len(lengths))
+                targets.append(target)
+                count += 1
+                end = ends[node]
+                if node == end:
+                    node += 1
+                else:
+                    limit = tokens[node] + target
+                    reached = bisect_left(tokens, limit, node + fewest, one[node])
+                    node = reached if reached + 1 < end else end
+                full, target = next(self._draws)
             starts.append(start)
-            if full >= _JUMP:
-                lengths.append(count)
-                full -= count
-                continue
-            shorter_at.append(len(lengths))
-            lengths.append(count + 1)
-            targets.append(target)
-            end = ends[node]
-            if node == end:
-                node += 1
-            else:
-                limit = tokens[node] + target
-                reached = bisect_left(tokens, limit, node + fewest, one[node])
-                node = reached if reached + 1 < end else end
-            full, target = next(self._draws)
+            lengths.append(count)
+            draws += count
         self._full, self._target = full, target
-        return starts, lengths, shorter_at, targets
+        return draws - chunk.num_documents
 
 
 def _nodes_of(chunk: _Chunk, starts: NDArray, lengths: NDArray) -> NDArray:
@@ -319,7 +324,7 @@ def _nodes_of(chunk: _Chunk, starts: NDArray, lengths: NDArray) -> NDArray:
     nodes, positions = starts[order], (np.cumsum(lengths) - lengths)[order]
     # Strides of the same length or more go on together.
     going = np.searchsorted(-lengths[order], -np.arange(_JUMP + 1), side="left")
-    following = chunk.jumps[1]
+    following = chunk.jumps[0]
     for step in range(int(lengths.max(initial=0))):
         count = int(going[step])
         path[positions[:count] + step] = nodes[:count]
