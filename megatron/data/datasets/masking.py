@@ -33,18 +33,27 @@ class MaskingVocabulary:
     ids: NDArray[np.int64]
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, *roles: Role) -> "MaskingVocabulary":
+    def of(cls, tokenizer: Tokenizer, *roles: Role | tuple[Role, ...]) -> "MaskingVocabulary":
         """Return that of `tokenizer`.
+
+        Args:
+            roles: those that are needed; of several together, the first that the tokenizer has.
 
         Raises:
             DataError: it has no special token of one of `roles`.
         """
+        choices = [(role,) if isinstance(role, str) else role for role in roles]
         texts = list(tokenizer.vocabulary().tokens)
         texts += [""] * (tokenizer.vocab_size - len(texts))
         has_texts = any(texts)
         return cls(
             name=tokenizer.name,
-            special={role: tokenizer.special(role) for role in roles},
+            special={
+                each[0]: tokenizer.special(
+                    next((role for role in each if role in tokenizer.special_ids), each[0])
+                )
+                for each in choices
+            },
             sentinels=tuple(tokenizer.extra_ids),
             never_masked=tuple(
                 tokenizer.special_ids[role]

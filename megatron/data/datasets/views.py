@@ -102,7 +102,8 @@ def _bert(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed:
 
 
 def _t5(objective: ObjectivePlan, masks: MaskPlan, tokenizer: Tokenizer, seed: int) -> View:
-    vocabulary = MaskingVocabulary.of(tokenizer, "pad", "bos", "eos")
+    # Tokenizers of Hugging Face's T5 have no bos, those of its BERT neither bos nor eos.
+    vocabulary = MaskingVocabulary.of(tokenizer, "pad", ("bos", "cls", "pad"), ("eos", "sep"))
     if not vocabulary.sentinels:
         raise DataError(
             f"the tokenizer {tokenizer.name} has no sentinels <extra_id_0>, <extra_id_1> and so on, "

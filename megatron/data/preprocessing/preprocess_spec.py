@@ -1,6 +1,7 @@
 """Options of preprocessing (text to token files), what follows from them, and their differences."""
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from megatron.data.readers.line_blocks import Limits
 from megatron.data.readers.text_formats import TextSeparator
 from megatron.data.token_files.indexed_dataset import best_dtype
 from megatron.data.token_files.publish import pair_prefix, stage_of
+
+log = logging.getLogger(__name__)
 
 _MEMORY_PER_TEXT = 16  # bytes that one byte of text may need while it is converted
 _FALLBACK = re.compile("<0x[0-9A-F]{2}>")
@@ -158,6 +161,12 @@ def build_rules(spec: PreprocessSpec, encoder: Encoder) -> EncodingRules:
             suffix.append(encoder.special_ids[role])
     splitter = None
     if spec.split_sentences:
+        if num_added := int(encoder.encode_array([""])[1].sum()):
+            log.warning(
+                "the tokenizer adds %d special tokens to each sentence, where samples of BERT and T5 "
+                "have none: add --tokenizer-hf-no-include-special-tokens",
+                num_added,
+            )
         texts = (text for texts in first_documents(spec) for text in texts)
         splitter = build_splitter(spec.lang, spec.keep_newlines, texts)
     return EncodingRules(

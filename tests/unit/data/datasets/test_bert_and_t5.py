@@ -1,12 +1,15 @@
 """Samples of BERT and T5: equal to Megatron's byte for byte, cached by all they depend on."""
 
+import json
 import logging
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
 import pytest
 from sentence_corpora import thousand_documents, write_sentences, write_vocabulary
-from tiny import tiny_config
+from tiny import tiny_config, tiny_objective, tiny_plan
+from tokenizers import BertWordPieceTokenizer
 
 from megatron.common.errors import ConfigError, DataError
 from megatron.config.data.masked_lm import MaskedLMConfig, plan_masked_lm, plan_sentences
@@ -17,6 +20,7 @@ from megatron.data.datasets.masking import MaskingVocabulary
 from megatron.data.datasets.sentence_dataset import SentenceDataset
 from megatron.data.datasets.t5_dataset import T5Dataset
 from megatron.data.datasets.views import view_of
+from megatron.tokenizer.types.hugging_face import PretrainedFromHF
 from megatron.tokenizer.types.wordpiece import WordPieceTokenizer
 
 SEED = 1234
@@ -321,6 +325,32 @@ def test_weighted_split_paths_take_fractions_of_the_documents(tmp_path):
 def test_what_makes_no_samples_is_refused(name, flags, words):
     with pytest.raises(ConfigError, match=words):
         plan_samples(tiny_config(*flags.split()), world_size=1, objective=name)
+
+
+def test_hugging_face_tokenizers_have_the_same_masks(corpus, tmp_path):
+    vocab = {token: i for i, token in enumerate(tokenizer_of(corpus).vocabulary().tokens[:1000])}
+    backend = BertWordPieceTokenizer(vocab)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    names = {f"{role}_token": f"[{role.upper()}]" for role in ("cls", "sep", "pad", "mask", "unk")}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    pretrained = PretrainedFromHF(tmp_path, extra_ids=100)
+    flags = ("--decoder-seq-length", "64")
+    masks = tiny_plan().masks
+    for name, key in (("bert", "labels"), ("t5", "text_enc")):
+        plan = plan_masked_lm(MaskedLMConfig(decoder_seq_length=64), name, seq_length=128)
+        raw = sentences_of(corpus, name, 128, MaskedLMConfig())
+        objective = replace(tiny_objective(name, *(flags if name == "t5" else ())), masked=plan)
+        own, other = (
+            view_of(objective, masks, tokenizer, SEED)(raw)
+            for tokenizer in (tokenizer_of(corpus, extra_ids=100), pretrained)
+        )
+        for i in range(20):
+            # Its sentinels come two ids earlier, as it has no [BOS] and [EOS].
+            found = other[i][key] + 2 * ((other[i][key] >= 1000) if name == "t5" else 0)
+            assert found.tolist() == own[i][key].tolist()
+    sample = other[0]
+    assert sample["text_dec"][0] == vocab["[CLS]"]
+    assert sample["labels"][int(sample["dec_length"]) - 1] == vocab["[SEP]"]
 
 
 def test_t5_needs_sentinels_and_bert_its_special_tokens(corpus, tmp_path):

@@ -64,6 +64,21 @@ def test_each_sentence_is_a_sequence_of_its_document(tmp_path, caplog, dataset_i
     assert "a model trained on the first" in caplog.text  # no data are installed where tests run
 
 
+def test_special_tokens_around_each_sentence_are_warned_of(tmp_path, caplog):
+    class Adding(BytesTokenizer):
+        def encode(self, text):
+            return [256, *super().encode(text)]
+
+        def gives_back(self, ids, text):
+            return True
+
+    with caplog.at_level(logging.WARNING, "megatron"):
+        run(tmp_path)
+        assert not caplog.records
+        run(tmp_path, make_encoder=Adding)
+    assert "adds 1 special tokens to each sentence" in caplog.text
+
+
 def test_empty_documents_can_be_kept(tmp_path):
     written = run(tmp_path, empty_documents="keep", append_eod=True)
     assert read(written.prefix) == [SPLIT[0], [""], *SPLIT[1:]]
