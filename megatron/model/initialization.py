@@ -12,7 +12,11 @@ from megatron.tensor_parallel.sharding import Shard, full_name, shard_of
 
 _ROWS = 64  # rows drawn at a time, so that a rank need not draw a whole matrix to keep its shard
 _TABLE = "word_embeddings.weight"
-_RESIDUAL = ("self_attention.dense.weight", ".dense_4h_to_h.weight")
+_RESIDUAL = (
+    "self_attention.dense.weight",
+    "inter_attention.dense.weight",
+    ".dense_4h_to_h.weight",
+)
 
 
 def initialise(

@@ -30,7 +30,7 @@ class ModelSpec:
     max_position_embeddings: int  # most tokens at once; rows of the table when it is learned
     vocab_size: int  # rows of the token table that are no padding
     padded_vocab_size: int  # rows of the token table
-    position_embedding: str  # learned, rotary, alibi, none, or the name of a plugin's
+    position_embedding: str  # learned, relative, rotary, alibi, none, or the name of a plugin's
     rotary_dim: int  # features of a head that are turned; 0 without rotary positions
     rotary_base: float
     rotary_interpolation: float  # positions are divided by it
@@ -78,6 +78,10 @@ class ModelSpec:
     qkv_layout: str = "group, {queries, key, value}, head_dim"  # rows of the fused weight
     own_flags: tuple[tuple[str, Any], ...] = ()  # of parts of plugins
     attention: str = ""  # name of a plugin's; "": softmax attention, by the kernels of the run
+    num_decoder_layers: int = 0  # behind an encoder of `num_layers`; 0: there is one stack
+    decoder_seq_length: int = 0
+    relative_buckets: int = 0  # of relative positions; 0 with other positions
+    relative_max_distance: int = 0  # from which distances share the last bucket
     mlp_layout: str = "feature, {gate, up}"  # rows of a gated MLP's first weight
     architecture: Architecture = "gpt"
     num_token_types: int = 0  # rows of BERT's table of segments; 0: there is none
@@ -92,7 +96,7 @@ class ModelSpec:
     @property
     def layers_read_positions(self) -> bool:
         """Whether attention needs the positions of tokens: rotary positions, and a plugin's."""
-        return self.position_embedding not in ("learned", "alibi", "none")
+        return self.position_embedding not in ("learned", "relative", "alibi", "none")
 
     @property
     def attention_output_bias(self) -> bool:

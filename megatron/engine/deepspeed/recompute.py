@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -76,7 +77,14 @@ def recomputed_attention(attend: Attend) -> Attend:
     """Return `attend` with selective recompute: attention scores are computed again in backward."""
 
     def attend_again(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
-        return recompute(partial(attend, how=how), query, key, value)
+        if how.bias is None:
+            return recompute(partial(attend, how=how), query, key, value)
+
+        def attend_biased(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+            return attend(query, key, value, replace(how, bias=bias))
+
+        # An argument: what is computed again has a gradient for its arguments alone.
+        return recompute(attend_biased, query, key, value, how.bias)
 
     return attend_again
 

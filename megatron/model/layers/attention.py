@@ -1,4 +1,4 @@
-"""Self-attention, causal unless told what tokens see, with the heads divided over tensor ranks."""
+"""Self-attention and cross-attention with the heads divided over tensor-parallel ranks."""
 
 from contextlib import nullcontext
 
@@ -10,14 +10,21 @@ from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.attention_kernels import Attend, Mask, Weighing
 from megatron.model.layers.mlp import adapter_of
 from megatron.model.layers.norms import norm_layer
-from megatron.model.layers.positions import alibi_slopes, own_position_embedding, rotary_tables
+from megatron.model.layers.positions import (
+    RelativePositions,
+    alibi_slopes,
+    own_position_embedding,
+    rotary_tables,
+)
 from megatron.tensor_parallel.adapters import column_parallel, row_parallel
 from megatron.tensor_parallel.rng import RngTracker
 from megatron.tensor_parallel.sharding import exact_quotient
 
 
 class ParallelAttention(nn.Module):
-    """Multi-head or grouped-query attention; the output bias is left to the caller.
+    """Multi-head or grouped-query self-attention; the output bias is left to the caller.
+
+    It is causal unless spans say what each token sees.
 
     Rows of the fused weight are grouped [groups, {queries of the group, key, value}, head_dim], so
     that the shards of any number of ranks, laid side by side, are the whole. With as many groups
@@ -32,8 +39,8 @@ class ParallelAttention(nn.Module):
         kernels: what computes the rest.
         sequence_parallel: whether the ranks of `group` divide the sequence between layers.
 
-    Shapes: x_sbh [s, b, h], positions_bs [b, s] with rotary positions, spans_bs2 [b, s, 2] or None
-        -> (y_sbh [s, b, h], bias [h] or None).
+    Shapes: x_sbh [s, b, h], positions_bs [b, s] with rotary positions, spans_bs2 [b, s, 2] or
+        [b, 1, 2] or None -> (y_sbh [s, b, h], bias [h] or None).
     Communication: one all-reduce of [s, b, h] over `group` forward, one backward.
     Randomness: dropout draws from `rng`: every rank drops weights of its own heads.
     Source: arXiv:1706.03762, section 3.2; arXiv:2305.13245 for groups of queries;
@@ -61,14 +68,7 @@ class ParallelAttention(nn.Module):
         self.positions = spec.positions_of(number)
         self.own_positions = own_position_embedding(spec, number=number)
         self.core_attention = core_attention
-        self.query_key_value = column_parallel(
-            spec.hidden_size,
-            (heads + 2 * groups) * head_dim,
-            group=group,
-            has_bias=spec.qkv_bias,
-            sequence_parallel=sequence_parallel,
-            adapter=adapter_of(spec, "query_key_value", rng),
-        )
+        self.build_inputs(sequence_parallel)
         self.dense = row_parallel(
             heads * head_dim,
             spec.hidden_size,
@@ -82,8 +82,30 @@ class ParallelAttention(nn.Module):
             norm = norm_layer(spec, width=head_dim, group=group, kernels=kernels)
             self.q_layernorm, self.k_layernorm = norm.build(), norm.build()
 
+    def build_inputs(self, sequence_parallel: bool) -> None:
+        """Build the linear layer in front of the core."""
+        heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
+        self.query_key_value = self.input_layer(
+            "query_key_value", heads + 2 * groups, sequence_parallel
+        )
+
+    def input_layer(self, name: str, num_heads: int, sequence_parallel: bool) -> nn.Module:
+        """Build the column-parallel layer `name`, which projects its input to `num_heads` heads."""
+        return column_parallel(
+            self.spec.hidden_size,
+            num_heads * self.spec.head_dim,
+            group=self.group,
+            has_bias=self.spec.qkv_bias,
+            sequence_parallel=sequence_parallel,
+            adapter=adapter_of(self.spec, name, self.rng),
+        )
+
     def forward(
-        self, x_sbh: Tensor, positions_bs: Tensor | None = None, spans_bs2: Tensor | None = None
+        self,
+        x_sbh: Tensor,
+        positions_bs: Tensor | None = None,
+        spans_bs2: Tensor | None = None,
+        relative: RelativePositions | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         query, key, value = self.project(x_sbh)
         if self.own_positions and positions_bs is not None:
@@ -91,7 +113,12 @@ class ParallelAttention(nn.Module):
         elif positions_bs is not None:
             cos, sin = rotary_tables(positions_bs, self.positions)
             query, key = (self.kernels.rotary(x, cos, sin) for x in (query, key))
-        mixed = self.core(query, key, value, spans_bs2)
+        bias = relative.bias(query.size(2), key.size(2)) if relative else None
+        mask = Mask(spans_bs2=spans_bs2, window=self.window)
+        return self.output(self.core(query, key, value, mask, bias))
+
+    def output(self, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the output layer's product with the mixed values [b, a, s, d], and its bias."""
         return self.dense(mixed.permute(2, 0, 1, 3).flatten(2)), self.dense.bias
 
     def project(self, x_sbh: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,13 +127,19 @@ class ParallelAttention(nn.Module):
         qkv = self.query_key_value(x_sbh)
         qkv = qkv.unflatten(2, (self.local_groups, queries + 2, self.spec.head_dim))
         query, key, value = qkv.split([queries, 1, 1], dim=3)
+        return self.in_heads(query, key, value)
+
+    def in_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Transpose projections [s, b, groups, heads of each, d] to [b, heads, s, d]; norm them."""
         query, key, value = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in (query, key, value))
         if self.spec.qk_layernorm:
             query, key = self.q_layernorm(query), self.k_layernorm(key)
         return query, key, value
 
-    def core(self, query: Tensor, key: Tensor, value: Tensor, spans_bs2: Tensor | None) -> Tensor:
-        """Return the mixed values [b, a, s, d]: what is between the two linear layers."""
+    def core(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None = None
+    ) -> Tensor:
+        """Return the mixed values [b, a, s, d]: what is between the linear layers."""
         drop = self.spec.attention_dropout if self.training else 0.0
         with self.rng.fork() if drop else nullcontext():
             return self.core_attention(
@@ -114,10 +147,11 @@ class ParallelAttention(nn.Module):
                 key,
                 value,
                 Weighing(
-                    mask=Mask(spans_bs2=spans_bs2, window=self.window),
+                    mask=mask,
                     scale=self.spec.attention_scale,
                     softcap=self.spec.attention_softcap,
                     slopes_a=self._slopes(query),
+                    bias=bias,
                     layer_scaling=self.layer_scaling,
                     dropout=drop,
                     kernels=self.kernels,
@@ -136,3 +170,31 @@ class ParallelAttention(nn.Module):
         heads = f"heads={spec.num_attention_heads}, query_groups={spec.num_query_groups}"
         window = f", window={self.window}" if self.window else ""
         return f"{heads}, head_dim={spec.head_dim}{window}, tensor_parallel={ranks}"
+
+
+class ParallelCrossAttention(ParallelAttention):
+    """Cross-attention: queries of a decoder, keys and values of an encoder's output.
+
+    Rows of the fused weight of keys and values are grouped [groups, {key, value}, head_dim].
+
+    Shapes: x_sbh [s, b, h], encoder_tbh [t, b, h], spans_bs2 [b, 1, 2] of positions of the encoder
+        -> (y_sbh [s, b, h], bias [h] or None).
+    Communication: forward one all-reduce of [s, b, h] over `group`; backward one of [s, b, h] and
+        one of [t, b, h].
+    """
+
+    def build_inputs(self, sequence_parallel: bool) -> None:
+        """Build the linear layers in front of the core."""
+        heads, groups = self.spec.num_attention_heads, self.spec.num_query_groups
+        self.query = self.input_layer("query", heads, sequence_parallel)
+        self.key_value = self.input_layer("key_value", 2 * groups, sequence_parallel)
+
+    def forward(  # type: ignore[override]
+        self, x_sbh: Tensor, encoder_tbh: Tensor, spans_bs2: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        head_dim, groups = self.spec.head_dim, self.local_groups
+        query = self.query(x_sbh).unflatten(2, (groups, self.queries_per_group, head_dim))
+        key_value = self.key_value(encoder_tbh).unflatten(2, (groups, 2, head_dim))
+        query, key, value = self.in_heads(query, *key_value.split(1, dim=3))
+        mask = Mask(causal=False, spans_bs2=spans_bs2)
+        return self.output(self.core(query, key, value, mask))

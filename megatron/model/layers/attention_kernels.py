@@ -62,6 +62,7 @@ class Weighing:
         softcap: cap(x) = softcap * tanh(x / softcap), in front of biases; 0 for x itself.
         slopes_a: ALiBi (arXiv:2108.12409, section 3): the bias of a key is its distance behind the
             query times -slope of the head.
+        bias: [1, a, sq, sk], added to the scores of every sample.
         layer_scaling: products are kept divided by this, and softmax multiplies it back, so that
             those of deep layers stay inside the range of 16 bits. No other effect.
         dropout: probability that a weight is dropped.
@@ -72,6 +73,7 @@ class Weighing:
     scale: float
     softcap: float = 0.0
     slopes_a: Tensor | None = None
+    bias: Tensor | None = None
     layer_scaling: float = 1.0
     dropout: float = 0.0
     kernels: Kernels = REFERENCE
@@ -99,10 +101,11 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> 
     if how.softcap:
         return explicit_attention(query, key, value, how)
     sq, sk = query.size(2), key.size(2)
-    causal = how.mask.causal and how.mask.is_plain and sq == sk and how.slopes_a is None
+    bias = _bias(how, sq, sk)
+    causal = how.mask.causal and how.mask.is_plain and sq == sk and bias is None
     given = None if causal else how.mask.visible(sq, sk, query.device)
-    if how.slopes_a is not None:
-        bias = _alibi(how.slopes_a, sq, sk).to(query.dtype)
+    if bias is not None:
+        bias = bias.to(query.dtype)
         given = bias if given is None else bias.masked_fill(~given, -torch.inf)
     return F.scaled_dot_product_attention(
         query,
@@ -118,12 +121,14 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> 
 
 @ATTENTIONS.register("flash")
 def flash_or_other_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing) -> Tensor:
-    """Attend by the flash-attn package, or by `sdpa_attention` where spans are given.
+    """Attend by the flash-attn package, or by `sdpa_attention` where spans or a bias are given.
 
-    The package has no spans. Its ALiBi falls with the distance in both directions, which is the
+    The package has neither. Its ALiBi falls with the distance in both directions, which is the
     one meant here when nothing behind the query is seen.
     """
-    if how.mask.spans_bs2 is not None or (how.slopes_a is not None and not how.mask.causal):
+    has_slopes = how.slopes_a is not None
+    limited = how.mask.spans_bs2 is not None or how.bias is not None
+    if limited or (has_slopes and not how.mask.causal):
         return sdpa_attention(query, key, value, how)
     return flash_attention(
         query,
@@ -146,8 +151,9 @@ def explicit_attention(query: Tensor, key: Tensor, value: Tensor, how: Weighing)
     key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
     scores = (query * (how.scale / how.layer_scaling)) @ key.mT
     scores = soft_capped(scores, how.softcap / how.layer_scaling)
-    if how.slopes_a is not None:
-        scores = scores + (_alibi(how.slopes_a, sq, sk) / how.layer_scaling).to(scores.dtype)
+    bias = _bias(how, sq, sk)
+    if bias is not None:
+        scores = scores + (bias / how.layer_scaling).to(scores.dtype)
     if how.mask.causal and how.mask.is_plain:
         weights = how.kernels.scaled_causal_softmax(scores, how.layer_scaling)
     else:
@@ -191,6 +197,11 @@ def core_attention_of(spec: ModelSpec, kernels: Kernels = REFERENCE) -> CoreAtte
     """Return the implementation that `kernels` name, for every layer."""
     attend = attention_of(spec, kernels)
     return lambda number: attend
+
+
+def _bias(how: Weighing, sq: int, sk: int) -> Tensor | None:
+    """Return what is added to the scores, [1, a, sq, sk]; None for nothing."""
+    return how.bias if how.slopes_a is None else _alibi(how.slopes_a, sq, sk)
 
 
 def _alibi(slopes_a: Tensor, sq: int, sk: int) -> Tensor:

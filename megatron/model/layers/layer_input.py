@@ -32,6 +32,7 @@ class LayerInput(NamedTuple):
             attention.
         encoder_hidden: output of an encoder, for cross-attention.
         encoder_span: as attention_span, of positions of `encoder_hidden`.
+        relative_table: [buckets, a] biases of relative positions (T5), of this rank's heads.
         batch: fields of the batch that a layer further on reads, such as the tokens of a decoder
             behind an encoder; integers. Only the first stage has the batch itself.
     """
@@ -41,6 +42,7 @@ class LayerInput(NamedTuple):
     attention_span: Tensor | None = None
     encoder_hidden: Tensor | None = None
     encoder_span: Tensor | None = None
+    relative_table: Tensor | None = None
     batch: Mapping[str, Tensor] | None = None
 
     def tensors(self) -> dict[str, Tensor]:

@@ -1,12 +1,14 @@
-"""How positions enter attention: angles that turn queries and keys, or a slope over distance.
+"""How positions enter attention: rotary angles, ALiBi slopes, biases of relative positions.
 
-Both are computed where they are used, so nothing of them is stored or saved.
+Angles and slopes are computed where they are used, so nothing of them is stored or saved.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron.common.registry import POSITION_EMBEDDINGS
@@ -112,3 +114,54 @@ def alibi_slopes(num_heads: int, device: torch.device) -> Tensor:
     heads = torch.arange(num_heads, device=device, dtype=torch.float32)
     exponents = torch.where(heads < power, heads + 1, heads - power + 0.5) * (8 / power)
     return torch.exp2(-exponents)
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """Biases of attention scores by the bucket of the distance between query and key (T5).
+
+    Args:
+        table_na: [buckets, a], a bias for each bucket and head of this rank.
+        max_distance: keys that are this far away, or farther, share the last bucket.
+        bidirectional: whether keys behind the query have buckets of their own.
+    """
+
+    table_na: Tensor
+    max_distance: int
+    bidirectional: bool
+
+    def bias(self, sq: int, sk: int) -> Tensor:
+        """Return [1, a, sq, sk]. Queries are the last positions of the keys."""
+        device = self.table_na.device
+        queries_q1 = torch.arange(sk - sq, sk, device=device)[:, None]
+        buckets_qk = relative_buckets(
+            torch.arange(sk, device=device) - queries_q1,
+            num_buckets=self.table_na.size(0),
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+        )
+        return F.embedding(buckets_qk, self.table_na).permute(2, 0, 1)[None]
+
+
+def relative_buckets(
+    distances: Tensor, *, num_buckets: int, max_distance: int, bidirectional: bool
+) -> Tensor:
+    """Return the bucket of each distance, position of the key less that of the query.
+
+    Half of the buckets are of one distance each, the others grow with its logarithm; the last one
+    has no end. With `bidirectional` the upper half of them all is of keys behind the query, which
+    share bucket 0 otherwise.
+
+    Source: arXiv:1910.10683, section 2.1.
+    """
+    first = torch.zeros_like(distances)
+    if bidirectional:
+        num_buckets //= 2
+        first = (distances > 0).long() * num_buckets
+        distances = distances.abs()
+    else:
+        distances = -distances.clamp(max=0)
+    exact = num_buckets // 2
+    growth = (distances.clamp(min=1).float() / exact).log() / math.log(max_distance / exact)
+    above = exact + (growth * (num_buckets - exact)).long()
+    return first + torch.where(distances < exact, distances, above.clamp(max=num_buckets - 1))

@@ -1,16 +1,17 @@
-"""One transformer layer: attention and MLP, each behind a norm and beside a residual."""
+"""Transformer layers: attention and MLP, and those of a decoder with cross-attention."""
 
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
-from megatron.model.layers.attention import ParallelAttention
+from megatron.model.layers.attention import ParallelAttention, ParallelCrossAttention
 from megatron.model.layers.attention_kernels import CoreAttention
 from megatron.model.layers.layer_input import LayerInput
 from megatron.model.layers.layer_list import Block
 from megatron.model.layers.mlp import MixtureBuilder, build_mlp
 from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.positions import RelativePositions
 from megatron.tensor_parallel.rng import RngTracker
 
 
@@ -83,7 +84,7 @@ class ParallelTransformerLayerPipe(Block):
     def forward(self, inputs: LayerInput) -> LayerInput:
         x_sbh = inputs.hidden
         normed_sbh = self.input_layernorm(x_sbh)
-        y_sbh, bias = self.self_attention(normed_sbh, inputs.positions, inputs.attention_span)
+        y_sbh, bias = self.attend(inputs, normed_sbh)
         if self.spec.sandwich_norm:
             y_sbh, bias = _normed(self.attention_output_layernorm, y_sbh, bias)
         attended_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
@@ -94,10 +95,80 @@ class ParallelTransformerLayerPipe(Block):
             y_sbh, bias = _normed(self.mlp_output_layernorm, y_sbh, bias)
         return inputs._replace(hidden=self._add(y_sbh, bias, attended_sbh, normed_sbh))
 
+    def attend(self, inputs: LayerInput, normed_sbh: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the output of self-attention to `normed_sbh`, and the bias that is left to add."""
+        relative = None
+        if inputs.relative_table is not None:
+            relative = RelativePositions(
+                inputs.relative_table,
+                max_distance=self.spec.relative_max_distance,
+                bidirectional=inputs.attention_span is not None,
+            )
+        span = inputs.attention_span
+        return self.self_attention(normed_sbh, inputs.positions, span, relative)
+
     def _add(self, y_sbh: Tensor, bias: Tensor | None, x_sbh: Tensor, normed_sbh: Tensor) -> Tensor:
         residual = normed_sbh.to(x_sbh.dtype) if self.spec.residual_after_norm else x_sbh
         dropout = self.spec.hidden_dropout
         return self.kernels.bias_dropout_add(y_sbh, bias, residual, dropout, self.training)
+
+
+class ParallelTransformerDecoderLayerPipe(ParallelTransformerLayerPipe):
+    """Layer of a decoder behind an encoder: self-attention, cross-attention, MLP.
+
+    Each is behind a norm and beside a residual. `post_attention_layernorm` is in front of
+    cross-attention, `post_inter_attention_layernorm` in front of the MLP, as Megatron names them.
+
+    Shapes: hidden [s, b, h], encoder_hidden [t, b, h] -> hidden [s, b, h], in its dtype.
+    Communication: three all-reduces of [s, b, h] over the group forward; backward three, and one
+        of [t, b, h].
+    Source: arXiv:1910.10683, section 2.1.
+    """
+
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        number: int = 1,
+        group: dist.ProcessGroup,
+        rng: RngTracker,
+        core_attention: CoreAttention,
+        kernels: Kernels = REFERENCE,
+        sequence_parallel: bool = False,
+    ):
+        super().__init__(
+            spec=spec,
+            number=number,
+            group=group,
+            rng=rng,
+            core_attention=core_attention,
+            kernels=kernels,
+            sequence_parallel=sequence_parallel,
+        )
+        self.inter_attention = ParallelCrossAttention(
+            spec,
+            number=number,
+            group=group,
+            rng=rng,
+            kernels=kernels,
+            sequence_parallel=sequence_parallel,
+            core_attention=core_attention(number),
+        )
+        self.post_inter_attention_layernorm = norm_layer(spec, kernels=kernels).build()
+
+    def forward(self, inputs: LayerInput) -> LayerInput:
+        x_sbh, encoder_tbh = inputs.hidden, inputs.encoder_hidden
+        if encoder_tbh is None:
+            raise ValueError("a decoder's layer needs the output of an encoder")
+        normed_sbh = self.input_layernorm(x_sbh)
+        y_sbh, bias = self.attend(inputs, normed_sbh)
+        x_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
+        normed_sbh = self.post_attention_layernorm(x_sbh)
+        y_sbh, bias = self.inter_attention(normed_sbh, encoder_tbh, inputs.encoder_span)
+        x_sbh = self._add(y_sbh, bias, x_sbh, normed_sbh)
+        normed_sbh = self.post_inter_attention_layernorm(x_sbh)
+        y_sbh, bias = self.mlp(normed_sbh)
+        return inputs._replace(hidden=self._add(y_sbh, bias, x_sbh, normed_sbh))
 
 
 def _normed(norm: nn.Module, y_sbh: Tensor, bias: Tensor | None) -> tuple[Tensor, None]:

@@ -12,7 +12,7 @@ from tiny import tiny_spec
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.fused_kernels.reference.softmax import scaled_causal_softmax
 from megatron.model.layers.attention import ParallelAttention
-from megatron.model.layers.attention_kernels import attention_of
+from megatron.model.layers.attention_kernels import Mask, attention_of
 from megatron.tensor_parallel.rng import OrdinaryStream
 
 
@@ -109,7 +109,7 @@ def test_layer_scaling_keeps_written_out_scores_inside_the_range_of_fp16(
     )
     query = torch.full((1, 1, 2, 4), 245.0, dtype=torch.float16)
     value = torch.randn(1, 1, 2, 4).half()
-    mixed = layer.core(query, query, value, None)
+    mixed = layer.core(query, query, value, Mask())
     assert bool(mixed.isfinite().all()) == is_finite
     if is_finite:
         expected = torch.stack([value[0, 0, 0], (value[0, 0, 0] + value[0, 0, 1]) / 2])

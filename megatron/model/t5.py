@@ -1,0 +1,244 @@
+"""T5: encoder and decoder, front to back, as a list of layers that are not built yet."""
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megatron.config.network.model_spec import ModelSpec
+from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
+from megatron.model.gpt import take_tokens, to_batch_first, to_float32
+from megatron.model.layers.attention_kernels import CoreAttention
+from megatron.model.layers.embedding import OutputBiasPipe, OutputEmbeddingPipe, tied_logits
+from megatron.model.layers.layer_input import LayerInput
+from megatron.model.layers.layer_list import Layer, Step, Tie
+from megatron.model.layers.norms import norm_layer
+from megatron.model.layers.transformer_block import (
+    ParallelTransformerDecoderLayerPipe,
+    ParallelTransformerLayerPipe,
+)
+from megatron.tensor_parallel.broadcast import Batch
+from megatron.tensor_parallel.embedding import VocabParallelEmbedding
+from megatron.tensor_parallel.rng import RngTracker
+from megatron.tensor_parallel.sharding import exact_quotient, mark_sharded
+
+DECODER_TOKENS = "decoder_tokens"
+"""The field of a batch that the decoder's embedding reads."""
+
+
+def t5_layers(
+    spec: ModelSpec,
+    *,
+    group: dist.ProcessGroup,
+    rng: RngTracker,
+    mixed: bool,
+    core_attention: CoreAttention,
+    batch_fields: Collection[str] = (),
+    kernels: Kernels = REFERENCE,
+    build_mixture: Any = None,
+    sequence_parallel: bool = False,
+) -> list[Step]:
+    """Return the network: a batch with tokens, lengths and decoder_tokens in, logits [b, d, V/t] out.
+
+    Words are one table for encoder, decoder and logits, and learned positions one table for
+    encoder and decoder. In a pipeline each is on up to three stages, as two ties: the stage of the
+    logits has no positions.
+
+    Args:
+        group: the tensor-parallel ranks.
+        rng: the stream for what differs between them.
+        mixed: whether weights are 16-bit, so that logits are cast up at the end.
+        core_attention: returns what computes attention in the layer of a number, which counts from
+            1 in each stack.
+        batch_fields: of a batch; they are those above.
+        kernels: what computes the operations inside the layers.
+        build_mixture: None; no layer has experts.
+        sequence_parallel: whether the ranks of `group` divide the sequence between layers.
+    """
+    shared = {"group": group, "sequence_parallel": sequence_parallel}
+    sizes = {"padded_vocab_size": spec.padded_vocab_size, "hidden_size": spec.hidden_size}
+    words = partial(Layer, WordEmbeddingPipe, {**sizes, **shared})
+    weight = "word_embeddings.weight"
+    logits = partial(tied_logits, softcap=spec.logit_softcap)
+    head = Layer(
+        OutputEmbeddingPipe,
+        {**sizes, **shared, "softcap": spec.logit_softcap},
+        tie=Tie("embed", weight, logits) if spec.tied_embeddings else None,
+    )
+    block = {
+        "spec": spec,
+        **shared,
+        "rng": rng,
+        "core_attention": core_attention,
+        "kernels": kernels,
+    }
+    table = ("relative_table",) if spec.relative_buckets else ()
+    return [
+        take_tokens,
+        words(
+            tie=Tie("embed", weight, embed_encoder),
+            carried=("hidden", "attention_span", DECODER_TOKENS),
+        ),
+        _positions(spec, **shared, carried=("hidden", "attention_span", *table, DECODER_TOKENS)),
+        *(
+            Layer(ParallelTransformerLayerPipe, {**block, "number": number})
+            for number in range(1, spec.num_layers + 1)
+        ),
+        Layer(
+            EncoderNormPipe,
+            {"spec": spec, "kernels": kernels},
+            carried=("hidden", "attention_span", DECODER_TOKENS),
+        ),
+        words(
+            tie=Tie("embed", weight, embed_decoder),
+            carried=("hidden", "encoder_hidden", "encoder_span"),
+        ),
+        _positions(spec, **shared, carried=("hidden", "encoder_hidden", "encoder_span", *table)),
+        *(
+            Layer(ParallelTransformerDecoderLayerPipe, {**block, "number": number})
+            for number in range(1, spec.num_decoder_layers + 1)
+        ),
+        to_batch_first,
+        norm_layer(spec, kernels=kernels),
+        head,
+        Layer(OutputBiasPipe, {"padded_vocab_size": spec.padded_vocab_size, "group": group}),
+        *([to_float32] if mixed else []),
+    ]
+
+
+def _positions(spec: ModelSpec, *, carried: tuple[str, ...], **parts: Any) -> Layer:
+    """Return the positions of a stack: of a shared table, or biases of its own."""
+    if spec.relative_buckets:
+        return Layer(RelativePositionsPipe, {"spec": spec, **parts}, carried=carried)
+    tie = Tie("positions", "position_embeddings.weight")
+    return Layer(PositionEmbeddingPipe, {"spec": spec, **parts}, tie=tie, carried=carried)
+
+
+class WordEmbeddingPipe(nn.Module):
+    """Token embedding of an encoder or decoder, without positions: see `embed_encoder`.
+
+    Communication: one all-reduce of [b, s, h] over `group` forward.
+    """
+
+    def __init__(
+        self,
+        *,
+        padded_vocab_size: int,
+        hidden_size: int,
+        group: dist.ProcessGroup,
+        sequence_parallel: bool = False,
+    ):
+        super().__init__()
+        self.word_embeddings = VocabParallelEmbedding(
+            padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
+        )
+
+
+def embed_encoder(layer: WordEmbeddingPipe, batch: Batch) -> LayerInput:
+    """Return the encoder's token embeddings, its span of real tokens, and the decoder's tokens.
+
+    Shapes: tokens [b, s], lengths [b] -> hidden [b, s, h], attention_span [b, 1, 2].
+    """
+    lengths_b = batch["lengths"]
+    span_b12 = torch.stack([torch.zeros_like(lengths_b), lengths_b], -1)[:, None]
+    words_bsh = layer.word_embeddings(batch["tokens"])
+    return LayerInput(
+        words_bsh, attention_span=span_b12, batch={DECODER_TOKENS: batch[DECODER_TOKENS]}
+    )
+
+
+def embed_decoder(layer: WordEmbeddingPipe, inputs: LayerInput) -> LayerInput:
+    """Return the decoder's token embeddings beside the output of the encoder.
+
+    Padding is at the end of the decoder's tokens, where no real token sees it: attention is causal.
+
+    Shapes: decoder_tokens [b, d] -> hidden [b, d, h]; encoder_hidden [s, b, h].
+    """
+    tokens_bd = (inputs.batch or {})[DECODER_TOKENS]
+    return LayerInput(
+        layer.word_embeddings(tokens_bd),
+        encoder_hidden=inputs.hidden,
+        encoder_span=inputs.attention_span,
+    )
+
+
+class PositionsPipe(nn.Module):
+    """Base of position embeddings of a stack: dropout, and activations with the sequence first.
+
+    Args:
+        spec: the network.
+        group: the tensor-parallel ranks.
+        sequence_parallel: whether they divide the sequence of `hidden`.
+
+    Shapes: hidden [b, s, h] -> hidden [s, b, h].
+    Randomness: dropout draws from the ordinary stream, which differs between pipeline stages.
+    """
+
+    def __init__(
+        self, *, spec: ModelSpec, group: dist.ProcessGroup, sequence_parallel: bool = False
+    ):
+        super().__init__()
+        self.spec, self.group, self.sequence_parallel = spec, group, sequence_parallel
+
+    def to_layers(self, inputs: LayerInput, x_bsh: Tensor) -> LayerInput:
+        """Return the inputs of the first transformer layer of the stack."""
+        x_bsh = F.dropout(x_bsh, self.spec.hidden_dropout, self.training)
+        if self.spec.fp32_residual:
+            x_bsh = x_bsh.float()
+        if torch.is_grad_enabled() and not x_bsh.requires_grad:
+            # Of a frozen table. Layers that are recomputed get gradients only if their input does.
+            x_bsh.requires_grad_()
+        return inputs._replace(hidden=x_bsh.transpose(0, 1).contiguous())
+
+
+class PositionEmbeddingPipe(PositionsPipe):
+    """Learned absolute positions, of one table for encoder and decoder."""
+
+    def __init__(self, *, spec: ModelSpec, **parts: Any):
+        super().__init__(spec=spec, **parts)
+        self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+
+    def forward(self, inputs: LayerInput) -> LayerInput:
+        x_bsh = inputs.hidden
+        first = self.group.rank() * x_bsh.size(1) if self.sequence_parallel else 0
+        positions_s = torch.arange(first, first + x_bsh.size(1), device=x_bsh.device)
+        return self.to_layers(inputs, x_bsh + self.position_embeddings(positions_s))
+
+
+class RelativePositionsPipe(PositionsPipe):
+    """Relative positions: one table of biases [buckets, heads] for all layers of a stack.
+
+    The table travels to the layers beside the activations, and its gradient back.
+
+    Source: arXiv:1910.10683, section 2.1.
+    """
+
+    def __init__(self, *, spec: ModelSpec, **parts: Any):
+        super().__init__(spec=spec, **parts)
+        heads = exact_quotient(spec.num_attention_heads, self.group.size(), "num_attention_heads")
+        self.weight = mark_sharded(
+            nn.Parameter(torch.empty(spec.relative_buckets, heads)), 1, self.group
+        )
+
+    def forward(self, inputs: LayerInput) -> LayerInput:
+        # A copy: with ZeRO-3 the weight is empty between this layer and those that read it.
+        inputs = inputs._replace(relative_table=self.weight.clone())
+        return self.to_layers(inputs, inputs.hidden)
+
+
+class EncoderNormPipe(nn.Module):
+    """Norm of the encoder's output.
+
+    Shapes: hidden [s, b, h] -> the same. The encoder's relative positions end here.
+    """
+
+    def __init__(self, *, spec: ModelSpec, kernels: Kernels = REFERENCE):
+        super().__init__()
+        self.final_layernorm = norm_layer(spec, kernels=kernels).build()
+
+    def forward(self, inputs: LayerInput) -> LayerInput:
+        return inputs._replace(hidden=self.final_layernorm(inputs.hidden), relative_table=None)
