@@ -219,7 +219,11 @@ POSITION_EMBEDDINGS: Registry[Any] = Registry(
     "position embedding",
     "--position-embedding-type",
     dict.fromkeys(
-        ("learned_absolute", "absolute", "learned", "rotary", "rope", "alibi", "none"), ""
+        (
+            *("learned_absolute", "absolute", "learned", "relative"),
+            *("rotary", "rope", "alibi", "none"),
+        ),
+        "",
     ),
     call="spec, *, number",
 )
