@@ -8,6 +8,9 @@ either; they are those of Megatron-LM's checkpoints of version 3.
 TABLES = ("word_embeddings.", "position_embeddings.", "tokentype_embeddings.")
 """Beginnings of the names of an embedding's weights, inside its layer."""
 
+SHARED_POSITIONS = "shared_positions."
+"""Beginning of the name of the positions that encoder and decoder share."""
+
 FIRST_LAYER = 3
 """Number of the first transformer layer."""
 
@@ -19,6 +22,17 @@ _FINAL_NORM, _OUTPUT = 1, 2
 def is_of_vocabulary(name: str) -> bool:
     """Whether a parameter has one row for each token, padding of the vocabulary included."""
     return name.endswith(("word_embeddings.weight", ".output_bias"))
+
+
+def tied_module(name: str, *, tied: bool) -> str | None:
+    """Return the module of a weight that layers share, by its name inside a layer; None of others.
+
+    Args:
+        tied: whether the embedding is the output layer too.
+    """
+    if name.startswith(SHARED_POSITIONS):
+        return "tied_modules.positions"
+    return _TIED if tied and name.startswith(TABLES) else None
 
 
 def module_name(name: str, num_layers: int) -> str:

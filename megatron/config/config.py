@@ -13,6 +13,7 @@ from megatron.config.data.objective import FimConfig, ObjectiveConfig
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.foreign_flags.legacy import LEGACY
 from megatron.config.foreign_flags.run import ANY_RUN
+from megatron.config.network.encoder_decoder import EncoderDecoderConfig
 from megatron.config.network.experts import ExpertConfig
 from megatron.config.network.lora import LoraConfig
 from megatron.config.network.model import ModelConfig
@@ -46,6 +47,7 @@ class Config:
     """The value of every flag, by section. Flags are flat on the command line and nested here."""
 
     model: ModelConfig
+    encoder_decoder: EncoderDecoderConfig
     experts: ExpertConfig
     lora: LoraConfig
     parallel: ParallelConfig

@@ -30,6 +30,7 @@ from megatron.config.data.objective import (
     plan_objective,
 )
 from megatron.config.data.tokenizer import vocab_notices, vocab_problems
+from megatron.config.network.encoder_decoder import with_decoder
 from megatron.config.network.experts import ExpertPlan, plan_experts
 from megatron.config.network.model import resolve_model
 from megatron.config.network.model_spec import ModelSpec
@@ -61,6 +62,7 @@ from megatron.config.run.watchdog import WatchPlan, plan_watch
 from megatron.config.validation import (
     Validated,
     length_problems,
+    num_layers_of,
     owned_keys,
     steps_of,
     validate,
@@ -175,7 +177,9 @@ def _resolve(valid: Validated, vocab_size: int) -> Plan:
         chaos=plan_chaos(config.training),
         guards=plan_guards(config.guards),
         recompute=plan_recompute(
-            config.recompute, num_layers=config.model.num_layers, pipeline=parallel.pipeline
+            config.recompute,
+            num_layers=num_layers_of(config, valid.objective),
+            pipeline=parallel.pipeline,
         ),
         kernels=plan_kernels(config.kernels, config.model),
         plugins=plan_plugins(config.plugins, config.extensions),
@@ -222,6 +226,13 @@ def plan_model(
         architecture=architecture,
         binary_head=architecture == "bert" and config.masked_lm.bert_binary_head,
     )
+    if architecture == "t5":
+        spec = with_decoder(
+            spec,
+            config.encoder_decoder,
+            config.model,
+            decoder_seq_length=config.masked_lm.decoder_seq_length or 0,
+        )
     attention = config.kernels.attention_impl
     attention = attention if ATTENTIONS.is_own(attention) else ""
     own = (

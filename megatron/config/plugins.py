@@ -42,8 +42,9 @@ class PluginConfig:
 
     objective: Annotated[str | None, Names(OBJECTIVES)] = None
     """Train another objective than that of the script (gpt is pretrain_gpt.py's, prefix-lm
-    pretrain_prefix_lm.py's, bert pretrain_bert.py's, multitask
-    finetune_t0_non_causal_decoder.py's, sft finetune_sft.py's), or one of a plugin; default in tools: that of the checkpoint in --load, or gpt."""
+    pretrain_prefix_lm.py's, bert pretrain_bert.py's, t5 pretrain_t5.py's, multitask
+    finetune_t0_non_causal_decoder.py's, sft finetune_sft.py's), or one of a plugin; default in tools:
+    that of the checkpoint in --load, or gpt."""
 
     dataset: Annotated[str | None, Names(DATASETS)] = None
     """Cut documents into samples with a dataset of a plugin, by name."""

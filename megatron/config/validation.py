@@ -9,10 +9,17 @@ from megatron.common.errors import ConfigError
 from megatron.config.config import Config
 from megatron.config.data.corpora import data_problems
 from megatron.config.data.objective import ObjectiveName, declaration_of, objective_problems
+from megatron.config.network.encoder_decoder import (
+    decoder_flag_problems,
+    encoder_decoder_problems,
+    num_decoder_layers,
+    unsupported_problems,
+)
 from megatron.config.network.experts import expert_problems
 from megatron.config.network.lora import lora_problems
 from megatron.config.network.model import num_query_groups_of
 from megatron.config.network.model_problems import encoder_problems, model_problems
+from megatron.config.network.model_spec import Architecture
 from megatron.config.optimization.batch_size import BatchPlan
 from megatron.config.optimization.curriculum import curriculum_problems, has_curriculum
 from megatron.config.optimization.lr_schedule import (
@@ -94,10 +101,19 @@ def validate(
         problems += error.problems
         user = {}
     zero = zero_of(config, user)
-    storage = _storage_of(config, user, world_size=world_size, device=device)
+    num_layers = num_layers_of(config, objective)
+    storage = _storage_of(config, user, world_size=world_size, device=device, num_layers=num_layers)
     steps, schedule = _plan_valid_steps(config, user, world_size=world_size)
     problems += _problems(
-        config, user, zero, storage, steps, schedule, world_size=world_size, device=device
+        config,
+        user,
+        zero,
+        storage,
+        steps,
+        schedule,
+        world_size=world_size,
+        device=device,
+        num_layers=num_layers,
     )
     problems += plugin_problems(partial(_value_of, config, objective), config.extensions)
     problems += objective_problems(
@@ -108,8 +124,7 @@ def validate(
         seq_length=config.model.seq_length,
     )
     kind = declaration_of(objective).kind
-    if declaration_of(objective).architecture == "bert":
-        problems += encoder_problems(config.model, config.masks)
+    problems += _architecture_problems(config, declaration_of(objective).architecture)
     if config.plugins.dataset and kind != "documents":
         problems.append(f"--dataset {config.plugins.dataset} reads documents, not {kind}")
     problems += _objective_curriculum_problems(config, user, objective)
@@ -145,6 +160,7 @@ def _problems(
     *,
     world_size: int,
     device: str,
+    num_layers: int,
 ) -> Iterator[str]:
     parallel = config.parallel
     zero_stage = zero.given_stage
@@ -156,7 +172,7 @@ def _problems(
     yield from parallel_problems(
         parallel,
         world_size=world_size,
-        num_layers=config.model.num_layers,
+        num_layers=num_layers,
         zero_stage=zero_stage,
     )
     yield from sequence_problems(
@@ -211,6 +227,24 @@ def _run_problems(
             "--distributed-backend nccl needs GPUs and this run is on CPUs: write gloo, or leave "
             "the flag out"
         )
+
+
+def _architecture_problems(config: Config, architecture: Architecture) -> Iterator[str]:
+    """Yield the flags that the network of an objective does not have, and wrong values of its own."""
+    if architecture == "bert":
+        yield from encoder_problems(config.model, config.masks)
+    if architecture != "t5":
+        yield from decoder_flag_problems(config.encoder_decoder, config.model, config.parallel)
+        return
+    yield from unsupported_problems(
+        config.model, config.experts, config.lora, config.masks, config.parallel
+    )
+    yield from encoder_decoder_problems(
+        config.encoder_decoder,
+        config.model,
+        config.parallel,
+        decoder_seq_length=config.masked_lm.decoder_seq_length or 1,
+    )
 
 
 def _replicas_of(config: Config, world_size: int) -> int:
@@ -300,13 +334,23 @@ def zero_of(config: Config, user: dict[str, Any]) -> ZeroPlan:
     return plan_zero(config.deepspeed, config.optimizer, plan_precision(config.precision), user)
 
 
-def _storage_of(config: Config, user: dict[str, Any], *, world_size: int, device: str) -> Storage:
+def num_layers_of(config: Config, objective: ObjectiveName) -> int:
+    """Return the number of transformer layers, those of a decoder behind an encoder included."""
+    layers = config.model.num_layers
+    if declaration_of(objective).architecture == "t5":
+        layers += num_decoder_layers(config.encoder_decoder, config.model)
+    return layers
+
+
+def _storage_of(
+    config: Config, user: dict[str, Any], *, world_size: int, device: str, num_layers: int
+) -> Storage:
     """Return how the activations that recomputation keeps are stored."""
     return plan_storage(
         config.recompute,
         user,
         plan_parallel(config.parallel, world_size=world_size, zero_stage=0),
-        num_layers=config.model.num_layers,
+        num_layers=num_layers,
         device=device,
     )
 

@@ -101,6 +101,7 @@ def build_engine(
             partition_method=parallel.partition_method,
             recompute=recompute,
             batch_fields=batch_fields,
+            split_rank=parallel.split_rank,
         )
         config = _with_full_activations(config, steps)
     else:

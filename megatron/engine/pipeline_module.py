@@ -22,6 +22,7 @@ from megatron.engine.deepspeed.recompute import recomputation
 from megatron.engine.deepspeed.timers import Timers
 from megatron.model.layers.layer_input import LayerInput, Tensors
 from megatron.model.layers.layer_list import Block, Layer, Recomputation, Step, carried_to, in_turn
+from megatron.planner.pipeline_stages import split_bounds
 from megatron.tensor_parallel.sharding import shard_of
 from megatron.tensor_parallel.topology import Topology
 
@@ -50,12 +51,14 @@ def pipeline_module(
     partition_method: str,
     recompute: RecomputePlan,
     batch_fields: Sequence[str],
+    split_rank: int = 0,
 ) -> PipelineModule:
     """Return DeepSpeed's view of `steps`: this rank's stage, with its weights allocated.
 
     Args:
         loss: called with the last layer's output and a batch.
         batch_fields: the fields of a batch, in the order in which the engine hands them over.
+        split_rank: first stage of a decoder behind an encoder; 0: where the method cuts.
 
     Raises:
         ConfigError: the partition leaves a stage without a transformer layer.
@@ -69,6 +72,7 @@ def pipeline_module(
             steps,
             recomputation(recompute),
             batch_fields,
+            bounds=split_bounds(_names(steps), topology.pipeline, split_rank) if split_rank else (),
             layers=[_spec(step) for step in steps],
             topology=PipeModelDataParallelTopology(
                 num_pp=topology.pipeline, num_dp=topology.data, num_mp=topology.tensor
@@ -205,6 +209,11 @@ def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> 
                 f"--pp-partition-method {method} leaves stage {stage} (layers {start} to "
                 f"{stop - 1}) without a transformer layer; write type:transformer, or fewer stages"
             )
+
+
+def _names(steps: Sequence[Step]) -> list[str]:
+    """Return the names of the entries of a list of layers."""
+    return [getattr(step, "cls", step).__name__ for step in steps]
 
 
 def _spec(step: Step) -> Any:

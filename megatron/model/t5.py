@@ -114,7 +114,7 @@ def _positions(spec: ModelSpec, *, carried: tuple[str, ...], **parts: Any) -> La
     """Return the positions of a stack: of a shared table, or biases of its own."""
     if spec.relative_buckets:
         return Layer(RelativePositionsPipe, {"spec": spec, **parts}, carried=carried)
-    tie = Tie("positions", "position_embeddings.weight")
+    tie = Tie("positions", "shared_positions.weight")
     return Layer(PositionEmbeddingPipe, {"spec": spec, **parts}, tie=tie, carried=carried)
 
 
@@ -200,13 +200,13 @@ class PositionEmbeddingPipe(PositionsPipe):
 
     def __init__(self, *, spec: ModelSpec, **parts: Any):
         super().__init__(spec=spec, **parts)
-        self.position_embeddings = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
+        self.shared_positions = nn.Embedding(spec.max_position_embeddings, spec.hidden_size)
 
     def forward(self, inputs: LayerInput) -> LayerInput:
         x_bsh = inputs.hidden
         first = self.group.rank() * x_bsh.size(1) if self.sequence_parallel else 0
         positions_s = torch.arange(first, first + x_bsh.size(1), device=x_bsh.device)
-        return self.to_layers(inputs, x_bsh + self.position_embeddings(positions_s))
+        return self.to_layers(inputs, x_bsh + self.shared_positions(positions_s))
 
 
 class RelativePositionsPipe(PositionsPipe):

@@ -17,6 +17,8 @@ from megatron.planner.weights import (
 )
 
 _LAYER = "ParallelTransformerLayerPipe"
+_DECODER_LAYER = "ParallelTransformerDecoderLayerPipe"
+_ENCODER_NORM = "EncoderNormPipe"
 _TABLES = {"gpt": "OutputEmbeddingPipe", "bert": "MaskedLMLogitsPipe"}
 """The layer of the logits, by architecture."""
 
@@ -74,6 +76,26 @@ def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
         *(["MaskedLMBiasPipe"] if spec.architecture == "bert" else []),
         *(["to_float32"] if mixed else []),
     ]
+
+
+def split_bounds(names: Sequence[str], stages: int, split: int) -> list[int]:
+    """Return the bounds of stages where the decoder begins at the stage `split`.
+
+    Stages of the encoder have as many of its layers each, and so have those of the decoder.
+
+    Args:
+        names: of the entries of the list of layers.
+    """
+    decoder = names.index(_ENCODER_NORM) + 1
+    encoder_cuts = _cuts(names, _LAYER, split)
+    decoder_cuts = _cuts(names, _DECODER_LAYER, stages - split)
+    return [0, *encoder_cuts[1:], decoder, *decoder_cuts[1:], len(names)]
+
+
+def _cuts(names: Sequence[str], layer: str, parts: int) -> list[int]:
+    """Return the index of the first of each of `parts` equal shares of the entries `layer`."""
+    indices = [index for index, name in enumerate(names) if name == layer]
+    return indices[:: len(indices) // parts]
 
 
 def _entry_weights(plan: Plan, names: Sequence[str]) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.manifest import Manifest, damage
-from megatron.checkpointing.parameter_names import TABLES
+from megatron.checkpointing.parameter_names import tied_module
 from megatron.checkpointing.resharding.sharded_tensor import (
     OPTIMIZER_NAMES,
     FlatShard,
@@ -164,8 +164,7 @@ def _layers(files: _Files, tensor_rank: int, *, tied: bool) -> Iterator[tuple[st
         if int(match[2]) == tensor_rank:
             for name, weight in files.read(match.group()).items():
                 # The file of a tied layer has the layer's number; its parameters have the tied name.
-                shared = tied and name.startswith(TABLES)
-                yield f"{'tied_modules.embed' if shared else int(match[1])}.{name}", weight
+                yield f"{tied_module(name, tied=tied) or int(match[1])}.{name}", weight
 
 
 def _unpartitioned(main: Mapping[str, Any], network: Shards) -> Shards:

@@ -154,9 +154,10 @@ _declare(
 )
 _declare(
     "t5",
-    "",
+    "t5",
     Declaration(
         script="pretrain_t5.py",
+        architecture="t5",
         kind="sentences",
         flags=("--mask-prob", "--short-seq-prob", "--decoder-seq-length"),
         view="t5",

@@ -11,7 +11,6 @@ _EQUAL = (
     "there is nothing to synchronise"
 )
 _SPANS = "the lengths of T5's spans are those of Megatron-LM; --mask-prob sets their share"
-_TWO_STACKS = "encoder-decoder models are not built: this is a flag of T5"
 _ATTENTION = "this kind of attention is not built; leave this flag out"
 _EIGHT_BITS = "networks do not compute in 8 bits; write --bf16 instead"
 _DEAD = "it has no effect in the systems that have it, and none here"
@@ -79,16 +78,6 @@ MODEL_LEGACY = (
     *(
         Legacy(option, _SPANS, takes=1, refused=True)
         for option in ("--noise-density", "--mean-noise-span-length")
-    ),
-    *(
-        Legacy(option, _TWO_STACKS, takes=1, refused=True)
-        for option in (
-            "--encoder-num-layers",
-            "--decoder-num-layers",
-            "--pipeline-model-parallel-split-rank",
-            "--relative-attention-num-buckets",
-            "--relative-attention-max-distance",
-        )
     ),
     *(
         Legacy(option, _RETRIEVAL, refused=True)

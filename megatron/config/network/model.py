@@ -17,8 +17,8 @@ from megatron.config.parsing.flags import Names, Spelling
 class ModelConfig:
     """The network."""
 
-    num_layers: int
-    """Number of transformer layers."""
+    num_layers: Annotated[int, Spelling("--num-layers", ("--encoder-num-layers",))]
+    """Number of transformer layers; of the encoder, where a decoder is behind it."""
 
     hidden_size: int
     """Width of the residual stream, in features."""
@@ -72,11 +72,13 @@ class ModelConfig:
     """Norm every head's query and key, in front of rotary positions."""
 
     position_embedding_type: Annotated[
-        Literal["learned_absolute", "absolute", "rotary", "rope", "alibi", "none"] | None,
+        Literal["learned_absolute", "absolute", "relative", "rotary", "rope", "alibi", "none"]
+        | None,
         Names(POSITION_EMBEDDINGS),
     ] = None
     """Position embedding: a learned table (learned_absolute or absolute, the default), rotary (rotary
-    or rope), a penalty on distance (alibi), or none."""
+    or rope), a penalty on distance (alibi), a learned bias for each bucket of distances (relative,
+    pretrain_t5.py), or none."""
 
     use_rotary_position_embeddings: bool = False
     """Megatron's older spelling of --position-embedding-type rotary."""
@@ -388,7 +390,7 @@ def position_of(model: ModelConfig) -> str:
     match model.position_embedding_type:
         case "rotary" | "rope":
             return "rotary"
-        case "alibi" | "none" as other:
+        case "alibi" | "none" | "relative" as other:
             return other
         case str() as name if POSITION_EMBEDDINGS.is_own(name):
             return name

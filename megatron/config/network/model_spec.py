@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from megatron.config.parallelism.recompute_plan import RecomputePlan
 
-Architecture = Literal["gpt", "bert"]
+Architecture = Literal["gpt", "bert", "t5"]
 """A decoder, or an encoder whose tokens see all tokens of their sample."""
 
 
@@ -131,7 +131,7 @@ class ModelSpec:
     def num_padding_parameters(self) -> int:
         """Weights of the token tables, and of the bias of the logits, that are padding."""
         tables = 1 if self.tied_embeddings else 2
-        row = tables * self.hidden_size + (1 if self.architecture == "bert" else 0)
+        row = tables * self.hidden_size + (0 if self.architecture == "gpt" else 1)
         return (self.padded_vocab_size - self.vocab_size) * row
 
     @property
@@ -150,7 +150,9 @@ class ModelSpec:
 
     @property
     def num_head_parameters(self) -> int:
-        """Weights of the heads beside the token table: BERT's dense layers, norm and biases."""
+        """Weights of the heads beside the token table: BERT's dense layers and norm, and biases."""
+        if self.architecture == "t5":
+            return self.padded_vocab_size
         if self.architecture != "bert":
             return 0
         dense = self.hidden_size**2 + self.hidden_size
@@ -206,7 +208,28 @@ class ModelSpec:
         head = self.padded_vocab_size * self.hidden_size
         if self.architecture == "bert":
             head += self.hidden_size**2
+        if self.architecture == "t5":
+            return float(2 * s * layers + self._decoder_flops(recompute) + 6 * self._decoder_head)
         return float(2 * s * (layers + 3 * head))
+
+    @property
+    def _decoder_head(self) -> int:
+        """Products of all tokens of the decoder with the token table."""
+        return self.decoder_seq_length * self.padded_vocab_size * self.hidden_size
+
+    def _decoder_flops(self, recompute: RecomputePlan) -> float:
+        """Return floating-point operations of the decoder's layers on one sample.
+
+        The keys and values of cross-attention are those of the encoder's tokens.
+        """
+        s, d = self.seq_length, self.decoder_seq_length
+        heads = self.num_attention_heads * self.head_dim
+        keys = 2 * self.num_query_groups * self.head_dim * self.hidden_size
+        attention = 2 * heads * d * (d + s)
+        weights = 2 * self._attention_weights - keys + self._mlp_weights
+        forward = d * weights + s * keys + attention
+        again = attention if recompute.granularity == "selective" else 0
+        return 2 * self.num_decoder_layers * ((3 + recompute.share) * forward + again)
 
     @property
     def _qkv_width(self) -> int:
@@ -247,13 +270,23 @@ class ModelSpec:
         if self.qk_layernorm:
             norms += 2 * self._norm_parameters(self.head_dim)
         mixing = bias + 2 if self.residual_experts else 0
-        return self._norm_parameters(width) + sum(
-            attention
-            + norms
-            + count * (self._mlp_weights + bias)
-            + self._routing_weights(experts)
-            + (mixing if experts else 0)
-            for count, experts in zip(mlps, self._experts, strict=True)
+        mlp = self._mlp_weights + bias
+        cross = attention + norms - self._norm_parameters(width)
+        decoder = self.num_decoder_layers * (attention + norms + mlp + cross)
+        if self.num_decoder_layers:
+            tables = 2 * self.relative_buckets * self.num_attention_heads
+            decoder += self._norm_parameters(width) + tables
+        return (
+            decoder
+            + self._norm_parameters(width)
+            + sum(
+                attention
+                + norms
+                + count * mlp
+                + self._routing_weights(experts)
+                + (mixing if experts else 0)
+                for count, experts in zip(mlps, self._experts, strict=True)
+            )
         )
 
     def _norm_parameters(self, width: int) -> int:

@@ -37,6 +37,10 @@ class ParallelConfig:
     """How DeepSpeed cuts the layers into stages: type:REGEX balances the layers whose class name
     matches, uniform balances their number, parameters their weights."""
 
+    pipeline_model_parallel_split_rank: int | None = None
+    """First stage of the decoder (pretrain_t5.py): the stages before it divide the encoder's layers
+    evenly, it and those behind it the decoder's (default: --pp-partition-method decides)."""
+
     distributed_backend: Literal["nccl", "gloo"] | None = None
     """Communication backend (default: nccl on GPUs and gloo on CPUs)."""
 
@@ -63,6 +67,7 @@ class ParallelPlan:
     partition_method: str
     zero_stage: int
     expert: int = 1  # neighbouring replicas that share the experts of a layer
+    split_rank: int = 0  # first stage of a decoder behind an encoder; 0: as the method cuts
 
     @property
     def world_size(self) -> int:
@@ -98,6 +103,7 @@ def plan_parallel(
         partition_method=parallel.pp_partition_method,
         zero_stage=zero_stage,
         expert=expert,
+        split_rank=parallel.pipeline_model_parallel_split_rank or 0,
     )
 
 

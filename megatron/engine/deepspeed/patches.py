@@ -352,10 +352,25 @@ class _Joined(torch.autograd.Function):
 
 
 class TiedPipelineModule(PipelineModule):
-    """A PipelineModule that broadcasts tied weights without gradients.
+    """A PipelineModule that broadcasts tied weights without gradients, and takes bounds of stages.
 
     Otherwise torch warns, at each backward pass, that the broadcast has no gradient.
+
+    Args:
+        bounds: index of the first layer of each stage, and the number of layers; empty: where the
+            partition method cuts (`_partition_layers`).
     """
+
+    def __init__(self, *, bounds: Sequence[int] = (), **arguments: Any):
+        self._given_bounds = bounds
+        super().__init__(**arguments)
+
+    def _partition_layers(self, method: str = "uniform") -> None:
+        if not self._given_bounds:
+            super()._partition_layers(method)
+            return
+        self.parts = [*self._given_bounds]
+        self._set_bounds(*self.parts[self.stage_id : self.stage_id + 2])
 
     @torch.no_grad()
     def _synchronize_tied_weights(self) -> None:

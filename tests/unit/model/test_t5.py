@@ -50,10 +50,10 @@ DECODER = LAYER | {
 }
 TABLES = {
     "tied_modules.embed.word_embeddings": "embedding.word_embeddings",
-    "tied_modules.positions.position_embeddings": "embedding.position_embeddings",
+    "tied_modules.positions.shared_positions": "embedding.position_embeddings",
     "5.final_layernorm": "encoder.final_layernorm",
     "11": "decoder.final_layernorm",
-    "13": "lm_head.output_layer",
+    "13.output_bias": "lm_head.output_layer.bias",
 }
 
 
@@ -78,7 +78,7 @@ def with_published_weights(model):
     modules, named = core_modules(), {}
     for name, parameter in model.named_parameters():
         module, _, kind = name.rpartition(".")
-        named[f"{modules[module]}.{kind}"] = parameter
+        named[modules.get(name) or f"{modules[module]}.{kind}"] = parameter
     for k, name in enumerate(sorted(named)):
         indices = torch.arange(named[name].numel(), dtype=torch.float64)
         values = 0.3 * (0.37 * indices + 1.7 * k).sin()

@@ -1,0 +1,166 @@
+"""Encoder-decoder networks (T5): flags, resolution and checks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from megatron.config.data.masks import MaskConfig
+from megatron.config.network.experts import ExpertConfig
+from megatron.config.network.lora import LoraConfig
+from megatron.config.network.model import ModelConfig, position_of, window_of
+from megatron.config.network.model_spec import ModelSpec
+from megatron.config.parallelism.layout import ParallelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig:
+    """Encoder and decoder (pretrain_t5.py). --num-layers, --seq-length are the encoder's."""
+
+    decoder_num_layers: int | None = None
+    """Number of transformer layers of the decoder (default: --num-layers)."""
+
+    relative_attention_num_buckets: int = 32
+    """Buckets of distances with --position-embedding-type relative."""
+
+    relative_attention_max_distance: int = 128
+    """Distance in tokens from which on --position-embedding-type relative makes no difference."""
+
+
+def with_decoder(
+    spec: ModelSpec,
+    config: EncoderDecoderConfig,
+    model: ModelConfig,
+    *,
+    decoder_seq_length: int,
+) -> ModelSpec:
+    """Return `spec`, that of an encoder, with a decoder behind it."""
+    longest = max(model.seq_length, decoder_seq_length)
+    is_relative = spec.position_embedding == "relative"
+    return replace(
+        spec,
+        max_position_embeddings=model.max_position_embeddings or longest,
+        num_decoder_layers=num_decoder_layers(config, model),
+        decoder_seq_length=decoder_seq_length,
+        relative_buckets=config.relative_attention_num_buckets if is_relative else 0,
+        relative_max_distance=config.relative_attention_max_distance if is_relative else 0,
+    )
+
+
+def num_decoder_layers(config: EncoderDecoderConfig, model: ModelConfig) -> int:
+    """Return the number of layers of the decoder."""
+    return model.num_layers if config.decoder_num_layers is None else config.decoder_num_layers
+
+
+def encoder_decoder_problems(
+    config: EncoderDecoderConfig,
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    *,
+    decoder_seq_length: int,
+) -> Iterator[str]:
+    """Yield why a network with an encoder and a decoder cannot be built or divided."""
+    layers = num_decoder_layers(config, model)
+    if layers < 1:
+        yield f"--decoder-num-layers {layers} must be at least 1"
+    positions = model.max_position_embeddings
+    if positions is not None and positions < decoder_seq_length:
+        yield (
+            f"--max-position-embeddings {positions} is less than --decoder-seq-length "
+            f"{decoder_seq_length}; every position needs a row"
+        )
+    tensor = parallel.tensor_model_parallel_size
+    if parallel.sequence_parallel and tensor > 1 and decoder_seq_length % tensor:
+        yield (
+            f"--sequence-parallel: --decoder-seq-length {decoder_seq_length} is not a multiple of "
+            f"--tensor-model-parallel-size {tensor}"
+        )
+    if position_of(model) == "relative":
+        yield from _relative_problems(config)
+    if parallel.pipeline_model_parallel_split_rank is not None:
+        yield from _split_problems(parallel, model.num_layers, layers)
+
+
+def _relative_problems(config: EncoderDecoderConfig) -> Iterator[str]:
+    buckets, distance = (
+        config.relative_attention_num_buckets,
+        config.relative_attention_max_distance,
+    )
+    if buckets < 4 or buckets % 4:
+        yield f"--relative-attention-num-buckets {buckets} must be a multiple of 4"
+    elif distance <= buckets // 2:
+        yield (
+            f"--relative-attention-max-distance {distance} must be more than {buckets // 2}, half of "
+            f"--relative-attention-num-buckets {buckets}"
+        )
+
+
+def _split_problems(parallel: ParallelConfig, encoder: int, decoder: int) -> Iterator[str]:
+    split, stages = (
+        parallel.pipeline_model_parallel_split_rank,
+        parallel.pipeline_model_parallel_size,
+    )
+    flag = f"--pipeline-model-parallel-split-rank {split}"
+    if split is None or not 0 < split < stages:
+        yield (
+            f"{flag} must be from 1 to {stages - 1}, less than --pipeline-model-parallel-size "
+            f"{stages}: it is the first stage of the decoder"
+            if stages > 1
+            else f"{flag} needs --pipeline-model-parallel-size above 1"
+        )
+        return
+    for name, layers, parts in (
+        ("--num-layers", encoder, split),
+        ("--decoder-num-layers", decoder, stages - split),
+    ):
+        if layers % parts:
+            yield f"{flag}: {name} {layers} is not a multiple of its {parts} stages"
+
+
+def unsupported_problems(
+    model: ModelConfig,
+    experts: ExpertConfig,
+    lora: LoraConfig,
+    masks: MaskConfig,
+    parallel: ParallelConfig,
+) -> Iterator[str]:
+    """Yield the flags that networks with an encoder and a decoder do not have."""
+    positions = position_of(model)
+    flags: dict[str, Any] = {
+        f"--position-embedding-type {positions}": positions not in ("learned", "relative"),
+        f"--window-size {model.window_size}": window_of(model.window_size) > 0,
+        "--parallel-residual": model.parallel_residual,
+        "--sandwich-norm": model.sandwich_norm,
+        "--embed-layernorm": model.embed_layernorm,
+        "--scale-embedding": model.scale_embedding,
+        "--untie-embeddings-and-output-weights": model.untie_embeddings_and_output_weights,
+        "--num-experts": experts.num_experts is not None and [*experts.num_experts] != [1],
+        "--lora-rank": lora.lora_rank,
+        "--reset-position-ids": masks.reset_position_ids,
+        "--reset-attention-mask": masks.reset_attention_mask,
+        "--eod-mask-loss": masks.eod_mask_loss,
+        "--ds-sequence-parallel-size": parallel.ds_sequence_parallel_size > 1,
+    }
+    for flag, is_given in flags.items():
+        if is_given:
+            yield f"{flag} is not built for networks with an encoder and a decoder: leave it out"
+
+
+def decoder_flag_problems(
+    config: EncoderDecoderConfig, model: ModelConfig, parallel: ParallelConfig
+) -> Iterator[str]:
+    """Yield the flags of encoder and decoder, for a network that has one stack."""
+    default = EncoderDecoderConfig()
+    flags = {
+        "--decoder-num-layers": config.decoder_num_layers is not None,
+        "--relative-attention-num-buckets": config.relative_attention_num_buckets
+        != default.relative_attention_num_buckets,
+        "--relative-attention-max-distance": config.relative_attention_max_distance
+        != default.relative_attention_max_distance,
+        "--pipeline-model-parallel-split-rank": (
+            parallel.pipeline_model_parallel_split_rank is not None
+        ),
+        "--position-embedding-type relative": position_of(model) == "relative",
+    }
+    for flag, is_given in flags.items():
+        if is_given:
+            yield f"{flag} is for pretrain_t5.py: this network has no decoder behind an encoder"
