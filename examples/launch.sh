@@ -23,7 +23,7 @@ launch() {
     local script=$repository/$1 own=()
     if [[ -v PLAN ]]; then
         read -ra own <<< "--num-gpus $processes $PLAN"
-        if [[ $1 == pretrain_bert.py ]]; then
+        if [[ $1 == pretrain_bert.py || $1 == pretrain_t5.py ]]; then
             own+=(--objective bert)
         fi
         launcher=(python) script=$repository/tools/plan.py

@@ -230,6 +230,9 @@ PARALLEL = {
         on="--num-layers 4 --max-position-embeddings 330 --pipeline-model-parallel-size 2",
         ranks=2,
     ),
+    "pipeline_model_parallel_split_rank": Turned(
+        "--pipeline-model-parallel-split-rank 1", "error", says="is for pretrain_t5.py"
+    ),
     "distributed_backend": Turned("--distributed-backend nccl", "error", says="nccl needs GPUs"),
     "device": Turned("--device cuda", "error", says="no GPU is visible"),
     "local_rank": Turned("--local_rank 7", "error", says="but --local_rank 7"),
@@ -421,6 +424,16 @@ MASKED_LM = {
     "short_seq_prob": Turned("--short-seq-prob 1", "batches", **_SENTENCES),
     "bert_binary_head": Turned("--bert-no-binary-head", "losses", **_SENTENCES),
     "decoder_seq_length": Turned("--decoder-seq-length 8", "error", says="is for pretrain_t5.py"),
+}
+
+ENCODER_DECODER = {
+    "decoder_num_layers": Turned("--decoder-num-layers 2", "error", says="is for pretrain_t5.py"),
+    "relative_attention_num_buckets": Turned(
+        "--relative-attention-num-buckets 8", "error", says="is for pretrain_t5.py"
+    ),
+    "relative_attention_max_distance": Turned(
+        "--relative-attention-max-distance 8", "error", says="is for pretrain_t5.py"
+    ),
 }
 
 FIM = {
@@ -635,6 +648,8 @@ OPTIONS: Mapping[str, Turned | Unseen] = {
     **OBJECTIVE,
     **MASKED_LM,
     **FIM,
+    **MASKED_LM,
+    **ENCODER_DECODER,
     **TOKENIZER,
     **CHECKPOINT,
     **GUARDS,

@@ -18,6 +18,9 @@ _SWITCHED_OFF = {
 
 _NAMED = {
     "model.head_dim": "--kv-channels",
+    "model.num_decoder_layers": "--decoder-num-layers",
+    "model.relative_buckets": "--relative-attention-num-buckets",
+    "model.relative_max_distance": "--relative-attention-max-distance",
     "model.padded_vocab_size": "--pad-vocab-size-to",
     "model.position_embedding": "--position-embedding-type",
     "model.rotary_interpolation": "--rotary-seq-len-interpolation-factor",
@@ -43,6 +46,7 @@ _NAMED = {
     "parallel.sequence": "--ds-sequence-parallel-size",
     "parallel.partition_method": "--pp-partition-method",
     "parallel.expert": "--moe-expert-parallel-size",
+    "parallel.split_rank": "--pipeline-model-parallel-split-rank",
     "optimizer.name": "--optimizer",
     "optimizer.biases_only": "--bitfit",
     "optimizer.weight_decay_style": "--weight-decay-incr-style",

@@ -108,7 +108,7 @@ def run(script, words, processes):
     """Do what the command asks for, but for steps of training and the conversion of texts."""
     if "/" not in script:
         config, _ = parse_config(words)
-        objective = {"pretrain_bert.py": "bert"}.get(script, "gpt")
+        objective = {"pretrain_bert.py": "bert", "pretrain_t5.py": "t5"}.get(script, "gpt")
         plan(
             config,
             world_size=processes,
