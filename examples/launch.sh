@@ -23,9 +23,10 @@ launch() {
     local script=$repository/$1 own=()
     if [[ -v PLAN ]]; then
         read -ra own <<< "--num-gpus $processes $PLAN"
-        if [[ $1 == pretrain_bert.py || $1 == pretrain_t5.py ]]; then
-            own+=(--objective bert)
-        fi
+        case $1 in
+            pretrain_bert.py) own+=(--objective bert) ;;
+            pretrain_t5.py) own+=(--objective t5) ;;
+        esac
         launcher=(python) script=$repository/tools/plan.py
     fi
     set -x

@@ -213,7 +213,7 @@ def _require_work(steps: Sequence[Step], bounds: Sequence[int], method: str) -> 
 
 def _names(steps: Sequence[Step]) -> list[str]:
     """Return the names of the entries of a list of layers."""
-    return [getattr(step, "cls", step).__name__ for step in steps]
+    return [(step.cls if isinstance(step, Layer) else step).__name__ for step in steps]
 
 
 def _spec(step: Step) -> Any:
