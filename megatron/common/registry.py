@@ -44,6 +44,7 @@ class Registry(Generic[Part]):
         built_in: names of this package's own parts, each with the module that registers it; "" for
             names that stand for no part.
         call: the arguments that parts are called with, as in a signature; None: not checked.
+        takes_flags: whether parts may bring flags.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class Registry(Generic[Part]):
         built_in: Mapping[str, str] | None = None,
         *,
         call: str | None = None,
+        takes_flags: bool = True,
     ):
-        self.kind, self.option, self._call = kind, option, call
+        self.kind, self.option = kind, option
+        self._call, self._takes_flags = call, takes_flags
         self.built_in: dict[str, str] = dict(built_in or {})
         self._entries: dict[str, Entry[Part]] = {}
         self._about: dict[str, Any] = {}
@@ -103,6 +106,8 @@ class Registry(Generic[Part]):
                     f"{self.kind} {name} is registered already, by {_origin(there.part)}: "
                     "take another name"
                 )
+            if flags is not None and not self._takes_flags:
+                raise ConfigError(f"{self.kind} {name}: a {self.kind} has no flags of its own")
             if flags is not None and not is_dataclass(flags):
                 raise ConfigError(
                     f"{self.kind} {name}: flags={_origin(flags)} is not a dataclass: write "
@@ -317,6 +322,7 @@ TOKENIZERS: Registry[Any] = Registry(
         "megatron.tokenizer.build",
     ),
     call="options",
+    takes_flags=False,  # they would have to be recorded with token files; --tokenizer-kwargs is
 )
 """Functions of megatron.tokenizer.build.TokenizerOptions, the flags of tokenizers, that return a
 megatron.tokenizer.types.tokenizer.Tokenizer; `about` is a megatron.tokenizer.build.Takes, without which

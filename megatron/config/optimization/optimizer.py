@@ -89,17 +89,8 @@ class OptimizerConfig:
     """A further factor of muon's step; 0.2 with spectral makes it as long as one of adam."""
 
 
-_NAMES = {
-    "adam": "adam",
-    "adamw": "adam",
-    "fused_adam": "adam",
-    "adam8bit": "adam8bit",
-    "sgd": "sgd",
-    "lion": "lion",
-    "muon": "muon",
-    "dist_muon": "muon",
-}
-"""Optimizers by the spellings of --optimizer."""
+_ALIASES = {"adamw": "adam", "fused_adam": "adam", "dist_muon": "muon"}
+"""Other spellings of --optimizer."""
 
 # NVIDIA's apex has this module; an unrelated package of the same name has not.
 _MODULES = {"apex": "apex.optimizers", "bitsandbytes": "bitsandbytes.optim"}
@@ -184,7 +175,7 @@ def plan_optimizer(optimizer: OptimizerConfig, *, on_cpu: bool) -> OptimizerPlan
 def _name(optimizer: OptimizerConfig) -> str:
     if optimizer.use_bnb_optimizer:
         return "adam8bit"
-    return _NAMES.get(optimizer.optimizer, optimizer.optimizer)
+    return _ALIASES.get(optimizer.optimizer, optimizer.optimizer)
 
 
 def _impl(optimizer: OptimizerConfig) -> Literal["torch", "deepspeed", "apex", "bitsandbytes"]:
@@ -200,7 +191,9 @@ def _impl(optimizer: OptimizerConfig) -> Literal["torch", "deepspeed", "apex", "
 def optimizer_problems(optimizer: OptimizerConfig, *, device: str) -> Iterator[str]:
     """Yield every reason why this optimizer cannot run on `device`."""
     name, impl = _name(optimizer), _impl(optimizer)
-    if optimizer.use_bnb_optimizer and _NAMES.get(optimizer.optimizer) not in ("adam", "adam8bit"):
+    if optimizer.use_bnb_optimizer and _ALIASES.get(
+        optimizer.optimizer, optimizer.optimizer
+    ) not in ("adam", "adam8bit"):
         yield f"--use-bnb-optimizer is an Adam: leave out --optimizer {optimizer.optimizer}"
     if name == "adam8bit" and optimizer.optimizer_impl != "auto":
         yield (

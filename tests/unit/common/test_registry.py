@@ -6,9 +6,10 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from megatron.common.errors import ConfigError
-from megatron.common.registry import REGISTRIES, Registry
+from megatron.common.registry import HOOKS, REGISTRIES, TOKENIZERS, Registry
 from megatron.config.config import SECTIONS
 from megatron.config.parsing.flags import Names
+from megatron.training.loop.loop import Hook
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,19 @@ def test_a_part_that_cannot_be_called_is_refused_when_it_is_registered(drives, p
     with pytest.raises(ConfigError, match=r"drive slow: .* is called with \(x, flags=…\)") as error:
         drives.register("slow", flags=WarpConfig)(part)
     assert says in str(error.value)
+
+
+def test_a_hook_without_a_constructor_for_the_run_is_refused():
+    with pytest.raises(ConfigError, match=r"hook best: .*Best is called with \(run\)"):
+
+        @HOOKS.register("best")
+        class Best(Hook):
+            pass
+
+
+def test_tokenizers_have_no_flags_of_their_own():
+    with pytest.raises(ConfigError, match="tokenizer letters: a tokenizer has no flags of its own"):
+        TOKENIZERS.register("letters", flags=WarpConfig)(lambda options: options)
 
 
 def test_flags_are_a_dataclass(drives):
