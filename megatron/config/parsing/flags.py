@@ -412,6 +412,7 @@ class _Parser(ToolParser):
             [
                 *problems,
                 *dict.fromkeys(given.refusals),
+                *self._contradictions(args),
                 *(self._unknown(word) for word in (_flags_of(unknown) if unknown else ())),
                 *(
                     [f"the following arguments are required: {', '.join(missing)}"]
@@ -421,6 +422,18 @@ class _Parser(ToolParser):
             ]
         )
         return given
+
+    def _contradictions(self, words: Sequence[str]) -> Iterator[str]:
+        """Yield flags given under two spellings with different values; files are overridden."""
+        typed = [word for word in words if not isinstance(word, FileWord)]
+        for action in self._actions:
+            if action.nargs is not None or len(action.option_strings) == 1:
+                continue
+            found = {option: value_in(typed, option) for option in action.option_strings}
+            given = {option: value for option, value in found.items() if value is not None}
+            if len(set(given.values())) > 1:
+                flags = [f"{option} {value}" for option, value in given.items()]
+                yield f"{' and '.join(flags)} are one flag: give one of them"
 
     def _without_problems(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Return `words` without those of a file that are wrong, and what is wrong with these."""

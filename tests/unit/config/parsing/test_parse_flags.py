@@ -103,6 +103,12 @@ def test_flags_go_to_their_sections():
     assert sections == {"wishes": Wishes(num_things=3), "more": More(depth=2)}
 
 
+def test_two_spellings_of_a_flag_may_agree_but_not_differ():
+    assert parse("--num-things 1 --color blue --colour blue").colour == "blue"
+    with pytest.raises(ConfigError, match="--color blue and --colour red are one flag"):
+        parse("--num-things 1 --color blue --colour red")
+
+
 @pytest.mark.parametrize("option", ["--color", "--colour", "--couleur"])
 def test_older_spellings_are_read(option):
     assert parse(f"--num-things 3 {option} blue").colour == "blue"
