@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measure a trained GPT without training it further: WikiText's perplexity, LAMBADA's last words.
+"""Evaluate a trained GPT: perplexity of WikiText, accuracy on LAMBADA.
 
 The network's sizes and the tokenizer are those of the checkpoint; flags that repeat them must
 agree.

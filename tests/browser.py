@@ -57,11 +57,11 @@ class Page:
         self._send("Input.insertText", text=text)
 
     def click(self, element: str) -> None:
-        place = self.value(
+        index = self.value(
             f"(() => {{ const r = document.getElementById('{element}').getBoundingClientRect();"
             " return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
-        mouse = {"x": place[0], "y": place[1], "button": "left", "clickCount": 1}
+        mouse = {"x": index[0], "y": index[1], "button": "left", "clickCount": 1}
         for kind in ("mousePressed", "mouseReleased"):
             self._send("Input.dispatchMouseEvent", type=kind, **mouse)
 
@@ -75,10 +75,10 @@ class Page:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            told = self._receive()
-            if told.get("id") == self._number:
-                assert "result" in told, told
-                return told["result"]
+            reported = self._receive()
+            if reported.get("id") == self._number:
+                assert "result" in reported, reported
+                return reported["result"]
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._held:

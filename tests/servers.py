@@ -97,7 +97,7 @@ class Running:
         """Return the reply to `body`: bytes as they are, anything else as JSON."""
         connection = self.connection()
         try:
-            return asked_on(connection, method, path, body, **headers)
+            return send_on(connection, method, path, body, **headers)
         finally:
             connection.close()
 
@@ -111,7 +111,7 @@ class Running:
         return self.ask("POST", "/v1/chat/completions", {"model": "tiny", **body})
 
 
-def asked_on(
+def send_on(
     connection: http.client.HTTPConnection, method: str, path: str, body: Any, **headers: str
 ) -> Reply:
     """Return the reply on a connection that stays open."""
@@ -137,13 +137,13 @@ def serving(
     """Serve until the context is left."""
     tokenizer = tokenizer or Bytes()
     engine = engine_of(random_model(group, spec), spec, rows=rows, tokenizer=tokenizer)
-    decided = replace(LIMITS, **limits)
-    engine_thread = EngineThread(engine, queue=decided.queue)
+    resolved = replace(LIMITS, **limits)
+    engine_thread = EngineThread(engine, queue=resolved.queue)
     served = ServedModel(
         engine_thread=engine_thread,
         tokenizer=tokenizer,
         vocab_size=spec.vocab_size,
-        limits=decided,
+        limits=resolved,
         name="tiny",
         seed=1234,
         chat=ChatPrompts(tokenizer, chat) if chat else None,
@@ -155,8 +155,8 @@ def serving(
         engine_thread,
         host="127.0.0.1",
         port=0,
-        grace_s=decided.grace_s,
-        headers_s=decided.request_s,
+        grace_s=resolved.grace_s,
+        headers_s=resolved.request_s,
     )
     engine_thread.start()
     thread = threading.Thread(target=lambda: server.run(sockets=[server.listener]))

@@ -83,7 +83,7 @@ def plainly_continued(
     stops: Sequence[int] = (),
     prefix: int = 0,
 ) -> list[int]:
-    """Return the likeliest tokens one after the other, each from the whole text before it."""
+    """Return the most likely tokens one after the other, each from all tokens before it."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < new and len(tokens) < spec.max_position_embeddings:
         tokens.append(int(plain_logits(model, spec, tokens, prefix=prefix)[-1].argmax()))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Continue text with a trained GPT: a prompt, a file of prompts, nothing at all, or what is typed.
+"""Generate text with a trained GPT: for a prompt, a file of prompts, typed prompts, or without any.
 
 The network's sizes and the tokenizer are those of the checkpoint; flags that repeat them must
 agree.
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def read_prompts(options: GenerationConfig) -> list[str]:
-    """Return the texts to continue; none when they are typed in, or made up.
+    """Return the texts to continue; none if they are typed, or not needed.
 
     Raises:
         DataError: the file cannot be read or is empty.
@@ -73,7 +73,7 @@ def read_prompts(options: GenerationConfig) -> list[str]:
 
 
 def write_samples(options: GenerationConfig, generator: "TextGenerator") -> None:
-    """Write texts made up from nothing to --genfile, one JSON object a line."""
+    """Write texts generated without a prompt to --genfile, one JSON object a line."""
     started_at, tokens = time.perf_counter(), 0
     with new_file("--genfile", str(options.genfile)) as out:
         for done in generator.generate([""] * options.num_samples):
@@ -86,7 +86,7 @@ def write_samples(options: GenerationConfig, generator: "TextGenerator") -> None
 def write_continuations(
     options: GenerationConfig, prompts: Sequence[str], generator: "TextGenerator"
 ) -> None:
-    """Write every prompt and what follows it: to the terminal, or to the output file."""
+    """Write every prompt with its continuation, to the terminal or to the output file."""
     started_at, tokens = time.perf_counter(), 0
     file = options.sample_output_file
     if options.sample_input_file is not None:
@@ -108,7 +108,7 @@ def new_file(flag: str, file: str) -> TextIO:
     """Return `file`, empty and open.
 
     Raises:
-        DataError: it cannot be written to.
+        DataError: the file cannot be written.
     """
     try:
         return open(file, "w", encoding="utf-8")
@@ -117,7 +117,7 @@ def new_file(flag: str, file: str) -> TextIO:
 
 
 def converse(generator: "TextGenerator") -> None:
-    """Continue what is typed, a line at a time, until "stop" or the end of the input."""
+    """Continue typed prompts, a line each, until "stop" or the end of the input."""
     while True:
         print("\nContext prompt (stop to exit) >>> ", end="", flush=True)
         line = sys.stdin.readline()
@@ -135,7 +135,7 @@ def converse(generator: "TextGenerator") -> None:
 
 
 def speed(tokens: int, started_at: float) -> str:
-    """Return the speed of generating `tokens`, as text."""
+    """Format the number of tokens and the speed of their generation."""
     seconds = time.perf_counter() - started_at
     return f"{tokens} tokens in {seconds:.1f} s, {tokens / max(seconds, 1e-9):.1f} tokens/s"
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Serve a trained GPT over HTTP: PUT /api, OpenAI's completions and chat, and a page to try it.
 
-The model is found as by tools/generate_samples_gpt.py. --temperature, --top_k and --top_p hold for
-requests of PUT /api without them; --out-seq-length is the most tokens that any may request.
+The model is loaded as in tools/generate_samples_gpt.py. --temperature, --top_k and --top_p are the
+defaults of PUT /api; --out-seq-length is the maximum number of new tokens of a request.
 """
 
 import signal
@@ -26,7 +26,7 @@ _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve what the command line `argv` says until a signal comes."""
+    """Serve the model of the command line `argv` until a signal."""
     log.configure(read_launch(None).rank, goes_on_unread=True)
     sections = {"generation": GenerationConfig, "serving": ServingConfig}
     source = read_model_source(argv, sections, description=__doc__)

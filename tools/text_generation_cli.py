@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from megatron.common.cli import ToolParser, run_tool
 from megatron.common.errors import DataError, MegatronError, reason
 
-_PATIENCE_S = 30
+_TIMEOUT_S = 30
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,10 +36,10 @@ def main(argv: Sequence[str]) -> None:
         if tokens is None:
             break
         if not tokens.strip().isdecimal():
-            print(f"{tokens!r} is no number of tokens")
+            print(f"{tokens!r} is not a number of tokens")
             continue
         try:
-            text = continued(args.address, prompt, int(tokens), key)
+            text = continue_prompt(args.address, prompt, int(tokens), key)
         except DataError as error:
             print(error)
         else:
@@ -60,7 +60,7 @@ def read_key(file: Path) -> str:
 
 
 def read_answer(question: str) -> str | None:
-    """Return a line that is typed; None at the end of the input."""
+    """Return a typed line; None at the end of the input."""
     print(question, end="", flush=True)
     line = sys.stdin.readline()
     return line.rstrip("\r\n") if line else None
@@ -74,19 +74,19 @@ def require_server(address: str) -> None:
     """
     url = f"http://{address}/health"
     try:
-        urlopen(url, timeout=_PATIENCE_S).close()
+        urlopen(url, timeout=_TIMEOUT_S).close()
     except HTTPError as error:
         error.close()
-    # An address that is none is found when it is looked at.
+    # ValueError: not a valid address.
     except (OSError, HTTPException, ValueError) as error:
         raise MegatronError(
             f"no answer from {url}: {getattr(error, 'reason', error)}; HOST:PORT is where "
-            "tools/run_text_generation_server.py says that it serves"
+            "tools/run_text_generation_server.py serves"
         ) from error
 
 
-def continued(address: str, prompt: str, tokens: int, key: str | None) -> str:
-    """Return the prompt and what follows it.
+def continue_prompt(address: str, prompt: str, tokens: int, key: str | None) -> str:
+    """Return the prompt with its continuation.
 
     Raises:
         DataError: the server refuses the request.
@@ -95,21 +95,21 @@ def continued(address: str, prompt: str, tokens: int, key: str | None) -> str:
     body = {"prompts": [prompt], "tokens_to_generate": tokens, "add_BOS": not prompt}
     headers: dict[str, Any] = {"Content-Type": "application/json; charset=UTF-8"}
     if key is not None:
-        # As bytes: of texts only those in Latin-1 can be sent, and not as the server reads them.
+        # As bytes: http.client encodes text as Latin-1.
         headers["Authorization"] = f"Bearer {key}".encode()
     url, data = f"http://{address}/api", json.dumps(body).encode()
     try:
         with urlopen(Request(url, data, headers=headers, method="PUT")) as response:
             return json.load(response)["text"][0]
     except HTTPError as error:
-        raise DataError(f"Error {error.code}: {refusal_of(error.read())}") from error
-    # An answer that is none is no JSON.
+        raise DataError(f"Error {error.code}: {error_message(error.read())}") from error
+    # ValueError and KeyError: not the JSON of this server.
     except (OSError, HTTPException, ValueError, KeyError) as error:
         raise MegatronError(f"no answer from {url}: {error}") from error
 
 
-def refusal_of(body: bytes) -> str:
-    """Return the message in the body of a refusal."""
+def error_message(body: bytes) -> str:
+    """Return the message in the body of an error."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):

@@ -26,17 +26,17 @@ from megatron.training.telemetry.step_records import STEP, read_step
 
 log = logging.getLogger(__name__)
 
-_OTHERWISE = "| different"
+_DIFFERENT = "| different"
 _TEXT = 100  # characters
 _COMPARED = ("loss", "grad_norm", "lr", "loss_scale", "batch_size", "seq_length", "skipped")
 
 
 def quiet(plan: Plan) -> Plan:
-    """Return `plan` for a run that leaves no trace: it saves and writes nothing."""
+    """Return `plan` for a run that saves and writes nothing."""
     return replace(
         plan,
         checkpoint=replace(plan.checkpoint, save="", must_exist=False),
-        # Stacks of a hang lie in --save.
+        # Stack dumps of a hang are written to --save.
         watch=replace(plan.watch, hang_timeout_s=0.0),
         logging=replace(
             plan.logging,
@@ -54,7 +54,7 @@ class _Last(Hook):
     step: StepResult | None = None
 
     def after_step(self, state: TrainState, step: StepResult) -> None:
-        """Keep it."""
+        """Keep the result."""
         self.iteration, self.step = state.iteration, step
 
 
@@ -70,7 +70,7 @@ def replay(
     """Take the steps up to --replay-step and compare that one with the journal in --load.
 
     Args:
-        samples: what `stream` reads.
+        samples: the source of `stream`.
 
     Raises:
         TrainingError: the journal has no record of the step, or one that differs.
@@ -78,9 +78,9 @@ def replay(
     Communication: every rank must call this, in step.
     """
     number = plan.guards.replay_step
-    record, spikes = from_rank_0(lambda: _told(Path(plan.checkpoint.load), number))
+    record, spikes = from_rank_0(lambda: recorded_step(Path(plan.checkpoint.load), number))
     state.spikes = spikes or state.spikes
-    log.info("taking iterations %d to %d again", state.iteration + 1, number)
+    log.info("repeating iterations %d to %d", state.iteration + 1, number)
     last = _Last()
     skip = Skip(
         plan.training.skips,
@@ -98,27 +98,27 @@ def replay(
     )
     if last.iteration != number or last.step is None:
         raise TrainingError(
-            f"--replay-step {number}: the iterations up to {state.iteration} are passed over; write "
+            f"--replay-step {number}: the iterations up to {state.iteration} are skipped; give "
             "the --skip-train-iteration-range of the run"
         )
     lines = list(comparison(read_step(record).step, last.step))
-    log.info("step %d of attempt %d, again:\n%s", number, record["attempt"], "\n".join(lines))
+    log.info("step %d of attempt %d, repeated:\n%s", number, record["attempt"], "\n".join(lines))
     if dist.get_rank() == 0:
         log.info("%s", "\n".join(_samples(record, plan, samples, tokenizer)))
-    if any(line.endswith(_OTHERWISE) for line in lines):
+    if any(line.endswith(_DIFFERENT) for line in lines):
         raise TrainingError(
-            f"step {number} differs from the journal; with the same command, layout and "
-            "software it is equal, bit for bit, unless a device or a file is broken"
+            f"step {number} differs from the journal; with the same command, layout and software it is "
+            "equal, bit for bit, unless a device or a file is damaged"
         )
-    log.info("step %d is equal to the journal, bit for bit", number)
+    log.info("step %d equals the journal, bit for bit", number)
 
 
 def comparison(then: StepResult, now: StepResult) -> Iterator[str]:
-    """Yield a line for each value that a step and its record share."""
+    """Yield a line for each value of a step, compared with its record."""
     for name in _COMPARED:
         recorded, found = getattr(then, name), getattr(now, name)
         # repr: a NaN is unequal to itself, and every float has one of its own.
-        equal = "| equal" if repr(recorded) == repr(found) else _OTHERWISE
+        equal = "| equal" if repr(recorded) == repr(found) else _DIFFERENT
         yield f"  {name}: {found} | journal {recorded} {equal}"
 
 
@@ -139,7 +139,9 @@ def _samples(
     )
 
 
-def _told(directory: Path, number: int) -> tuple[dict[str, Any], tuple[tuple[int, int], ...]]:
+def recorded_step(
+    directory: Path, number: int
+) -> tuple[dict[str, Any], tuple[tuple[int, int], ...]]:
     """Return the journal's record of a step, and the spikes of the attempt that took it."""
     records = list(read_journal(directory))
     steps: Sequence[dict[str, Any]] = [
@@ -147,7 +149,7 @@ def _told(directory: Path, number: int) -> tuple[dict[str, Any], tuple[tuple[int
     ]
     if not steps:
         raise TrainingError(
-            f"--replay-step {number}: the journal in --load {directory} has no such step"
+            f"--replay-step {number}: the journal in --load {directory} has no record of that step"
         )
     rollbacks = [record for record in records if record["event"] == ROLLBACK]
     spikes = rollbacks[-1].get("all_passed_over", []) if rollbacks else []

@@ -86,17 +86,17 @@ def written(engine: Engine) -> tuple[list[Completion], list[Beam]]:
 def served(engine: Engine) -> tuple[list[Completion], list[Beam]]:
     """Return what `written` does, by way of a thread that gives the engine work."""
     loop = EngineThread(engine, queue=99)
-    told: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    reported: SimpleQueue[tuple[int, Any]] = SimpleQueue()
     events: list[list[Event]] = [[] for _ in REQUESTS]
     loop.start()
-    loop.submit([*REQUESTS, SEARCH], lambda place, event: told.put((place, event)))
+    loop.submit([*REQUESTS, SEARCH], lambda index, event: reported.put((index, event)))
     beams: list[Beam] = []
     while not beams or not all(row and row[-1].finish_reason for row in events):
-        place, event = told.get(timeout=TIMEOUT_S)
-        if place == len(REQUESTS):
+        index, event = reported.get(timeout=TIMEOUT_S)
+        if index == len(REQUESTS):
             beams = event
         else:
-            events[place].append(event)
+            events[index].append(event)
     loop.close()
     return [completion(r, row) for r, row in zip(REQUESTS, events, strict=True)], beams
 
@@ -146,8 +146,8 @@ def require_equal(
     assert [done.tokens for done in texts] == [done.tokens for done in other]
     assert [beam.tokens for beam in beams] == [beam.tokens for beam in expected]
     for own, there in zip(texts, other, strict=True):
-        told = [*own.prompt_logprobs, *(choice.logprob for choice in own.new_tokens)]
-        assert told == pytest.approx(
+        reported = [*own.prompt_logprobs, *(choice.logprob for choice in own.new_tokens)]
+        assert reported == pytest.approx(
             [*there.prompt_logprobs, *(choice.logprob for choice in there.new_tokens)], abs=1e-4
         )
 

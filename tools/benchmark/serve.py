@@ -157,7 +157,7 @@ def send_all(args: Namespace, port: int, clients: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port)
         for number in range(args.requests):
             words = (str((7 * client + 3 * number + i) % args.vocab) for i in range(args.prompt))
-            # A seed and a temperature: what is drawn is hardly ever the end of a document.
+            # With this temperature the end of a document is hardly ever drawn.
             body = {"prompts": [" ".join(words)], "tokens_to_generate": args.new, "no_log": True}
             headers = {"Content-Type": "application/json"}
             connection.request("PUT", "/api", json.dumps(body).encode(), headers)

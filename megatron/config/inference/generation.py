@@ -24,8 +24,8 @@ class GenerationConfig:
     """File of prompts, one a line."""
 
     sample_output_file: str | None = None
-    """Where the continued prompts go (default: the name of --sample-input-file with .out). A name
-    that ends in .jsonl gets one JSON object a line."""
+    """Output file of the continued prompts (default: the name of --sample-input-file with .out). A
+    name that ends in .jsonl gets one JSON object a line."""
 
     num_samples: int = 0
     """Number of texts to generate without a prompt, into --genfile."""
@@ -34,23 +34,22 @@ class GenerationConfig:
     """File for texts generated without a prompt: one JSON object a line with text, length, finished."""
 
     out_seq_length: int = 1024
-    """Most tokens added to a prompt."""
+    """Maximum number of tokens generated after a prompt."""
 
     greedy: bool = False
-    """Always take the likeliest token."""
+    """Always choose the most likely token."""
 
     temperature: float = 1.0
-    """Logits are divided by this: below 1 likely tokens become likelier; 0: as --greedy."""
+    """Divisor of the logits: below 1 favours likely tokens; 0: as --greedy."""
 
     top_k: Annotated[int, Spelling("--top_k", ("--top-k",))] = 0
-    """Choose among so many likeliest tokens; 0: among all."""
+    """Sample from the N most likely tokens; 0: from all."""
 
     top_p: Annotated[float, Spelling("--top_p", ("--top-p",))] = 0.0
-    """Choose among the likeliest tokens that together have this probability; 0: among all."""
+    """Sample from the most likely tokens whose probabilities sum up to this (nucleus sampling); 0: from all."""
 
     beam_width: Annotated[int | None, Spelling("--beam-width", ("--beam_width",))] = None
-    """Search for the likeliest continuation, with so many kept at each step, instead of choosing
-    token by token."""
+    """Beam search for the most likely continuation with this number of beams, instead of sampling."""
 
     length_penalty: Annotated[float, Spelling("--length-penalty", ("--length_penalty",))] = 1.0
     """Log-probabilities of --beam-width are divided by the length to this power; 0 favours short
@@ -95,7 +94,7 @@ def inference_dtype(
 
 
 def generation_problems(generation: GenerationConfig) -> Iterator[str]:
-    """Yield every contradiction in what to generate, and how."""
+    """Yield every contradiction between the flags of generation."""
     modes = {
         "--prompt": generation.prompt is not None,
         "--sample-input-file": generation.sample_input_file is not None,
@@ -124,9 +123,9 @@ def generation_problems(generation: GenerationConfig) -> Iterator[str]:
 
 
 def sampling_problems(generation: GenerationConfig) -> Iterator[str]:
-    """Yield every reason why tokens cannot be chosen so, whatever the vocabulary."""
+    """Yield every problem of the sampling flags, for any vocabulary."""
     if generation.temperature < 0:
-        yield f"--temperature {generation.temperature} must be at least 0; 0 takes the likeliest token"
+        yield f"--temperature {generation.temperature} must be at least 0; 0 is as --greedy"
     if generation.top_k < 0:
         yield f"--top_k {generation.top_k} must be at least 0"
     if not 0 <= generation.top_p <= 1:
@@ -134,13 +133,13 @@ def sampling_problems(generation: GenerationConfig) -> Iterator[str]:
     if generation.greedy and (
         generation.top_k or generation.top_p or generation.temperature not in (0, 1)
     ):
-        yield "--greedy takes the likeliest token: leave --top_k, --top_p and --temperature out"
+        yield "--greedy always chooses the most likely token: leave --top_k, --top_p and --temperature out"
     if generation.top_k and generation.top_p:
         yield "--top_k and --top_p exclude each other: give one of them"
 
 
 def vocabulary_problems(generation: GenerationConfig, *, vocab_size: int) -> Iterator[str]:
-    """Yield every reason why tokens of this vocabulary cannot be chosen so."""
+    """Yield every problem of the sampling flags with this vocabulary."""
     if generation.top_k > vocab_size:
         yield f"--top_k {generation.top_k} is more than the vocabulary's {vocab_size} tokens"
     for token in generation.stop_tokens or ():
@@ -172,7 +171,7 @@ def _has_objects(generation: GenerationConfig) -> bool:
 def layout_problems(
     parallel: ParallelConfig, spec: ModelSpec, *, world_size: int, replicas: int = 1
 ) -> Iterator[str]:
-    """Yield every reason why so many processes cannot share the network."""
+    """Yield every reason why `world_size` processes cannot share the network."""
     tensor = parallel.tensor_model_parallel_size
     pipeline = parallel.pipeline_model_parallel_size
     if wrong := [*world_size_problems(parallel, world_size)]:
@@ -200,7 +199,7 @@ def layout_problems(
 
 
 def room_problems(generation: GenerationConfig, spec: ModelSpec, *, rows: int) -> Iterator[str]:
-    """Yield why the KV cache cannot have so many rows, or such long ones."""
+    """Yield every problem of the size of the KV cache."""
     if rows < 1:
         yield f"--micro-batch-size {rows} must be at least 1"
     given = generation.inference_max_seq_length

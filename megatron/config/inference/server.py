@@ -32,15 +32,15 @@ class ServingConfig:
     checkpoint's, or the tokenizer's)."""
 
     max_prompts: int = 128
-    """Most prompts of a request."""
+    """Maximum number of prompts of a request."""
 
     max_request_tokens: Annotated[
         int, Spelling("--max-request-tokens", ("--max-tokens-to-oom",))
     ] = 12000
-    """Most tokens of a request: those of its prompts, and those that may follow each."""
+    """Maximum number of tokens of a request: prompts and continuations."""
 
     max_body_bytes: int = 1 << 20
-    """Most bytes of a request."""
+    """Maximum size of a request in bytes."""
 
     max_queue: int = 1024
     """Length of the queue, in sequences; while it is full, further requests are refused."""
@@ -58,10 +58,10 @@ class Limits:
 
     new_tokens: int  # for each prompt
     prompts: int
-    request_tokens: int  # of all prompts, with what may follow
+    request_tokens: int  # of all prompts and their continuations
     body_bytes: int
     queue: int  # waiting sequences
-    grace_s: float  # to finish what is under way
+    grace_s: float  # for running requests to finish
     request_s: float  # for the headers of a request, and for its body, to arrive
 
 
@@ -114,4 +114,4 @@ def serving_problems(server: ServingConfig, generation: GenerationConfig) -> Ite
         "--logprobs": generation.logprobs,
     }
     if given := [flag for flag, on in of_a_request.items() if on]:
-        yield f"each request sets this for itself, so leave it out: {', '.join(given)}"
+        yield f"these are set by each request; leave them out: {', '.join(given)}"

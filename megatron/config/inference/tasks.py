@@ -43,7 +43,7 @@ class HarnessConfig:
     intermed_results: Annotated[bool, Spelling("--intermed_results", ("--intermed-results",))] = (
         False
     )
-    """Take one task after the other, and write what is known after each."""
+    """Run one task after the other, and write the results so far after each."""
 
     num_fewshot: Annotated[int | None, Spelling("--num_fewshot", ("--num-fewshot",))] = None
     """Solved examples before each question (default: those of each task)."""

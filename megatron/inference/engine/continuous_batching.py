@@ -178,7 +178,7 @@ class Engine:
         if request.prompt_logprobs and self.runner.sees_prefix:
             yield (
                 "a prefix language model has no log-probabilities of the prompt: its tokens attend "
-                "to those behind them"
+                "to later ones"
             )
 
     def add(self, request: Request) -> int:

@@ -104,7 +104,7 @@ class CachedAttention:
 class Prefill:
     """Prefill: attention over new sequences as in training, which fill the rows from `first` on.
 
-    The padding behind shorter sequences is stored too; decode steps overwrite it before any query
+    The padding after shorter sequences is stored too; decode steps overwrite it before any query
     attends to it.
     """
 

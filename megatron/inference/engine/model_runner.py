@@ -27,7 +27,7 @@ from megatron.tensor_parallel.sharding import exact_quotient, shard_of
 Value = TypeVar("Value")
 
 _HEAD_POSITIONS = 256
-"""Positions whose logits are in memory at once when whole texts are scored."""
+"""Positions whose logits are in memory at once when full texts are scored."""
 
 
 class ModelRunner:

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 _CANDIDATES = 128
-"""Number of most likely tokens that top-p and min-p sort at first; more if these are not enough."""
+"""Number of most likely tokens that top-p and min-p sort at first."""
 
 _GREEDY_BELOW = 1e-4
 """Temperature below which sampling is greedy: logits / temperature would overflow float32."""
@@ -76,12 +77,15 @@ def sample_tokens(
     samplings: Sequence[SamplingParams],
     draws: Sequence[float],
     lengths: Sequence[int],
+    *,
+    candidates: int = _CANDIDATES,
 ) -> list[int]:
     """Sample the next token of each row, independently of the other rows.
 
     Args:
         draws: a uniform random number in [0, 1) for each row; greedy rows ignore it.
         lengths: number of tokens generated before, for each row.
+        candidates: see `limit_logits`.
 
     Shapes: logits_bv [b, V] float32, of real tokens only.
     Source: arXiv:1904.09751, section 3.1, for top_p; arXiv:2407.01082 for min_p.
@@ -92,7 +96,10 @@ def sample_tokens(
     for selected, sample in (
         (greedy, _argmax),
         ([i for i, limit in enumerate(limits) if not limit and i not in greedy], _sample_from_all),
-        ([i for i, limit in enumerate(limits) if limit and i not in greedy], _sample_from_top),
+        (
+            [i for i, limit in enumerate(limits) if limit and i not in greedy],
+            partial(_sample_from_top, candidates=candidates),
+        ),
     ):
         if selected:
             own = logits_bv if len(selected) == len(samplings) else logits_bv[selected]
@@ -114,21 +121,45 @@ def _sample_from_all(logits_bv: Tensor, rows: _Rows) -> Tensor:
     return _draw(_tempered(logits_bv, rows), rows)
 
 
-def _sample_from_top(logits_bv: Tensor, rows: _Rows) -> Tensor:
+def _sample_from_top(logits_bv: Tensor, rows: _Rows, *, candidates: int) -> Tensor:
     """Sample with top-k, top-p or min-p: from the first tokens in order of probability."""
-    logits_bv = _tempered(logits_bv, rows)
+    samplings, lengths = [s for s, *_ in rows], [length for *_, length in rows]
+    ordered_bn, order_bn = limit_logits(
+        _tempered(logits_bv, rows), samplings, lengths, candidates=candidates
+    )
+    return order_bn.gather(1, _draw(ordered_bn, rows)[:, None])[:, 0]
+
+
+def limit_logits(
+    logits_bv: Tensor,
+    samplings: Sequence[SamplingParams],
+    lengths: Sequence[int],
+    *,
+    candidates: int = _CANDIDATES,
+) -> tuple[Tensor, Tensor]:
+    """Apply top-k, top-p and min-p: return the largest logits in descending order, and their tokens.
+
+    Args:
+        lengths: number of tokens generated before, for each row.
+        candidates: number of logits that are sorted at first; more if these are not enough.
+
+    Shapes: logits_bv [b, V] -> [b, n] with -inf for excluded tokens, and [b, n].
+    """
     size, device = logits_bv.size(1), logits_bv.device
-    counts_b1 = torch.tensor([[s.top_k or size] for s, *_ in rows], device=device)
+    counts_b1 = torch.tensor([[s.top_k or size] for s in samplings], device=device)
     masses_b1 = torch.tensor(
-        [[s.top_p_after(length) if s.top_p else math.inf] for s, _, length in rows],
+        [
+            [s.top_p_after(length) if s.top_p else math.inf]
+            for s, length in zip(samplings, lengths, strict=True)
+        ],
         device=device,
     )
     distances_b1 = torch.tensor(
-        [[-math.log(s.min_p) if s.min_p else math.inf] for s, *_ in rows], device=device
+        [[-math.log(s.min_p) if s.min_p else math.inf] for s in samplings], device=device
     )
     full_b1 = logits_bv.logsumexp(-1, keepdim=True)
     # Sorting the full vocabulary would take longer than a small model's layers.
-    count = max((s.top_k or _CANDIDATES) for s, *_ in rows)
+    count = max((s.top_k or candidates) for s in samplings)
     while True:
         count = min(count, size)
         ordered_bn, order_bn = logits_bv.topk(count)
@@ -146,8 +177,7 @@ def _sample_from_top(logits_bv: Tensor, rows: _Rows) -> Tensor:
     # A token is cut by the probabilities of more likely ones; the most likely token always stays.
     cut_bn = (before_bn >= masses_b1) | is_beyond_bn | is_rare_bn
     cut_bn[:, 0] = False
-    index_b = _draw(ordered_bn.masked_fill(cut_bn, -torch.inf), rows)
-    return order_bn.gather(1, index_b[:, None])[:, 0]
+    return ordered_bn.masked_fill(cut_bn, -torch.inf), order_bn
 
 
 def _tempered(logits_bv: Tensor, rows: _Rows) -> Tensor:

@@ -103,9 +103,9 @@ class HarnessModel(LM):
         if not context:
             return self._with_context(continuation)
         before = context.rstrip()
-        whole = self._encode(context + continuation)
+        full = self._encode(context + continuation)
         tokens = self._encode(before)
-        return tokens or [self.tokenizer.eod], whole[len(tokens) :]
+        return tokens or [self.tokenizer.eod], full[len(tokens) :]
 
     def _with_context(self, text: str) -> tuple[list[int], list[int]]:
         """Return the context of a document and the tokens of `text`.

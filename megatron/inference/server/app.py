@@ -127,14 +127,14 @@ class RequestMiddleware:
             took_s = time.monotonic() - started_at
             self.metrics.count(path if path in self.paths else "other", status, took_s)
             if path in self.paths and not scope.get("state", {}).get("no_log"):
-                shown = status or "the client left"
+                shown = status or "the client disconnected"
                 log.info("%s %s | status: %s | time: %.3f s", method, path, shown, took_s)
 
     async def _check_and_call(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         path = scope["path"]
         if path not in OPEN_PATHS and not self._has_key(headers.get(b"authorization", b"")):
-            message = "this server asks for the header Authorization: Bearer API-KEY"
+            message = "this server needs the header Authorization: Bearer API-KEY"
             refusal = error_response(path, 401, message)
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
@@ -192,7 +192,7 @@ def _add_views(app: FastAPI, served: ServedModel, metrics: Metrics) -> None:
         return JSONResponse({"status": state}, status_code=200 if state == "ok" else 503)
 
     @app.get("/metrics", responses=metrics_responses(), response_class=PlainTextResponse)
-    async def tell_metrics() -> Response:
+    async def show_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -236,9 +236,9 @@ def _add_error_handlers(app: FastAPI, routes: Sequence[str]) -> None:
         headers = error.headers or {}
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"there is no such path: write {', '.join(routes)}"
+            message = f"there is no such path: use {', '.join(routes)}"
         elif error.status_code == 405:
-            message = f"{http.method} is not for this path: write {headers.get('Allow')}"
+            message = f"{http.method} is not allowed for this path: use {headers.get('Allow')}"
         elif error.status_code == 400:  # of the framework, which could not parse the body
             message = unreadable_body(error.__cause__)
         refusal = refuse(http, error.status_code, printable(message))
@@ -247,4 +247,4 @@ def _add_error_handlers(app: FastAPI, routes: Sequence[str]) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(http: Request, error: Exception) -> JSONResponse:
-        return refuse(http, 500, "an error of the server; see its log")
+        return refuse(http, 500, "internal error: see the server's log")

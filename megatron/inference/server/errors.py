@@ -13,10 +13,10 @@ from megatron.inference.server.schemas import MegatronError
 Responses = dict[int | str, dict[str, Any]]
 
 _REASONS = {
-    400: "The request is wrong: all that is wrong is listed.",
-    401: "The API key is missing or another one.",
-    404: "There is no such model.",
-    408: "The body did not come in time.",
+    400: "The request is invalid; all errors are listed.",
+    401: "The API key is missing or wrong.",
+    404: "There is no model with this name.",
+    408: "The body did not arrive in time.",
     413: "The body is larger than --max-body-bytes.",
     503: "Too many sequences are waiting, or the server is shutting down.",
 }
@@ -53,7 +53,7 @@ def openai_error(message: str, *, status: int, code: str | None = None) -> dict[
 
 
 def validation_message(errors: Iterable[Mapping[str, Any]]) -> str:
-    """Return all errors that pydantic has found, in one line."""
+    """Return all of pydantic's validation errors in one line."""
     return printable("; ".join(dict.fromkeys(map(_field_message, errors))))
 
 

@@ -78,7 +78,7 @@ async def _answer(served: ServedModel, body: MegatronBody) -> Record:
     """Generate, and return the response to `body`.
 
     Raises:
-        ConfigError, DataError: lists what is wrong with the fields.
+        ConfigError, DataError: lists all problems of the fields.
         Unavailable: the queue is full, or the server is shutting down.
     """
     raise_if_any(_problems(served, body))

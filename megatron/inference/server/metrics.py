@@ -12,13 +12,13 @@ _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class Metrics:
-    """The counts of one server."""
+    """Prometheus metrics of one server."""
 
     def __init__(self, engine_thread: EngineThread):
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "megatron_requests",
-            "Requests answered; status 0: the client left.",
+            "Requests; status 0: the client has disconnected.",
             ["path", "status"],
             registry=self._registry,
         )
@@ -43,19 +43,19 @@ class Metrics:
 
 class _OfEngine(Collector):
     def __init__(self, engine_thread: EngineThread):
-        self._loop = engine_thread
+        self._engine_thread = engine_thread
 
     def collect(self) -> Iterator[Metric]:
-        loop = self._loop
+        thread = self._engine_thread
         yield CounterMetricFamily(
-            "megatron_generated_tokens", "Tokens chosen.", value=loop.num_tokens
+            "megatron_generated_tokens", "Generated tokens.", value=thread.num_tokens
         )
         yield CounterMetricFamily(
-            "megatron_prompt_tokens", "Tokens of prompts taken.", value=loop.num_prompt_tokens
+            "megatron_prompt_tokens", "Tokens of accepted prompts.", value=thread.num_prompt_tokens
         )
         yield GaugeMetricFamily(
-            "megatron_sequences_waiting", "Sequences that wait.", value=loop.num_waiting
+            "megatron_sequences_waiting", "Waiting sequences.", value=thread.num_waiting
         )
         yield GaugeMetricFamily(
-            "megatron_sequences_running", "Sequences under way.", value=loop.num_running
+            "megatron_sequences_running", "Running sequences.", value=thread.num_running
         )

@@ -31,7 +31,7 @@ SEED_LIMIT = 1 << 63
 
 
 def unsupported(reason: str) -> BeforeValidator:
-    """Return a validator for a field that clients know and this server refuses with `reason`."""
+    """Return a validator for an unsupported field of other servers, refused with `reason`."""
 
     def refuse(value: Any) -> Any:
         raise ValueError(f"{reason}; leave it out")
@@ -95,12 +95,12 @@ class Answer(BaseModel):
 
 
 class MegatronError(Answer):
-    """Why a request is refused."""
+    """Error of PUT /api."""
 
     error: str
 
 
 class HealthAnswer(Answer):
-    """Whether requests are taken."""
+    """State of the server."""
 
     status: Literal["ok", "closing", "failed"]

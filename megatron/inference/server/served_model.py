@@ -47,7 +47,7 @@ class ServedModel:
     def new_tokens(
         self, prompts: Sequence[Sequence[int]], requested: int | None, usual: int, copies: int = 1
     ) -> int:
-        """Return the limit of generated tokens (default: `usual`, or fewer if the limits say so)."""
+        """Return the limit of generated tokens (default: `usual`, at most the limits)."""
         if requested is not None:
             return requested
         num_prompt = sum(map(len, prompts))
@@ -85,7 +85,7 @@ class ServedModel:
         """Refuse requests that the engine would refuse.
 
         Raises:
-            ConfigError: lists what is wrong with the requests.
+            ConfigError: lists all problems of the requests.
         """
         engine = self.engine_thread.engine
         raise_if_any(dict.fromkeys(p for request in requests for p in engine.problems(request)))

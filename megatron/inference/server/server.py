@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
     ):
         self.engine_thread, self.grace_s, self.last_step_s = engine_thread, grace_s, last_step_s
         self.launchers = launchers or Launchers(is_parent=False)
-        self._ignores_interrupts = False
+        self.ignores_interrupts = False
         engine_thread.on_failure = self.stop
         self.listener = listener(host, port)
         super().__init__(
@@ -131,7 +131,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Shut down; a second Ctrl-C does not wait for running requests."""
-        if sig == signal.SIGINT and self._ignores_interrupts:
+        if sig == signal.SIGINT and self.ignores_interrupts:
             return
         if self.engine_thread.is_open:
             self.stop()
@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
             ServingError: the engine has failed, or hangs and does not end.
         """
         # Shells ignore SIGINT in background jobs; uvicorn would handle it all the same.
-        self._ignores_interrupts = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        self.ignores_interrupts = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
         # Before uvicorn sets its handlers and after it has removed them: the program must end normally.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.handle_exit)

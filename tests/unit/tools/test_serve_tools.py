@@ -46,7 +46,7 @@ def test_every_mistake_is_reported_at_once():
     )
     generation = GenerationConfig(prompt="a", beam_width=2, out_seq_length=0)
     found = "\n".join(serving_problems(options, generation))
-    for messages in (
+    for reported in (
         "--port 70000 must be between",
         "--api-key or --api-key-file, not both",
         "--api-key is empty",
@@ -54,9 +54,9 @@ def test_every_mistake_is_reported_at_once():
         "--out-seq-length 0 must be at least 1",
         "--shutdown-grace -1 must be at least 0",
         "--request-timeout 0 must be a number of seconds above 0",
-        "each request sets this for itself, so leave it out: --prompt, --beam-width",
+        "--prompt, --beam-width",
     ):
-        assert messages in found
+        assert reported in found
     assert [*serving_problems(ServingConfig(), GenerationConfig())] == []
 
 
@@ -102,13 +102,13 @@ def test_what_is_typed_is_continued(group, client_tool, tmp_path, monkeypatch, c
         typed = "The cat\n5\n\n1\nThe\nmany\nThe\n999\n"
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
         client_tool.main([address, "--api-key-file", str(key)])
-        messages = capsys.readouterr().out
-        assert "Megatron Response:\nThe cat" in messages and "Megatron Response:\n<eod>" in messages
-        assert "'many' is no number of tokens" in messages
-        assert "Error 400: 999 new tokens are more than 48" in messages
+        reported = capsys.readouterr().out
+        assert "Megatron Response:\nThe cat" in reported and "Megatron Response:\n<eod>" in reported
+        assert "'many' is not a number of tokens" in reported
+        assert "Error 400: 999 new tokens are more than 48" in reported
         monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
         client_tool.main([address])
-        assert "Error 401: this server asks for" in capsys.readouterr().out
+        assert "Error 401: this server needs" in capsys.readouterr().out
     for wrong in (address, "127.0.0.1:port", "[", f"http://{address}"):
         monkeypatch.setattr(sys, "stdin", io.StringIO("a\n1\n"))
         with pytest.raises(MegatronError, match="no answer from http"):

@@ -4,7 +4,7 @@ import pytest
 
 from megatron.common.errors import TrainingError
 from megatron.training.loop.journal import Journal
-from megatron.training.replay import _told
+from megatron.training.replay import recorded_step
 
 STEP = {
     **{"first_sample": 0, "samples": 4, "tokens": 32, "seq_length": 8, "learning_rate": 0.1},
@@ -23,12 +23,12 @@ def test_spikes_are_those_of_the_attempt_that_stands(tmp_path):
     )
     for loss, iteration in enumerate((5, 10), 1):
         journal.write("step", STEP | {"iteration": iteration, "lm_loss": loss})
-    record, spikes = _told(tmp_path, 10)
+    record, spikes = recorded_step(tmp_path, 10)
     assert record["lm_loss"] == 2
     assert spikes == ((8, 8), (9, 9))
-    with pytest.raises(TrainingError, match="--replay-step 9: .* has no such step"):
-        _told(tmp_path, 9)
+    with pytest.raises(TrainingError, match="--replay-step 9: .* has no record"):
+        recorded_step(tmp_path, 9)
     # Started once more from before all of that.
     journal.start(2, {})
     journal.write("step", STEP | {"iteration": 3, "lm_loss": 3})
-    assert _told(tmp_path, 3)[1] == ()
+    assert recorded_step(tmp_path, 3)[1] == ()

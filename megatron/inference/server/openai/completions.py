@@ -82,7 +82,7 @@ class CompletionRequest(OpenAIRequest):
     """One request of POST /v1/completions.
 
     Raises:
-        ConfigError, DataError: lists what is wrong with the fields.
+        ConfigError, DataError: lists all problems of the fields.
         UnknownModel: another model is requested.
     """
 
@@ -133,13 +133,13 @@ def _completion_problems(served: ServedModel, body: CompletionBody) -> Iterator[
     if body.best_of is not None and body.best_of < body.n:
         yield f"best_of: {body.best_of} is less than n, {body.n}"
     if body.best_of is not None and body.best_of > body.n and body.stream:
-        yield "best_of: the best are known at the end, so that they cannot be streamed"
+        yield "best_of: cannot be streamed, because the best are known only at the end"
     if not body.suffix:
         return
     if served.fim is None:
         yield "suffix: this model was not trained for fill-in-the-middle (--fim-rate); leave it out"
     if body.echo:
-        yield "suffix: echo repeats a prompt, and cannot repeat what is around a gap; leave one out"
+        yield "suffix: echo cannot repeat the text around a gap; leave one of them out"
     if not isinstance(body.prompt, str):
         yield "suffix: the prompt must be one text"
 
@@ -174,7 +174,7 @@ class ChatRequest(OpenAIRequest):
     """One request of POST /v1/chat/completions.
 
     Raises:
-        ConfigError, DataError: lists what is wrong with the fields.
+        ConfigError, DataError: lists all problems of the fields.
         UnknownModel: another model is requested.
     """
 

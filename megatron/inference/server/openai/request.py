@@ -59,7 +59,7 @@ class OpenAIRequest(ABC):
         stop_strings: besides those of the body.
 
     Raises:
-        ConfigError: lists what is wrong with the fields.
+        ConfigError: lists all problems of the fields.
         UnknownModel: another model is requested.
     """
 

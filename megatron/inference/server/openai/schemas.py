@@ -71,14 +71,14 @@ _TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
 class StreamOptions(Body):
-    """What a stream has besides the text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class OpenAIBody(Body):
-    """The fields that both interfaces have."""
+    """The common fields of completions and chat completions."""
 
     model: str
     max_tokens: int | None = Field(None, ge=0)
@@ -174,13 +174,13 @@ class ChatMessage(Body):
         return "".join(part.text for part in self.content)
 
     def for_template(self) -> dict[str, str]:
-        """Return the message as chat templates know it."""
+        """Return the message as a dictionary for chat templates."""
         named = {"name": self.name} if self.name is not None else {}
         return {"role": self.role, "content": self.text, **named}
 
 
 class TextFormat(Body):
-    """The format of answers: text."""
+    """The only supported response_format."""
 
     type: Literal["text"]
 
@@ -219,7 +219,7 @@ class ChatBody(OpenAIBody):
 
 
 class ErrorDetails(Answer):
-    """Why a request is refused."""
+    """Details of an error."""
 
     message: str
     type: Literal["invalid_request_error", "server_error"]
@@ -228,7 +228,7 @@ class ErrorDetails(Answer):
 
 
 class OpenAIError(Answer):
-    """A refusal in OpenAI's shape."""
+    """An error in OpenAI's format."""
 
     error: ErrorDetails
 
@@ -279,7 +279,7 @@ class ChatToken(Answer):
 
 
 class ChatTokenWithTop(ChatToken):
-    """A token, and the likeliest ones at its position."""
+    """A token, and the most likely tokens at its position."""
 
     top_logprobs: list[ChatToken]
 

@@ -75,15 +75,15 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_is_no_worse(network):
 def test_a_search_that_nobody_waits_for_is_left_between_tokens(network):
     model, spec = network
     engine = engine_of(model, spec, rows=3)
-    asked = []
+    busy = []
 
     def goes_on():
-        asked.append(engine.is_busy)
-        return len(asked) < 3
+        busy.append(engine.is_busy)
+        return len(busy) < 3
 
     search = BeamSearchRequest(prompt=PROMPT, width=3, max_new_tokens=6)
     assert engine.run_alone(search, goes_on) == []
-    assert (len(asked), engine.is_busy) == (3, False)
+    assert (len(busy), engine.is_busy) == (3, False)
     found = engine.run_alone(search)
     assert found == engine_of(model, spec, rows=3).run_alone(search) != []
 

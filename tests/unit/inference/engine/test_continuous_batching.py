@@ -80,7 +80,7 @@ def prompts(count=7):
     ]
 
 
-def asked(prompt, new=5, **options):
+def request_of(prompt, new=5, **options):
     return Request(prompt=prompt, max_new_tokens=new, **({"sampling": GREEDY} | options))
 
 
@@ -96,7 +96,7 @@ def test_greedy_tokens_are_those_without_a_cache(group, changes):
     model = random_model(group, spec)
     # Fewer rows than prompts, of different lengths, so that they join and leave; no two budgets
     # are equal, so that the rows that move are those of others.
-    requests = [asked(prompt, new) for new, prompt in enumerate(prompts(), start=2)]
+    requests = [request_of(prompt, new) for new, prompt in enumerate(prompts(), start=2)]
     expected = [plainly_continued(model, spec, r.prompt, r.max_new_tokens) for r in requests]
     assert len({token for tokens in expected for token in tokens}) > 5
     for options in ({"rows": 3}, {"rows": 1}, {"rows": 3, "recompute": True}):
@@ -107,7 +107,7 @@ def test_greedy_tokens_are_those_without_a_cache(group, changes):
 
 def test_a_prefix_is_seen_as_a_whole(network):
     model, spec = network
-    requests = [asked(prompt) for prompt in prompts()]
+    requests = [request_of(prompt) for prompt in prompts()]
     expected = [plainly_continued(model, spec, r.prompt, 5, prefix=len(r.prompt)) for r in requests]
     causal = [plainly_continued(model, spec, r.prompt, 5) for r in requests]
     assert expected != causal
@@ -115,7 +115,7 @@ def test_a_prefix_is_seen_as_a_whole(network):
         engine = engine_of(model, spec, rows=3, sees_prefix=True, recompute=recompute)
         assert [list(done.tokens) for done in completed(engine, *requests)] == expected
     with pytest.raises(ConfigError, match="prefix language model"):
-        engine.add(asked((1, 2), prompt_logprobs=True))
+        engine.add(request_of((1, 2), prompt_logprobs=True))
 
 
 def test_draws_of_a_sequence_do_not_depend_on_the_others(network):
@@ -127,13 +127,15 @@ def test_draws_of_a_sequence_do_not_depend_on_the_others(network):
         SamplingParams(),
     ]
     requests = [
-        asked(prompt, 6, sampling=options[i % 4], seed=f"7:{i}")
+        request_of(prompt, 6, sampling=options[i % 4], seed=f"7:{i}")
         for i, prompt in enumerate(prompts(9))
     ]
     alone = [completed(engine_of(model, spec, rows=1), request)[0].tokens for request in requests]
     together = completed(engine_of(model, spec, rows=5), *requests)
     assert [done.tokens for done in together] == alone
-    other = [completed(engine_of(model, spec), asked(r.prompt, 6, seed="8"))[0] for r in requests]
+    other = [
+        completed(engine_of(model, spec), request_of(r.prompt, 6, seed="8"))[0] for r in requests
+    ]
     assert [done.tokens for done in other] != alone
 
 
@@ -142,7 +144,7 @@ def test_padded_tokens_are_never_drawn(group):
     flat = SamplingParams(temperature=1e4)
     done = completed(
         engine_of(random_model(group, spec), spec, rows=9),
-        *(asked((1,), 13, sampling=flat, seed=seed) for seed in range(9)),
+        *(request_of((1,), 13, sampling=flat, seed=seed) for seed in range(9)),
     )
     assert {token for one in done for token in one.tokens} == {0, 1, 2}
 
@@ -150,7 +152,7 @@ def test_padded_tokens_are_never_drawn(group):
 def test_probabilities_are_those_of_the_network(network):
     model, spec = network
     requests = [
-        asked(prompt, 4, logprobs=True, prompt_logprobs=i % 2 == 0, top_logprobs=2)
+        request_of(prompt, 4, logprobs=True, prompt_logprobs=i % 2 == 0, top_logprobs=2)
         for i, prompt in enumerate(prompts())
     ]
     for request, done in zip(requests, completed(engine_of(model, spec), *requests), strict=True):
@@ -161,25 +163,25 @@ def test_probabilities_are_those_of_the_network(network):
         own = torch.tensor([choice.logprob for choice in done.new_tokens])
         torch.testing.assert_close(own, expected[before:], atol=1e-5, rtol=1e-5)
         if request.prompt_logprobs:
-            told = torch.tensor(done.prompt_logprobs)
-            torch.testing.assert_close(told, expected[:before], atol=1e-5, rtol=1e-5)
-            for place, choice in enumerate(done.prompt_tokens):
-                assert choice.token == text[place + 1]
-                likeliest = table[place].topk(2)
-                assert [token for token, _ in choice.top] == likeliest.indices.tolist()
+            reported = torch.tensor(done.prompt_logprobs)
+            torch.testing.assert_close(reported, expected[:before], atol=1e-5, rtol=1e-5)
+            for index, choice in enumerate(done.prompt_tokens):
+                assert choice.token == text[index + 1]
+                most_likely = table[index].topk(2)
+                assert [token for token, _ in choice.top] == most_likely.indices.tolist()
                 values = torch.tensor([value for _, value in choice.top])
-                torch.testing.assert_close(values, likeliest.values, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(values, most_likely.values, atol=1e-5, rtol=1e-5)
         else:
             assert done.prompt_logprobs == []
-        for place, choice in enumerate(done.new_tokens, start=before):
-            assert [token for token, _ in choice.top] == table[place].topk(2).indices.tolist()
+        for index, choice in enumerate(done.new_tokens, start=before):
+            assert [token for token, _ in choice.top] == table[index].topk(2).indices.tolist()
 
 
 def test_a_prompt_can_be_weighed_without_going_on(network):
     model, spec = network
     prompt = prompts()[0] * 2  # as many tokens as there are positions leave room for none
     (done,) = completed(
-        engine_of(model, spec), asked(prompt[:14], new=0, prompt_logprobs=True, logprobs=True)
+        engine_of(model, spec), request_of(prompt[:14], new=0, prompt_logprobs=True, logprobs=True)
     )
     assert (done.tokens, done.finish_reason) == ((), "length")
     assert len(done.prompt_logprobs) == len(prompt[:14]) - 1
@@ -197,10 +199,10 @@ def test_a_text_ends_at_a_token_a_string_or_where_positions_do(network):
     string = f"{free[1]}> <{free[2]}"
     by_length, by_token, by_string, by_first = completed(
         engine,
-        asked(prompt, 99),
-        asked(prompt, 99, stop_tokens=frozenset({free[2]})),
-        asked(prompt, 99, stop_strings=("never", string)),
-        asked(prompt, 99, stop_strings=(f" <{free[0]}>",)),
+        request_of(prompt, 99),
+        request_of(prompt, 99, stop_tokens=frozenset({free[2]})),
+        request_of(prompt, 99, stop_strings=("never", string)),
+        request_of(prompt, 99, stop_strings=(f" <{free[0]}>",)),
     )
     assert (list(by_length.tokens), by_length.finish_reason) == (free, "length")
     assert (list(by_token.tokens), by_token.finish_reason) == (
@@ -217,7 +219,9 @@ def test_a_barred_token_does_not_come_after_its_forerunner(network):
         first, second, third = plainly_continued(model, spec, prompt, 3)
         barred = frozenset({(first, second), (29, third)})
         free, held = completed(
-            engine_of(model, spec), asked(prompt, 3), asked(prompt, 3, barred=barred, logprobs=True)
+            engine_of(model, spec),
+            request_of(prompt, 3),
+            request_of(prompt, 3, barred=barred, logprobs=True),
         )
         assert free.tokens == (first, second, third)
         table = plain_logits(model, spec, [*prompt, first])[-1]
@@ -232,7 +236,7 @@ def test_a_barred_token_does_not_come_after_its_forerunner(network):
 def test_sequences_join_and_leave_between_steps(network):
     model, spec = network
     engine = engine_of(model, spec, rows=2)
-    first, second, third = (asked(prompt, 6) for prompt in prompts(3))
+    first, second, third = (request_of(prompt, 6) for prompt in prompts(3))
     numbers = [engine.add(first), engine.add(second)]
     seen = {number: [] for number in [*numbers, 3]}
 
@@ -257,37 +261,37 @@ def test_sequences_join_and_leave_between_steps(network):
 
 
 @pytest.mark.parametrize(
-    ("request_", "told"),
+    ("refused", "reported"),
     [
-        (asked(()), r"a prompt has 0 tokens; it needs at least 1 and at most 13"),
-        (asked((1,) * 14), r"a prompt has 14 tokens"),
-        (asked((29,)), r"a token outside the vocabulary of 29"),
-        (asked((1,), new=-1), r"-1 new tokens"),
+        (request_of(()), r"a prompt has 0 tokens; it needs at least 1 and at most 13"),
+        (request_of((1,) * 14), r"a prompt has 14 tokens"),
+        (request_of((29,)), r"a token outside the vocabulary of 29"),
+        (request_of((1,), new=-1), r"-1 new tokens"),
     ],
 )
-def test_a_request_that_cannot_be_taken_is_refused(network, request_, told):
-    with pytest.raises(ConfigError, match=told):
-        engine_of(*network).add(request_)
+def test_a_request_that_cannot_be_taken_is_refused(network, refused, reported):
+    with pytest.raises(ConfigError, match=reported):
+        engine_of(*network).add(refused)
 
 
 def test_weights_of_another_network_are_refused(group, network):
     model, spec = network
-    for changes, told in (
+    for changes, reported in (
         ({"tied_embeddings": False}, r"no weight 1\.word_embeddings\.weight"),
         ({"ffn_hidden_size": 16}, r"weight 3\.mlp\.dense_h_to_4h\.weight of the checkpoint"),
     ):
-        with pytest.raises(CheckpointError, match=told):
+        with pytest.raises(CheckpointError, match=reported):
             engine_of(model, tiny_spec(**SIZES | changes))
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf])
-def test_logits_that_are_no_numbers_are_told(network, broken):
+def test_nan_logits_are_reported(network, broken):
     model, spec = network
     with torch.no_grad():
         dict(model.named_parameters())["3.mlp.dense_h_to_4h.weight"][0] = broken
     engine = engine_of(model, spec)
     for go_on in (
-        lambda: completed(engine, asked((1, 2))),
+        lambda: completed(engine, request_of((1, 2))),
         lambda: engine_of(model, spec).run_alone(
             BeamSearchRequest(prompt=(1,), width=2, max_new_tokens=2)
         ),
@@ -301,13 +305,13 @@ def test_a_sequence_without_numbers_fails_alone(group):
     """And leaves nothing behind in its row, which the next sequence takes over."""
     spec = tiny_spec(**SIZES | LLAMA)
     model = random_model(group, spec)
-    others = [asked((1, 2)), asked((3, 1, 4, 1, 6)), asked((2, 7, 1))]
+    others = [request_of((1, 2)), request_of((3, 1, 4, 1, 6)), request_of((2, 7, 1))]
     expected = [one.tokens for one in completed(engine_of(model, spec), *others)]
     assert not any(5 in tokens for tokens in expected)
     with torch.no_grad():
         dict(model.named_parameters())["1.word_embeddings.weight"][5] = torch.nan
     engine = engine_of(model, spec, rows=2)
-    numbers = [engine.add(one) for one in (asked((1, 5, 2, 2, 2, 2)), *others)]
+    numbers = [engine.add(one) for one in (request_of((1, 5, 2, 2, 2, 2)), *others)]
     tokens = {number: [] for number in numbers}
     reasons = {}
     while engine.is_busy:
@@ -322,6 +326,6 @@ def test_a_sequence_without_numbers_fails_alone(group):
     assert [one.tokens for one in completed(engine, *others)] == expected
 
 
-def test_more_keys_and_values_than_memory_are_told(network):
+def test_more_keys_and_values_than_memory_are_reported(network):
     with pytest.raises(ConfigError, match=r"lower --micro-batch-size"):
         engine_of(*network, rows=10**12)

@@ -1,4 +1,4 @@
-"""Which token comes next."""
+"""Sampling: temperature, top-k, top-p, min-p, greedy."""
 
 import random
 
@@ -6,21 +6,20 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from megatron.inference.engine import sampling as module
-from megatron.inference.engine.sampling import SamplingParams, sample_tokens
+from megatron.inference.engine.sampling import SamplingParams, limit_logits, sample_tokens
 
 LOGITS = torch.log(torch.tensor([[0.3, 0.5, 0.05, 0.15]]))
 
 
-def drawn(sampling, times=2000, length=0):
+def drawn(sampling, times=2000, length=0, **options):
     stream = random.Random(0)
     rows = LOGITS.expand(times, -1)
     draws = [stream.random() for _ in range(times)]
-    found = sample_tokens(rows, [sampling] * times, draws, [length] * times)
+    found = sample_tokens(rows, [sampling] * times, draws, [length] * times, **options)
     return torch.bincount(torch.tensor(found), minlength=4) / times
 
 
-def test_tokens_are_as_likely_as_they_are():
+def test_frequencies_are_the_probabilities():
     torch.testing.assert_close(
         drawn(SamplingParams()), torch.tensor([0.3, 0.5, 0.05, 0.15]), atol=0.04, rtol=0
     )
@@ -38,7 +37,7 @@ def test_tokens_are_as_likely_as_they_are():
         SamplingParams(temperature=1e-40, top_k=3),
     ],
 )
-def test_the_likeliest_is_taken_where_nothing_is_drawn(sampling):
+def test_the_most_likely_is_taken_where_nothing_is_drawn(sampling):
     assert drawn(sampling).tolist() == [0, 1, 0, 0]
 
 
@@ -61,34 +60,25 @@ def test_the_likeliest_is_taken_where_nothing_is_drawn(sampling):
     ],
 )
 @pytest.mark.parametrize("candidates", [1, 128])
-def test_only_the_likeliest_are_drawn(monkeypatch, sampling, kept, candidates):
-    monkeypatch.setattr(module, "_CANDIDATES", candidates)
-    assert drawn(sampling).nonzero().flatten().tolist() == kept
+def test_only_the_most_likely_are_drawn(sampling, kept, candidates):
+    assert drawn(sampling, candidates=candidates).nonzero().flatten().tolist() == kept
 
 
 @pytest.mark.parametrize("candidates", [1, 128])
-def test_limits_together_leave_what_those_of_transformers_leave(monkeypatch, candidates):
-    monkeypatch.setattr(module, "_CANDIDATES", candidates)
+def test_limits_together_equal_those_of_transformers(candidates):
     torch.manual_seed(0)
     limits = [(3, 0.7, 0.0), (8, 0.5, 0.2), (8, 0.95, 0.0), (50, 0.9, 0.01), (0, 0.8, 0.1)]
     limits += [(20, 0.0, 0.0), (20, 0.0, 0.3), (0, 0.0, 0.05)]
-    left = []
-
-    def all_that_is_left(ordered_bn, options):
-        left.append(ordered_bn.isfinite().sum(1))
-        return torch.zeros(len(options), dtype=torch.long)
-
-    monkeypatch.setattr(module, "_draw", all_that_is_left)
     samplings = [SamplingParams(top_k=k, top_p=p, min_p=m) for k, p, m in limits]
     logits = torch.randn(len(limits), 50)
-    sample_tokens(logits, samplings, [0.5] * len(limits), [0] * len(limits))
+    kept, _ = limit_logits(logits, samplings, [0] * len(limits), candidates=candidates)
     expected = []
     for row, (k, p, m) in zip(logits, limits, strict=True):
         scores = TopKLogitsWarper(k)(None, row[None]) if k else row[None]
         scores = TopPLogitsWarper(p)(None, scores) if p else scores
         scores = MinPLogitsWarper(m)(None, scores) if m else scores
         expected.append(int(scores.isfinite().sum()))
-    assert left[0].tolist() == expected
+    assert kept.isfinite().sum(1).tolist() == expected
 
 
 def test_temperature_sharpens():
@@ -101,7 +91,7 @@ def test_top_p_decays_to_its_bound():
     assert drawn(decaying, length=3).nonzero().flatten().tolist() == [0, 1]
 
 
-def test_rows_have_wishes_of_their_own():
+def test_each_row_has_its_own_parameters():
     torch.manual_seed(0)
     logits = torch.randn(5, 1000)
     samplings = [

@@ -42,7 +42,7 @@ def theirs(tmp_path_factory):
         bos_token_id=tokenizer.eos_token_id,
     )
     model = GPT2LMHeadModel(config).eval()
-    # Beginnings of words are often the likeliest.
+    # Beginnings of words are often the most likely.
     words = [i for token, i in tokenizer.get_vocab().items() if token.startswith("Ġ")]
     model.transformer.wte.weight.data[words] *= 4
     model.save_pretrained(folder)

@@ -10,14 +10,14 @@ WIKI = """ = Title = \n
  = = = Works = = = \n
  = = = = Notes = = = = \n
  Robert 's role , in 1 @,@ 000 well @-@ known plays at 2 @.@ 5 ° C ; see [ 1 ] or { a } . Why ? No ! \n
- He said : " It is " . The players ' goals in N games
+ He printed : " It is " . The players ' goals in N games
 """
 WRITTEN = """ = Title =
 \n== Life (early) ==
 \n=== Works ===
 \n==== Notes ====
 \nRobert's role, in 1,000 well-known plays at 2.5°C; see [1] or {a}. Why? No!
-\nHe said: "It is". The players' goals in 1 games
+\nHe printed: "It is". The players' goals in 1 games
 """
 
 

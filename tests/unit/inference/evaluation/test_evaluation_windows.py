@@ -12,9 +12,9 @@ def judged_with_context(windows):
     """Return {token: how many tokens before it were read}; tokens are their own places."""
     found = {}
     for window in windows:
-        for place in range(len(window.tokens) - window.num_targets, len(window.tokens)):
-            assert window.tokens[place] not in found
-            found[window.tokens[place]] = place
+        for index in range(len(window.tokens) - window.num_targets, len(window.tokens)):
+            assert window.tokens[index] not in found
+            found[window.tokens[index]] = index
     return found
 
 

@@ -48,13 +48,13 @@ def model(theirs):
 
 
 def plainly_judged(network, tokens, first):
-    """Return the log-probability of the tokens from `first` on, and whether all are likeliest."""
-    total, likeliest = 0.0, True
-    for place in range(first, len(tokens)):
-        found = log_probabilities(network, tokens[:place])
-        total += found[tokens[place]].item()
-        likeliest &= int(found.argmax()) == tokens[place]
-    return total, likeliest
+    """Return the log-probability of the tokens from `first` on, and whether all are most likely."""
+    total, most_likely = 0.0, True
+    for index in range(first, len(tokens)):
+        found = log_probabilities(network, tokens[:index])
+        total += found[tokens[index]].item()
+        most_likely &= int(found.argmax()) == tokens[index]
+    return total, most_likely
 
 
 def test_continuations(model, theirs):
@@ -63,13 +63,13 @@ def test_continuations(model, theirs):
     pairs = [(" ".join(words[:n]), f" {' '.join(words[n : n + 2])}") for n in range(1, 12)]
     pairs += [("in the ", "war"), ("", "in the"), ("  ", "war")]
     context = tokenizer.encode("in the")
-    likeliest = tokenizer.decode([int(log_probabilities(network, context).argmax())])
-    pairs.append(("in the", likeliest))
+    most_likely = tokenizer.decode([int(log_probabilities(network, context).argmax())])
+    pairs.append(("in the", most_likely))
     expected = []
     for before, after in pairs:
         context = tokenizer.encode(before.rstrip()) or [tokenizer.eos_token_id]
-        whole = tokenizer.encode(before + after)
-        target = whole[len(context) :] if before.strip() else whole
+        full = tokenizer.encode(before + after)
+        target = full[len(context) :] if before.strip() else full
         tokens = [*context, *target][-LENGTH - 1 :]
         expected.append(plainly_judged(network, tokens, len(tokens) - len(target)))
     found = model.loglikelihood([Asked(pair) for pair in pairs])
@@ -110,17 +110,17 @@ def test_answers(model, theirs):
         return text[: text.index(stop)] if stop and stop in text else text
 
     contexts = ["in the", "The game began in 2010, and the valley's folk began", "valley", ""]
-    whole = [generated(context, 5, None) for context in contexts]
-    assert all(whole)
-    stop = whole[0][2:4]
-    asked = [Asked((context, {"until": [stop], "max_gen_toks": 5})) for context in contexts]
-    assert model.generate_until(asked) == [generated(context, 5, stop) for context in contexts]
-    asked = [Asked((contexts[0], {"until": "\n\n", "max_new_tokens": 3, "temperature": 0}))]
-    assert model.generate_until(asked) == [generated(contexts[0], 3, None)]
+    full = [generated(context, 5, None) for context in contexts]
+    assert all(full)
+    stop = full[0][2:4]
+    request = [Asked((context, {"until": [stop], "max_gen_toks": 5})) for context in contexts]
+    assert model.generate_until(request) == [generated(context, 5, stop) for context in contexts]
+    request = [Asked((contexts[0], {"until": "\n\n", "max_new_tokens": 3, "temperature": 0}))]
+    assert model.generate_until(request) == [generated(contexts[0], 3, None)]
     drawn = [
         Asked((context, {"do_sample": True, "top_k": -1, "max_tokens": 5})) for context in contexts
     ]
-    assert model.generate_until(drawn) == model.generate_until(drawn) != whole
+    assert model.generate_until(drawn) == model.generate_until(drawn) != full
     assert model.generate_until([]) == []
 
 

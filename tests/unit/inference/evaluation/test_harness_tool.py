@@ -61,8 +61,8 @@ def tasks(tmp_path, monkeypatch):
     folder.mkdir()
     for name, task in TASKS.items():
         files = {"data_files": {"test": str(file)}, "cache_dir": str(tmp_path / "cache")}
-        told = {"task": name, **SHARED, "dataset_kwargs": files, **task}
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(told))
+        reported = {"task": name, **SHARED, "dataset_kwargs": files, **task}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(reported))
     return folder
 
 
@@ -155,14 +155,14 @@ def test_conversations_are_those_of_lm_evals_own_model(tool, theirs, tasks, tmp_
         tool(*words, "--apply_chat_template")
 
 
-def test_a_missing_package_is_told(module, tool, theirs, monkeypatch):
+def test_a_missing_package_is_reported(module, tool, theirs, monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package lm_eval, .* requirements-eval\.txt"):
         tool("--load", str(theirs[0]), "--task_list", "own_text", "--num-layers", "-1")
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         ([], "--task_list all are thousands"),
         (["--task_list", "a,,b"], "has an empty name"),
@@ -177,6 +177,6 @@ def test_a_missing_package_is_told(module, tool, theirs, monkeypatch):
         (["--task_list", "a", "--seq-length", "13"], "is more than --max-position-embeddings 12"),
     ],
 )
-def test_a_contradiction_is_told(tool, theirs, flags, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_contradiction_is_reported(tool, theirs, flags, reported):
+    with pytest.raises(ConfigError, match=reported):
         tool("--load", str(theirs[0]), *flags)

@@ -29,9 +29,9 @@ def tool():
 def plain_perplexity(model, tokens, *, stride, words):
     """Return what the tool should print, found a token at a time."""
     total = 0.0
-    for place in range(1, len(tokens)):
-        first = max(0, math.ceil((place - LENGTH) / stride)) * stride
-        total -= log_probabilities(model, tokens[first:place])[tokens[place]].item()
+    for index in range(1, len(tokens)):
+        first = max(0, math.ceil((index - LENGTH) / stride)) * stride
+        total -= log_probabilities(model, tokens[first:index])[tokens[index]].item()
     loss, ratio = total / (len(tokens) - 1), (len(tokens) - 1) / (words - 1)
     return [loss, math.exp(loss), math.exp(loss * ratio), ratio]
 
@@ -64,22 +64,22 @@ def test_perplexity_is_that_of_a_plain_loop(tool, theirs, tmp_path, capsys, stri
 @torch.no_grad()
 def is_foretold(model, context, target):
     tokens = [*context, *target][-LENGTH - 1 :]
-    likeliest = model(torch.tensor([tokens[:-1]])).logits[0].argmax(-1).tolist()
-    return likeliest[-len(target) :] == tokens[-len(target) :]
+    most_likely = model(torch.tensor([tokens[:-1]])).logits[0].argmax(-1).tolist()
+    return most_likely[-len(target) :] == tokens[-len(target) :]
 
 
 def passages(model, tokenizer):
     """Return texts of which the network foretells the end of some."""
     words = WRITTEN.split()
-    for place in range(3, len(words)):
-        context = " ".join(words[max(0, place - 8) : place])
+    for index in range(3, len(words)):
+        context = " ".join(words[max(0, index - 8) : index])
         tokens = tokenizer.encode(context)
-        yield f"{context} {words[place]}"
+        yield f"{context} {words[index]}"
         for count in (1, 2):
-            likeliest = list(tokens)
+            most_likely = list(tokens)
             for _ in range(count):
-                likeliest.append(int(log_probabilities(model, likeliest[-LENGTH:]).argmax()))
-            last = tokenizer.decode(likeliest[len(tokens) :])
+                most_likely.append(int(log_probabilities(model, most_likely[-LENGTH:]).argmax()))
+            last = tokenizer.decode(most_likely[len(tokens) :])
             if last.startswith(" ") and len(last.split()) == 1 and last == last.rstrip():
                 yield context + last
 
@@ -117,10 +117,10 @@ def test_a_checkpoint_of_any_layout_is_measured(tool, group, tmp_path, capsys):
     text = tmp_path / "wiki"
     text.write_text(" ".join(map(str, numbers)))
     total = 0.0
-    for place in range(1, len(numbers)):
-        first = max(0, math.ceil((place - spec.seq_length) / 2)) * 2
-        logits = plain_logits(model, spec, numbers[first:place])[-1]
-        total -= logits.log_softmax(-1)[numbers[place]].item()
+    for index in range(1, len(numbers)):
+        first = max(0, math.ceil((index - spec.seq_length) / 2)) * 2
+        logits = plain_logits(model, spec, numbers[first:index])[-1]
+        total -= logits.log_softmax(-1)[numbers[index]].item()
     for load in (folder, folder.parent):
         tool(
             *("--task", "WIKITEXT103", "--valid-data", str(text), "--load", str(load)),
@@ -139,7 +139,7 @@ def test_a_task_that_trains_or_retrieves_is_refused_by_name(tool, name):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (["--task", "WIKITEXT103", "--valid-data", "a", "b"], "takes one file .* found 2"),
         (
@@ -162,13 +162,13 @@ def test_a_task_that_trains_or_retrieves_is_refused_by_name(tool, name):
         (["--valid-data", "a"], "required: --task"),
     ],
 )
-def test_a_contradiction_is_told(tool, theirs, flags, told):
-    with pytest.raises(ConfigError, match=told):
+def test_a_contradiction_is_reported(tool, theirs, flags, reported):
+    with pytest.raises(ConfigError, match=reported):
         tool("--load", str(theirs[0]), *flags)
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "content", "told"),
+    ("task", "name", "content", "reported"),
     [
         ("WIKITEXT103", "other", b"a b", "the name must contain the corpus"),
         ("WIKITEXT103", "wiki", b"\xff", "can't decode byte"),
@@ -179,17 +179,19 @@ def test_a_contradiction_is_told(tool, theirs, flags, told):
         ("LAMBADA", "lines", b'{"text": "a %s"}' % (b"~" * 30), "its last word has 31 tokens"),
     ],
 )
-def test_data_that_cannot_be_used_is_told(tool, theirs, tmp_path, task, name, content, told):
+def test_data_that_cannot_be_used_is_reported(
+    tool, theirs, tmp_path, task, name, content, reported
+):
     # Not tmp_path itself, whose name says things too.
     (tmp_path / name).write_bytes(content)
     strict = ["--strict-lambada"] if task == "LAMBADA" else []
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=reported):
         tool(
             *("--task", task, "--valid-data", str(tmp_path / name)),
             *("--load", str(theirs[0]), *strict),
         )
 
 
-def test_a_missing_model_is_told(tool, tmp_path):
+def test_a_missing_model_is_reported(tool, tmp_path):
     with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         tool("--task", "LAMBADA", "--valid-data", "a", "--load", str(tmp_path))

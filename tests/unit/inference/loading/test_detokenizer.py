@@ -39,8 +39,8 @@ def test_a_blank_at_a_continuations_beginning_stays(llama):
         rest = WORDS.removeprefix(llama.decode(prompt))
         assert spelling.text(prompt, new) == rest
         parts = IncrementalDetokenizer(spelling, prompt)
-        told = [parts.add(token, is_last=i == len(new)) for i, token in enumerate(new, 1)]
-        assert "".join(told) == rest
+        reported = [parts.add(token, is_last=i == len(new)) for i, token in enumerate(new, 1)]
+        assert "".join(reported) == rest
     assert "".join(texts_of_each(llama, tokens)) == WORDS
     assert (
         "".join(texts_of_each(llama, tokens[5:], tokens[:5]))

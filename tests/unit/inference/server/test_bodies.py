@@ -1,11 +1,11 @@
-"""Whatever a client writes, it is answered, or told what is wrong."""
+"""Every body is answered, or refused with a list of its problems."""
 
 import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from servers import asked_on, serving
+from servers import send_on, serving
 
 from megatron.tokenizer.chat import ChatTemplate
 
@@ -122,9 +122,9 @@ def require_answer_or_reason(reply, body):
     assert reply.status in (200, 400, 404), (reply, body)
     if reply.status == 200:
         return
-    told = reply.json["error"]
-    told = told["message"] if isinstance(told, dict) else told
-    assert told.strip() and (reply.status == 400 or "model" in told), (reply, body)
+    reported = reply.json["error"]
+    reported = reported["message"] if isinstance(reported, dict) else reported
+    assert reported.strip() and (reply.status == 400 or "model" in reported), (reply, body)
 
 
 FUZZ = settings(max_examples=300, suppress_health_check=[*HealthCheck])
@@ -133,26 +133,26 @@ FUZZ = settings(max_examples=300, suppress_health_check=[*HealthCheck])
 @FUZZ
 @given(body=bodies(MEGATRON, "prompts") | JUNK)
 def test_any_wishes_of_megatron_are_answered_or_refused(connection, body):
-    require_answer_or_reason(asked_on(connection, "PUT", "/api", body), body)
+    require_answer_or_reason(send_on(connection, "PUT", "/api", body), body)
 
 
 @FUZZ
 @given(body=bodies(COMPLETION, "model", "prompt") | JUNK)
 def test_any_wishes_of_openai_are_answered_or_refused(connection, body):
-    require_answer_or_reason(asked_on(connection, "POST", OPENAI, body), body)
+    require_answer_or_reason(send_on(connection, "POST", OPENAI, body), body)
 
 
 @FUZZ
 @given(body=bodies(CHAT, "model", "messages") | JUNK)
 def test_any_conversation_is_answered_or_refused(connection, body):
-    require_answer_or_reason(asked_on(connection, "POST", CHAT_PATH, body), body)
+    require_answer_or_reason(send_on(connection, "POST", CHAT_PATH, body), body)
 
 
 @settings(max_examples=60, suppress_health_check=[*HealthCheck])
 @given(raw=st.binary(max_size=40), path=st.sampled_from(["/api", OPENAI]))
 def test_any_bytes_are_refused(connection, raw, path):
     method = "PUT" if path == "/api" else "POST"
-    reply = asked_on(connection, method, path, raw)
+    reply = send_on(connection, method, path, raw)
     require_answer_or_reason(reply, raw)
     assert reply.status == 400
 
@@ -191,15 +191,15 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("body", "told"), REFUSED, ids=lambda value: str(value)[:40])
-def test_what_is_wrong_is_told(running, body, told):
+@pytest.mark.parametrize(("body", "reported"), REFUSED, ids=lambda value: str(value)[:40])
+def test_a_wrong_body_is_refused(running, body, reported):
     reply = running.ask("PUT", "/api", {"tokens_to_generate": 2} | body)
-    assert reply.status == (400 if told else 200)
-    assert (told or "") in (reply.json["error"] if told else "")
+    assert reply.status == (400 if reported else 200)
+    assert (reported or "") in (reply.json["error"] if reported else "")
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         ({"prompt": 3}, "prompt: give a text, a list of texts"),
         ({"prompt": []}, "prompt: give a text"),
@@ -213,7 +213,7 @@ def test_what_is_wrong_is_told(running, body, told):
         ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty: Input should be less"),
         ({"prompt": "a", "messages": []}, "messages: there is no such field"),
         ({"prompt": "a", "best_of": 2, "n": 3}, "best_of: 2 is less than n, 3"),
-        ({"prompt": "a", "best_of": 2, "stream": True}, "best_of: the best are known at the end"),
+        ({"prompt": "a", "best_of": 2, "stream": True}, "best_of: cannot be streamed"),
         ({"prompt": "a", "logit_bias": {"257": 1}}, "logit_bias: 257 is not in the vocabulary"),
         ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x: String should match pattern"),
         ({"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias.1: Input should be less than"),
@@ -230,10 +230,10 @@ def test_what_is_wrong_is_told(running, body, told):
         ({"prompt": [1, -1]}, "prompt: give a text"),
     ],
 )
-def test_what_is_wrong_is_told_in_the_shape_of_openai(running, body, told):
+def test_errors_have_the_format_of_openai(running, body, reported):
     reply = running.complete(**body)
     assert reply.status == 400
-    assert told in reply.json["error"]["message"]
+    assert reported in reply.json["error"]["message"]
     assert reply.json["error"]["type"] == "invalid_request_error"
 
 
@@ -250,7 +250,7 @@ def test_a_field_that_is_null_counts_as_left_out(running):
 
 def test_a_body_that_is_no_json_object_is_refused(running):
     many_digits = b'{"prompts": ["a"], "tokens_to_generate": ' + b"9" * 9000 + b"}"
-    for raw, told in (
+    for raw, reported in (
         (b"", "the body must be a JSON object"),
         (b"{", "the body is not JSON: Expecting property name"),
         (b"[]", "the body must be a JSON object"),
@@ -261,15 +261,17 @@ def test_a_body_that_is_no_json_object_is_refused(running):
         (many_digits, "an integer has too many digits"),
     ):
         reply = running.ask("PUT", "/api", raw)
-        assert reply.status == 400 and told in reply.json["error"], (raw[:20], reply.json)
+        assert reply.status == 400 and reported in reply.json["error"], (raw[:20], reply.json)
     reply = running.ask("PUT", "/api", {"prompts": ["a"]}, **{"Content-Type": "text/plain"})
     assert reply.status == 400 and "Content-Type: application/json" in reply.json["error"]
 
 
 def test_a_body_that_is_too_large_is_not_read(running):
     large = json.dumps({"prompts": ["a" * 30_000]}).encode()
-    told = running.ask("PUT", "/api", large)
-    assert told.status == 413 and told.json["error"] == "the body is larger than 20000 bytes"
+    reported = running.ask("PUT", "/api", large)
+    assert (
+        reported.status == 413 and reported.json["error"] == "the body is larger than 20000 bytes"
+    )
     connection = running.connection()
     connection.putrequest("PUT", "/api")
     connection.putheader("Content-Type", "application/json")
@@ -291,18 +293,18 @@ def test_a_host_that_is_none_changes_no_answer(running, host):
 
 
 def test_other_paths_and_methods_are_refused_with_a_reason(running):
-    for method, path, status, told in (
-        ("GET", "/api", 405, "GET is not for this path: write PUT"),
-        ("POST", "/api", 405, "POST is not for this path: write PUT"),
+    for method, path, status, reported in (
+        ("GET", "/api", 405, "GET is not allowed for this path: use PUT"),
+        ("POST", "/api", 405, "POST is not allowed for this path: use PUT"),
         (
             "GET",
             "/x",
             404,
-            "there is no such path: write PUT /api, POST /v1/completions, POST /v1",
+            "there is no such path: use PUT /api, POST /v1/completions, POST /v1",
         ),
     ):
         reply = running.ask(method, path)
-        assert reply.status == status and told in reply.json["error"]
+        assert reply.status == status and reported in reply.json["error"]
     for path in ("/v1/x", "/v1/embeddings", "/v1/completions/"):
         other = running.ask("POST", path, {"messages": []})
         assert other.status == 404 and "no such path" in other.json["error"]["message"]

@@ -27,7 +27,7 @@ def running(group, tokenizer):
 
 @pytest.fixture(scope="module")
 def answer(group, tokenizer):
-    """The likeliest tokens behind MESSAGES."""
+    """The most likely tokens behind MESSAGES."""
     prompt = ChatPrompts(tokenizer, ChatTemplate(TEMPLATE)).encode(MESSAGES)
     return plainly_continued(random_model(group, SPEC), SPEC, prompt, 8, stops=[EOD, TURN_END])
 
@@ -50,13 +50,13 @@ def test_an_answer_is_what_the_network_says_behind_the_template(running, tokeniz
 
 @pytest.mark.parametrize("end", [TURN_END, EOD])
 def test_the_end_of_the_turn_ends_the_answer(running, end):
-    asked = GREEDY | {"logit_bias": {str(end): 100}}
-    reply = running.chat(**asked, logprobs=True).json
+    request = GREEDY | {"logit_bias": {str(end): 100}}
+    reply = running.chat(**request, logprobs=True).json
     (choice,) = reply["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
     assert choice["logprobs"]["content"] == []
     assert reply["usage"]["completion_tokens"] == 1
-    ignored = running.chat(**asked, ignore_eos=True).json
+    ignored = running.chat(**request, ignore_eos=True).json
     assert ignored["choices"][0]["finish_reason"] == "length"
 
 
@@ -71,15 +71,15 @@ def test_the_end_of_the_turn_ends_the_answer(running, end):
     ids=str,
 )
 def test_a_stream_brings_what_one_answer_does(running, fields):
-    asked = GREEDY | fields
-    whole = running.chat(**asked).json
+    request = GREEDY | fields
+    full = running.chat(**request).json
     usage = {"include_usage": True, "include_obfuscation": True}
-    *chunks, last = running.chat(**asked, stream=True, stream_options=usage).events
-    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    *chunks, last = running.chat(**request, stream=True, stream_options=usage).events
+    assert last["choices"] == [] and last["usage"] == full["usage"]
     assert {chunk["usage"] for chunk in chunks} == {None}
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert all("obfuscation" in chunk for chunk in chunks)
-    for choice in whole["choices"]:
+    for choice in full["choices"]:
         own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == choice["index"]]
         assert own[0]["delta"] == {"role": "assistant", "content": ""}
         assert all("role" not in one["delta"] for one in own[1:])
@@ -95,8 +95,8 @@ def test_a_stream_brings_what_one_answer_does(running, fields):
 
 
 def test_log_probabilities_have_the_shape_of_chat(running):
-    asked = GREEDY | {"temperature": 3, "seed": 1, "logprobs": True}
-    content = running.chat(**asked, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
+    request = GREEDY | {"temperature": 3, "seed": 1, "logprobs": True}
+    content = running.chat(**request, top_logprobs=2).json["choices"][0]["logprobs"]["content"]
     assert content
     for token in content:
         assert set(token) == {"token", "logprob", "bytes", "top_logprobs"}
@@ -104,22 +104,22 @@ def test_log_probabilities_have_the_shape_of_chat(running):
         assert token["bytes"] == ([*token["token"].encode()] if is_whole else None)
         values = [one["logprob"] for one in token["top_logprobs"]]
         assert len(values) in (2, 3) and token["logprob"] in values
-    none = running.chat(**asked).json["choices"][0]["logprobs"]["content"]
+    none = running.chat(**request).json["choices"][0]["logprobs"]["content"]
     assert [token["top_logprobs"] for token in none] == [[]] * len(none)
 
 
 def test_an_answer_without_a_limit_may_fill_the_room(running):
     bias = {str(token): -100 for token in (EOD, TURN_END)}
-    asked = {"messages": MESSAGES, "temperature": 0, "logit_bias": bias}
-    reply = running.chat(**asked).json
+    request = {"messages": MESSAGES, "temperature": 0, "logit_bias": bias}
+    reply = running.chat(**request).json
     assert reply["usage"]["completion_tokens"] == 48, "the most that the server allows"
-    asked["messages"] = [{"role": "user", "content": "x" * 90}]
-    reply = running.chat(**asked).json
+    request["messages"] = [{"role": "user", "content": "x" * 90}]
+    reply = running.chat(**request).json
     assert reply["usage"]["total_tokens"] == SPEC.max_position_embeddings
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"tools": [{"type": "function"}]}, "tools: this server calls no tools; leave it out"),
         ({"tool_choice": "auto"}, "tool_choice: this server calls no tools; leave it out"),
@@ -151,10 +151,10 @@ def test_an_answer_without_a_limit_may_fill_the_room(running):
     ],
     ids=str,
 )
-def test_what_is_left_out_is_refused_by_name(running, fields, told):
+def test_what_is_left_out_is_refused_by_name(running, fields, reported):
     reply = running.chat(**(GREEDY | fields))
     assert reply.status == (404 if "model" in fields else 400)
-    assert told in reply.json["error"]["message"]
+    assert reported in reply.json["error"]["message"]
 
 
 def test_what_changes_nothing_is_accepted(running):

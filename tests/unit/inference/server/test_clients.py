@@ -45,21 +45,21 @@ def test_models(client):
 
 
 def test_completions(client):
-    asked = {"model": "tiny", "prompt": "the", "max_tokens": 6, "seed": 3, "logprobs": 2}
-    whole = client.completions.create(**asked, n=2, echo=True)
-    assert len(whole.choices) == 2 and whole.usage.completion_tokens <= 12
-    told = whole.choices[0].logprobs
-    assert told.top_logprobs[0] is None and told.text_offset[0] == 0
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset)
-    once = client.completions.create(**asked)
+    request = {"model": "tiny", "prompt": "the", "max_tokens": 6, "seed": 3, "logprobs": 2}
+    full = client.completions.create(**request, n=2, echo=True)
+    assert len(full.choices) == 2 and full.usage.completion_tokens <= 12
+    reported = full.choices[0].logprobs
+    assert reported.top_logprobs[0] is None and reported.text_offset[0] == 0
+    assert len(reported.tokens) == len(reported.token_logprobs) == len(reported.text_offset)
+    once = client.completions.create(**request)
     events = client.completions.create(
-        **asked, stream=True, stream_options={"include_usage": True, "include_obfuscation": True}
+        **request, stream=True, stream_options={"include_usage": True, "include_obfuscation": True}
     )
     *parts, last = events
     assert "".join(part.choices[0].text for part in parts) == once.choices[0].text
     assert last.usage == once.usage
     further = client.completions.create(
-        **asked,
+        **request,
         best_of=2,
         frequency_penalty=0.5,
         presence_penalty=0.5,
@@ -69,24 +69,24 @@ def test_completions(client):
     )
     assert further.choices[0].finish_reason in ("stop", "length")
     with pytest.raises(openai.BadRequestError, match="no_such_field: there is no such field"):
-        client.completions.create(**asked, extra_body={"no_such_field": 1})
+        client.completions.create(**request, extra_body={"no_such_field": 1})
 
 
 def test_chat(client):
-    asked = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 8, "seed": 3}
-    whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2, n=2)
-    assert [choice.message.role for choice in whole.choices] == ["assistant"] * 2
-    tokens = whole.choices[0].logprobs.content
+    request = {"model": "tiny", "messages": MESSAGES, "max_completion_tokens": 8, "seed": 3}
+    full = client.chat.completions.create(**request, logprobs=True, top_logprobs=2, n=2)
+    assert [choice.message.role for choice in full.choices] == ["assistant"] * 2
+    tokens = full.choices[0].logprobs.content
     assert all(len(token.top_logprobs) in (2, 3) for token in tokens)
-    once = client.chat.completions.create(**asked)
-    with client.chat.completions.stream(**asked) as stream:
+    once = client.chat.completions.create(**request)
+    with client.chat.completions.stream(**request) as stream:
         deltas = [event.delta for event in stream if event.type == "content.delta"]
         snapshot = stream.current_completion_snapshot.choices[0]
     assert "".join(deltas) == once.choices[0].message.content == snapshot.message.content
     assert snapshot.finish_reason == once.choices[0].finish_reason
     with pytest.raises(openai.BadRequestError, match="tools: this server calls no tools"):
         client.chat.completions.create(
-            **asked, tools=[{"type": "function", "function": {"name": "f"}}]
+            **request, tools=[{"type": "function", "function": {"name": "f"}}]
         )
 
 

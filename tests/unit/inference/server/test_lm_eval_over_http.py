@@ -117,7 +117,7 @@ def test_results_over_http_are_those_of_the_own_harness(running, tokenizer, task
     assert set(is_greedy) <= {True, False}
 
 
-def test_the_likeliest_continuation_is_known_as_such(running, tokenizer):
+def test_the_most_likely_continuation_is_greedy(running, tokenizer):
     model = LocalCompletionsAPI(
         base_url=f"http://127.0.0.1:{running.port}/v1/completions",
         model="tiny",
@@ -126,11 +126,11 @@ def test_the_likeliest_continuation_is_known_as_such(running, tokenizer):
         max_length=LENGTH,
         max_retries=1,
     )
-    asked = {"prompt": "the", "max_tokens": 1, "temperature": 0, "logprobs": 0}
-    reply = running.complete(**asked, return_tokens_as_token_ids=True).json
-    (likeliest,) = reply["choices"][0]["logprobs"]["tokens"]
-    likeliest, before = int(likeliest.removeprefix("token_id:")), tokenizer.encode("the")
-    requests = [(("", ""), before, [likeliest]), (("", "x"), before, [likeliest + 1])]
+    request = {"prompt": "the", "max_tokens": 1, "temperature": 0, "logprobs": 0}
+    reply = running.complete(**request, return_tokens_as_token_ids=True).json
+    (most_likely,) = reply["choices"][0]["logprobs"]["tokens"]
+    most_likely, before = int(most_likely.removeprefix("token_id:")), tokenizer.encode("the")
+    requests = [(("", ""), before, [most_likely]), (("", "x"), before, [most_likely + 1])]
     assert [is_greedy for _, is_greedy in model._loglikelihood_tokens(requests)] == [True, False]
 
 

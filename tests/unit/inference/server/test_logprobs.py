@@ -1,4 +1,4 @@
-"""The lists of log-probabilities belong to the text, and the drawn token is among the likeliest."""
+"""The lists of log-probabilities belong to the text, and the drawn token is among the most likely."""
 
 import pytest
 import torch
@@ -57,11 +57,11 @@ def written(stops=(), tokens=WRITTEN, prompt="é", echo=True, reason="stop"):
             Event(
                 request_id=1,
                 new_token=TokenLogprob(token=token, logprob=-0.5),
-                finish_reason=reason if place == len(tokens) - 1 else None,
-                prompt_tokens=before if place == 0 else (),
+                finish_reason=reason if index == len(tokens) - 1 else None,
+                prompt_tokens=before if index == 0 else (),
             )
         )
-        for place, token in enumerate(tokens)
+        for index, token in enumerate(tokens)
     ]
 
 
@@ -107,8 +107,8 @@ def test_only_the_beginning_of_a_stop_string_is_held_back(text, stops, held):
 def test_a_stop_string_that_does_not_come_delays_nothing():
     spelling = Detokenizer(tokenizer=Bytes(), stop_strings=("b" * 200, "self."))
     parts = IncrementalDetokenizer(spelling, ())
-    told = [parts.add(token, is_last=False) for token in b"a seel x b"]
-    assert told == ["a", " ", "", "", "see", "l", " ", "x", " ", ""]
+    reported = [parts.add(token, is_last=False) for token in b"a seel x b"]
+    assert reported == ["a", " ", "", "", "see", "l", " ", "x", " ", ""]
 
 
 def test_stop_strings_among_the_first_tokens_are_text():
@@ -117,37 +117,37 @@ def test_stop_strings_among_the_first_tokens_are_text():
     assert spelling.text((), list(b"ab")) == "ab"
 
 
-def test_a_prompt_has_lists_of_the_likeliest_tokens_too(running, group):
+def test_a_prompt_has_lists_of_the_most_likely_tokens_too(running, group):
     model = random_model(group, SPEC)
     text = "héllo 日本"
-    asked = {"prompt": text, "max_tokens": 3, "echo": True, "temperature": 0}
-    choice = running.complete(**asked, logprobs=2).json["choices"][0]
-    told, tokens = choice["logprobs"], list(text.encode())
+    request = {"prompt": text, "max_tokens": 3, "echo": True, "temperature": 0}
+    choice = running.complete(**request, logprobs=2).json["choices"][0]
+    reported, tokens = choice["logprobs"], list(text.encode())
     table = plain_logits(model, SPEC, tokens).log_softmax(-1)
-    assert told["top_logprobs"][0] is None and told["token_logprobs"][0] is None
-    for place, token in enumerate(tokens[1:], start=1):
-        top, own = told["top_logprobs"][place], told["token_logprobs"][place]
-        assert own == pytest.approx(float(table[place - 1, token]), abs=1e-4)
-        best = table[place - 1].topk(2)
+    assert reported["top_logprobs"][0] is None and reported["token_logprobs"][0] is None
+    for index, token in enumerate(tokens[1:], start=1):
+        top, own = reported["top_logprobs"][index], reported["token_logprobs"][index]
+        assert own == pytest.approx(float(table[index - 1, token]), abs=1e-4)
+        best = table[index - 1].topk(2)
         assert len(top) == 2 + (token not in best.indices.tolist())
         assert sorted(top.values(), reverse=True)[:2] == pytest.approx(best.values, abs=1e-4)
         assert own in top.values()
-    assert told["text_offset"][: len(tokens)] == [0, 1, 1, 2, 3, 4, 5, 6, 6, 6, 7, 7, 7]
-    assert told["text_offset"][len(tokens)] == len(text)
-    none = running.complete(**asked, logprobs=0).json["choices"][0]["logprobs"]
+    assert reported["text_offset"][: len(tokens)] == [0, 1, 1, 2, 3, 4, 5, 6, 6, 6, 7, 7, 7]
+    assert reported["text_offset"][len(tokens)] == len(text)
+    none = running.complete(**request, logprobs=0).json["choices"][0]["logprobs"]
     assert [len(top) for top in none["top_logprobs"][1:]] == [1] * (len(tokens) + 2)
 
 
-def test_the_drawn_token_is_among_the_likeliest(running):
-    asked = {"prompt": "a", "max_tokens": 20, "temperature": 3, "seed": 5, "logprobs": 1}
-    told = running.complete(**asked).json["choices"][0]["logprobs"]
-    counts = [len(top) for top in told["top_logprobs"]]
+def test_the_drawn_token_is_among_the_most_likely(running):
+    request = {"prompt": "a", "max_tokens": 20, "temperature": 3, "seed": 5, "logprobs": 1}
+    reported = running.complete(**request).json["choices"][0]["logprobs"]
+    counts = [len(top) for top in reported["top_logprobs"]]
     assert 2 in counts and set(counts) <= {1, 2}
     for token, own, top in zip(
-        told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True
+        reported["tokens"], reported["token_logprobs"], reported["top_logprobs"], strict=True
     ):
         assert own in top.values() and (token in top or len(top) == 2)
-    by_id = running.complete(**asked, return_tokens_as_token_ids=True).json["choices"][0]
+    by_id = running.complete(**request, return_tokens_as_token_ids=True).json["choices"][0]
     names = by_id["logprobs"]["tokens"]
     assert all(name.startswith("token_id:") for name in names)
     tops = by_id["logprobs"]["top_logprobs"]
@@ -156,8 +156,8 @@ def test_the_drawn_token_is_among_the_likeliest(running):
 
 def test_the_end_of_a_document_is_in_the_lists_and_not_in_the_text(running):
     bias = {str(EOD): 100}
-    asked = {"prompt": "a", "max_tokens": 1, "temperature": 0, "logit_bias": bias, "echo": True}
-    choice = running.complete(**asked, logprobs=1).json["choices"][0]
+    request = {"prompt": "a", "max_tokens": 1, "temperature": 0, "logit_bias": bias, "echo": True}
+    choice = running.complete(**request, logprobs=1).json["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("a", "stop")
     assert choice["logprobs"]["tokens"] == ["a", "<eod>"]
     assert choice["logprobs"]["text_offset"] == [0, 1]

@@ -35,13 +35,13 @@ def test_a_prompt_is_continued_before_the_eyes(group, tmp_path):
         page.wait_for("document.getElementById('status').textContent.includes('API-KEY')")
         assert page.value("document.getElementById('status').className") == "error"
 
-        asked = {"prompt": "<b>Once</b>", "max_tokens": 24, "temperature": 0.7, "seed": 3}
-        whole = running.ask(
-            "POST", "/v1/completions", {"model": "tiny", **asked}, Authorization="Bearer sesame"
+        request = {"prompt": "<b>Once</b>", "max_tokens": 24, "temperature": 0.7, "seed": 3}
+        full = running.ask(
+            "POST", "/v1/completions", {"model": "tiny", **request}, Authorization="Bearer sesame"
         ).json["choices"][0]["text"]
         page.type("key", "sesame")
         for field in ("max_tokens", "temperature", "seed"):
-            page.type(field, str(asked[field]))
+            page.type(field, str(request[field]))
         page.value(
             "seen = new Set(); new MutationObserver(() => seen.add("
             "document.getElementById('text').textContent)).observe("
@@ -49,7 +49,7 @@ def test_a_prompt_is_continued_before_the_eyes(group, tmp_path):
         )
         page.click("go")
         page.wait_for("document.getElementById('status').textContent.startsWith('done')")
-        assert page.value("document.getElementById('text').textContent") == asked["prompt"] + whole
+        assert page.value("document.getElementById('text').textContent") == request["prompt"] + full
         assert page.value("seen.size") > 3
         assert page.value("document.getElementById('model').textContent") == "tiny"
         ARTIFACTS.mkdir(parents=True, exist_ok=True)
@@ -57,10 +57,10 @@ def test_a_prompt_is_continued_before_the_eyes(group, tmp_path):
         assert picture.startswith(b"\x89PNG")
         (ARTIFACTS / "text-generation-page.png").write_bytes(picture)
 
-        page.type("stop", whole[1:3])
+        page.type("stop", full[1:3])
         page.click("go")
         page.wait_for("document.getElementById('text').textContent.length > 0")
         page.wait_for("document.getElementById('status').textContent.startsWith('done (stop)')")
         assert page.value("document.getElementById('text').textContent.length") < len(
-            asked["prompt"] + whole
+            request["prompt"] + full
         )

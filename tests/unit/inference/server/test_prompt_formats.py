@@ -27,15 +27,15 @@ def test_a_template_is_the_files_then_the_checkpoints_then_the_tokenizers(tmp_pa
     recorded = {"chat_template": "recorded {{ messages[0].content }} {{ eos_token }}"}
     file = tmp_path / "own.jinja"
     file.write_text("own {{ messages[0].content }}")
-    asked = [{"role": "user", "content": "a"}]
+    request = [{"role": "user", "content": "a"}]
     of_tokenizer = chat_prompts_of(source_of(*flags), tokenizer, None)
     assert of_tokenizer.source == TEMPLATE
     megatrons = ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(folder)]
     assert chat_prompts_of(source_of(*megatrons), tokenizer, None).source == TEMPLATE
     of_checkpoint = chat_prompts_of(source_of(*flags, data=recorded), tokenizer, None)
-    assert of_checkpoint.text(asked) == "recorded a <|endoftext|>"
+    assert of_checkpoint.text(request) == "recorded a <|endoftext|>"
     of_file = chat_prompts_of(source_of(*flags, data=recorded), tokenizer, str(file))
-    assert of_file.text(asked) == "own a"
+    assert of_file.text(request) == "own a"
     assert chat_prompts_of(source_of(), Bytes(), None) is None
 
 

@@ -1,4 +1,4 @@
-"""A server on a port, asked by many at once: nothing is lost, crossed, or left behind."""
+"""A server with many concurrent requests: nothing is lost, mixed up, or left over."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from servers import EOD, SPEC, Bytes, Running, asked_on, serving
+from servers import EOD, SPEC, Bytes, Running, send_on, serving
 from stages import plain_logits, plainly_continued, random_model
 
 from megatron.common.errors import ConfigError
@@ -54,13 +54,13 @@ def test_a_prompt_is_continued_as_by_the_network_alone(running, model):
     texts = ["The cat", "sat", "é"]
     reply = running.put(prompts=texts, tokens_to_generate=6, top_k=1, logprobs=True)
     assert reply.status == 200
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         tokens = [*Bytes().encode(text), *greedy(model, text, 6)]
-        assert reply.json["text"][place] == Bytes().decode(tokens)
-        assert reply.json["segments"][place] == [Bytes().decode([token]) for token in tokens]
+        assert reply.json["text"][index] == Bytes().decode(tokens)
+        assert reply.json["segments"][index] == [Bytes().decode([token]) for token in tokens]
         table = plain_logits(model, SPEC, tokens).log_softmax(-1)[:-1]
-        told = table.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
-        assert reply.json["logprobs"][place] == pytest.approx(told, abs=1e-4)
+        reported = table.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+        assert reply.json["logprobs"][index] == pytest.approx(reported, abs=1e-4)
     weighed = running.put(prompts=["The cat"], tokens_to_generate=0, logprobs=True).json
     assert weighed["text"] == ["The cat"]
     assert weighed["logprobs"][0] == pytest.approx(reply.json["logprobs"][0][:6], abs=1e-4)
@@ -68,18 +68,20 @@ def test_a_prompt_is_continued_as_by_the_network_alone(running, model):
 
 def test_the_same_text_from_the_other_interface(running, model):
     expected = Bytes().decode([t for t in greedy(model, "The cat", 6) if t != EOD])
-    asked = {"prompt": "The cat", "max_tokens": 6, "temperature": 0}
-    (choice,) = running.complete(**asked).json["choices"]
+    request = {"prompt": "The cat", "max_tokens": 6, "temperature": 0}
+    (choice,) = running.complete(**request).json["choices"]
     assert (choice["index"], choice["text"], choice["logprobs"]) == (0, expected, None)
-    tokens = running.complete(**(asked | {"prompt": Bytes().encode("The cat")})).json
+    tokens = running.complete(**(request | {"prompt": Bytes().encode("The cat")})).json
     assert tokens["choices"][0]["text"] == expected
     assert tokens["usage"]["prompt_tokens"] == 7
-    echoed = running.complete(**asked, echo=True, logprobs=2).json["choices"][0]
+    echoed = running.complete(**request, echo=True, logprobs=2).json["choices"][0]
     assert echoed["text"] == "The cat" + expected
-    told = echoed["logprobs"]
-    assert told["tokens"][:7] == list("The cat") and told["token_logprobs"][0] is None
-    assert len({len(column) for column in told.values()}) == 1
-    for logprob, top in zip(told["token_logprobs"][7:], told["top_logprobs"][7:], strict=True):
+    reported = echoed["logprobs"]
+    assert reported["tokens"][:7] == list("The cat") and reported["token_logprobs"][0] is None
+    assert len({len(column) for column in reported.values()}) == 1
+    for logprob, top in zip(
+        reported["token_logprobs"][7:], reported["top_logprobs"][7:], strict=True
+    ):
         assert logprob == pytest.approx(max(top.values()))
     assert running.ask("GET", "/v1/models").json["data"][0]["id"] == "tiny"
     other = running.ask("POST", "/v1/completions", {"model": "gpt", "prompt": "a"})
@@ -90,23 +92,23 @@ def test_the_same_text_from_the_other_interface(running, model):
     "options", [{"logprobs": 1}, {"n": 3, "seed": 5}, {"stop": ["e", "\ufffd"]}]
 )
 def test_a_stream_brings_what_one_answer_does(running, options):
-    asked = {"prompt": ["Once", "upon"], "max_tokens": 12, "seed": 3, "echo": True} | options
-    whole = running.complete(**asked).json
+    request = {"prompt": ["Once", "upon"], "max_tokens": 12, "seed": 3, "echo": True} | options
+    full = running.complete(**request).json
     usage = {"include_usage": True}
-    *parts, last = running.complete(**asked, stream=True, stream_options=usage).events
-    assert last["choices"] == [] and last["usage"] == whole["usage"]
-    for choice in whole["choices"]:
+    *parts, last = running.complete(**request, stream=True, stream_options=usage).events
+    assert last["choices"] == [] and last["usage"] == full["usage"]
+    for choice in full["choices"]:
         own = [p["choices"][0] for p in parts if p["choices"][0]["index"] == choice["index"]]
         assert "".join(part["text"] for part in own) == choice["text"]
         reasons = [part["finish_reason"] for part in own]
         assert reasons == [None] * (len(own) - 1) + [choice["finish_reason"]]
         for column, values in (choice["logprobs"] or {}).items():
-            told = [value for part in own for value in part["logprobs"][column]]
+            reported = [value for part in own for value in part["logprobs"][column]]
             if column in ("tokens", "text_offset"):
-                assert told == values
+                assert reported == values
             else:
-                assert len(told) == len(values)
-    assert len(parts) > len(whole["choices"])
+                assert len(reported) == len(values)
+    assert len(parts) > len(full["choices"])
 
 
 def test_a_seed_repeats_draws_and_another_does_not(running):
@@ -151,8 +153,8 @@ def test_beams_wait_for_the_sequences_before_them(running, model):
     assert len(many.json["text"]) == len(many.json["segments"]) == 4
     tokens = [*b"The", *greedy(model, "The", 5)]
     table = plain_logits(model, SPEC, tokens).log_softmax(-1)
-    told = sum(float(table[place, tokens[place + 1]]) for place in range(2, len(tokens) - 1))
-    assert alone["scores"] == [pytest.approx(told / (len(tokens) - 3), abs=1e-4)]
+    reported = sum(float(table[index, tokens[index + 1]]) for index in range(2, len(tokens) - 1))
+    assert alone["scores"] == [pytest.approx(reported / (len(tokens) - 3), abs=1e-4)]
     refused = running.put(**(one | {"beam_width": 9}))
     assert (
         refused.status == 400 and "beam width of 9 must be between 1 and" in refused.json["error"]
@@ -235,12 +237,12 @@ def test_a_full_queue_refuses(group):
         step = engine.step
         engine.step = lambda: go_on.wait(60) and step()
         with ThreadPoolExecutor(3) as pool:
-            asked = {"prompts": ["a"], "tokens_to_generate": 3}
-            first = pool.submit(running.put, **asked)
+            request = {"prompts": ["a"], "tokens_to_generate": 3}
+            first = pool.submit(running.put, **request)
             until(lambda: running.served.engine_thread.num_running == 1)
-            others = [pool.submit(running.put, **asked) for _ in range(2)]
+            others = [pool.submit(running.put, **request) for _ in range(2)]
             until(lambda: running.served.engine_thread.num_waiting == 2)
-            for refused in (running.put(**asked), running.complete(prompt="a", stream=True)):
+            for refused in (running.put(**request), running.complete(prompt="a", stream=True)):
                 assert refused.status == 503 and refused.headers["retry-after"] == "1"
                 assert "2 sequences are waiting" in refused.body.decode()
             assert b"megatron_sequences_waiting 2.0" in running.ask("GET", "/metrics").body
@@ -251,8 +253,8 @@ def test_a_full_queue_refuses(group):
 def test_who_writes_half_a_request_is_not_waited_for(group):
     with serving(group, request_s=1.0) as running:
         head = b"PUT /api HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        whole = head + b'Content-Length: 18\r\n\r\n{"prompts": ["a"]}'
-        for sent, told in (
+        full = head + b'Content-Length: 18\r\n\r\n{"prompts": ["a"]}'
+        for sent, reported in (
             (b"", b""),
             (head, b""),
             (head + b"Content-Length: 9\r\n\r\n{", b"the body has not arrived within 1 seconds"),
@@ -260,11 +262,11 @@ def test_who_writes_half_a_request_is_not_waited_for(group):
             with socket.create_connection(("127.0.0.1", running.port), timeout=60) as client:
                 client.sendall(sent)
                 answer = b"".join(iter(lambda: client.recv(4096), b""))
-                assert answer.endswith(told + b'"}' if told else b""), answer
-                assert answer.startswith(b"HTTP/1.1 408" if told else b"")
+                assert answer.endswith(reported + b'"}' if reported else b""), answer
+                assert answer.startswith(b"HTTP/1.1 408" if reported else b"")
         # Of a connection that has served a request, too.
         with socket.create_connection(("127.0.0.1", running.port), timeout=60) as client:
-            client.sendall(whole)
+            client.sendall(full)
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
             client.sendall(head)
             assert b"HTTP/1.1" not in b"".join(iter(lambda: client.recv(4096), b""))
@@ -284,18 +286,18 @@ def test_what_is_under_way_is_finished_before_the_end(group):
         step = loop.engine.step
         loop.engine.step = lambda: go_on.wait(60) and step()
         with ThreadPoolExecutor(2) as pool:
-            asked = {"prompts": ["a"], "tokens_to_generate": 5}
-            first = pool.submit(running.put, **asked)
+            request = {"prompts": ["a"], "tokens_to_generate": 5}
+            first = pool.submit(running.put, **request)
             until(lambda: loop.num_running == 1)
             other = running.connection()
-            assert asked_on(other, "GET", "/health", None).json == {"status": "ok"}
+            assert send_on(other, "GET", "/health", None).json == {"status": "ok"}
             running.server.stop()
             # Load balancers open connections of their own.
             health = running.ask("GET", "/health")
             assert (health.status, health.json) == (503, {"status": "closing"})
-            assert running.put(**asked).status == 503
-            assert asked_on(other, "GET", "/health", None).json == {"status": "closing"}
-            late = asked_on(other, "PUT", "/api", asked)
+            assert running.put(**request).status == 503
+            assert send_on(other, "GET", "/health", None).json == {"status": "closing"}
+            late = send_on(other, "PUT", "/api", request)
             assert late.status == 503 and "shutting down" in late.json["error"]
             other.close()
             go_on.set()
@@ -312,13 +314,13 @@ def test_what_takes_too_long_is_dropped_at_the_end(group, options):
         step = loop.engine.step
         loop.engine.step = lambda: (time.sleep(0.05), step())[1]
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(running.put, prompts=["a"], tokens_to_generate=48, **options)
+            request = pool.submit(running.put, prompts=["a"], tokens_to_generate=48, **options)
             until(lambda: loop.num_running == 1)
             running.server.stop()
-            assert asked.result().status == 503
+            assert request.result().status == 503
 
 
-def test_an_engine_that_fails_is_told_and_ends_the_server(group):
+def test_an_engine_that_fails_is_reported_and_ends_the_server(group):
     with serving(group) as running:
 
         def fail():
@@ -359,26 +361,26 @@ def test_only_who_bears_the_key_is_answered(group):
                 assert refused.status == 401 and "Bearer" in refused.headers["www-authenticate"]
         right = "Bearer sésame".encode().decode("latin-1")
         for bearer in (right, right.replace("Bearer", "bearer"), right.replace(" ", "  ")):
-            asked = running.ask("PUT", "/api", {"prompts": ["a"]}, Authorization=bearer)
-            assert asked.status == 200
+            request = running.ask("PUT", "/api", {"prompts": ["a"]}, Authorization=bearer)
+            assert request.status == 200
         head = running.ask("HEAD", "/health")
         assert (head.status, head.body) == (200, b"")
         assert running.ask("GET", "/health").status == 200
         assert b"<title>" in running.ask("GET", "/").body
 
 
-def test_counts_are_told(running):
-    def told():
+def test_counts_are_reported(running):
+    def reported():
         lines = running.ask("GET", "/metrics").body.decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
-    before = told()
+    before = reported()
     running.put(prompts=["abc", "de"], tokens_to_generate=0, logprobs=True)
     running.put(prompts=["abc"], tokens_to_generate=4, top_k=1, random_seed=-1)
     running.put(prompts=["abc"], tokens_to_generate=1)
     running.ask("GET", "/nowhere")
-    after = told()
+    after = reported()
 
     def more(name):
         return after.get(name, 0) - before.get(name, 0)
@@ -410,14 +412,14 @@ def test_a_line_is_logged_unless_it_is_not_wanted(running):
         logger.removeHandler(handler)
         logger.setLevel(before)
     # The line of a request before these may come late.
-    told = [line.partition(" | time")[0] for line in lines if "/metrics" not in line]
-    assert told == [
+    reported = [line.partition(" | time")[0] for line in lines if "/metrics" not in line]
+    assert reported == [
         "PUT /api | status: 200",
         "PUT /api | status: 400",
     ]
 
 
-def test_a_port_that_is_taken_is_told(running):
+def test_a_port_that_is_taken_is_reported(running):
     with pytest.raises(ConfigError, match=f"--port {running.port} cannot be bound"):
         listener("127.0.0.1", running.port)
 

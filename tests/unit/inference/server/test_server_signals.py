@@ -27,12 +27,12 @@ async def silent(scope, receive, send):
 
 
 class StuckEngine:
-    """An engine whose step does not end before `go_on` is set; it then asks for the server's end."""
+    """An engine whose step does not end before `resume` is set; it then asks for the server's end."""
 
     rows, is_busy, runner = 1, False, SimpleNamespace(device=torch.device("cpu"))
 
     def __init__(self, *signals):
-        self.go_on, self.signals = threading.Event(), signals
+        self.resume, self.signals = threading.Event(), signals
 
     def add(self, request):
         return 0
@@ -40,7 +40,7 @@ class StuckEngine:
     def step(self):
         for number in self.signals:
             os.kill(os.getpid(), number)
-        self.go_on.wait()
+        self.resume.wait()
         return []
 
     def close(self):
@@ -52,7 +52,7 @@ def test_an_interrupt_that_was_ignored_at_the_start_does_not_stop_the_server(ign
     server, stopped = object.__new__(Server), []
     server.engine_thread = SimpleNamespace(is_open=True)
     server.stop = lambda: stopped.append(True)
-    server._ignores_interrupts = ignores
+    server.ignores_interrupts = ignores
     server.handle_exit(signal.SIGINT, None)
     assert stopped == ([] if ignores else [True])
     server.handle_exit(signal.SIGTERM, None)
@@ -79,7 +79,7 @@ def test_a_step_that_hangs_does_not_keep_the_server(handlers, signals):
         assert caught.value.exit_code == ExitCode.FAILED
         assert loop.is_hung(0.1)
     finally:
-        engine.go_on.set()
+        engine.resume.set()
         loop.close()
     assert len(answers) == 1
     assert not loop.is_hung(0)
