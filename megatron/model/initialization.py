@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from megatron.tensor_parallel.adapters import DOWN, UP
+from megatron.tensor_parallel.linear import DOWN, UP
 from megatron.tensor_parallel.sharding import Shard, full_name, shard_of
 
 _ROWS = 64  # rows drawn at a time, so that a rank need not draw a whole matrix to keep its shard

@@ -1,5 +1,12 @@
-"""Linear layers whose weight is divided over the tensor-parallel ranks."""
+"""Tensor-parallel linear layers, sharded over the ranks, with LoRA adapters.
 
+A layer with an adapter computes y = x W^T + scale (x A^T) B^T. A is [rank, in] and B [out, rank]; B
+starts as 0. They are parameters of the layer itself, so the weight keeps its name and checkpoints
+without adapters load. Source: arXiv:2106.09685, section 4.1.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +21,33 @@ from megatron.tensor_parallel.collectives import (
     reduce_scatter,
     scatter_sequence,
 )
+from megatron.tensor_parallel.rng import RngTracker
 from megatron.tensor_parallel.sharding import exact_quotient, layout_of, mark_sharded
+
+DOWN, UP = "lora_A", "lora_B"
+"""Names of an adapter's two matrices, as in PEFT."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Hyperparameters of a LoRA adapter.
+
+    Args:
+        rank: features between the two matrices.
+        scale: factor of their product.
+        dropout: probability of dropping a feature of x before A.
+        rng: RNG state that differs between tensor-parallel ranks.
+    """
+
+    rank: int
+    scale: float
+    dropout: float
+    rng: RngTracker
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter name belongs to a LoRA adapter."""
+    return name.endswith((f".{DOWN}", f".{UP}"))
 
 
 class ColumnParallelLinear(nn.Module):
@@ -27,11 +60,15 @@ class ColumnParallelLinear(nn.Module):
         has_bias: whether there is a bias at all.
         adds_bias: whether y has the bias already; if not it is left to the caller.
         sequence_parallel: whether the ranks divide the sequence outside of the layer.
+        adapter: of LoRA: A is replicated, B sharded like the weight.
 
     Shapes: x [..., in_features] -> y [..., out_features / t], t the group's size. When the ranks
         divide the sequence: x [s/t, ...] -> y [s, ...].
     Communication: none forward; one all-reduce of x's gradient backward. When the ranks divide
-        the sequence: an all-gather of x forward, backward another and a reduce-scatter.
+        the sequence: an all-gather of x forward, backward another and a reduce-scatter. With an
+        adapter the same of [s, b, rank].
+    Randomness: dropout of an adapter draws from the default RNG state: ranks with the same tokens
+        drop the same features.
     """
 
     bias: nn.Parameter | None
@@ -45,23 +82,35 @@ class ColumnParallelLinear(nn.Module):
         has_bias: bool = True,
         adds_bias: bool = True,
         sequence_parallel: bool = False,
+        adapter: Adapter | None = None,
     ):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.group, self.sequence_parallel = group, sequence_parallel
-        self.adds_bias = adds_bias
+        self.adds_bias, self.adapter = adds_bias, adapter
         local_features = exact_quotient(out_features, group.size(), "out_features")
         self.weight = mark_sharded(nn.Parameter(torch.empty(local_features, in_features)), 0, group)
         bias = (
             mark_sharded(nn.Parameter(torch.zeros(local_features)), 0, group) if has_bias else None
         )
         self.register_parameter("bias", bias)
+        if adapter:
+            self.lora_A = nn.Parameter(torch.empty(adapter.rank, in_features))
+            up = torch.zeros(local_features, adapter.rank)
+            self.lora_B = mark_sharded(nn.Parameter(up), 0, group)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias if self.adds_bias else None
+        if not self.adapter:
+            return self._product(x, self.weight, bias)
+        down = F.linear(F.dropout(x, self.adapter.dropout, self.training), self.lora_A)
+        up = self._product(down, self.lora_B, None)
+        return self._product(x, self.weight, bias) + self.adapter.scale * up
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.sequence_parallel:
-            return gathering_linear(x, self.weight, bias, dim=0, group=self.group)
-        return F.linear(copy_to_tensor_parallel(x, self.group), self.weight, bias)
+            return gathering_linear(x, weight, bias, dim=0, group=self.group)
+        return F.linear(copy_to_tensor_parallel(x, self.group), weight, bias)
 
     def extra_repr(self) -> str:
         """Return the sizes over all ranks, and the parallel layout."""
@@ -82,11 +131,14 @@ class RowParallelLinear(nn.Module):
         group: the tensor-parallel ranks.
         has_bias: whether there is a bias.
         sequence_parallel: whether the ranks divide the sequence outside of the layer.
+        adapter: of LoRA: A is sharded like the weight, B replicated.
 
     Shapes: x [..., in_features / t] -> y [..., out_features], t the group's size. When the ranks
         divide the sequence: x [s, ...] -> y [s/t, ...].
     Communication: one all-reduce of y forward; none backward. When the ranks divide the sequence:
-        a reduce-scatter forward, an all-gather backward.
+        a reduce-scatter forward, an all-gather backward. With an adapter the same of [s, b, rank].
+    Randomness: dropout of an adapter draws from its own RNG state, because each rank has other
+        features.
     """
 
     bias: nn.Parameter | None
@@ -99,19 +151,33 @@ class RowParallelLinear(nn.Module):
         group: dist.ProcessGroup,
         has_bias: bool = True,
         sequence_parallel: bool = False,
+        adapter: Adapter | None = None,
     ):
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        self.group, self.sequence_parallel = group, sequence_parallel
+        self.group, self.sequence_parallel, self.adapter = group, sequence_parallel, adapter
         local_features = exact_quotient(in_features, group.size(), "in_features")
         self.weight = mark_sharded(
             nn.Parameter(torch.empty(out_features, local_features)), 1, group
         )
         bias = nn.Parameter(torch.zeros(out_features)) if has_bias else None
         self.register_parameter("bias", bias)
+        if adapter:
+            down = torch.empty(adapter.rank, local_features)
+            self.lora_A = mark_sharded(nn.Parameter(down), 1, group)
+            self.lora_B = nn.Parameter(torch.zeros(out_features, adapter.rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.weight)
+        if not self.adapter:
+            return self._sum(F.linear(x, self.weight))
+        share = self.adapter.dropout if self.training else 0.0
+        with self.adapter.rng.fork() if share else nullcontext():
+            down = F.linear(F.dropout(x, share), self.lora_A)
+        up = F.linear(self._sum(down), self.lora_B)
+        return self._sum(F.linear(x, self.weight)) + self.adapter.scale * up
+
+    def _sum(self, y: Tensor) -> Tensor:
+        """Sum `y` over the ranks; with sequence parallelism return this rank's part of the sequence."""
         if self.sequence_parallel:
             return scatter_sequence(y, 0, self.group)
         return reduce_from_tensor_parallel(y, self.group)

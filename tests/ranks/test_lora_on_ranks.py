@@ -20,7 +20,7 @@ from megatron.checkpointing.hugging_face.peft import merge_adapters, without_ada
 from megatron.checkpointing.manifest import Manifest, record_file
 from megatron.checkpointing.resharding.layouts import read_sharded
 from megatron.checkpointing.resharding.unpickle import read_state
-from megatron.tensor_parallel.adapters import is_adapter
+from megatron.tensor_parallel.linear import is_adapter
 from megatron.tensor_parallel.sharding import shard_of
 
 BASE = [

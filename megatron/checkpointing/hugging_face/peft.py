@@ -26,7 +26,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 from megatron.checkpointing.resharding.universal import read_checkpoint
 from megatron.common.errors import CheckpointError
 from megatron.config.network.model_spec import ModelSpec
-from megatron.tensor_parallel.adapters import DOWN, UP, is_adapter
+from megatron.tensor_parallel.linear import DOWN, UP, is_adapter
 
 
 def without_adapters(spec: ModelSpec) -> ModelSpec:

@@ -18,7 +18,7 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 )
 from megatron.common.errors import CheckpointError
 from megatron.engine.deepspeed import patches
-from megatron.tensor_parallel.adapters import is_adapter
+from megatron.tensor_parallel.linear import is_adapter
 from megatron.tensor_parallel.sharding import shard_of
 
 _SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

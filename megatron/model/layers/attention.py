@@ -16,7 +16,7 @@ from megatron.model.layers.positions import (
     own_position_embedding,
     rotary_tables,
 )
-from megatron.tensor_parallel.adapters import column_parallel, row_parallel
+from megatron.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.rng import RngTracker
 from megatron.tensor_parallel.sharding import exact_quotient
 
@@ -69,7 +69,7 @@ class ParallelAttention(nn.Module):
         self.own_positions = own_position_embedding(spec, number=number)
         self.core_attention = core_attention
         self.build_inputs(sequence_parallel)
-        self.dense = row_parallel(
+        self.dense = RowParallelLinear(
             heads * head_dim,
             spec.hidden_size,
             group=group,
@@ -91,7 +91,7 @@ class ParallelAttention(nn.Module):
 
     def input_layer(self, name: str, num_heads: int, sequence_parallel: bool) -> nn.Module:
         """Build the column-parallel layer `name`, which projects its input to `num_heads` heads."""
-        return column_parallel(
+        return ColumnParallelLinear(
             self.spec.hidden_size,
             num_heads * self.spec.head_dim,
             group=self.group,

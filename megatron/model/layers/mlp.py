@@ -9,7 +9,7 @@ from megatron.common.errors import ConfigError
 from megatron.config.network.model_spec import ModelSpec
 from megatron.fused_kernels.reference.dispatch import REFERENCE, Kernels
 from megatron.model.layers.activations import activation_of
-from megatron.tensor_parallel.adapters import Adapter, column_parallel, row_parallel
+from megatron.tensor_parallel.linear import Adapter, ColumnParallelLinear, RowParallelLinear
 from megatron.tensor_parallel.rng import OrdinaryStream, RngTracker
 
 _ALONE = OrdinaryStream()
@@ -44,7 +44,7 @@ class ParallelMLP(nn.Module):
         super().__init__()
         inner = spec.ffn_hidden_size * (2 if spec.is_gated else 1)
         self.activate = activation_of(spec.activation, kernels, spec.own_flags)
-        self.dense_h_to_4h = column_parallel(
+        self.dense_h_to_4h = ColumnParallelLinear(
             spec.hidden_size,
             inner,
             group=group,
@@ -53,7 +53,7 @@ class ParallelMLP(nn.Module):
             sequence_parallel=sequence_parallel,
             adapter=adapter_of(spec, "dense_h_to_4h", rng),
         )
-        self.dense_4h_to_h = row_parallel(
+        self.dense_4h_to_h = RowParallelLinear(
             spec.ffn_hidden_size,
             spec.hidden_size,
             group=group,

@@ -14,7 +14,7 @@ from tiny import tiny_plan
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from megatron.common.errors import CheckpointError, ConfigError, DataError
-from megatron.tensor_parallel.adapters import is_adapter
+from megatron.tensor_parallel.linear import is_adapter
 
 FILE = Path(__file__).resolve().parents[3] / "tools" / "generate_samples_gpt.py"
 FLAGS = [

@@ -24,7 +24,7 @@ from tiny import tiny_plan
 from transformers import AutoModelForCausalLM
 
 from megatron.common.errors import CheckpointError
-from megatron.tensor_parallel.adapters import is_adapter
+from megatron.tensor_parallel.linear import is_adapter
 
 ALL = "--lora-rank 3 --lora-alpha 7 --lora-target-modules"
 FAMILIES = {
