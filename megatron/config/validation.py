@@ -116,19 +116,7 @@ def validate(
         num_layers=num_layers,
     )
     problems += plugin_problems(partial(_value_of, config, objective), config.extensions)
-    problems += objective_problems(
-        config.objective,
-        config.fim,
-        config.masked_lm,
-        objective,
-        seq_length=config.model.seq_length,
-    )
-    kind = declaration_of(objective).kind
-    problems += _architecture_problems(config, declaration_of(objective).architecture)
-    if config.plugins.dataset and kind != "documents":
-        problems.append(f"--dataset {config.plugins.dataset} reads documents, not {kind}")
-    problems += _objective_curriculum_problems(config, user, objective)
-    problems += others
+    problems += [*_objective_problems(config, user, objective), *others]
     if problems or steps is None or schedule is None:
         raise ConfigError(*problems)
     return Validated(
@@ -366,10 +354,22 @@ def owned_keys(
     ]
 
 
-def _objective_curriculum_problems(
+def _objective_problems(
     config: Config, user: dict[str, Any], objective: ObjectiveName
 ) -> Iterator[str]:
-    if has_curriculum(user) and not declaration_of(objective).takes_short_samples:
+    """Yield what is wrong with flags of the objective, its network, dataset and curriculum."""
+    yield from objective_problems(
+        config.objective,
+        config.fim,
+        config.masked_lm,
+        objective,
+        seq_length=config.model.seq_length,
+    )
+    declared = declaration_of(objective)
+    yield from _architecture_problems(config, declared.architecture)
+    if config.plugins.dataset and declared.kind != "documents":
+        yield f"--dataset {config.plugins.dataset} reads documents, not {declared.kind}"
+    if has_curriculum(user) and not declared.takes_short_samples:
         yield (
             f"{config.deepspeed.deepspeed_config}: curriculum_learning cuts the ends of samples off, "
             "which this objective needs: take the block out of the JSON, or train with "

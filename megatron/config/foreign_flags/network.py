@@ -15,6 +15,12 @@ _ATTENTION = "this kind of attention is not built; leave this flag out"
 _EIGHT_BITS = "networks do not compute in 8 bits; write --bf16 instead"
 _DEAD = "it has no effect in the systems that have it, and none here"
 
+
+def _refused(reason: str, *options: str, takes: int = 0) -> list[Legacy]:
+    """Return flags that are refused for one reason."""
+    return [Legacy(option, reason, takes=takes, refused=True) for option in options]
+
+
 MODEL_LEGACY = (
     Legacy(
         "--sync-tp-duplicated-parameters",
@@ -67,66 +73,51 @@ MODEL_LEGACY = (
         "--checkpoint-activations decides",
     ),
     Legacy("--mup", _MUP, refused=True),
-    *(
-        Legacy(option, _MUP, takes=1, refused=True)
-        for option in ("--mup-input-mult", "--mup-output-mult", "--mup-attn-mult")
+    *_refused(_MUP, "--mup-input-mult", "--mup-output-mult", "--mup-attn-mult", takes=1),
+    *_refused(_VISION, "--num-classes", "--img-dim", "--num-channels", "--patch-dim", takes=1),
+    *_refused(_SPANS, "--noise-density", "--mean-noise-span-length", takes=1),
+    *_refused(
+        _RETRIEVAL,
+        "--biencoder-shared-query-context-model",
+        "--use-one-sent-docs",
+        "--retriever-score-scaling",
     ),
-    *(
-        Legacy(option, _VISION, takes=1, refused=True)
-        for option in ("--num-classes", "--img-dim", "--num-channels", "--patch-dim")
-    ),
-    *(
-        Legacy(option, _SPANS, takes=1, refused=True)
-        for option in ("--noise-density", "--mean-noise-span-length")
-    ),
-    *(
-        Legacy(option, _RETRIEVAL, refused=True)
-        for option in (
-            "--biencoder-shared-query-context-model",
-            "--use-one-sent-docs",
-            "--retriever-score-scaling",
-        )
-    ),
-    *(
-        Legacy(option, _RETRIEVAL, takes=1, refused=True)
-        for option in (
-            "--ict-head-size",
-            "--ict-load",
-            "--bert-load",
-            "--biencoder-projection-dim",
-            "--titles-data-path",
-            "--query-in-block-prob",
-            "--evidence-data-path",
-            "--block-data-path",
-            "--embedding-path",
-            "--retriever-seq-length",
-            "--sample-rate",
-            "--indexer-batch-size",
-            "--indexer-log-interval",
-        )
+    *_refused(
+        _RETRIEVAL,
+        "--ict-head-size",
+        "--ict-load",
+        "--bert-load",
+        "--biencoder-projection-dim",
+        "--titles-data-path",
+        "--query-in-block-prob",
+        "--evidence-data-path",
+        "--block-data-path",
+        "--embedding-path",
+        "--retriever-seq-length",
+        "--sample-rate",
+        "--indexer-batch-size",
+        "--indexer-log-interval",
+        takes=1,
     ),
     Legacy("--retriever-report-topk-accuracies", _RETRIEVAL, takes="*", refused=True),
-    *(
-        Legacy(option, _RETRIEVED_TEXT, refused=True)
-        for option in (
-            "--retro-add-retriever",
-            "--retro-return-doc-ids",
-            "--retro-no-verify-neighbor-count",
-        )
+    *_refused(
+        _RETRIEVED_TEXT,
+        "--retro-add-retriever",
+        "--retro-return-doc-ids",
+        "--retro-no-verify-neighbor-count",
     ),
-    *(
-        Legacy(option, _RETRIEVED_TEXT, takes=1, refused=True)
-        for option in (
-            "--retro-project-dir",
-            "--retro-workdir",
-            "--retro-attention-gate",
-            "--retro-cyclic-train-iters",
-            "--retro-encoder-layers",
-            "--retro-encoder-hidden-dropout",
-            "--retro-encoder-attention-dropout",
-            "--retro-num-neighbors",
-            "--retro-num-retrieved-chunks",
-        )
+    *_refused(
+        _RETRIEVED_TEXT,
+        "--retro-project-dir",
+        "--retro-workdir",
+        "--retro-attention-gate",
+        "--retro-cyclic-train-iters",
+        "--retro-encoder-layers",
+        "--retro-encoder-hidden-dropout",
+        "--retro-encoder-attention-dropout",
+        "--retro-num-neighbors",
+        "--retro-num-retrieved-chunks",
+        takes=1,
     ),
 )
 

@@ -239,25 +239,19 @@ def resolve_model(
         norms_embedding: whether another flag implies --embed-layernorm.
         binary_head: whether BERT has a pooler and a head for the order of segments.
     """
-    head_dim = head_dim_of(model)
     num_experts = experts_of_layers(experts, model.num_layers)
-    scalar = model.query_pre_attn_scalar
     return ModelSpec(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         ffn_hidden_size=ffn_hidden_size_of(model),
         num_attention_heads=model.num_attention_heads,
         num_query_groups=num_query_groups_of(model),
-        head_dim=head_dim,
+        head_dim=head_dim_of(model),
         seq_length=model.seq_length,
         max_position_embeddings=model.max_position_embeddings or model.seq_length,
         **_vocab_fields(tokenizer, vocab_size, tensor),
         **_position_fields(model),
-        window=window_of(model.window_size),
-        full_attention_layers=full_attention_layers_of(model),
-        query_key_layer_scaling=model.apply_query_key_layer_scaling,
-        query_scalar=0.0 if scalar in (None, head_dim) else scalar,
-        attention_softcap=model.attn_logit_softcapping or 0.0,
+        **_attention_fields(model),
         logit_softcap=model.final_logit_softcapping or 0.0,
         sandwich_norm=model.sandwich_norm,
         normalization=model.normalization,
@@ -265,16 +259,12 @@ def resolve_model(
         layernorm_1p=model.apply_layernorm_1p,
         scaled_embedding=model.scale_embedding,
         embed_layernorm=model.embed_layernorm or norms_embedding,
-        qk_layernorm=model.qk_layernorm,
         residual_after_norm=model.apply_residual_connection_post_layernorm,
         parallel_residual=model.parallel_residual,
         activation=activation_of(model),
         linear_bias=model.add_bias_linear,
-        qkv_bias=_attention_bias(model) or model.add_qkv_bias,
-        attention_bias_apart=_attention_bias(model) != model.add_bias_linear,
         tied_embeddings=not model.untie_embeddings_and_output_weights,
         fp32_residual=model.fp32_residual_connection,
-        attention_dropout=model.attention_dropout,
         hidden_dropout=model.hidden_dropout,
         init="xavier_uniform" if model.init_method_xavier_uniform else "normal",
         init_std=model.init_method_std,
@@ -287,6 +277,22 @@ def resolve_model(
         binary_head=binary_head,
         head_activation="gelu_tanh" if architecture == "bert" and model.openai_gelu else "gelu_erf",
     )
+
+
+def _attention_fields(model: ModelConfig) -> dict[str, Any]:
+    """Return what attention layers compute, as fields of ModelSpec."""
+    scalar = model.query_pre_attn_scalar
+    return {
+        "window": window_of(model.window_size),
+        "full_attention_layers": full_attention_layers_of(model),
+        "query_key_layer_scaling": model.apply_query_key_layer_scaling,
+        "query_scalar": 0.0 if scalar in (None, head_dim_of(model)) else scalar,
+        "attention_softcap": model.attn_logit_softcapping or 0.0,
+        "attention_dropout": model.attention_dropout,
+        "qk_layernorm": model.qk_layernorm,
+        "qkv_bias": _attention_bias(model) or model.add_qkv_bias,
+        "attention_bias_apart": _attention_bias(model) != model.add_bias_linear,
+    }
 
 
 def _vocab_fields(tokenizer: TokenizerConfig, vocab_size: int, tensor: int) -> dict[str, Any]:
