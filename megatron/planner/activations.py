@@ -5,7 +5,7 @@ parallelism and dropout, they are the 34 s b h of arXiv:2205.05198, section 4.1,
 of its dropout masks and score matrices, plus the output of attention.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from megatron.config.plan import Plan
@@ -44,6 +44,8 @@ class Activations:
     def layer(self, number: int) -> int:
         """Return the bytes that the layer `number`, from 1 on, keeps when nothing is recomputed."""
         spec = self.plan.model
+        if number > spec.num_layers:
+            return self._decoder.layer(1) + self._cross_attention()
         dropped = 2 * self.outside * spec.hidden_size * self._dropout_mask
         kept = (
             spec.norms_per_layer * self._norm()
@@ -62,11 +64,11 @@ class Activations:
 
     def final_norm(self) -> int:
         """Return the activations of the last norm, its result for the head included."""
-        return self._norm()
+        return self._decoder._norm()
 
     def head(self) -> int:
         """Return the activations of BERT's head in front of the logits: dense layer, GELU and norm."""
-        if self.plan.model.architecture == "gpt":
+        if self.plan.model.architecture != "bert":
             return 0
         return self.outside * self.plan.model.hidden_size * self._bytes + self._norm()
 
@@ -77,7 +79,23 @@ class Activations:
         """
         spec = self.plan.model
         copies = 2 if spec.logit_softcap else 1
-        return copies * 4 * self.tokens * spec.padded_vocab_size // self._tensor
+        return copies * 4 * self._decoder.tokens * spec.padded_vocab_size // self._tensor
+
+    @cached_property
+    def _decoder(self) -> "Activations":
+        """Those of a decoder's samples; the same where the network has one stack."""
+        spec = self.plan.model
+        if not spec.num_decoder_layers:
+            return self
+        model = replace(spec, seq_length=spec.decoder_seq_length, num_decoder_layers=0)
+        return Activations(replace(self.plan, model=model), self.device)
+
+    def _cross_attention(self) -> int:
+        """Return the activations of a decoder layer's cross-attention, and of the norm before it."""
+        spec, decoder = self.plan.model, self._decoder
+        keys = 2 * spec.num_query_groups * spec.head_dim * self._bytes // self._tensor
+        own = decoder._norm() + decoder._attention(1)
+        return own + (self.tokens - decoder.tokens) * keys
 
     def _norm(self) -> int:
         spec = self.plan.model

@@ -13,6 +13,7 @@ from megatron.planner.weights import (
     layer_weights,
     norm_width,
     output_weights,
+    relative_weights,
 )
 
 _MASTER = 4
@@ -100,6 +101,9 @@ def weights_of(plan: Plan, stage: Stage) -> Weights:
     held = sum((_layer(plan, number) for number in stage.layers), Weights(0))
     if stage.has_embedding:
         held += Weights(embedding_weights(spec, tensor=tensor))
+    held += Weights(stage.num_relative_tables * relative_weights(spec, tensor=tensor))
+    if stage.has_encoder_norm:
+        held += Weights(norm_width(spec, spec.hidden_size))
     if stage.has_final_norm:
         held += Weights(norm_width(spec, spec.hidden_size))
     if stage.has_head and not (spec.tied_embeddings and stage.has_embedding):

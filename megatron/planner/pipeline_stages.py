@@ -14,12 +14,17 @@ from megatron.planner.weights import (
     layer_weights,
     norm_width,
     output_weights,
+    relative_weights,
 )
 
 _LAYER = "ParallelTransformerLayerPipe"
 _DECODER_LAYER = "ParallelTransformerDecoderLayerPipe"
 _ENCODER_NORM = "EncoderNormPipe"
-_TABLES = {"gpt": "OutputEmbeddingPipe", "bert": "MaskedLMLogitsPipe"}
+_TABLES = {
+    "gpt": "OutputEmbeddingPipe",
+    "bert": "MaskedLMLogitsPipe",
+    "t5": "OutputEmbeddingPipe",
+}
 """The layer of the logits, by architecture."""
 
 
@@ -28,10 +33,12 @@ class Stage:
     """Layers of one pipeline stage."""
 
     index: int
-    layers: range  # numbers of its transformer layers, from 1 on
+    layers: range  # numbers of its transformer layers, from 1 on; a decoder's follow the encoder's
     has_embedding: bool
     has_final_norm: bool
     has_head: bool
+    has_encoder_norm: bool = False
+    num_relative_tables: int = 0
 
 
 def stages_of(plan: Plan) -> list[Stage]:
@@ -41,18 +48,22 @@ def stages_of(plan: Plan) -> list[Stage]:
     if plan.parallel.pipeline > 1:
         weights = _entry_weights(plan, names)
         bounds = _partition(tuple(weights), plan.parallel.pipeline)
-    first = names.index(_LAYER)
+        if plan.parallel.split_rank:
+            bounds = split_bounds(names, plan.parallel.pipeline, plan.parallel.split_rank)
+    blocks = [index for index, name in enumerate(names) if name in (_LAYER, _DECODER_LAYER)]
     stages = []
     for index, (start, stop) in enumerate(pairwise(bounds)):
-        own = [i - first + 1 for i in range(start, stop) if names[i] == _LAYER]
+        own = [number for number, index in enumerate(blocks, 1) if start <= index < stop]
         held = names[start:stop]
         stages.append(
             Stage(
                 index=index,
                 layers=range(own[0], own[-1] + 1) if own else range(1, 1),
-                has_embedding="EmbeddingPipe" in held,
+                has_embedding="EmbeddingPipe" in held or "WordEmbeddingPipe" in held,
                 has_final_norm=plan.model.normalization in held,
                 has_head=_TABLES[plan.model.architecture] in held,
+                has_encoder_norm=_ENCODER_NORM in held,
+                num_relative_tables=held.count("RelativePositionsPipe"),
             )
         )
     return stages
@@ -64,16 +75,25 @@ def entry_names(spec: ModelSpec, *, mixed: bool) -> list[str]:
     Args:
         mixed: whether logits are cast to 32 bits at the end.
     """
+    embedding = ["EmbeddingPipe", "to_sequence_first"]
+    decoder, before, behind = [], [], []
+    if spec.architecture == "bert":
+        before, behind = ["BertHeadPipe"], ["MaskedLMBiasPipe"]
+    if spec.architecture == "t5":
+        positions = "RelativePositionsPipe" if spec.relative_buckets else "PositionEmbeddingPipe"
+        embedding = ["WordEmbeddingPipe", positions]
+        layers = [_DECODER_LAYER] * spec.num_decoder_layers
+        decoder, behind = [_ENCODER_NORM, *embedding, *layers], ["OutputBiasPipe"]
     return [
         "take_tokens",
-        "EmbeddingPipe",
-        "to_sequence_first",
+        *embedding,
         *[_LAYER] * spec.num_layers,
+        *decoder,
         "to_batch_first",
         spec.normalization,
-        *(["BertHeadPipe"] if spec.architecture == "bert" else []),
+        *before,
         _TABLES[spec.architecture],
-        *(["MaskedLMBiasPipe"] if spec.architecture == "bert" else []),
+        *behind,
         *(["to_float32"] if mixed else []),
     ]
 
@@ -105,16 +125,20 @@ def _entry_weights(plan: Plan, names: Sequence[str]) -> list[int]:
     if method.startswith("type:"):
         pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
         return [1 if pattern.search(name) else 0 for name in names]
-    numbers = iter(range(1, spec.num_layers + 1))
+    numbers = iter(range(1, spec.num_layers + spec.num_decoder_layers + 1))
     sizes = {
         "EmbeddingPipe": embedding_weights(spec, tensor=tensor),
+        "WordEmbeddingPipe": head_weights(spec, tensor=tensor),
+        "PositionEmbeddingPipe": spec.max_position_embeddings * spec.hidden_size,
+        "RelativePositionsPipe": relative_weights(spec, tensor=tensor),
+        _ENCODER_NORM: norm_width(spec, spec.hidden_size),
         _TABLES[spec.architecture]: head_weights(spec, tensor=tensor),
         **output_weights(spec, tensor=tensor),
         spec.normalization: norm_width(spec, spec.hidden_size),
     }
     return [
         layer_weights(spec, next(numbers), tensor=tensor, expert=plan.parallel.expert).total
-        if name == _LAYER
+        if name in (_LAYER, _DECODER_LAYER)
         else sizes.get(name, 0)
         for name in names
     ]

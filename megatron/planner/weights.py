@@ -38,6 +38,13 @@ def layer_weights(spec: ModelSpec, number: int, *, tensor: int, expert: int = 1)
     )
     if spec.qk_layernorm:
         replicated += 2 * norm_width(spec, spec.head_dim)
+    if number > spec.num_layers:
+        # Cross-attention of a decoder: its layers are numbered behind those of the encoder.
+        bias = width if spec.attention_output_bias else 0
+        norms = norm_width(spec, width)
+        if spec.qk_layernorm:
+            norms += 2 * norm_width(spec, spec.head_dim)
+        divided, replicated = 2 * divided, replicated + bias + norms
     mlp = _mlp_weights(spec, tensor)
     experts = spec.experts_of(number)
     if experts == 1:
@@ -67,11 +74,18 @@ def head_weights(spec: ModelSpec, *, tensor: int) -> int:
     return spec.padded_vocab_size // tensor * spec.hidden_size
 
 
+def relative_weights(spec: ModelSpec, *, tensor: int) -> int:
+    """Return the biases of relative positions of one stack on one of `tensor` ranks."""
+    return spec.relative_buckets * spec.num_attention_heads // tensor
+
+
 def output_weights(spec: ModelSpec, *, tensor: int) -> dict[str, int]:
     """Return what one of `tensor` ranks holds of the heads beside a token table, by layer."""
     if spec.architecture == "gpt":
         return {}
     bias = spec.padded_vocab_size
+    if spec.architecture == "t5":
+        return {"OutputBiasPipe": bias // tensor}
     return {
         "BertHeadPipe": spec.num_head_parameters - bias,
         "MaskedLMBiasPipe": bias // tensor,
