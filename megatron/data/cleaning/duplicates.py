@@ -11,7 +11,6 @@ from megatron.common.process_pool import ordered_map
 from megatron.data.cleaning.fingerprints import Fingerprints, Location, Source, Texts, shingles
 
 SIMILAR = 0.5  # pairs are reported above this
-SIMILARITIES = ("union", "min", "max")
 
 _CHUNK_DOCUMENTS = 1 << 16
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, as in Fibonacci hashing
@@ -35,9 +34,10 @@ class Bucket:
 
 
 def jaccard(one: set[str], other: set[str], kind: str) -> float:
-    """Return the similarity of two sets of shingles, by one of SIMILARITIES.
+    """Return the Jaccard similarity of two sets of shingles: the common ones over all of both.
 
-    Two empty sets are the same; an empty one and another have nothing in common.
+    With kind "min" or "max" they are divided by those of the smaller or the larger set. Two empty
+    sets are the same; an empty one and another have nothing in common.
     """
     if not one or not other:
         return float(one == other)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,13 +55,9 @@ class Tally:
             self.changed += 1
             self.changed_examples = [*self.changed_examples, text[:_EXAMPLE]][:_MOST_EXAMPLES]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the tally as JSON, for `from_json`."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Tally":
-        """Return the tally that `to_json` was called on."""
+        """Return the tally of which `content` is the `asdict`."""
         return cls(**{**content, "runs": [Run(**run) for run in content["runs"]]})
 
 

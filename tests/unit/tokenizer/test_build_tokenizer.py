@@ -83,12 +83,12 @@ def test_keywords_are_read_by_turns():
     [
         (
             {"tokenizer_type": None},
-            "--tokenizer-type is missing: give BertWordPieceLowerCase, Bert.* or NullTokenizer",
+            "--tokenizer-type .*BertWordPieceLowerCase.*NullTokenizer",
         ),
         ({"tokenizer_type": "Word"}, "--tokenizer-type Word: give BertWordPieceLowerCase"),
         (
             {"tokenizer_type": "SentencepieceTokenizer"},
-            "or NullTokenizer, or --plugin MODULE .*did you mean SentencePieceTokenizer?",
+            "--plugin MODULE .*did you mean SentencePieceTokenizer?",
         ),
         ({"tokenizer_type": "SFTTokenizer"}, "SFTTokenizer: conversations .* --conversations"),
         ({"tokenizer_type": "MultimodalTokenizer"}, "text alone; write HuggingFaceTokenizer"),
@@ -100,11 +100,11 @@ def test_keywords_are_read_by_turns():
         ),
         (
             {"tokenizer_type": "GPT2BPETokenizer", "vocab_file": "v.json"},
-            "GPT2BPETokenizer needs --vocab-file and --merge-file; --merge-file missing",
+            "GPT2BPETokenizer .*; --merge-file missing",
         ),
         (
             {"tokenizer_type": "GPT2BPETokenizer", "merge_file": "m.txt"},
-            "GPT2BPETokenizer needs --vocab-file and --merge-file; --vocab-file missing",
+            "GPT2BPETokenizer .*; --vocab-file missing",
         ),
         (
             {"tokenizer_type": "GPT2BPETokenizer"},
@@ -112,15 +112,15 @@ def test_keywords_are_read_by_turns():
         ),
         (
             {"tokenizer_type": "PretrainedFromHF", "vocab_file": "v.json"},
-            "PretrainedFromHF needs --tokenizer-name-or-path; --tokenizer-name-or-path missing",
+            "PretrainedFromHF .*; --tokenizer-name-or-path missing",
         ),
         (
             {"tokenizer_type": "TikTokenizer"},
-            "TikTokenizer needs --tokenizer-model or --vocab-file; --tokenizer-model or",
+            "TikTokenizer .*--tokenizer-model or --vocab-file missing",
         ),
         (
             {"tokenizer_type": "TikTokenizer", "vocab_file": "v", "tokenizer_model": "m"},
-            "--tokenizer-model and --vocab-file name one file: give one of them",
+            "--tokenizer-model and --vocab-file .* one of them",
         ),
         ({"tokenizer_type": "SentencePieceTokenizer"}, "needs --tokenizer-model"),
         ({"tokenizer_type": "Llama2Tokenizer"}, "needs --tokenizer-model"),
@@ -133,15 +133,15 @@ def test_keywords_are_read_by_turns():
         ),
         (
             {"tokenizer_type": "NullTokenizer", "vocab_size": 9, "vocab_extra_ids": 1},
-            "--vocab-extra-ids means nothing to --tokenizer-type NullTokenizer: leave it out",
+            "--vocab-extra-ids .*--tokenizer-type NullTokenizer",
         ),
         (
             {"tokenizer_type": "PretrainedFromHF", "tokenizer_kwargs": ["pad_token"]},
-            "--tokenizer-kwargs pad_token: give names and values by turns",
+            "--tokenizer-kwargs pad_token: ",
         ),
         (
             {"tokenizer_type": "NullTokenizer", "vocab_size": 9, "tokenizer_backend": "fast"},
-            "fast: only GPT2BPETokenizer, PretrainedFromHF and HuggingFaceTokenizer have a fast b",
+            "--tokenizer-backend fast: .*GPT2BPETokenizer",
         ),
     ],
 )

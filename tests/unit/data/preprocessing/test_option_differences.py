@@ -50,25 +50,23 @@ def test_of_many_files_the_first_are_named():
 
 
 @pytest.mark.parametrize(
-    ("name", "was", "now", "message"),
+    ("name", "was", "now", "parts"),
     [
-        ("--lang", "english", "german", "--lang was 'english' and is 'german'"),
-        ("--prepend-space", False, True, "--prepend-space was off and is on"),
-        ("--json-keys", ("a", "b"), ("b",), "--json-keys was 'a' and 'b' and is 'b'"),
-        ("--on-error collect", None, "bad", "--on-error collect was not given and is 'bad'"),
-        (
-            "the end of a document",
-            (50256,),
-            (),
-            "each document ended with 50256 and ends with nothing now (--append-eod, --append-bos)",
-        ),
+        ("--lang", "english", "german", ["--lang", "'english'", "'german'"]),
+        ("--prepend-space", False, True, ["--prepend-space", " off ", " on"]),
+        ("--json-keys", ("a", "b"), ("b",), ["--json-keys", "'a' and 'b'", "'b'"]),
+        ("--on-error collect", None, "bad", ["--on-error collect", "not given", "'bad'"]),
+        ("the end of a document", (50256,), (), ["50256", "nothing", "--append-eod"]),
         (
             "the tokenizer",
             {"name": "a", "fingerprint": 1},
             {"name": "a", "fingerprint": 2},
-            "the tokenizer's fingerprint was 1 and is 2",
+            ["tokenizer", "fingerprint", " 1 ", " 2"],
         ),
     ],
 )
-def test_flags_are_named(name, was, now, message):
-    assert differences({name: was}, {name: now}) == [message]
+def test_flags_are_named_with_both_values(name, was, now, parts):
+    (found,) = differences({name: was}, {name: now})
+    positions = [found.find(part) for part in parts]
+    assert -1 not in positions
+    assert positions == sorted(positions)

@@ -54,7 +54,7 @@ def test_the_list_of_bad_lines_may_be_any_other_file(directory):
         assert problems(f"--output-prefix out --on-error collect {path}") == ()
     (directory / "folder").mkdir()
     (found,) = problems("--output-prefix out --on-error collect folder")
-    assert found == "--on-error collect folder is a directory; give a FILE"
+    assert "--on-error collect folder is a directory" in found
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,8 @@ def test_no_input_lies_in_the_folder_that_is_emptied(directory):
 
 def test_a_key_is_part_of_a_file_name():
     slash, zero = problems("--output-prefix out --json-keys text a/b", "a\0b", "a.b", "é")[:2]
-    assert (
-        "--json-keys 'a/b': the key becomes part of a file name, and cannot be with / in" in slash
-    )
-    assert (
-        "--json-keys 'a\\x00b': the key becomes part of a file name, and cannot be with a z" in zero
-    )
+    assert "--json-keys 'a/b'" in slash
+    assert "--json-keys 'a\\x00b'" in zero
     assert problems("--output-prefix out --json-keys text a", "a.b", "é", "a b") == ()
 
 
@@ -118,8 +114,9 @@ def test_a_prefix_has_a_name_for_the_files(directory, prefix):
 
 def test_a_folder_that_is_missing_is_named(directory):
     (found,) = problems("--output-prefix a/b/out")
-    assert found == "--output-prefix a/b/out: there is no folder a/b; mkdir -p a/b"
+    assert found.startswith("--output-prefix a/b/out: ")
+    assert found.endswith("mkdir -p a/b")
     (directory / "a" / "b").mkdir(parents=True)
     assert problems("--output-prefix a/b/out") == ()
     (found,) = problems("--output-prefix corpus.jsonl/out")
-    assert found == "--output-prefix corpus.jsonl/out: corpus.jsonl is a file, and no folder"
+    assert "corpus.jsonl is a file" in found
