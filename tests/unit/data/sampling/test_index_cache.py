@@ -328,11 +328,11 @@ def test_a_damaged_record_of_sizes_is_made_again(tmp_path, damage):
     first = cached_sizes(dataset, range(6))
     (record,) = (tmp_path / "c-index-cache").glob("*-sizes.json")
     written = record.read_text()
-    record = json.loads(written)
+    content = json.loads(written)
     changed = {
         "cut": "{",
-        "another number": json.dumps({**record, "num_tokens": 44}),
-        "another digest": json.dumps({**record, "digest": "0" * 32}),
+        "another number": json.dumps({**content, "num_tokens": 44}),
+        "another digest": json.dumps({**content, "digest": "0" * 32}),
         "another shape": "[45]",
         "FIFO": "",
     }[damage]
