@@ -1,4 +1,4 @@
-"""Which architecture of transformers' is a network's, and which network is that of a config.json."""
+"""Find the architecture of transformers for a network, or for a config.json."""
 
 from megatron.checkpointing.hugging_face.families.bloom import BLOOM
 from megatron.checkpointing.hugging_face.families.family import Family, HuggingFaceConfig
