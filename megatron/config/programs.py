@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from megatron.config.config import SECTIONS
 from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.inference.generation import GenerationConfig
+from megatron.config.inference.masked_lm import FillMaskConfig
 from megatron.config.inference.server import ServingConfig
 from megatron.config.inference.tasks import HarnessConfig, TaskConfig
 from megatron.config.plugins import PluginModulesConfig
@@ -90,6 +91,7 @@ PROGRAMS: Mapping[str, tuple[type, ...]] = {
     "tools/convert_checkpoint/inspect_checkpoint.py": (FileConfig,),
     "tools/convert_checkpoint/inspect_deepspeed_checkpoint.py": (FilesConfig,),
     "tools/generate_samples_gpt.py": (*_TRAINING, GenerationConfig),
+    "tools/fill_mask.py": (*_TRAINING, FillMaskConfig),
     "tools/run_text_generation_server.py": (*_TRAINING, GenerationConfig, ServingConfig),
     "tasks/main.py": (*_TRAINING, TaskConfig),
     "tasks/eval_harness/evaluate.py": (*_TRAINING, HarnessConfig),

@@ -11,6 +11,7 @@ import pytest
 from jobs import REPOSITORY, Corpus, Finished, clean_environment, journal, start
 from ports import free_port
 from quick_python import write_python
+from sentence_corpora import write_sentences, write_vocabulary
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -24,6 +25,9 @@ PROCESSES = {
     "pretrain_gpt_distributed_with_mp.sh": 8,
     "pretrain_gpt3_175B.sh": 1024,
     "pretrain_gpt_curriculum.sh": 2,
+    "pretrain_bert.sh": 1,
+    "pretrain_bert_distributed.sh": 8,
+    "pretrain_bert_distributed_with_mp.sh": 8,
     "pretrain_multilingual.sh": 1,
     "codeparrot.sh": 1,
 }
@@ -45,6 +49,7 @@ SMALL = {
 ENDS_IN = {
     "pretrain_gpt_curriculum.sh": ["pretrain_gpt_single_node.sh", "pretrain_gpt.sh"],
     "pretrain_gpt_distributed_with_mp.sh": ["pretrain_gpt_distributed.sh", "pretrain_gpt.sh"],
+    "pretrain_bert_distributed_with_mp.sh": ["pretrain_bert_distributed.sh", "pretrain_bert.sh"],
 }
 """Scripts that run here, and those that they end in."""
 
@@ -139,6 +144,24 @@ def test_layers_are_divided_over_processes(corpus: Corpus, tmp_path: Path) -> No
     assert len([*checkpoint.glob("layer_*.pt")]) > 2
 
 
+def test_a_bert_is_divided_over_processes(tmp_path: Path) -> None:
+    write_sentences(tmp_path / "sentences", [6] * 400, [*range(0, 401, 4)])
+    vocab = write_vocabulary(tmp_path / "bert-vocab.txt")
+    layout = {"GPUS_PER_NODE": "2", "TENSOR_PARALLEL": "2", "PIPELINE_PARALLEL": "1"}
+    own = {**SMALL, **layout, "PRECISION": "--bf16", "VOCAB_FILE": vocab}
+    data = str(tmp_path / "sentences")
+    example("pretrain_bert_distributed_with_mp.sh", tmp_path, **own, DATA_PATH=data)
+    steps = journal(tmp_path / "checkpoints", "train")
+    assert [step["iteration"] for step in steps] == [1, 2]
+    assert all(0.5 < step["sop_loss"] < 1.5 for step in steps)
+
+
+def test_a_bert_is_planned(tmp_path: Path) -> None:
+    wanted = {"DATA_PATH": "none", "PLAN": "--vocabulary 30524 --gpu a100-80gb"}
+    told = example("pretrain_bert_distributed.sh", tmp_path, **wanted).outputs[0]
+    assert "parameters: 336,297,858 |" in told
+
+
 def test_each_language_is_evaluated(corpus: Corpus, tmp_path: Path) -> None:
     tokenizer = ByteLevelBPETokenizer(corpus.vocab_file, corpus.merge_file)
     PreTrainedTokenizerFast(
@@ -187,10 +210,17 @@ def test_the_launcher_is_given_a_run_that_can_be_planned(name: str, tmp_path: Pa
     example(name, tmp_path, "--seed", "7", **variables)
 
     words = launched.read_text().rstrip("\0").split("\0")
-    at = words.index(str(REPOSITORY / "pretrain_gpt.py"))
+    objective = "bert" if "bert" in name else "gpt"
+    at = words.index(str(REPOSITORY / f"pretrain_{objective}.py"))
     assert _processes(words[:at]) == PROCESSES[name]
     config, _ = parse_config(words[at + 1 :])
-    decided = plan(config, world_size=PROCESSES[name], vocab_size=50257, device="cuda")
+    decided = plan(
+        config,
+        world_size=PROCESSES[name],
+        vocab_size=50257,
+        device="cuda",
+        objective=objective,
+    )
     assert config.training.seed == 7
     if "175B" in name:
         assert decided.parallel.tensor * decided.parallel.pipeline == 128

@@ -16,6 +16,7 @@ from megatron.common.version import VERSION
 from megatron.config.config import Config
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import Plan
+from megatron.model.bert import bert_layers
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
 from megatron.model.layers.layer_list import SequentialModel
@@ -48,7 +49,7 @@ def parameters_of(spec: ModelSpec) -> dict[str, nn.Parameter]:
 @torch.no_grad()
 def load_network(
     spec: ModelSpec, checkpoint: FullCheckpoint, *, rounded_to: torch.dtype = torch.float32
-) -> nn.Module:
+) -> SequentialModel:
     """Build the network in fp32 with the weights of a checkpoint, in eval mode.
 
     Args:
@@ -81,7 +82,8 @@ def require_parameters(wanted: Mapping[str, nn.Parameter], checkpoint: FullCheck
 
 
 def _model(spec: ModelSpec) -> SequentialModel:
-    steps = gpt_layers(
+    layers_of = {"gpt": gpt_layers, "bert": bert_layers}[spec.architecture]
+    steps = layers_of(
         spec,
         group=lone_group(),
         rng=OrdinaryStream(),

@@ -41,6 +41,7 @@ TITLES = {
     "UniversalConfig": "Universal checkpoint",
     "LayoutConfig": "To another layout",
     "MegatronConfig": "To Megatron-LM",
+    "FillMaskConfig": "Use of a BERT",
     "TaskConfig": "Zero-shot tasks",
     "HarnessConfig": "Tasks of lm_eval",
 }

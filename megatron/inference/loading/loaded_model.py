@@ -7,8 +7,13 @@ import torch
 import torch.distributed as dist
 
 from megatron.checkpointing.compare import require_same_model
-from megatron.common.errors import DataError, WrongDataError, raise_if_any
-from megatron.config.data.objective import plan_objective
+from megatron.common.errors import (
+    DataError,
+    WrongCheckpointError,
+    WrongDataError,
+    raise_if_any,
+)
+from megatron.config.data.objective import objective_tokenizer_arguments, plan_objective
 from megatron.config.data.tokenizer import gpt_tokenizer_arguments
 from megatron.config.inference.generation import (
     GenerationConfig,
@@ -71,7 +76,12 @@ def load_model(
     Communication: every rank must call this, in step.
     """
     config, parallel = source.config, source.config.parallel
-    tokenizer, spec = _tokenizer_and_spec(source)
+    tokenizer, spec = tokenizer_and_spec(source)
+    if spec.architecture != "gpt":
+        raise WrongCheckpointError(
+            f"{source.folder} holds a {spec.architecture.upper()}, which does not continue texts: "
+            "tools/fill_mask.py fills masks and scores sentences with it"
+        )
     launch, device = prepare_process(parallel)
     dtype = inference_dtype(options, config.precision, device=device.type)
     model_size = parallel.tensor_model_parallel_size * parallel.pipeline_model_parallel_size
@@ -111,18 +121,22 @@ def load_model(
     )
 
 
-def _tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
+def tokenizer_and_spec(source: ModelSource) -> tuple[Tokenizer, ModelSpec]:
     """Return the tokenizer and the model's spec, which must equal that of the training run."""
     config, manifest = source.config, source.manifest
+    objective = manifest.plan.get("objective", {}).get("name", "gpt")
     try:
-        tokenizer = build_tokenizer(**gpt_tokenizer_arguments(config.tokenizer))
+        tokenizer = build_tokenizer(**objective_tokenizer_arguments(config.tokenizer, objective))
     except DataError as error:
         raise WrongDataError(
             f"{error} (tokenizer flags that are not on the command line are those of "
             f"{source.folder}: give --vocab-file and the others with the present paths)"
         ) from error
     spec = plan_model(
-        config, vocab_size=tokenizer.vocab_size, tensor=manifest.plan["parallel"]["tensor"]
+        config,
+        vocab_size=tokenizer.vocab_size,
+        tensor=manifest.plan["parallel"]["tensor"],
+        objective=objective,
     )
     require_same_model(manifest.plan, {"model": asdict(spec)}, str(source.folder))
     return tokenizer, spec

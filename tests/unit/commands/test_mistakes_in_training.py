@@ -174,13 +174,13 @@ def test_torch_is_not_imported_for_it(folder):
 
 
 def test_a_vocabulary_that_has_moved_names_the_checkpoint_that_says_where_it_was(folder):
-    from megatron.inference.loading.loaded_model import _tokenizer_and_spec
+    from megatron.inference.loading.loaded_model import tokenizer_and_spec
 
     flags = ["--vocab-file", "gone.json", "--merge-file", "gone.txt"]
     config, _ = parse_config([*tiny_argv(), *flags])
     source = SimpleNamespace(config=config, manifest=None, folder=Path("runs/global_step5"))
     with pytest.raises(MegatronError) as caught:
-        _tokenizer_and_spec(source)
+        tokenizer_and_spec(source)
     assert caught.value.exit_code == ExitCode.MISUSED
     for part in ("--vocab-file gone.json", "runs/global_step5", "give --vocab-file"):
         assert part in str(caught.value)

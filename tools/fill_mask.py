@@ -1,0 +1,84 @@
+#!/usr/bin/env python
+"""Use a trained BERT: fill masks, score sentences and their order, write sentence embeddings.
+
+The network's sizes and the tokenizer are those of the checkpoint in --load.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs from anywhere
+
+import numpy as np
+
+from megatron.common.cli import run_tool
+from megatron.common.errors import DataError, raise_if_any, reason
+from megatron.config.inference.masked_lm import FillMaskConfig, fill_mask_problems
+from megatron.inference.loading.model_source import read_model_source
+
+if TYPE_CHECKING:  # torch takes seconds to import, and wrong flags are reported at once
+    from megatron.inference.loading.masked_lm import MaskedLM
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print what the BERT of the command line `argv` makes of the texts."""
+    source = read_model_source(argv, {"fill_mask": FillMaskConfig}, description=__doc__)
+    options: FillMaskConfig = source.own["fill_mask"]
+    raise_if_any(fill_mask_problems(options))
+    texts = read_texts(options)
+
+    from megatron.inference.loading.masked_lm import load_masked_lm
+    from megatron.training.process.device import prepare_process
+
+    _, device = prepare_process(source.config.parallel)
+    model = load_masked_lm(source, device)
+    if options.output_bert_embeddings is None:
+        for text in texts:
+            print(*lines_of(model, text, options.top), sep="\n")
+        return
+    try:
+        np.save(options.output_bert_embeddings, model.embed(texts))
+    except OSError as error:
+        file = options.output_bert_embeddings
+        raise DataError(f"--output-bert-embeddings {file}: {reason(error, file)}") from error
+
+
+def read_texts(options: FillMaskConfig) -> list[str]:
+    """Return the texts of --text or --input-file.
+
+    Raises:
+        DataError: the file cannot be read or is empty.
+    """
+    file = options.input_file
+    if file is None:
+        return options.text or []
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--input-file {file}: {reason(error, file)}") from error
+    if not lines:
+        raise DataError(f"--input-file {file} is empty")
+    return lines
+
+
+def lines_of(model: "MaskedLM", text: str, top: int) -> Iterator[str]:
+    """Yield the candidates of each mask of `text`; without one, its score and that of its order."""
+    from megatron.inference.loading.masked_lm import MASK
+
+    yield text
+    if MASK in text:
+        for number, candidates in enumerate(model.fill(text, top), 1):
+            found = ", ".join(f"{each.token} {each.probability:.3f}" for each in candidates)
+            yield f"  mask {number}: {found}"
+        return
+    total, count = model.score(text)
+    mean = total / max(1, count)
+    yield f"  pseudo-log-likelihood: {total:.4f} | tokens: {count} | per token: {mean:.4f}"
+    if (chance := model.in_order(text)) is not None:
+        yield f"  probability of this order: {chance:.4f}"
+
+
+if __name__ == "__main__":
+    run_tool(main)
