@@ -1,4 +1,4 @@
-"""A text generation server in this process, of a network that nobody trained."""
+"""A text generation server in this process, of an untrained network."""
 
 import http.client
 import json
@@ -93,7 +93,7 @@ class Running:
     def connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
+    def send(self, method: str, path: str, body: Any = None, **headers: str) -> Reply:
         """Return the reply to `body`: bytes as they are, anything else as JSON."""
         connection = self.connection()
         try:
@@ -102,13 +102,13 @@ class Running:
             connection.close()
 
     def put(self, **body: Any) -> Reply:
-        return self.ask("PUT", "/api", body)
+        return self.send("PUT", "/api", body)
 
     def complete(self, **body: Any) -> Reply:
-        return self.ask("POST", "/v1/completions", {"model": "tiny", **body})
+        return self.send("POST", "/v1/completions", {"model": "tiny", **body})
 
     def chat(self, **body: Any) -> Reply:
-        return self.ask("POST", "/v1/chat/completions", {"model": "tiny", **body})
+        return self.send("POST", "/v1/chat/completions", {"model": "tiny", **body})
 
 
 def send_on(

@@ -25,7 +25,7 @@ def host_section(*, processes: int) -> Section:
     """Return cores, memory and limits of this host.
 
     Args:
-        processes: of the whole run.
+        processes: of the run.
     """
     memory, shared = available_bytes(), shared_memory()
     files, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)

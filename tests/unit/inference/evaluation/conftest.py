@@ -1,4 +1,4 @@
-"""A folder of transformers' that nobody trained, which the tools of tasks/ evaluate."""
+"""A folder of an untrained transformers model, which the tools of tasks/ evaluate."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from untrained import LENGTH, WRITTEN
 
 @pytest.fixture(scope="session")
 def theirs(tmp_path_factory):
-    """A folder of transformers', its network that nobody trained, and its tokenizer."""
+    """A folder of an untrained transformers model, its network and its tokenizer."""
     folder = tmp_path_factory.mktemp("theirs")
     trained = Tokenizer(BPE())
     trained.pre_tokenizer = ByteLevel(add_prefix_space=False)

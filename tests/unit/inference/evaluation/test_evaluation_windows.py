@@ -1,4 +1,4 @@
-"""Every token is judged once, with as much text before it as the window's length allows."""
+"""Every token is scored once, with as much text before it as the window's length allows."""
 
 import pytest
 from hypothesis import given

@@ -47,7 +47,7 @@ def model(theirs):
         del sys.modules["megatron.inference.evaluation.lm_eval_harness"]
 
 
-def plainly_judged(network, tokens, first):
+def plain_score(network, tokens, first):
     """Return the log-probability of the tokens from `first` on, and whether all are most likely."""
     total, most_likely = 0.0, True
     for index in range(first, len(tokens)):
@@ -71,7 +71,7 @@ def test_continuations(model, theirs):
         full = tokenizer.encode(before + after)
         target = full[len(context) :] if before.strip() else full
         tokens = [*context, *target][-LENGTH - 1 :]
-        expected.append(plainly_judged(network, tokens, len(tokens) - len(target)))
+        expected.append(plain_score(network, tokens, len(tokens) - len(target)))
     found = model.loglikelihood([Asked(pair) for pair in pairs])
     assert [total for total, _ in found] == pytest.approx(
         [total for total, _ in expected], abs=1e-4
@@ -91,8 +91,8 @@ def test_whole_texts(model, theirs):
         total = 0.0
         for first in range(1, len(tokens), LENGTH):
             part = tokens[: first + LENGTH][-LENGTH - 1 :]
-            judged = len(tokens[first : first + LENGTH])
-            total += plainly_judged(network, part, len(part) - judged)[0]
+            num_scored = len(tokens[first : first + LENGTH])
+            total += plain_score(network, part, len(part) - num_scored)[0]
         expected.append(total)
     found = model.loglikelihood_rolling([Asked((text,)) for text in texts])
     assert found == pytest.approx(expected, abs=1e-3)
@@ -146,7 +146,7 @@ def test_a_token_that_begins_texts_is_not_judged(model, theirs, monkeypatch):
         SimpleNamespace(encode=lambda text: begin + tokenizer.encode(text), eod=0),
     )
     words = tokenizer.encode("in the war")
-    expected = plainly_judged(network, begin + words, 1)
+    expected = plain_score(network, begin + words, 1)
     ((total, is_greedy),) = model.loglikelihood([Asked(("", "in the war"))])
     assert (total, is_greedy) == (pytest.approx(expected[0], abs=1e-4), expected[1])
     (total,) = model.loglikelihood_rolling([Asked(("in the war",))])

@@ -193,7 +193,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("body", "reported"), REFUSED, ids=lambda value: str(value)[:40])
 def test_a_wrong_body_is_refused(running, body, reported):
-    reply = running.ask("PUT", "/api", {"tokens_to_generate": 2} | body)
+    reply = running.send("PUT", "/api", {"tokens_to_generate": 2} | body)
     assert reply.status == (400 if reported else 200)
     assert (reported or "") in (reply.json["error"] if reported else "")
 
@@ -260,15 +260,15 @@ def test_a_body_that_is_no_json_object_is_refused(running):
         (b"[" * 15_000, "nested too deeply"),
         (many_digits, "an integer has too many digits"),
     ):
-        reply = running.ask("PUT", "/api", raw)
+        reply = running.send("PUT", "/api", raw)
         assert reply.status == 400 and reported in reply.json["error"], (raw[:20], reply.json)
-    reply = running.ask("PUT", "/api", {"prompts": ["a"]}, **{"Content-Type": "text/plain"})
+    reply = running.send("PUT", "/api", {"prompts": ["a"]}, **{"Content-Type": "text/plain"})
     assert reply.status == 400 and "Content-Type: application/json" in reply.json["error"]
 
 
 def test_a_body_that_is_too_large_is_not_read(running):
     large = json.dumps({"prompts": ["a" * 30_000]}).encode()
-    reported = running.ask("PUT", "/api", large)
+    reported = running.send("PUT", "/api", large)
     assert (
         reported.status == 413 and reported.json["error"] == "the body is larger than 20000 bytes"
     )
@@ -286,9 +286,9 @@ def test_a_body_that_is_too_large_is_not_read(running):
 
 @pytest.mark.parametrize("host", ["[", "[x]:y", "a/v1/"])
 def test_a_host_that_is_none_changes_no_answer(running, host):
-    reply = running.ask("PUT", "/api", {}, Host=host)
+    reply = running.send("PUT", "/api", {}, Host=host)
     assert reply.status == 400 and reply.json["error"] == "prompts: is missing"
-    reply = running.ask("POST", OPENAI, {"prompt": "a"}, Host=host)
+    reply = running.send("POST", OPENAI, {"prompt": "a"}, Host=host)
     assert reply.status == 400 and reply.json["error"]["message"] == "model: is missing"
 
 
@@ -303,9 +303,9 @@ def test_other_paths_and_methods_are_refused_with_a_reason(running):
             "there is no such path: use PUT /api, POST /v1/completions, POST /v1",
         ),
     ):
-        reply = running.ask(method, path)
+        reply = running.send(method, path)
         assert reply.status == status and reported in reply.json["error"]
     for path in ("/v1/x", "/v1/embeddings", "/v1/completions/"):
-        other = running.ask("POST", path, {"messages": []})
+        other = running.send("POST", path, {"messages": []})
         assert other.status == 404 and "no such path" in other.json["error"]["message"]
         assert other.json["error"]["code"] is None, "the model is there, and the path is not"

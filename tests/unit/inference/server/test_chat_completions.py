@@ -186,8 +186,8 @@ def test_a_template_can_refuse_and_a_model_can_have_none(group, tokenizer):
 
 
 def test_the_model_can_be_looked_up(running):
-    listed = running.ask("GET", "/v1/models").json["data"]
-    assert listed == [running.ask("GET", "/v1/models/tiny").json]
+    listed = running.send("GET", "/v1/models").json["data"]
+    assert listed == [running.send("GET", "/v1/models/tiny").json]
     for name in ("gpt-4", "org/gpt", "tiny/", "%C3%A9"):
-        reply = running.ask("GET", f"/v1/models/{name}")
+        reply = running.send("GET", f"/v1/models/{name}")
         assert (reply.status, reply.json["error"]["code"]) == (404, "model_not_found")

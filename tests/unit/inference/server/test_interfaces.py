@@ -60,18 +60,18 @@ def running(group):
 
 
 def test_the_request_runs_in_the_engine_and_is_counted(running):
-    first = running.ask("PUT", "/next", {"text": "Once"})
-    assert first.status == 200 and running.ask("PUT", "/next", {"text": "Once"}).json == first.json
-    metrics = running.ask("GET", "/metrics").body.decode()
+    first = running.send("PUT", "/next", {"text": "Once"})
+    assert first.status == 200 and running.send("PUT", "/next", {"text": "Once"}).json == first.json
+    metrics = running.send("GET", "/metrics").body.decode()
     assert 'megatron_requests_total{path="/next",status="200"} 2.0' in metrics
     assert "megatron_generated_tokens_total 2.0" in metrics
-    assert "/next" in running.ask("GET", "/openapi.json").json["paths"]
+    assert "/next" in running.send("GET", "/openapi.json").json["paths"]
 
 
 def test_its_errors_are_those_of_the_server(running):
     for body, found in (({"text": 1}, "text: "), ({"text": ""}, "a prompt has 0 tokens")):
-        reply = running.ask("PUT", "/next", body)
+        reply = running.send("PUT", "/next", body)
         assert reply.status == 400 and found in reply.json["error"]
-    reply = running.ask("PUT", "/api", {"prompts": ["a"]})
+    reply = running.send("PUT", "/api", {"prompts": ["a"]})
     assert reply.status == 404 and "PUT /next" in reply.json["error"]
-    assert running.ask("GET", "/").status == running.ask("GET", "/health").status == 200
+    assert running.send("GET", "/").status == running.send("GET", "/health").status == 200

@@ -20,7 +20,7 @@ def running(group):
 
 @pytest.fixture(scope="module")
 def document(running):
-    return running.ask("GET", "/openapi.json").json
+    return running.send("GET", "/openapi.json").json
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def test_a_prompt_is_continued_before_the_eyes(group, tmp_path):
         assert page.value("document.getElementById('status').className") == "error"
 
         request = {"prompt": "<b>Once</b>", "max_tokens": 24, "temperature": 0.7, "seed": 3}
-        full = running.ask(
+        full = running.send(
             "POST", "/v1/completions", {"model": "tiny", **request}, Authorization="Bearer sesame"
         ).json["choices"][0]["text"]
         page.type("key", "sesame")

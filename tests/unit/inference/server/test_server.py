@@ -83,8 +83,8 @@ def test_the_same_text_from_the_other_interface(running, model):
         reported["token_logprobs"][7:], reported["top_logprobs"][7:], strict=True
     ):
         assert logprob == pytest.approx(max(top.values()))
-    assert running.ask("GET", "/v1/models").json["data"][0]["id"] == "tiny"
-    other = running.ask("POST", "/v1/completions", {"model": "gpt", "prompt": "a"})
+    assert running.send("GET", "/v1/models").json["data"][0]["id"] == "tiny"
+    other = running.send("POST", "/v1/completions", {"model": "gpt", "prompt": "a"})
     assert other.status == 404 and other.json["error"]["code"] == "model_not_found"
 
 
@@ -245,7 +245,7 @@ def test_a_full_queue_refuses(group):
             for refused in (running.put(**request), running.complete(prompt="a", stream=True)):
                 assert refused.status == 503 and refused.headers["retry-after"] == "1"
                 assert "2 sequences are waiting" in refused.body.decode()
-            assert b"megatron_sequences_waiting 2.0" in running.ask("GET", "/metrics").body
+            assert b"megatron_sequences_waiting 2.0" in running.send("GET", "/metrics").body
             go_on.set()
             assert [one.result().status for one in (first, *others)] == [200] * 3
 
@@ -293,7 +293,7 @@ def test_what_is_under_way_is_finished_before_the_end(group):
             assert send_on(other, "GET", "/health", None).json == {"status": "ok"}
             running.server.stop()
             # Load balancers open connections of their own.
-            health = running.ask("GET", "/health")
+            health = running.send("GET", "/health")
             assert (health.status, health.json) == (503, {"status": "closing"})
             assert running.put(**request).status == 503
             assert send_on(other, "GET", "/health", None).json == {"status": "closing"}
@@ -304,7 +304,7 @@ def test_what_is_under_way_is_finished_before_the_end(group):
             assert first.result().status == 200
         until(lambda: not running.server.started or is_idle(running))
         with pytest.raises(OSError):
-            until(lambda: running.ask("GET", "/health") and False)
+            until(lambda: running.send("GET", "/health") and False)
 
 
 @pytest.mark.parametrize("options", [{"temperature": 50}, {"beam_width": 2}], ids=str)
@@ -357,21 +357,21 @@ def test_only_who_bears_the_key_is_answered(group):
         for bearer in ("Bearer sesame", "sésame", "Bearer sésam", ""):
             for method, path in (("PUT", "/api"), ("GET", "/v1/models"), ("GET", "/metrics")):
                 raw = bearer.encode().decode("latin-1")
-                refused = running.ask(method, path, {"prompts": ["a"]}, Authorization=raw)
+                refused = running.send(method, path, {"prompts": ["a"]}, Authorization=raw)
                 assert refused.status == 401 and "Bearer" in refused.headers["www-authenticate"]
         right = "Bearer sésame".encode().decode("latin-1")
         for bearer in (right, right.replace("Bearer", "bearer"), right.replace(" ", "  ")):
-            request = running.ask("PUT", "/api", {"prompts": ["a"]}, Authorization=bearer)
+            request = running.send("PUT", "/api", {"prompts": ["a"]}, Authorization=bearer)
             assert request.status == 200
-        head = running.ask("HEAD", "/health")
+        head = running.send("HEAD", "/health")
         assert (head.status, head.body) == (200, b"")
-        assert running.ask("GET", "/health").status == 200
-        assert b"<title>" in running.ask("GET", "/").body
+        assert running.send("GET", "/health").status == 200
+        assert b"<title>" in running.send("GET", "/").body
 
 
 def test_counts_are_reported(running):
     def reported():
-        lines = running.ask("GET", "/metrics").body.decode().splitlines()
+        lines = running.send("GET", "/metrics").body.decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
@@ -379,7 +379,7 @@ def test_counts_are_reported(running):
     running.put(prompts=["abc", "de"], tokens_to_generate=0, logprobs=True)
     running.put(prompts=["abc"], tokens_to_generate=4, top_k=1, random_seed=-1)
     running.put(prompts=["abc"], tokens_to_generate=1)
-    running.ask("GET", "/nowhere")
+    running.send("GET", "/nowhere")
     after = reported()
 
     def more(name):
@@ -406,7 +406,7 @@ def test_a_line_is_logged_unless_it_is_not_wanted(running):
         running.put(prompts=["abc"], tokens_to_generate=1)
         running.put(prompts=["abc"], tokens_to_generate=1, no_log=True)
         running.put(prompts=[])
-        running.ask("GET", "/nowhere")
+        running.send("GET", "/nowhere")
         until(lambda: any("status: 400" in line for line in lines))
     finally:
         logger.removeHandler(handler)

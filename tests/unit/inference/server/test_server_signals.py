@@ -27,7 +27,7 @@ async def silent(scope, receive, send):
 
 
 class StuckEngine:
-    """An engine whose step does not end before `resume` is set; it then asks for the server's end."""
+    """An engine whose step sends `signals`, and ends when `resume` is set."""
 
     rows, is_busy, runner = 1, False, SimpleNamespace(device=torch.device("cpu"))
 
