@@ -7,6 +7,7 @@ the longest that fits, or now and then a shorter one that is drawn at random.
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -220,6 +221,9 @@ class _Shorter:
         self._generator.state = state
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        return chain.from_iterable(self._blocks())
+
+    def _blocks(self) -> Iterator[Iterator[tuple[int, int]]]:
         full = 0
         while self._ratio:
             words = self._generator.random_raw(_WORDS)
@@ -231,8 +235,8 @@ class _Shorter:
             gaps[0] += full
             full = _WORDS - 1 - int(at[-1])
             targets = 2 + words[at] % (self._max_length - 1)
-            yield from zip(gaps.tolist(), targets.tolist(), strict=True)
-        yield _NEVER, self._max_length
+            yield zip(gaps.tolist(), targets.tolist(), strict=True)
+        yield iter([(_NEVER, self._max_length)])
 
 
 class _Walk:
@@ -248,8 +252,7 @@ class _Walk:
         self._full, self._target = next(self._draws)  # full-length draws, then the target
         self._starts: list[int] = []  # node of each stride
         self._lengths: list[int] = []
-        self._shorter: list[int] = []  # strides that end with a shorter target
-        self._targets: list[int] = []  # of these
+        self._targets: list[int] = []  # the shorter one that ends each stride, or 0
 
     @property
     def num_strides(self) -> int:
@@ -261,13 +264,14 @@ class _Walk:
         lengths = np.array(self._lengths, np.int64)
         path = _nodes_of(chunk, np.array(self._starts, np.int64), lengths)
         target = np.full(len(path), self._max_length, dtype)
-        target[np.cumsum(lengths)[self._shorter] - 1] = self._targets
+        shorter = np.array(self._targets, dtype)
+        target[(np.cumsum(lengths) - 1)[shorter > 0]] = shorter[shorter > 0]
         found = np.flatnonzero(path != chunk.ends[path])
         rows = np.empty((len(found), 3), dtype)
         rows[:, 0] = chunk.sentences[path[found]]
         rows[:, 1] = chunk.sentences[path[found + 1]]  # a document's end has a draw of its own
         rows[:, 2] = target[found]
-        for each in (self._starts, self._lengths, self._shorter, self._targets):
+        for each in (self._starts, self._lengths, self._targets):
             each.clear()
         return rows
 
@@ -277,31 +281,26 @@ class _Walk:
         tokens, ends, stop = chunk.tokens.data, chunk.ends.data, chunk.num_nodes
         starts, lengths, targets = self._starts, self._lengths, self._targets
         node, full, target, fewest = 0, self._full, self._target, self._min_sentences
-        draws = 0
+        before, draws = len(starts), self._draws
         while node < stop:
             start = node
-            count = min(full, _JUMP)
-            if count == _JUMP:
-                node = many[node]
+            if full >= _JUMP:
+                node, count, shorter = many[node], _JUMP, 0
             else:
-                if count & 8:
+                if full & 8:
                     node = eight[node]
-                if count & 4:
+                if full & 4:
                     node = four[node]
-                if count & 2:
+                if full & 2:
                     node = two[node]
-                if count & 1:
+                if full & 1:
                     node = one[node]
+                count, shorter = full, target
             if node >= stop:  # the chunk ends before, or exactly there
-                count, node = 0, start
+                node, count, shorter = start, 0, 0
                 while node < stop:
                     node, count = one[node], count + 1
-            is_shorter = count == full and node < stop
-            full -= count
-            if is_shorter:
-                self._shorter.append(len(lengths))
-                targets.append(target)
-                count += 1
+            if shorter:
                 end = ends[node]
                 if node == end:
                     node += 1
@@ -309,12 +308,15 @@ class _Walk:
                     limit = tokens[node] + target
                     reached = bisect_left(tokens, limit, node + fewest, one[node])
                     node = reached if reached + 1 < end else end
-                full, target = next(self._draws)
+                count += 1
+                full, target = next(draws)
+            else:
+                full -= count
             starts.append(start)
             lengths.append(count)
-            draws += count
+            targets.append(shorter)
         self._full, self._target = full, target
-        return draws - chunk.num_documents
+        return sum(lengths[before:]) - chunk.num_documents
 
 
 def _nodes_of(chunk: _Chunk, starts: NDArray, lengths: NDArray) -> NDArray:
