@@ -54,36 +54,32 @@ def shuffled_order(seed: int, count: int) -> NDArray[np.int64]:
     """
     if count >= 1 << 32:
         raise ValueError(f"{count} rows: the shuffle has room for {(1 << 32) - 1}")
+    indices = np.arange(count)
     key = np.zeros(count, np.uint64)  # j_i above, i below: sorted, the swaps of a row by time
     key[1:] = mt19937_64(seed, max(count - 1, 0))[::-1]
-    np.remainder(key, np.arange(1, count + 1, dtype=np.uint64), out=key)
+    np.remainder(key, (indices + 1).view(np.uint64), out=key)
     partner = key.astype(np.int64)
     key <<= np.uint64(32)
-    key |= np.arange(count, dtype=np.uint64)
+    key |= indices.view(np.uint64)
     key.sort()
     swap = (key & _WORD_32).view(np.int64)
     key >>= np.uint64(32)
     row = key.view(np.int64)
-    follows = row[1:] == row[:-1]
     # What stands at i when its turn comes: what the last swap with j = i brought, if there was one.
-    root = np.arange(count)
-    is_first = np.concatenate([np.ones(min(count, 1), bool), ~follows])
-    root[row[is_first]] = swap[is_first]
+    root = indices.copy()
+    root[row[::-1]] = swap[::-1]  # of several the last assignment stays, that of the lowest i
     # The swap before (of a higher i) that wrote the same row; -1 if there was none.
     previous = np.full(count, -1)
-    previous[swap[:-1][follows]] = swap[1:][follows]
-    del key, row, swap, follows, is_first
+    follows = np.flatnonzero(row[1:] == row[:-1])
+    previous[swap[follows]] = swap[follows + 1]
+    del key, row, swap, follows
     # A swap of a row with itself brings nothing.
-    itself = np.flatnonzero(partner == np.arange(count))
+    itself = np.flatnonzero(partner == indices)
     of_itself = itself[root[itself] == itself]
     root[of_itself] = np.where(previous[of_itself] < 0, of_itself, previous[of_itself])
     previous[itself] = itself
-    chained = np.flatnonzero(root[root] != root)
-    while len(chained):
-        further = root[root[chained]]
-        moved = further != root[chained]
-        root[chained] = further
-        chained = chained[moved]
+    while not np.array_equal(further := root.take(root), root):
+        root = further
     return np.where(previous < 0, partner, root[previous])
 
 

@@ -111,7 +111,8 @@ def build_sentence_mapping(
         parts.append(walk.rows(chunk, dtype))
     rows = np.concatenate(parts) if parts else np.empty((0, 3), dtype)
     parts.clear()
-    return SentenceMapping(rows[shuffled_order(seed + 1, total)], np.array(epoch_ends, np.int64))
+    order = shuffled_order(seed + 1, total)
+    return SentenceMapping(rows.take(order, axis=0), np.array(epoch_ends, np.int64))
 
 
 def count_unused(sizes: NDArray, document_starts: NDArray, min_sentences: int) -> Unused:
