@@ -80,7 +80,7 @@ def t5_layers(
     return [
         take_tokens,
         words(
-            tie=Tie("embed", weight, embed_encoder),
+            tie=Tie("embed", weight),
             carried=("hidden", "attention_span", DECODER_TOKENS),
         ),
         _positions(spec, **shared, carried=("hidden", "attention_span", *table, DECODER_TOKENS)),
@@ -119,8 +119,11 @@ def _positions(spec: ModelSpec, *, carried: tuple[str, ...], **parts: Any) -> La
 
 
 class WordEmbeddingPipe(nn.Module):
-    """Token embedding of an encoder or decoder, without positions: see `embed_encoder`.
+    """Token embedding of an encoder, without positions; of a decoder as `embed_decoder`.
 
+    The result has the span of real tokens beside the activations, and the decoder's tokens.
+
+    Shapes: tokens [b, s], lengths [b] -> hidden [b, s, h], attention_span [b, 1, 2].
     Communication: one all-reduce of [b, s, h] over `group` forward.
     """
 
@@ -137,18 +140,15 @@ class WordEmbeddingPipe(nn.Module):
             padded_vocab_size, hidden_size, group=group, sequence_parallel=sequence_parallel
         )
 
-
-def embed_encoder(layer: WordEmbeddingPipe, batch: Batch) -> LayerInput:
-    """Return the encoder's token embeddings, its span of real tokens, and the decoder's tokens.
-
-    Shapes: tokens [b, s], lengths [b] -> hidden [b, s, h], attention_span [b, 1, 2].
-    """
-    lengths_b = batch["lengths"]
-    span_b12 = torch.stack([torch.zeros_like(lengths_b), lengths_b], -1)[:, None]
-    words_bsh = layer.word_embeddings(batch["tokens"])
-    return LayerInput(
-        words_bsh, attention_span=span_b12, batch={DECODER_TOKENS: batch[DECODER_TOKENS]}
-    )
+    # A method: of tied layers DeepSpeed saves those alone that are called without a function.
+    def forward(self, batch: Batch) -> LayerInput:
+        lengths_b = batch["lengths"]
+        span_b12 = torch.stack([torch.zeros_like(lengths_b), lengths_b], -1)[:, None]
+        return LayerInput(
+            self.word_embeddings(batch["tokens"]),
+            attention_span=span_b12,
+            batch={DECODER_TOKENS: batch[DECODER_TOKENS]},
+        )
 
 
 def embed_decoder(layer: WordEmbeddingPipe, inputs: LayerInput) -> LayerInput:
