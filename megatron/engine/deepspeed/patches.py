@@ -322,10 +322,13 @@ def join_backward_passes(engine: Any) -> None:
             return call
 
         def backward(engine: Any, buffer_id: int) -> None:
+            if engine.is_last_stage() or engine.is_pipe_partitioned:
+                call(engine, buffer_id)  # of the loss, or of tensors that DeepSpeed has divided
+                return
             outputs, gradients = engine.pipe_buffers["outputs"], engine.grad_layer
             made = outputs[buffer_id]
             floating = [x for x in made if x.is_floating_point()] if isinstance(made, tuple) else []
-            if engine.is_last_stage() or engine.is_pipe_partitioned or len(floating) < 2:
+            if len(floating) < 2:
                 call(engine, buffer_id)
                 return
             outputs[buffer_id] = joined = _Joined.apply(gradients, *floating)
