@@ -400,7 +400,7 @@ DATA = {
         on="--data-path 1 {files}/corpus 1 {files}/other --sample-order megatron-core",
         without=("--data-path",),
     ),
-    "data_impl": Turned("--data-impl lazy", "error", says="open it with --dataset-impl mmap"),
+    "data_impl": Turned("--data-impl lazy", "error", says="is not an index of --dataset-impl lazy"),
     "data_cache_path": Turned("--data-cache-path {run}/elsewhere", "files"),
 }
 
