@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from megatron.fused_kernels.reference.dispatch import REFERENCE
 from megatron.model.initialization import initialise
 from megatron.model.layers.attention_kernels import core_attention_of
-from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.layer_list import Layer, SequentialModel
 from megatron.model.layers.positions import RelativePositions, relative_buckets
 from megatron.model.t5 import t5_layers
 from megatron.tensor_parallel.rng import OrdinaryStream
@@ -172,3 +172,47 @@ def test_parameters_are_counted(group):
     for spec in (SPEC, RELATIVE):
         model = model_of(spec, group)
         assert spec.num_parameters == sum(each.numel() for each in model.parameters())
+
+
+def test_the_first_layer_of_each_tie_is_called_as_a_module(group):
+    """DeepSpeed saves no other layer of a tie."""
+    steps = t5_layers(
+        SPEC,
+        group=group,
+        rng=OrdinaryStream(),
+        mixed=False,
+        core_attention=core_attention_of(SPEC),
+    )
+    first = {}
+    for step in steps:
+        if isinstance(step, Layer) and step.tie:
+            first.setdefault(step.tie.key, step.tie.forward)
+    assert first == {"embed": None, "positions": None}
+
+
+@pytest.mark.parametrize("spec", [SPEC, RELATIVE], ids=["learned", "relative"])
+def test_a_text_to_text_task_is_learned(spec, group):
+    """The decoder writes each of three different tokens of the encoder, plus 20."""
+    model = model_of(spec, group)
+    initialise(model, seed=1, std=0.1, num_layers=2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def draw(count):
+        tokens = torch.rand(count, 10).argsort(1)[:, :3] + 2
+        return tokens, tokens + 20, torch.full((count,), 3)
+
+    for _ in range(400):
+        tokens, labels, lengths = draw(32)
+        shifted = torch.cat([torch.ones(32, 1, dtype=torch.int64), labels[:, :-1]], 1)
+        logits = model({"tokens": tokens, "lengths": lengths, "decoder_tokens": shifted})
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    tokens, labels, lengths = draw(20)
+    written = torch.ones(20, 1, dtype=torch.int64)
+    for _ in range(3):
+        batch = {"tokens": tokens, "lengths": lengths, "decoder_tokens": written}
+        following = model(batch)[:, -1].argmax(-1, keepdim=True)
+        written = torch.cat([written, following], 1)
+    assert torch.equal(written[:, 1:], labels)
