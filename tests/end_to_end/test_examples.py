@@ -50,6 +50,7 @@ ENDS_IN = {
     "pretrain_gpt_curriculum.sh": ["pretrain_gpt_single_node.sh", "pretrain_gpt.sh"],
     "pretrain_gpt_distributed_with_mp.sh": ["pretrain_gpt_distributed.sh", "pretrain_gpt.sh"],
     "pretrain_bert_distributed_with_mp.sh": ["pretrain_bert_distributed.sh", "pretrain_bert.sh"],
+    "pretrain_t5_distributed_with_mp.sh": ["pretrain_t5_distributed.sh", "pretrain_t5.sh"],
 }
 """Scripts that run here, and those that they end in."""
 
@@ -154,6 +155,18 @@ def test_a_bert_is_divided_over_processes(tmp_path: Path) -> None:
     steps = journal(tmp_path / "checkpoints", "train")
     assert [step["iteration"] for step in steps] == [1, 2]
     assert all(0.5 < step["sop_loss"] < 1.5 for step in steps)
+
+
+def test_a_t5_is_divided_over_processes(tmp_path: Path) -> None:
+    write_sentences(tmp_path / "sentences", [6] * 400, [*range(0, 401, 4)])
+    vocab = write_vocabulary(tmp_path / "bert-vocab.txt")
+    layout = {"GPUS_PER_NODE": "2", "TENSOR_PARALLEL": "1", "PIPELINE_PARALLEL": "2"}
+    sizes = {"KV_CHANNELS": "8", "FFN_HIDDEN_SIZE": "64", "DECODER_SEQ_LENGTH": "16"}
+    own = {**SMALL, **layout, **sizes, "PRECISION": "--bf16", "VOCAB_FILE": vocab}
+    data = str(tmp_path / "sentences")
+    example("pretrain_t5_distributed_with_mp.sh", tmp_path, **own, DATA_PATH=data)
+    steps = journal(tmp_path / "checkpoints", "train")
+    assert [step["iteration"] for step in steps] == [1, 2]
 
 
 def test_a_bert_is_planned(tmp_path: Path) -> None:
