@@ -35,8 +35,22 @@ def spread_network(spec: ModelSpec, group, *, seed: int = 1) -> SequentialModel:
     return model.eval()
 
 
+def random_weights(spec: ModelSpec, *, seed: int = 1) -> dict[str, Tensor]:
+    """Return weights of a network by name, the scales of norms around 1."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: 0.2 * torch.randn(parameter.shape, generator=generator)
+        + (1 if "norm" in name and name.endswith("weight") else 0)
+        for name, parameter in parameters_of(spec).items()
+    }
+
+
 def write_checkpoint(
-    directory: Path, weights: dict[str, Tensor], *flags: str, vocab_size: int = VOCAB_SIZE
+    directory: Path,
+    weights: dict[str, Tensor],
+    *flags: str,
+    vocab_size: int = VOCAB_SIZE,
+    objective: str = "gpt",
 ) -> Path:
     """Write weights as ranks of the layout in `flags` do, without an optimizer; return the folder."""
     folder = directory / "global_step3"
@@ -44,7 +58,13 @@ def write_checkpoint(
     config = tiny_config(*flags)
     layout = config.parallel
     tensor, pipeline = layout.tensor_model_parallel_size, layout.pipeline_model_parallel_size
-    decided = plan(config, world_size=tensor * pipeline, vocab_size=vocab_size, device="cpu")
+    decided = plan(
+        config,
+        world_size=tensor * pipeline,
+        vocab_size=vocab_size,
+        device="cpu",
+        objective=objective,
+    )
     own = parameters_of(decided.model)
     dims = {name: shard.dim for name, p in own.items() if (shard := shard_of(p))}
     for rank in range(tensor):

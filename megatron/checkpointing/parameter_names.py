@@ -2,8 +2,16 @@
 
 In checkpoints of ours a name starts with the layer's number in the pipeline, or with
 `tied_modules.embed` for an embedding that is the output layer too. Module names do not depend on
-either; they are those of Megatron-LM's checkpoints of version 3.
+either; they are those of Megatron-LM's checkpoints of version 3, and T5's relative positions those
+of its core.
 """
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from megatron.config.network.model_spec import Architecture
 
 TABLES = ("word_embeddings.", "position_embeddings.", "tokentype_embeddings.")
 """Beginnings of the names of an embedding's weights, inside its layer."""
@@ -15,8 +23,7 @@ FIRST_LAYER = 3
 """Number of the first transformer layer."""
 
 _TIED, _UNTIED = "tied_modules.embed", "1"
-_FINAL_NORM, _OUTPUT = 1, 2
-"""Numbers of the layers after the transformer layers, from the first free number on."""
+_TIED_POSITIONS = "tied_modules.positions"
 
 
 def is_of_vocabulary(name: str) -> bool:
@@ -31,47 +38,99 @@ def tied_module(name: str, *, tied: bool) -> str | None:
         tied: whether the embedding is the output layer too.
     """
     if name.startswith(SHARED_POSITIONS):
-        return "tied_modules.positions"
+        return _TIED_POSITIONS
     return _TIED if tied and name.startswith(TABLES) else None
 
 
-def module_name(name: str, num_layers: int) -> str:
-    """Translate a parameter name of a checkpoint, such as 3.mlp.dense_4h_to_h.weight.
+@dataclass(frozen=True, kw_only=True)
+class ParameterNames:
+    """Parameter names of a network in checkpoints, and its module names.
 
-    Returns:
-        embedding.word_embeddings.weight, layers.0.mlp.dense_4h_to_h.weight, final_layernorm.weight
-        or output_layer.weight; other names unchanged.
-    """
-    if name.startswith(f"{_TIED}."):
-        return name.replace(_TIED, "embedding", 1)
-    number, _, rest = name.partition(".")
-    if number == _UNTIED:
-        return f"embedding.{rest}"
-    layer = int(number) - FIRST_LAYER if number.isdigit() else -1
-    if 0 <= layer < num_layers:
-        return f"layers.{layer}.{rest}"
-    if layer == num_layers + _FINAL_NORM:
-        return f"final_layernorm.{rest}"
-    if layer == num_layers + _OUTPUT:
-        return rest.replace("word_embeddings", "output_layer", 1)
-    return name
-
-
-def parameter_name(module: str, num_layers: int, *, tied: bool) -> str:
-    """Invert `module_name`.
+    Module names are embedding.word_embeddings.weight, layers.0.mlp.dense_4h_to_h.weight,
+    final_layernorm.weight, output_layer.weight of an untied embedding; of BERT also pooler.dense,
+    lm_head and binary_head, and of T5 decoder.layers, decoder.final_layernorm and lm_head.bias.
 
     Args:
         tied: whether the embedding is the output layer too.
+        num_layers: of the encoder, or of the only stack.
     """
-    part, _, rest = module.partition(".")
-    match part:
-        case "embedding":
-            return f"{_TIED if tied else _UNTIED}.{rest}"
-        case "layers":
-            number, _, rest = rest.partition(".")
-            return f"{FIRST_LAYER + int(number)}.{rest}"
-        case "final_layernorm":
-            return f"{FIRST_LAYER + num_layers + _FINAL_NORM}.{rest}"
-        case "output_layer":
-            return f"{FIRST_LAYER + num_layers + _OUTPUT}.word_embeddings.{rest}"
-    return module
+
+    num_layers: int
+    tied: bool = True
+    architecture: Architecture = "gpt"
+    num_decoder_layers: int = 0
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> "ParameterNames":
+        """Return the names of a network, as in a manifest's plan."""
+        return cls(
+            num_layers=model["num_layers"],
+            tied=model["tied_embeddings"],
+            architecture=model.get("architecture", "gpt"),
+            num_decoder_layers=model.get("num_decoder_layers", 0),
+        )
+
+    def module(self, name: str) -> str:
+        """Translate a parameter name such as 3.mlp.dense_4h_to_h.weight; others are unchanged."""
+        return _translate(name, self._modules)
+
+    def parameter(self, module: str) -> str:
+        """Invert `module`."""
+        return _translate(module, self._parameters)
+
+    @cached_property
+    def _modules(self) -> Mapping[str, str]:
+        return dict(self._prefixes())
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, str]:
+        return {module: name for name, module in self._prefixes()}
+
+    def _prefixes(self) -> Iterator[tuple[str, str]]:
+        """Yield the beginnings of parameter names, or full ones, with those of module names."""
+        behind = FIRST_LAYER + self.num_layers
+        yield f"{_TIED if self.tied or self._is_t5 else _UNTIED}.", "embedding."
+        for number in range(self.num_layers):
+            yield f"{FIRST_LAYER + number}.", f"layers.{number}."
+        if self._is_t5:
+            yield from self._decoder_prefixes(behind)
+            return
+        yield f"{behind + 1}.", "final_layernorm."
+        if self.architecture == "gpt":
+            yield f"{behind + 2}.word_embeddings.", "output_layer."
+            return
+        yield f"{behind + 2}.dense.", "lm_head.dense."
+        yield f"{behind + 2}.layernorm.", "lm_head.layernorm."
+        yield f"{behind + 2}.pooler.", "pooler.dense."
+        yield f"{behind + 2}.binary_head.", "binary_head."
+        yield f"{behind + 3}.word_embeddings.", "output_layer."
+        yield f"{behind + 4}.output_bias", "lm_head.bias"
+
+    def _decoder_prefixes(self, behind: int) -> Iterator[tuple[str, str]]:
+        """Yield T5's, from the positions and the norm of the encoder on."""
+        first = behind + 3
+        last = first + self.num_decoder_layers
+        relative = "relative_pos_emb.relative_attention_bias.weight"
+        yield f"{_TIED_POSITIONS}.{SHARED_POSITIONS}", "embedding.position_embeddings."
+        yield f"{FIRST_LAYER - 1}.weight", f"encoder_{relative}"
+        yield f"{behind}.final_layernorm.", "final_layernorm."
+        yield f"{behind + 2}.weight", f"decoder_{relative}"
+        for number in range(self.num_decoder_layers):
+            yield f"{first + number}.", f"decoder.layers.{number}."
+        yield f"{last + 1}.", "decoder.final_layernorm."
+        yield f"{last + 2}.word_embeddings.", "output_layer."
+        yield f"{last + 3}.output_bias", "lm_head.bias"
+
+    @property
+    def _is_t5(self) -> bool:
+        return self.architecture == "t5"
+
+
+def _translate(name: str, prefixes: Mapping[str, str]) -> str:
+    """Replace the longest beginning of `name` that is in `prefixes` and ends with a dot, or all of it."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        head = ".".join(parts[:count]) + ("." if count < len(parts) else "")
+        if head in prefixes:
+            return prefixes[head] + name[len(head) :]
+    return name

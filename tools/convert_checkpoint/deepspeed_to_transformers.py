@@ -11,7 +11,7 @@ from megatron.checkpointing.manifest import checkpoint_of, read_manifest
 from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError
 from megatron.config.config import parse_saved_config
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.objective import objective_tokenizer_arguments
 from megatron.config.parsing.flags import parse_sections
 from megatron.config.plugins import PluginModulesConfig
 from megatron.config.tools.hugging_face import TransformersConfig
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
     source = checkpoint_of(Path(config.input_folder))
     manifest = read_manifest(source)
     saved = parse_saved_config(argv, manifest.config)
-    arguments = gpt_tokenizer_arguments(saved.tokenizer)
+    arguments = objective_tokenizer_arguments(saved.tokenizer, manifest.plan["objective"]["name"])
     tokenizer = build_tokenizer(**arguments)
     # Imported here, after flags are checked: torch takes seconds.
     from megatron.checkpointing.export import Export, ExportOptions, export

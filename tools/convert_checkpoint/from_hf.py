@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Import a Hugging Face transformers model as a checkpoint, on the CPU.
 
-Prints the flags of pretrain_gpt.py for it.
+Prints the flags of the script that trains it, such as pretrain_gpt.py.
 """
 
 import shlex
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
         print("only the language model was imported, not the image encoder")
     for measured in imported.measured:
         print(measured)
-    print("flags of pretrain_gpt.py:")
+    print(f"flags of {imported.script}:")
     print(shlex.join([*imported.flags, "--load", config.save, "--finetune"]))
 
 

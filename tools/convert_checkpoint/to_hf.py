@@ -15,7 +15,8 @@ from megatron.common.cli import run_tool
 from megatron.common.errors import ConfigError, raise_if_any
 from megatron.common.registry import EXPORTERS
 from megatron.config.config import plugins_in
-from megatron.config.data.tokenizer import TokenizerConfig, gpt_tokenizer_arguments
+from megatron.config.data.objective import objective_tokenizer_arguments
+from megatron.config.data.tokenizer import TokenizerConfig
 from megatron.config.parsing.flags import parse_sections, value_in
 from megatron.config.plugins import PluginModulesConfig, load_plugins, missing_plugins
 from megatron.config.tools.hugging_face import ExportConfig
@@ -45,7 +46,8 @@ def main(argv: Sequence[str]) -> None:
     config: ExportConfig = parsed["export"]
     own_flags = EXPORTERS.flags_of(config.exporter, parsed)
     max_bytes = _bytes(config.max_shard_size)
-    arguments = gpt_tokenizer_arguments(parsed["tokenizer"])
+    objective = saved.plan["objective"]["name"] if saved else "gpt"
+    arguments = objective_tokenizer_arguments(parsed["tokenizer"], objective)
     tokenizer = build_tokenizer(**arguments)
     template = read_chat_template(config.chat_template, None).source
     source = checkpoint_of(Path(config.load))

@@ -24,6 +24,7 @@ from megatron.checkpointing.hugging_face.network import (
     require_parameters,
 )
 from megatron.checkpointing.manifest import Manifest
+from megatron.checkpointing.parameter_names import is_of_vocabulary
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import DataError, WrongDataError
 from megatron.common.registry import EXPORTERS
@@ -40,6 +41,8 @@ class ExportResult:
     Args:
         tokenizer: why none was written; "" if it was.
         chat_template: origin of the template written; "" if none was.
+        remaining: difference from the network that was trained, where transformers' model computes
+            another; None where it does not.
     """
 
     family: Family
@@ -47,9 +50,12 @@ class ExportResult:
     tokenizer: str
     measured: Sequence[LogitDifference]
     chat_template: str = ""
+    remaining: LogitDifference | None = None
 
     def __str__(self) -> str:
         lines = [f"{self.family.architecture} in {self.dtype}", *map(str, self.measured)]
+        if self.remaining:
+            lines.append(f"against the network that was trained: {self.remaining}")
         if self.chat_template:
             lines.append(f"its chat template is {self.chat_template}")
         if self.tokenizer:
@@ -79,15 +85,21 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
     template = options.chat_template or trained_with
     write_model(folder, spec, family, job.checkpoint, dtype, max_bytes=options.max_shard_bytes)
     _write_json(folder / "config.json", _config(spec, family, dtype, tokenizer))
-    _write_json(folder / "generation_config.json", _generation_config(spec, tokenizer))
+    if spec.architecture == "gpt":
+        _write_json(folder / "generation_config.json", _generation_config(spec, tokenizer))
     no_tokenizer = write_hugging_face_files(
         folder, tokenizer, job.tokenizer_arguments, max_length=spec.max_position_embeddings
     )
     if template:
         _write_template(folder, template, no_tokenizer if options.chat_template else "")
-    measured = (
-        _compare_logits(spec, job.checkpoint, folder, tokenizer, dtype) if options.verifies else []
-    )
+    measured: list[LogitDifference] = []
+    remaining = None
+    if options.verifies:
+        computed, tokens_bs = family.computes(spec), sample_tokens(spec, tokenizer)
+        measured = compare(computed, job.checkpoint, folder, tokens_bs, dtype)
+        require_equal(measured)
+        if computed != spec:
+            remaining = compare(spec, job.checkpoint, folder, tokens_bs, dtype)[0]
     origin = _template_origin(template, trained_with)
     card = model_card(
         manifest,
@@ -95,12 +107,13 @@ def export_to_transformers(job: Export, folder: Path) -> ExportResult:
         family,
         dtype=dtype,
         measured=measured,
+        remaining=remaining,
         tokenizer=no_tokenizer,
         chat_template=origin,
         for_release=options.for_release,
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
-    return ExportResult(family, dtype, no_tokenizer, measured, origin)
+    return ExportResult(family, dtype, no_tokenizer, measured, origin, remaining)
 
 
 def chat_template_of(manifest: Manifest) -> str:
@@ -178,12 +191,8 @@ def write_model(
 
 def _split(part: Part, weight: Tensor, spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
     """Yield transformers' tensors of one parameter by name, without padding of the vocabulary."""
-    weight = weight[: spec.vocab_size] if _is_table(part) else weight
+    weight = weight[: spec.vocab_size] if is_of_vocabulary(part.ours) else weight
     yield from zip(part.theirs, part.mapping.to_hugging_face(weight), strict=True)
-
-
-def _is_table(part: Part) -> bool:
-    return part.ours.endswith("word_embeddings.weight")
 
 
 def _config(spec: ModelSpec, family: Family, dtype: str, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -204,14 +213,6 @@ def _generation_config(spec: ModelSpec, tokenizer: Tokenizer) -> dict[str, int |
     """Build generation_config.json; learned positions limit the length."""
     ends = {"max_length": spec.max_position_embeddings}
     return {**special_ids(tokenizer), **(ends if spec.position_embedding == "learned" else {})}
-
-
-def _compare_logits(
-    spec: ModelSpec, checkpoint: FullCheckpoint, folder: Path, tokenizer: Tokenizer, dtype: str
-) -> list[LogitDifference]:
-    measured = compare(spec, checkpoint, folder, sample_tokens(spec, tokenizer), dtype)
-    require_equal(measured)
-    return measured
 
 
 def _write_json(file: Path, content: Mapping[str, Any]) -> None:

@@ -30,14 +30,21 @@ from megatron.checkpointing.resharding.sharded_tensor import (
 from megatron.checkpointing.resharding.universal import publish_full
 from megatron.common.errors import CheckpointError, DataError, WrongCheckpointError, near
 from megatron.config.config import Config, parse_config
-from megatron.config.data.tokenizer import gpt_tokenizer_arguments
+from megatron.config.data.objective import (
+    ObjectiveName,
+    declaration_of,
+    objective_tokenizer_arguments,
+)
 from megatron.config.network.model_spec import ModelSpec
 from megatron.config.plan import Plan, plan
 from megatron.tokenizer.build import build_tokenizer
 from megatron.tokenizer.types.tokenizer import Tokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
-_BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
+_BUFFERS = (
+    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
+    "embeddings.position_ids",
+)
 """Suffixes of constants in older files."""
 _LANGUAGE_MODEL, _IMAGE_READER = "language_model.", ("vision_tower.", "multi_modal_projector.")
 """Prefixes of tensors in a multimodal model."""
@@ -76,13 +83,14 @@ class ImportResult:
     """Result of an import.
 
     Args:
-        flags: of pretrain_gpt.py, for this network and tokenizer.
+        flags: of `script`, for this network and tokenizer.
         is_text_part: whether only the language model of a multimodal one was imported.
     """
 
     folder: Path
     flags: Sequence[str]
     measured: Sequence[LogitDifference]
+    script: str
     is_text_part: bool = False
 
 
@@ -108,7 +116,13 @@ def import_model(source: Path, directory: Path, options: ImportOptions) -> Impor
             measured = compare(spec, checkpoint, source, tokens_bs, "fp32")
             require_equal(measured)
         folder = publish_full(directory, description.manifest, checkpoint)
-    return ImportResult(folder, description.flags, measured, description.is_text_part)
+    return ImportResult(
+        folder,
+        description.flags,
+        measured,
+        declaration_of(description.family.objective).script,
+        description.is_text_part,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +130,7 @@ class ModelDescription:
     """A transformers model as a plan and a manifest, without weights.
 
     Args:
-        flags: of pretrain_gpt.py, for this network and tokenizer.
+        flags: of the script of pretraining, for this network and tokenizer.
         manifest: without files.
         is_text_part: whether this is the language model of a multimodal one.
     """
@@ -145,13 +159,15 @@ def describe_model(source: Path, options: ImportOptions, *, save: Path) -> Model
     rows = int(config["vocab_size"])
     flags = [*family.flags(config), *_shared_flags(source, config, rows, options)]
     run_config, _ = parse_config([*flags, *_NO_TRAINING, "--save", str(save)])
-    tokenizer = build_tokenizer(**gpt_tokenizer_arguments(run_config.tokenizer))
+    tokenizer = build_tokenizer(
+        **objective_tokenizer_arguments(run_config.tokenizer, family.objective)
+    )
     if tokenizer.vocab_size > rows:
         raise DataError(
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size} ids and the model rows "
             f"for {rows}: give --tokenizer-name-or-path the one that it was trained with"
         )
-    run_plan = _plan(run_config, tokenizer.vocab_size)
+    run_plan = _plan(run_config, tokenizer.vocab_size, family.objective)
     require_same_network(family, config, run_plan.model)
     return ModelDescription(
         family=family,
@@ -236,15 +252,15 @@ def _positions(config: Mapping[str, Any]) -> int:
     return 2048
 
 
-def _plan(run_config: Config, vocab_size: int) -> Plan:
+def _plan(run_config: Config, vocab_size: int, objective: ObjectiveName) -> Plan:
     # fp16 is refused on CPUs, but the run to come may have GPUs.
     device = "cuda" if run_config.precision.fp16 else "cpu"
-    return plan(run_config, world_size=1, vocab_size=vocab_size, device=device)
+    return plan(run_config, world_size=1, vocab_size=vocab_size, device=device, objective=objective)
 
 
 def _names_in_files(reader: Reader, family: Family) -> dict[str, str]:
     """Map the architecture's tensor names to those in the files, without constants."""
-    heads = ("lm_head.", "embed_out.")
+    heads = ("lm_head.", "embed_out.", "cls.")
     names = {
         name.removeprefix(_LANGUAGE_MODEL): name
         for name in reader.names
@@ -265,10 +281,10 @@ def _read_weights(reader: Reader, family: Family, spec: ModelSpec) -> FullCheckp
     """
     named, parts = _names_in_files(reader, family), [*family.parts(spec)]
     wanted = {name for part in parts for name in part.theirs}
-    if spec.tied_embeddings:
-        # Older files contain tied weights twice.
-        named.pop("lm_head.weight", None)
-        named.pop("embed_out.weight", None)
+    # Older files contain tied weights twice.
+    copies = ["lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight"]
+    for name in ["cls.predictions.decoder.bias", *(copies if spec.tied_embeddings else [])]:
+        named.pop(name, None)
     if wanted != set(named):
         missing, other = sorted(wanted - set(named)), sorted(set(named) - wanted)
         raise CheckpointError(

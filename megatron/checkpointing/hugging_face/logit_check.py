@@ -24,6 +24,8 @@ _TEXT = (
     "def add(a, b):\n    return a + b\n\nNaïve café, Übermut, 東京, здравствуйте."
 )
 _LENGTH = 256  # tokens in a sample, at most
+_CLASSES = {"gpt": "AutoModelForCausalLM", "bert": "AutoModelForPreTraining"}
+"""Class of transformers that loads the heads of pretraining, by architecture."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,17 @@ def compare(
     measured = []
     for dtype, weights in dict.fromkeys([("fp32", stored), (stored, "fp32")]):
         ours = _our_logits(spec, checkpoint, TORCH_DTYPES[weights], tokens_bs)
-        theirs = _their_logits(folder, TORCH_DTYPES[dtype], tokens_bs)[..., : spec.vocab_size]
+        theirs = _their_logits(spec, folder, TORCH_DTYPES[dtype], tokens_bs)
+        errors = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)]
+        logits, others = ours[0], theirs[0]
         measured.append(
             LogitDifference(
                 dtype=dtype,
                 weights=weights,
-                error=float((ours - theirs).abs().max().nan_to_num(torch.inf)),
-                largest=float(ours.abs().max()),
-                agreement=float((ours.argmax(-1) == theirs.argmax(-1)).float().mean()),
-                positions=tokens_bs.numel(),
+                error=float(torch.stack(errors).max().nan_to_num(torch.inf)),
+                largest=float(logits.abs().max()),
+                agreement=float((logits.argmax(-1) == others.argmax(-1)).float().mean()),
+                positions=len(logits),
             )
         )
     return measured
@@ -125,17 +129,20 @@ def require_equal(measured: Sequence[LogitDifference]) -> None:
         )
 
 
-def load_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
+def load_transformers(folder: Path, dtype: torch.dtype, auto_class: str) -> nn.Module:
     """Load the transformers model in `folder` on the CPU, in eval mode.
+
+    Args:
+        auto_class: name of the class of transformers that finds the model's own.
 
     Raises:
         CheckpointError: it cannot be loaded, or only in part.
     """
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
+    load: Callable[..., Any] = getattr(transformers, auto_class).from_pretrained
     try:
         model, report = load(
             str(folder),
@@ -158,15 +165,45 @@ def load_transformers(folder: Path, dtype: torch.dtype) -> nn.Module:
 @torch.no_grad()
 def _our_logits(
     spec: ModelSpec, checkpoint: FullCheckpoint, rounded_to: torch.dtype, tokens_bs: Tensor
-) -> Tensor:
-    """Compute our logits without padding of the vocabulary; the model is freed on return."""
+) -> list[Tensor]:
+    """Compute the logits of real tokens, without padding of the vocabulary, and those of other heads.
+
+    The model is freed on return.
+    """
     positions_bs = torch.arange(tokens_bs.size(1)).expand_as(tokens_bs)
-    logits_bsv = load_network(spec, checkpoint, rounded_to=rounded_to)(
-        {"tokens": tokens_bs, "positions": positions_bs}
+    batch = {"tokens": tokens_bs, "positions": positions_bs}
+    if spec.architecture == "gpt":
+        logits_bsv = load_network(spec, checkpoint, rounded_to=rounded_to)(batch)
+        return [logits_bsv[..., : spec.vocab_size].flatten(0, 1)]
+    types_bs, real_bs = _segments(tokens_bs)
+    lengths_b = real_bs.sum(1)
+    span_b12 = torch.stack([torch.zeros_like(lengths_b), lengths_b], -1)[:, None]
+    output = load_network(spec, checkpoint, rounded_to=rounded_to)(
+        {**batch, "token_types": types_bs, "attention_span": span_b12}
     )
-    return logits_bsv[..., : spec.vocab_size]
+    return [output.logits[real_bs][:, : spec.vocab_size], output.order_logits]
 
 
 @torch.no_grad()
-def _their_logits(folder: Path, dtype: torch.dtype, tokens_bs: Tensor) -> Tensor:
-    return load_transformers(folder, dtype)(tokens_bs).logits.float()
+def _their_logits(
+    spec: ModelSpec, folder: Path, dtype: torch.dtype, tokens_bs: Tensor
+) -> list[Tensor]:
+    model = load_transformers(folder, dtype, _CLASSES[spec.architecture])
+    if spec.architecture == "gpt":
+        return [model(tokens_bs).logits.float()[..., : spec.vocab_size].flatten(0, 1)]
+    types_bs, real_bs = _segments(tokens_bs)
+    output = model(tokens_bs, attention_mask=real_bs.long(), token_type_ids=types_bs)
+    logits_bsv, order_b2 = output.prediction_logits, output.seq_relationship_logits
+    return [logits_bsv.float()[real_bs][:, : spec.vocab_size], order_b2.float()]
+
+
+def _segments(tokens_bs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return token types of two segments, and which tokens are real: the last sample has padding.
+
+    Outputs at padding differ between programs, and reach nothing.
+    """
+    size = tokens_bs.size(1)
+    positions_bs = torch.arange(size).expand_as(tokens_bs)
+    real_bs = torch.ones_like(tokens_bs, dtype=torch.bool)
+    real_bs[-1, size - size // 4 :] = False
+    return (positions_bs >= size // 3).long(), real_bs

@@ -7,7 +7,8 @@ from megatron.checkpointing.hugging_face.logit_check import LogitDifference
 from megatron.checkpointing.manifest import Manifest
 from megatron.config.network.model_spec import ModelSpec
 
-_USE = """\
+_TASKS = {"gpt": "text-generation", "bert": "fill-mask"}
+_GENERATE = """\
 ## Use
 
 ```python
@@ -17,6 +18,17 @@ generate = pipeline("text-generation", model="PATH")
 print(generate("Once upon a time", max_new_tokens=40)[0]["generated_text"])
 ```
 """
+_FILL = """\
+## Use
+
+```python
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model="PATH")
+print(fill("Once upon a [MASK].")[0]["token_str"])
+```
+"""
+_USE = {"gpt": _GENERATE, "bert": _FILL}
 
 
 def model_card(
@@ -29,12 +41,14 @@ def model_card(
     tokenizer: str,
     chat_template: str,
     for_release: bool,
+    remaining: LogitDifference | None = None,
 ) -> str:
     """Return the text of the card.
 
     Args:
         dtype: of the files.
         measured: result of the logit check; empty if it was skipped.
+        remaining: difference from the network that was trained, where another one is computed.
         tokenizer: why none was written, or "".
         chat_template: origin of the chat template, or "".
         for_release: whether to leave out the training progress.
@@ -43,7 +57,7 @@ def model_card(
         [
             "---",
             "library_name: transformers",
-            "pipeline_tag: text-generation",
+            f"pipeline_tag: {_TASKS[spec.architecture]}",
             "---",
             "",
             f"# {family.architecture}, {spec.num_parameters:,} parameters",
@@ -55,8 +69,13 @@ def model_card(
             "## Equality",
             "",
             *_equality(measured),
+            *(_remaining(spec, remaining) if remaining else []),
             "",
-            *([_USE] if not tokenizer else [f"There is no tokenizer here: {tokenizer}.", ""]),
+            *(
+                [_USE[spec.architecture]]
+                if not tokenizer
+                else [f"There is no tokenizer here: {tokenizer}.", ""]
+            ),
         ]
     )
 
@@ -101,4 +120,16 @@ def _equality(measured: Sequence[LogitDifference]) -> list[str]:
         "that was trained, on the same tokens:",
         "",
         *(f"* {one}" for one in measured),
+    ]
+
+
+def _remaining(spec: ModelSpec, remaining: LogitDifference) -> list[str]:
+    return [
+        "",
+        "One error remains. transformers has one activation for the MLP and in front of the logits.",
+        f"The network was trained with {spec.activation} in the MLP and {spec.head_activation} in front",
+        f"of the logits, and transformers computes {spec.activation} in both; above, the network",
+        "computes that too. Against the network as it was trained:",
+        "",
+        f"* {remaining}",
     ]

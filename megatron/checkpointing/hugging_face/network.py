@@ -1,7 +1,7 @@
 """Build a network from a checkpoint's spec: parameter shapes, loaded weights, and new manifests."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
@@ -14,16 +14,20 @@ from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint
 from megatron.common.errors import CheckpointError
 from megatron.common.version import VERSION
 from megatron.config.config import Config
-from megatron.config.network.model_spec import ModelSpec
+from megatron.config.network.model_spec import Architecture, ModelSpec
 from megatron.config.plan import Plan
 from megatron.model.bert import bert_layers
 from megatron.model.gpt import gpt_layers
 from megatron.model.layers.attention_kernels import core_attention_of
-from megatron.model.layers.layer_list import SequentialModel
+from megatron.model.layers.layer_list import SequentialModel, Step
+from megatron.model.t5 import t5_layers
 from megatron.tensor_parallel.process_groups import lone_group
 from megatron.tensor_parallel.rng import OrdinaryStream
 from megatron.tensor_parallel.sharding import shard_of
 
+_LAYERS: Mapping[Architecture, Callable[..., list[Step]]] = MappingProxyType(
+    {"gpt": gpt_layers, "bert": bert_layers, "t5": t5_layers}
+)
 _TUPLES = ("num_experts", "lora_target_modules", "full_attention_layers")  # lists in JSON
 
 
@@ -82,8 +86,7 @@ def require_parameters(wanted: Mapping[str, nn.Parameter], checkpoint: FullCheck
 
 
 def _model(spec: ModelSpec) -> SequentialModel:
-    layers_of = {"gpt": gpt_layers, "bert": bert_layers}[spec.architecture]
-    steps = layers_of(
+    steps = _LAYERS[spec.architecture](
         spec,
         group=lone_group(),
         rng=OrdinaryStream(),

@@ -20,7 +20,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     known_version,
 )
-from megatron.checkpointing.parameter_names import FIRST_LAYER, parameter_name
+from megatron.checkpointing.parameter_names import FIRST_LAYER, ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     FlatShard,
     FullCheckpoint,
@@ -151,7 +151,8 @@ class _Layers:
         module = self._modules[number]
         if module == "output_layer":
             _, _, key = key.partition(".")
-        return parameter_name(f"{module}.{key}", self._num_layers, tied=self._tied)
+        names = ParameterNames(num_layers=self._num_layers, tied=self._tied)
+        return names.parameter(f"{module}.{key}")
 
     @property
     def tensor(self) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.megatron_lm.foreign_checkpoint import ForeignCheckpoint
-from megatron.checkpointing.parameter_names import parameter_name
+from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
@@ -75,8 +75,9 @@ class _Network:
 
     def makers(self) -> Iterator[tuple[str, Any]]:
         """Yield each of our parameter names with a function that loads it."""
+        names = ParameterNames(num_layers=self.layers, tied=False)
         for module, load in self._modules():
-            yield parameter_name(f"{module}.weight", self.layers, tied=False), load
+            yield names.parameter(f"{module}.weight"), load
 
     def _modules(self) -> Iterator[tuple[str, Any]]:
         yield "embedding.word_embeddings", self._table

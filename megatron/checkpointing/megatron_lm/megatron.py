@@ -19,7 +19,7 @@ from megatron.checkpointing.megatron_lm.foreign_checkpoint import (
     Rows,
     known_version,
 )
-from megatron.checkpointing.parameter_names import parameter_name
+from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import (
     FullCheckpoint,
     LazyParameters,
@@ -194,11 +194,12 @@ def _named(
                     name = f"layers.{layers + int(number) - min(inside)}.{rest}"
                 numbers[name] = shards
             layers += len(inside)
+    names = ParameterNames(num_layers=layers, tied=not untied)
     for name, shards in numbers.items():
         if name.startswith(_NOT_GPT):
             raise CheckpointError(f"{name} is no part of a GPT: only GPT's checkpoints are read")
         if untied or not name.startswith(_COPIES):
-            yield parameter_name(name, layers, tied=not untied), shards
+            yield names.parameter(name), shards
 
 
 def _load_parameter(rows: Rows, name: str, shards: Sequence[Tensor]) -> ParameterState:

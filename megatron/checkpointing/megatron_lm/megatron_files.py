@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megatron.checkpointing.manifest import STAGING, Manifest
-from megatron.checkpointing.parameter_names import module_name
+from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.checkpointing.resharding.sharded_tensor import FullCheckpoint, ParameterState
 from megatron.checkpointing.writer import write_state
 from megatron.common.atomic_files import replace_text, staged_folder
@@ -185,7 +185,7 @@ def _keys(
     name: str, model: Mapping[str, Any], stage: int, pipeline: int
 ) -> Iterator[tuple[str, ...]]:
     """Yield the key paths of a parameter in a stage's state dict: none, one or two."""
-    module = module_name(name, model["num_layers"])
+    module = ParameterNames.of(model).module(name)
     part = module.partition(".")[0]
     if part not in _PATHS:
         raise CheckpointError(f"Megatron-LM's files cannot express the parameter {name}")

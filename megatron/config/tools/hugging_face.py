@@ -22,7 +22,8 @@ class ExportConfig:
     """Format to write: transformers, or that of a plugin's exporter."""
 
     model_type: (
-        Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"] | None
+        Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "megatron-bert"]
+        | None
     ) = None
     """Architecture of transformers' (default: the first that expresses the network)."""
 
@@ -62,7 +63,8 @@ class AdapterConfig:
     """Folder, or name on the hub, of the model without adapters, by which PEFT finds it."""
 
     model_type: (
-        Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox"] | None
+        Literal["gpt2", "bloom", "llama", "mistral", "qwen2", "qwen3", "gpt_neox", "megatron-bert"]
+        | None
     ) = None
     """Architecture of transformers' (default: the first that expresses the network)."""
 

@@ -1,15 +1,16 @@
 """Architecture of transformers as tables: its options, config.json, tensors, and our flags."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from megatron.checkpointing.hugging_face.network import parameters_of
 from megatron.checkpointing.hugging_face.tensor_mapping import Identity, OffsetByOne, TensorMapping
-from megatron.checkpointing.parameter_names import module_name
+from megatron.checkpointing.parameter_names import ParameterNames
 from megatron.common.errors import CheckpointError
+from megatron.config.data.objective import ObjectiveName
 from megatron.config.network.model_spec import ModelSpec
 
 HuggingFaceConfig = Mapping[str, Any]
@@ -51,7 +52,7 @@ class Family:
 
     Args:
         model_type: its name in config.json.
-        architecture: its causal language model class.
+        architecture: its class with the heads of pretraining.
         keys: entries of config.json, without vocabulary and dtype: the ModelSpec field of the same
             value, for which there is a flag; a function of the network; or a constant.
         flags_of: flags for the entries that are not ModelSpec fields. Raises CheckpointError if no
@@ -61,6 +62,8 @@ class Family:
         layer: modules of a transformer layer, without prefix.
         layers: prefix of a transformer layer; {} is its number, from 0 on.
         norms_around_one: whether norm weights are stored minus 1.
+        objective: whose script trains such a network.
+        computes: the network that transformers computes with these weights, where it differs.
     """
 
     model_type: str
@@ -72,6 +75,8 @@ class Family:
     layer: Table
     layers: str
     norms_around_one: bool = False
+    objective: ObjectiveName = "gpt"
+    computes: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
 
     @property
     def prefix(self) -> str:
@@ -91,7 +96,7 @@ class Family:
         return {key: _value(spec, entry) for key, entry in self.keys.items()}
 
     def flags(self, config: HuggingFaceConfig) -> Iterator[str]:
-        """Yield the flags of pretrain_gpt.py for config.json, without those common to all families.
+        """Yield the flags of pretraining for config.json, without those common to all families.
 
         Raises:
             CheckpointError: no flag expresses an option.
@@ -109,13 +114,14 @@ class Family:
         Raises:
             CheckpointError: the architecture does not have one of them.
         """
-        parts = (self._part(ours, spec) for ours in parameters_of(spec))
+        names = ParameterNames.of(asdict(spec))
+        parts = (self._part(ours, spec, names) for ours in parameters_of(spec))
         for _, layer in groupby(parts, key=itemgetter(0)):
             yield from (part for *_, part in sorted(layer, key=itemgetter(1)))
 
-    def _part(self, ours: str, spec: ModelSpec) -> tuple[str, int, Part]:
+    def _part(self, ours: str, spec: ModelSpec, names: ParameterNames) -> tuple[str, int, Part]:
         """Return the prefix of a parameter's layer, its position in the table, and its tensors."""
-        module, _, kind = module_name(ours, spec.num_layers).rpartition(".")
+        module, _, kind = names.module(ours).rpartition(".")
         table, prefix = self.network, ""
         if module.startswith("layers."):
             _, number, module = module.split(".", 2)
@@ -123,12 +129,12 @@ class Family:
         if module not in table:
             raise CheckpointError(f"{self.architecture} has no tensor for {ours}")
         theirs = table[module]
-        names = (theirs,) if isinstance(theirs, str) else theirs.names
+        modules = (theirs,) if isinstance(theirs, str) else theirs.names
         mapping = Identity() if isinstance(theirs, str) else theirs.mapping(spec)
         is_norm_weight = module.endswith("norm") and kind == "weight"
         if is_norm_weight and spec.layernorm_1p and not self.norms_around_one:
             mapping = OffsetByOne()
-        part = Part(ours, tuple(f"{prefix}{name}.{kind}" for name in names), mapping)
+        part = Part(ours, tuple(f"{prefix}{name}.{kind}" for name in modules), mapping)
         return prefix, [*table].index(module), part
 
 
@@ -141,6 +147,7 @@ def _value(spec: ModelSpec, entry: str | bool | Callable[[ModelSpec], Any]) -> A
 def plain_values(spec: ModelSpec) -> Allowed:
     """Return the values of ModelSpec fields in an architecture that lists no others."""
     return {
+        "architecture": ("gpt",),
         "attention": ("",),
         "position_embedding": ("learned",),
         "rotary_interpolation": (1.0,) if spec.rope_scaling != 1 else None,
@@ -167,6 +174,8 @@ def plain_values(spec: ModelSpec) -> Allowed:
 
 
 _FLAGS = {
+    "architecture": "the script that trained it",
+    "binary_head": "--bert-no-binary-head",
     "num_layers": "--num-layers",
     "num_attention_heads": "--num-attention-heads",
     "max_position_embeddings": "--max-position-embeddings",

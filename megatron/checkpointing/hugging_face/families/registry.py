@@ -6,10 +6,24 @@ from megatron.checkpointing.hugging_face.families.gemma import GEMMA, GEMMA2, GE
 from megatron.checkpointing.hugging_face.families.gpt2 import GPT2
 from megatron.checkpointing.hugging_face.families.gpt_neox import GPT_NEOX
 from megatron.checkpointing.hugging_face.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from megatron.checkpointing.hugging_face.families.megatron_bert import MEGATRON_BERT
 from megatron.common.errors import CheckpointError
+from megatron.config.data.objective import declaration_of
 from megatron.config.network.model_spec import ModelSpec
 
-FAMILIES = (GPT2, BLOOM, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, GPT_NEOX)
+FAMILIES = (
+    GPT2,
+    BLOOM,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GPT_NEOX,
+    MEGATRON_BERT,
+)
 """In order of preference."""
 
 _NOT_COMPARED = (
@@ -21,6 +35,18 @@ _NOT_COMPARED = (
 """Keys whose values may differ in form; the translation to flags handles or refuses them."""
 
 
+_T5 = (
+    "T5 of transformers is another network than Megatron's T5, which has LayerNorm with biases, "
+    "biases in all layers and on the logits, scaled scores, and learned positions"
+)
+_NEVER = {
+    "bert": "BertForPreTraining has its norms behind the sublayers (post-LN), and a network here in "
+    "front of them (pre-LN), as MegatronBertForPreTraining: no weights are the same in both",
+    **dict.fromkeys(("t5", "mt5"), _T5),
+}
+"""Architectures that no network here is, by model_type."""
+
+
 def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
     """Return the architecture that expresses `spec`.
 
@@ -30,7 +56,17 @@ def family_of(spec: ModelSpec, wanted: str | None = None) -> Family:
     Raises:
         CheckpointError: there is none; lists what does not fit the nearest one.
     """
-    candidates = [family for family in FAMILIES if wanted in (None, family.model_type)]
+    if spec.architecture == "t5":
+        raise CheckpointError(
+            f"{_T5}: no weights are exported for it; --exporter safetensors writes them by their "
+            "names here"
+        )
+    candidates = [
+        family
+        for family in FAMILIES
+        if wanted == family.model_type
+        or (not wanted and declaration_of(family.objective).architecture == spec.architecture)
+    ]
     unfit = {family: [*family.problems(spec)] for family in candidates}
     nearest = min(candidates, key=lambda family: len(unfit[family]))
     if not unfit[nearest]:
@@ -51,6 +87,8 @@ def family_of_config(config: HuggingFaceConfig) -> Family:
     for family in FAMILIES:
         if family.model_type == config.get("model_type"):
             return family
+    if reason := _NEVER.get(str(config.get("model_type"))):
+        raise CheckpointError(f"config.json: {reason}")
     raise CheckpointError(
         f"config.json: model_type is {config.get('model_type')!r}; known are "
         f"{', '.join(family.model_type for family in FAMILIES)}"

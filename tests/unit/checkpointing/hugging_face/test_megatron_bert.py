@@ -1,0 +1,145 @@
+"""MegatronBert of transformers: weights and logits, in both directions."""
+
+import json
+
+import pytest
+import torch
+from architectures import tool
+from checkpoints import random_weights, whole_weights, write_checkpoint
+from tiny import tiny_config
+from transformers import BertConfig, MegatronBertConfig, MegatronBertForPreTraining, T5Config
+
+from megatron.checkpointing.hugging_face.network import load_network, spec_of
+from megatron.checkpointing.manifest import read_manifest
+from megatron.checkpointing.parameter_names import is_of_vocabulary
+from megatron.checkpointing.resharding.universal import read_checkpoint
+from megatron.common.errors import CheckpointError
+from megatron.config.plan import plan
+
+SIZES = [
+    *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4"),
+    *("--ffn-hidden-size", "64", "--seq-length", "12", "--max-position-embeddings", "16"),
+    *("--tokenizer-type", "NullTokenizer", "--vocab-size", "61"),
+]
+VOCAB = 62
+
+
+def tiny_bert(directory, *flags):
+    """Write a checkpoint of a random BERT; return its folder and its weights."""
+    flags = [*SIZES, *flags]
+    model = plan(
+        tiny_config(*flags), world_size=4, vocab_size=VOCAB, device="cpu", objective="bert"
+    ).model
+    weights = random_weights(model)
+    return write_checkpoint(directory, weights, *flags, vocab_size=VOCAB, objective="bert"), weights
+
+
+@torch.no_grad()
+def our_output(folder, tokens, types, lengths):
+    manifest = read_manifest(folder)
+    model = load_network(
+        spec_of(manifest.plan["model"]), read_checkpoint(folder, manifest, optimizer=False)
+    )
+    span = torch.stack([torch.zeros_like(lengths), lengths], -1)[:, None]
+    positions = torch.arange(tokens.size(1)).expand_as(tokens)
+    names = ("tokens", "token_types", "positions", "attention_span")
+    return model(dict(zip(names, (tokens, types, positions, span), strict=True)))
+
+
+def two_samples():
+    rows = torch.randint(VOCAB, (2, 12), generator=torch.Generator().manual_seed(5))
+    types = (torch.arange(12) > 4).long().expand(2, 12)
+    return rows, types, torch.tensor([12, 9])
+
+
+@pytest.mark.parametrize(
+    ("flags", "activation"),
+    [
+        ("--gelu erf --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", "gelu"),
+        ("--openai-gelu --layernorm-epsilon 1e-6", "gelu_new"),
+    ],
+)
+def test_bert_is_the_same_in_transformers_and_back(flags, activation, group, tmp_path, capsys):
+    saved, _ = tiny_bert(tmp_path / "saved", *flags.split())
+    tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf/config.json").read_text())
+    assert config["hidden_act"] == activation
+    assert config["layer_norm_eps"] == (1e-6 if "1e-6" in flags else 1e-5)
+    card = (tmp_path / "hf/README.md").read_text()
+    assert "logits differ by" in card and "One error remains" not in card
+
+    tokens, types, lengths = two_samples()
+    real = torch.arange(12) < lengths[:, None]
+    ours = our_output(saved, tokens, types, lengths)
+    theirs = MegatronBertForPreTraining.from_pretrained(tmp_path / "hf").eval()
+    with torch.no_grad():
+        output = theirs(tokens, attention_mask=real.long(), token_type_ids=types)
+    close = {"rtol": 2e-6, "atol": 2e-6}
+    logits = ours.logits[..., :VOCAB]
+    torch.testing.assert_close(output.prediction_logits[real], logits[real], **close)
+    torch.testing.assert_close(output.seq_relationship_logits, ours.order_logits, **close)
+
+    capsys.readouterr()
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "back")
+    printed = capsys.readouterr().out
+    assert "flags of pretrain_bert.py:" in printed and "logits differ by" in printed
+    back = tmp_path / "back" / "global_step0"
+    found = whole_weights(back, read_manifest(back))
+    for name, weight in whole_weights(saved, read_manifest(saved)).items():
+        rows = VOCAB if is_of_vocabulary(name) else len(weight)
+        assert torch.equal(found[name], weight[:rows]), name
+    tool("to_hf", "--load", tmp_path / "back", "--save", tmp_path / "twice", "--no-verify")
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "twice" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes()
+
+
+def test_the_card_names_the_error_of_an_activation_that_differs_from_the_heads(group, tmp_path):
+    saved, _ = tiny_bert(tmp_path / "saved")
+    tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
+    card = (tmp_path / "hf/README.md").read_text()
+    exact, remains = card.split("One error remains")
+    assert "gelu_tanh in the MLP and gelu_erf in front" in remains
+    errors = [float(part.split("differ by ")[1].split()[0]) for part in (exact, remains)]
+    assert errors[0] < 1e-5 < errors[1]
+
+
+def test_a_bert_of_transformers_is_imported(group, tmp_path, capsys):
+    """With the epsilon of its config.json, which is 1e-12 by default, and files of older versions."""
+    torch.manual_seed(3)
+    config = MegatronBertConfig(
+        vocab_size=VOCAB + 2,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        hidden_act="gelu",
+        max_position_embeddings=16,
+    )
+    model = MegatronBertForPreTraining(config).eval()
+    weights = model.state_dict()
+    weights["bert.embeddings.position_ids"] = torch.arange(16)[None]
+    weights["cls.predictions.decoder.bias"] = weights["cls.predictions.bias"]
+    (tmp_path / "hf").mkdir()
+    config.architectures = ["MegatronBertForPreTraining"]
+    config.save_pretrained(tmp_path / "hf")
+    torch.save(weights, tmp_path / "hf/pytorch_model.bin")
+    tool("from_hf", "--load", tmp_path / "hf", "--save", tmp_path / "ours")
+    folder = tmp_path / "ours/global_step0"
+    tokens, types, lengths = two_samples()
+    ours = our_output(folder, tokens, types, lengths)
+    real = torch.arange(12) < lengths[:, None]
+    with torch.no_grad():
+        output = model(tokens, attention_mask=real.long(), token_type_ids=types)
+    torch.testing.assert_close(output.prediction_logits[real], ours.logits[real])
+    assert read_manifest(folder).plan["model"]["norm_epsilon"] == 1e-12
+
+
+def test_networks_without_an_architecture_are_refused_with_the_reason(group, tmp_path):
+    saved, _ = tiny_bert(tmp_path / "saved", "--bert-no-binary-head")
+    with pytest.raises(CheckpointError, match=r"binary_head is False.*--bert-no-binary-head"):
+        tool("to_hf", "--load", saved.parent, "--save", tmp_path / "hf")
+    for config, reason in ((BertConfig(), "post-LN"), (T5Config(), "LayerNorm with biases")):
+        folder = tmp_path / config.model_type
+        config.save_pretrained(folder)
+        with pytest.raises(CheckpointError, match=reason):
+            tool("from_hf", "--load", folder, "--save", tmp_path / "ours")
